@@ -10,7 +10,7 @@ import pytest
 import zsim
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.tables import Experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "add-a-gpu.md"
@@ -30,7 +30,7 @@ def experiment(cluster: Path, **overrides: object) -> Experiment:
         "model": "gpt2", "cluster": str(cluster), "training": {"sequence_length": 1024},
         "strategy": {"kind": "fsdp2"},
     }  # fmt: skip
-    return experiment_from(given, overrides, origin="test")
+    return build_experiment(given, overrides, origin="test")
 
 
 def test_the_page_has_three_files(folder: Path) -> None:

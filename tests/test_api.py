@@ -147,7 +147,7 @@ def test_folded_equals_unfolded(strategy: dict[str, Any]) -> None:
     assert unfolded.report.to_dict()["simulation"]["rank_classes"] == 16
     assert unfolded.trace.step_seconds == pytest.approx(folded.trace.step_seconds, rel=1e-9)
     for rank in (0, 5, 15):
-        lane = unfolded.trace.of_rank(rank)
+        lane = unfolded.trace.select_rank(rank)
         np.testing.assert_allclose(lane.start_seconds, folded.trace.start_seconds, rtol=1e-9)
         np.testing.assert_allclose(lane.end_seconds, folded.trace.end_seconds, rtol=1e-9)
 

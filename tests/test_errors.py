@@ -10,9 +10,9 @@ from zsim.errors import (
     StuckError,
     ZsimError,
     did_you_mean,
-    expected,
+    expected_text,
+    format_options,
     nearest,
-    one_of,
 )
 
 
@@ -48,11 +48,11 @@ def test_many_options_are_the_nearest_and_their_number_and_where_all_stand() -> 
     """400 options of eight characters are more than a sentence holds; five of eight letters of one are not
     near enough to be meant, and nearer than those of the others."""
     many = [f"option{number:02}" for number in range(100)] + ["activate"]
-    said = one_of("activxyz", many, "zsim explain table")
+    said = format_options("activxyz", many, "zsim explain table")
     assert said.startswith("one of 101, such as activate, ")
     assert said.endswith(" (`zsim explain table` lists them)")
     assert said.count(", ") == 6
-    assert one_of("x", ["a", "b"]) == "one of a, b"
-    assert expected("bandwith", ["bandwidth"]) == "; did you mean 'bandwidth'?"
-    assert expected("colour", ["a", "b"]) == "; expected one of a, b"
-    assert expected("colour", []) == ""
+    assert format_options("x", ["a", "b"]) == "one of a, b"
+    assert expected_text("bandwith", ["bandwidth"]) == "; did you mean 'bandwidth'?"
+    assert expected_text("colour", ["a", "b"]) == "; expected one of a, b"
+    assert expected_text("colour", []) == ""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError
-from zsim.files import check_file, check_folder, make_folder, write_whole
+from zsim.files import check_file, check_folder, make_folder, write_atomically
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def test_a_failed_write_leaves_the_good_file_and_nothing_beside_it(tmp_path: Pat
     path = tmp_path / "r.json"
     path.write_text("good")
     with room_for(4096), pytest.raises(InputError, match=r"r\.json: cannot be written: File too large"):
-        write_whole(path, "x" * 10_000)
+        write_atomically(path, "x" * 10_000)
     assert path.read_text() == "good"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -40,14 +40,14 @@ def test_a_file_keeps_its_mode_and_a_link_its_file(tmp_path: Path) -> None:
     path.write_text("old")
     path.chmod(0o640)
     link.symlink_to(path)
-    assert write_whole(link, "new") == link
+    assert write_atomically(link, "new") == link
     assert link.is_symlink()
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_a_name_of_255_characters_can_be_written(tmp_path: Path) -> None:
-    path = write_whole(tmp_path / ("x" * 255), b"all")
+    path = write_atomically(tmp_path / ("x" * 255), b"all")
     assert path.read_bytes() == b"all"
 
 
@@ -55,21 +55,21 @@ def test_a_pipe_is_written_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    write_whole(path, "through")
+    write_atomically(path, "through")
     assert os.read(reader, 100) == b"through"
     os.close(reader)
     assert path.is_fifo()
 
 
 def test_a_device_is_written_as_it_is() -> None:
-    assert write_whole(Path("/dev/null"), "gone") == Path("/dev/null")
+    assert write_atomically(Path("/dev/null"), "gone") == Path("/dev/null")
     assert Path("/dev/null").is_char_device()
 
 
 def test_a_file_behind_standard_output_is_not_replaced(tmp_path: Path) -> None:
     """/dev/fd/N leads to a regular file that others hold open: a replaced one would lose what they write."""
     with (tmp_path / "log").open("w") as file:
-        write_whole(Path(f"/dev/fd/{file.fileno()}"), "all")
+        write_atomically(Path(f"/dev/fd/{file.fileno()}"), "all")
         assert os.fstat(file.fileno()).st_ino == (tmp_path / "log").stat().st_ino
     assert (tmp_path / "log").read_text() == "all"
 
@@ -80,7 +80,7 @@ def test_a_file_that_is_not_to_be_written_is_not_replaced(tmp_path: Path) -> Non
     path.write_text("kept")
     path.chmod(0o400)
     with pytest.raises(InputError, match="cannot be written: Permission denied"):
-        write_whole(path, "new")
+        write_atomically(path, "new")
     assert path.read_text() == "kept"
 
 

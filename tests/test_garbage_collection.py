@@ -20,7 +20,7 @@ from zsim.study.advice import advice
 def test_what_a_pause_made_is_not_scanned_right_after_it() -> None:
     """20,000 new lists are 28 times the 700 that let Python scan the young generation."""
     gc.collect()
-    with garbage_collection.paused():
+    with garbage_collection.pause():
         made: list[list[int]] = [[] for _ in range(20_000)]
         assert gc.get_count()[0] >= len(made)
         assert not gc.isenabled()
@@ -31,7 +31,7 @@ def test_what_a_pause_made_is_not_scanned_right_after_it() -> None:
 
 def test_cycles_of_a_pause_are_found_by_a_full_collection() -> None:
     gc.collect()
-    with garbage_collection.paused():
+    with garbage_collection.pause():
         for _ in range(100):
             ring: list[object] = []
             ring.append(ring)
@@ -43,7 +43,7 @@ def test_objects_that_the_caller_froze_stay_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with garbage_collection.paused():
+        with garbage_collection.pause():
             pass
         assert gc.get_freeze_count() == frozen
     finally:

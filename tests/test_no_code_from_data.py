@@ -34,7 +34,7 @@ ALLOWED = {
     ("__init__.py", "importlib"): "the modules of zsim's own public names, when one is first asked for",
     ("extras.py", "importlib"): "whether a package is installed that zsim names itself",
     ("study/progress.py", "importlib"): "whether rich is installed",
-    ("specs/late_table.py", "importlib"): "a table of zsim's own, by the name in its annotation",
+    ("specs/lazy_model.py", "importlib"): "a table of zsim's own, by the name in its annotation",
     ("report/views/html/page.py", "importlib"): "the file plotly.min.js of the installed plotly",
     ("study/check/cases.py", "importlib"): "the checkout's own checks of recorded cases, by a fixed name",
     ("specs/capture/load.py", "importlib"): "the function of the user's own that --model or Python names",
@@ -108,9 +108,9 @@ def test_the_scan_sees_what_runs_code(text: str) -> None:
 def test_a_function_of_the_users_is_run_by_a_permission_alone() -> None:
     """Called in one place, and the permission is made in two: for options of the command line, and for
     Python's `zsim.Experiment(...)`."""
-    users = {path for path, tree in in_zsim() if "captured_from" in set(calls(tree))}
-    makers = {path for path, tree in in_zsim() if "OwnCode" in set(calls(tree))}
-    assert users == {"specs/own_code.py"}
+    users = {path for path, tree in in_zsim() if "capture_function" in set(calls(tree))}
+    makers = {path for path, tree in in_zsim() if "UserCode" in set(calls(tree))}
+    assert users == {"specs/user_code.py"}
     assert makers == {"commands/options.py", "specs/experiment/tables.py"}
 
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError, ZsimError
-from zsim.reading import parse_json, parse_toml, read_bytes, read_text, whole_number
+from zsim.reading import parse_json, parse_toml, parse_whole_number, read_bytes, read_text
 from zsim.specs.cluster.files import load_cluster, load_gpu
-from zsim.specs.experiment.load import experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import load_model
 from zsim.study.check.baseline import read_baseline
 from zsim.study.check.targets import find_targets
-from zsim.study.given import setting
+from zsim.study.given import parse_setting
 from zsim.study.published.table import read_runs
 from zsim.study.topologies.bench import compare_curves
 from zsim.trace.readers.read import read_trace
@@ -35,7 +35,7 @@ DEEP_TOML = ["[" * 100_000, "{a=" * 300 + "1" + "}" * 300, "{a." + "a." * 300 + 
 
 def trained(path: Path) -> object:
     data = {"model": "gpt2", "cluster": "dgx-h100"}
-    return experiment_from(data, {"strategy.config": str(path)}, origin="test")
+    return build_experiment(data, {"strategy.config": str(path)}, origin="test")
 
 
 EXPERIMENT = """model = "gpt2"
@@ -190,15 +190,15 @@ def test_deep_nesting_is_refused_in_words(tmp_path: Path, kind: str, which: int)
 )
 def test_a_hostile_setting_is_refused_in_words(text: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        setting(text)
+        parse_setting(text)
 
 
 def test_a_file_is_read_up_to_its_limit_and_so_is_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_bytes(b"x" * 11)
-    assert read_bytes(path, most=11) == b"x" * 11
+    assert read_bytes(path, max_bytes=11) == b"x" * 11
     with pytest.raises(InputError, match="is of 11 bytes; expected at most 10"):
-        read_bytes(path, most=10)
+        read_bytes(path, max_bytes=10)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_bytes(b"a\r\nb"))
@@ -221,8 +221,8 @@ def test_what_is_deep_or_long_but_within_reason_is_read() -> None:
     ("text", "number"), [("12", 12), ("0", 0), ("", None), ("-1", None), ("\N{SUPERSCRIPT TWO}", None)]
 )
 def test_whole_numbers_are_plain_digits_and_not_without_end(text: str, number: int | None) -> None:
-    assert whole_number(text) == number
-    assert whole_number(DIGITS) is None
+    assert parse_whole_number(text) == number
+    assert parse_whole_number(DIGITS) is None
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_log_with_one_endless_word_is_read_through_once(tmp_path: Path) -> Non
 def test_a_command_line_that_cannot_be_read_is_refused(command: str) -> None:
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8}
     with pytest.raises(InputError):
-        experiment_from(data, {"strategy.config": command}, origin="test")
+        build_experiment(data, {"strategy.config": command}, origin="test")
 
 
 # -- what a fuzzer does: small damage anywhere, often with something that other readers stumble over ------

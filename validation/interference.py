@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from zsim.calibrate.interference import BesidePair, collective_pairs, kernel_pairs, slowdown
+from zsim.calibrate.interference import OverlapPair, collective_pairs, kernel_pairs, slowdown
 from zsim.errors import InputError
 from zsim.trace.readers.json_stream import JsonStream
 from zsim.trace.readers.kineto.file import load
@@ -22,7 +22,7 @@ from zsim.trace.readers.read import read_trace
 def lines(paths: Sequence[Path], rows: int) -> Iterable[str]:
     """The report, line by line."""
     files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    kernels: list[BesidePair] = []
+    kernels: list[OverlapPair] = []
     for file in files:
         kernels += kernel_pairs(load(file, JsonStream(file)).device_events)
     yield from _block("kernels, beside collectives over alone", kernels, rows)
@@ -32,16 +32,17 @@ def lines(paths: Sequence[Path], rows: int) -> Iterable[str]:
     yield from _block("collectives, beside kernels over alone", collective_pairs(trace), rows)
 
 
-def _block(title: str, pairs: Sequence[BesidePair], rows: int) -> Iterable[str]:
+def _block(title: str, pairs: Sequence[OverlapPair], rows: int) -> Iterable[str]:
     if not pairs:
         yield f"{title}: nothing was done both ways"
         return
-    seconds = sum(pair.alone_seconds * pair.num_beside for pair in pairs)
+    seconds = sum(pair.isolated_seconds * pair.num_overlapped for pair in pairs)
     yield f"{title}: {slowdown(pairs):.3f} ({len(pairs)} kinds, {seconds * 1e3:.2f} ms alone)"
-    for pair in sorted(pairs, key=lambda pair: -pair.beside_seconds * pair.num_beside)[:rows]:
+    for pair in sorted(pairs, key=lambda pair: -pair.overlapped_seconds * pair.num_overlapped)[:rows]:
         yield (
-            f"  {pair.ratio:6.3f}  {pair.alone_seconds * 1e6:10.1f} us alone ({pair.num_alone}), "
-            f"{pair.beside_seconds * 1e6:10.1f} us beside ({pair.num_beside})  {pair.name[:60]} {pair.shape}"
+            f"  {pair.ratio:6.3f}  {pair.isolated_seconds * 1e6:10.1f} us alone ({pair.num_isolated}), "
+            f"{pair.overlapped_seconds * 1e6:10.1f} us beside ({pair.num_overlapped})  {pair.name[:60]} "
+            f"{pair.shape}"
         )
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from zsim.api import Result, simulate
 from zsim.errors import ZsimError
-from zsim.specs.experiment.load import experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files
@@ -202,7 +202,7 @@ _STRATEGIES: dict[str, Callable[[random.Random], Tables]] = {
 def check(tables: Tables) -> Iterator[Broken]:
     """The laws that a job breaks; none for one that is refused."""
     try:
-        experiment = experiment_from(tables, {}, origin="random job")
+        experiment = build_experiment(tables, {}, origin="random job")
         result = simulate(experiment)
     except ZsimError as error:
         if not str(error).strip():
@@ -349,7 +349,7 @@ def broken_laws(seed: int, jobs: int) -> tuple[list[Broken], int]:
 
 def _is_refused(tables: Tables) -> bool:
     try:
-        resolve(experiment_from(tables, {}, origin="random job"))
+        resolve(build_experiment(tables, {}, origin="random job"))
     except ZsimError:
         return True
     return False

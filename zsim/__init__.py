@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from zsim.study.replay.replay import Replay, replay
     from zsim.trace.readers.read import read_trace
 
-_HOMES = {
+_MODULE_OF = {
     "Result": "zsim.api",
     "make_plan": "zsim.api",
     "simulate": "zsim.study.advice",
@@ -155,9 +155,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'zsim' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

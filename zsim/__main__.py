@@ -5,7 +5,7 @@ from zsim import garbage_collection
 
 def main() -> None:
     """Run the command line, with few searches for cycles from its first import on."""
-    garbage_collection.make_rare()
+    garbage_collection.raise_threshold()
     from zsim.cli import main as run
 
     run()

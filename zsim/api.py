@@ -17,7 +17,7 @@ from zsim.explain.variants import step_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
-from zsim.report.views.shown import Figures, Shown
+from zsim.report.views.shown import Displayable, Figures
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Result(Shown):
+class Result(Displayable):
     """One simulated step: the resolved job, the plan of the ranks, the trace, and the report on it.
 
     As the last line of a cell it shows its table of numbers. `figures` lists the names for `figure`, `save`
@@ -49,24 +49,24 @@ class Result(Shown):
 
     def headline(self) -> str:
         from zsim.report.fit import fit_of
-        from zsim.report.views.text.sentences import headline, trust_words
+        from zsim.report.views.text.sentences import format_trust, headline
 
-        return f"{headline(self.report)}. {fit_of(self.report).label}. {trust_words(self.report)}"
+        return f"{headline(self.report)}. {fit_of(self.report).label}. {format_trust(self.report)}"
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """One row: the numbers of the step, named as in `report.to_dict()`."""
-        found, interval = self.report, self.report.step_seconds_range
+        report, interval = self.report, self.report.step_seconds_range
         return [
             {
-                "step_seconds": found.step_seconds,
+                "step_seconds": report.step_seconds,
                 "low_seconds": None if interval is None else interval[0],
                 "high_seconds": None if interval is None else interval[1],
-                "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
-                "mfu_fraction": found.mfu_fraction,
-                "gpu_peak_bytes": found.peaks["gpu"].total,
-                "gpu_capacity_bytes": found.capacity_bytes.get("gpu"),
-                **verdict_content(found.verdict),
-                "limit": found.limit,
+                "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
+                "mfu_fraction": report.mfu_fraction,
+                "gpu_peak_bytes": report.peaks["gpu"].total,
+                "gpu_capacity_bytes": report.capacity_bytes.get("gpu"),
+                **verdict_content(report.verdict),
+                "limit": report.limit,
             }
         ]
 
@@ -94,7 +94,7 @@ def make_plan(experiment: Experiment) -> Plan:
     return make.make_plan(resolve(experiment))
 
 
-@garbage_collection.paused()
+@garbage_collection.pause()
 def simulate(
     experiment: Experiment,
     *,
@@ -111,12 +111,12 @@ def simulate(
     simulate yet. A job that does not fit is simulated all the same, with `report.fits` False.
     zsim.study.advice finds changes that would make it fit.
     """
-    began = time.perf_counter()
+    start_seconds = time.perf_counter()
     simulator = simulator or Simulator()
     job = simulator.job(experiment)
     if on_job is not None:
         on_job(job)
     step = simulate_step(job, simulate=partial(simulator.outcome, unfold=unfold))
-    wall_seconds = time.perf_counter() - began
+    wall_seconds = time.perf_counter() - start_seconds
     report = report_of_step(step, wall_seconds, step_variants(step.outcome))
     return Result(job, step.outcome.plan, step.outcome.trace, report)

@@ -14,23 +14,23 @@ Bools = npt.NDArray[np.bool_]
 Value = TypeVar("Value", bound=Hashable)
 
 
-def distinct(values: Ints) -> list[int]:
+def unique(values: Ints) -> list[int]:
     """The different values, sorted, as `np.unique` has them, which without further outputs imports
     numpy.ma.
     """
-    found: list[int] = np.unique(values, return_index=True)[0].tolist()
-    return found
+    values_sorted: list[int] = np.unique(values, return_index=True)[0].tolist()
+    return values_sorted
 
 
-def numbered(values: Sequence[Value]) -> tuple[list[Value], Ints]:
+def factorize(values: Sequence[Value]) -> tuple[list[Value], Ints]:
     """The different values in the order in which they come first, and the index of each value among them
     (pandas' `factorize`).
     """
-    place_of = {value: place for place, value in enumerate(dict.fromkeys(values))}
-    return list(place_of), np.fromiter(map(place_of.__getitem__, values), np.int64, len(values))
+    index_of = {value: index for index, value in enumerate(dict.fromkeys(values))}
+    return list(index_of), np.fromiter(map(index_of.__getitem__, values), np.int64, len(values))
 
 
-class Hashes:
+class SplitMix64:
     """Pseudo-random numbers that tell things apart: SplitMix64 (Steele, Lea and Flood, Fast splittable
     pseudorandom number generators, 2014).
 
@@ -38,7 +38,7 @@ class Hashes:
     """
 
     def __init__(self, seed: int) -> None:
-        self._used = seed << 32
+        self._counter = seed << 32
 
     def integers(self, count: int) -> Ints:
         """From -2^62 to 2^62."""
@@ -46,12 +46,12 @@ class Hashes:
 
     def fractions(self, count: int) -> Floats:
         """From 1 to 2."""
-        found: Floats = 1.0 + (self._next(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return found
+        random_fractions: Floats = 1.0 + (self._next(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return random_fractions
 
     def _next(self, count: int) -> npt.NDArray[np.uint64]:
-        numbers = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
-        self._used += count
+        numbers = np.arange(self._counter + 1, self._counter + count + 1, dtype=np.uint64)
+        self._counter += count
         numbers *= np.uint64(0x9E3779B97F4A7C15)
         numbers ^= numbers >> np.uint64(30)
         numbers *= np.uint64(0xBF58476D1CE4E5B9)

@@ -61,46 +61,46 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return [_converted_when_given(parameter) for parameter in super().get_params(ctx)]
+        return [_convert_if_set(parameter) for parameter in super().get_params(ctx)]
 
 
 class _Command(TyperCommand):
     """A command whose options are converted when they are given."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return [_converted_when_given(parameter) for parameter in super().get_params(ctx)]
+        return [_convert_if_set(parameter) for parameter in super().get_params(ctx)]
 
 
 def _command(name: str) -> Any:
     """The command, or the group of commands, that its module defines."""
-    where, line = _COMMANDS[name]
-    place, _, function = where.partition(":")
-    module = importlib.import_module(f"zsim.commands.{place}")
+    target, line = _COMMANDS[name]
+    module_name, _, function = target.partition(":")
+    module = importlib.import_module(f"zsim.commands.{module_name}")
     group: typer.Typer | None = getattr(module, "app", None)
     if group is not None:
-        several = typer.main.get_group(group)
-        several.short_help = line
-        return several
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        click_group = typer.main.get_group(group)
+        click_group.short_help = line
+        return click_group
+    typer_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     settings = getattr(module, "EXTRA", None)
-    alone.command(name=name, cls=_Command, short_help=line, context_settings=settings)(
-        getattr(module, function or place)
+    typer_app.command(name=name, cls=_Command, short_help=line, context_settings=settings)(
+        getattr(module, function or module_name)
     )
-    return typer.main.get_command(alone)
+    return typer.main.get_command(typer_app)
 
 
-def _converted_when_given(parameter: Any) -> Any:
+def _convert_if_set(parameter: Any) -> Any:
     """The parameter, whose value is converted only if there is one: typer makes a converter by pydantic for
     each, which leaves None as it is."""
     process = type(parameter).process_value
 
-    def processed(context: Any, value: Any) -> Any:
+    def convert(context: Any, value: Any) -> Any:
         if value is not None or parameter.required:
             return process(parameter, context, value)
         none = () if parameter.multiple or parameter.nargs == -1 else None
         return none if parameter.callback is None else parameter.callback(context, parameter, none)
 
-    parameter.process_value = processed
+    parameter.process_value = convert
     return parameter
 
 
@@ -135,7 +135,7 @@ def _root(
 
 def main() -> None:
     """Run the command line. The user's mistakes are one paragraph on stderr and exit code 2."""
-    garbage_collection.skip_at_exit()
+    garbage_collection.freeze_at_exit()
     for name, value in _LEAN_IMPORTS.items():
         os.environ.setdefault(name, value)
     _make_printable()
@@ -149,10 +149,10 @@ def main() -> None:
         code = 0
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not _has_folder():
-            sys.exit(_refused("the current folder is deleted; change to one that exists"))
+            sys.exit(_print_refusal("the current folder is deleted; change to one that exists"))
         if error.filename is None and error.errno not in _UNWRITABLE:
             raise
-        code = _refused(f"{error.filename or 'standard output: cannot be written'}: {error.strerror}")
+        code = _print_refusal(f"{error.filename or 'standard output: cannot be written'}: {error.strerror}")
         if error.filename is None:
             _drop_output()
     sys.exit(code)
@@ -180,26 +180,26 @@ def _run_app() -> str | int | None:
     """Run the app. Returns the exit code."""
     try:
         app()
-    except SystemExit as done:  # as all commands end
-        return done.code
+    except SystemExit as system_exit:  # as all commands end
+        return system_exit.code
     except ZsimError as error:
-        return _refused(str(error))
+        return _print_refusal(str(error))
     except RecursionError:
-        return _refused("something in the input is nested deeper than zsim can follow")
+        return _print_refusal("something in the input is nested deeper than zsim can follow")
     except (MemoryError, OverflowError) as error:
-        return _refused(f"the numbers are larger than zsim can hold ({type(error).__name__})")
+        return _print_refusal(f"the numbers are larger than zsim can hold ({type(error).__name__})")
     return 0
 
 
-def _refused(reason: str) -> int:
+def _print_refusal(reason: str) -> int:
     """Print one paragraph, whatever text of a file or an argument the reason quotes. Returns exit code 2."""
     if len(reason) > _LONGEST_REASON:
         half = _LONGEST_REASON // 2
         reason = f"{reason[:half]} [...] {reason[-half:]}"
-    shown = "".join(
+    printable = "".join(
         letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in reason
     )
-    print(f"zsim: {shown}", file=sys.stderr)
+    print(f"zsim: {printable}", file=sys.stderr)
     return 2
 
 

@@ -33,7 +33,7 @@ else:
             made: list[type] = []  # the class: with slots it is another than the one that is given
             _add_methods(cls, made, frozen=frozen, eq=eq, repr=repr, slots=slots)
             _add_fields(cls, kw_only=kw_only)
-            made.append(_with_slots(cls) if slots else cls)
+            made.append(_rebuild_with_slots(cls) if slots else cls)
             return made[0]
 
         return wrap if cls is None else wrap(cls)
@@ -48,7 +48,7 @@ class _Sample:
 
 
 _FIELDS, _PARAMS, _MATCHED = "__dataclass_fields__", "__dataclass_params__", "__match_args__"
-_FIELD, _VARIABLE = (one._field_type for one in getattr(_Sample, _FIELDS).values())
+_FIELD, _VARIABLE = (field._field_type for field in getattr(_Sample, _FIELDS).values())
 
 
 def _add_fields(cls: type, *, kw_only: bool) -> None:
@@ -59,38 +59,38 @@ def _add_fields(cls: type, *, kw_only: bool) -> None:
     for name, annotation in inspect.get_annotations(cls).items():
         default: Any = getattr(cls, name, MISSING)
         if isinstance(default, Field):
-            one: Any = default
-            if one.default is MISSING:
+            field: Any = default
+            if field.default is MISSING:
                 delattr(cls, name)
             else:
-                setattr(cls, name, one.default)
+                setattr(cls, name, field.default)
         else:  # a slot of a base is no default
             if isinstance(default, MemberDescriptorType):
                 default = MISSING
-            one = dataclasses.field(default=default)
-        assert one.default.__class__.__hash__ is not None, f"{name}: all objects would share its default"
-        fields[name], one.name, one.type = one, name, annotation
-        one._field_type = _VARIABLE if str(annotation).startswith("ClassVar") else _FIELD
-        one.kw_only = kw_only if one.kw_only is MISSING else one.kw_only
+            field = dataclasses.field(default=default)
+        assert field.default.__class__.__hash__ is not None, f"{name}: all objects would share its default"
+        fields[name], field.name, field.type = field, name, annotation
+        field._field_type = _VARIABLE if str(annotation).startswith("ClassVar") else _FIELD
+        field.kw_only = kw_only if field.kw_only is MISSING else field.kw_only
     setattr(cls, _FIELDS, fields)
     setattr(cls, _PARAMS, getattr(_Sample, _PARAMS))
     if _MATCHED not in cls.__dict__:
-        given = (one.name for one in dataclasses.fields(cls) if one.init and not one.kw_only)
-        setattr(cls, _MATCHED, tuple(given))
+        init_fields = (field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only)
+        setattr(cls, _MATCHED, tuple(init_fields))
     abc.update_abstractmethods(cls)
 
 
-def _with_slots(cls: type) -> type:
+def _rebuild_with_slots(cls: type) -> type:
     """The class once more, with slots for its fields."""
-    names = [one.name for one in dataclasses.fields(cls)]
-    of_bases = {slot for base in cls.__mro__[1:-1] for slot in base.__dict__.get("__slots__", ())}
-    kept = {name: value for name, value in cls.__dict__.items() if name not in names}
+    names = [field.name for field in dataclasses.fields(cls)]
+    base_slots = {slot for base in cls.__mro__[1:-1] for slot in base.__dict__.get("__slots__", ())}
+    namespace = {name: value for name, value in cls.__dict__.items() if name not in names}
     for name in ("__dict__", "__weakref__"):  # of the class without slots
-        kept.pop(name, None)
-    kept["__slots__"] = tuple(name for name in names if name not in of_bases)
-    made = type(cls)(cls.__name__, cls.__bases__, kept)
-    made.__qualname__ = cls.__qualname__
-    return made
+        namespace.pop(name, None)
+    namespace["__slots__"] = tuple(name for name in names if name not in base_slots)
+    slotted = type(cls)(cls.__name__, cls.__bases__, namespace)
+    slotted.__qualname__ = cls.__qualname__
+    return slotted
 
 
 class _Factory:
@@ -104,39 +104,41 @@ _FACTORY = _Factory()
 
 
 def _add_methods(
-    cls: type, made: list[type], *, frozen: bool, eq: bool, repr: bool, slots: bool
+    cls: type, built: list[type], *, frozen: bool, eq: bool, repr: bool, slots: bool
 ) -> None:  # fmt: skip
     """Give `cls` the methods that it does not define itself, each made at its first call."""
-    own = set(cls.__dict__)
-    methods: dict[str, Any] = {"__init__": _made_later(made, "__init__", lambda it: _init(it, frozen))}
-    if "__init__" not in own:
-        methods["__signature__"] = _Signature(made, methods["__init__"], frozen=frozen)
+    defined = set(cls.__dict__)
+    methods: dict[str, Any] = {
+        "__init__": _lazy_method(built, "__init__", lambda built_class: _init(built_class, frozen))
+    }
+    if "__init__" not in defined:
+        methods["__signature__"] = _Signature(built, methods["__init__"], frozen=frozen)
     if repr:
         methods["__repr__"] = _repr
     if eq:
-        methods["__eq__"] = _made_later(made, "__eq__", _eq)
+        methods["__eq__"] = _lazy_method(built, "__eq__", _eq)
         # a class that defines `__eq__` has a `__hash__` of None, which nobody wrote
         if cls.__dict__.get("__hash__") is None:
-            own.discard("__hash__")
-        methods["__hash__"] = _made_later(made, "__hash__", _hash) if frozen else None
+            defined.discard("__hash__")
+        methods["__hash__"] = _lazy_method(built, "__hash__", _hash) if frozen else None
     if frozen:
         methods |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_deletion}
     if frozen and slots:  # else copying and pickling would assign
         methods |= {"__getstate__": _state, "__setstate__": _set_state}
     for name, method in methods.items():
-        if name not in own:
+        if name not in defined:
             setattr(cls, name, method)
 
 
 class _Signature:
     """The attribute that `inspect.signature` asks a class for first: it makes `__init__`, and is absent."""
 
-    def __init__(self, made: list[type], later: Callable[..., Any], *, frozen: bool) -> None:
-        self._made, self._later, self._frozen = made, later, frozen
+    def __init__(self, built: list[type], later: Callable[..., Any], *, frozen: bool) -> None:
+        self._built, self._lazy_init, self._frozen = built, later, frozen
 
     def __get__(self, instance: object, owner: type) -> Any:
-        for cls in self._made:  # none while the class is made
-            if cls.__dict__["__init__"] is self._later:
+        for cls in self._built:  # none while the class is made
+            if cls.__dict__["__init__"] is self._lazy_init:
                 _set_method(cls, "__init__", _init(cls, self._frozen))
         raise AttributeError("__signature__")
 
@@ -146,15 +148,15 @@ def _set_method(cls: type, name: str, method: Callable[..., Any]) -> None:
     setattr(cls, name, method)
 
 
-def _made_later(
-    made: list[type], name: str, make: Callable[[type], Callable[..., Any]]
+def _lazy_method(
+    built: list[type], name: str, make: Callable[[type], Callable[..., Any]]
 ) -> Callable[..., Any]:
     """A method that replaces itself by the one that `make` returns, and calls that."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        real = make(made[0])
-        _set_method(made[0], name, real)
-        return real(self, *args, **kwargs)
+        built_method = make(built[0])
+        _set_method(built[0], name, built_method)
+        return built_method(self, *args, **kwargs)
 
     return method
 
@@ -163,7 +165,7 @@ def _init(cls: type, frozen: bool) -> Callable[..., None]:
     names: dict[str, Any] = {"_set": object.__setattr__, "_absent": _FACTORY}
     types: dict[str, Any] = {}
     positional: list[str] = ["self"]
-    named: list[str] = []
+    keyword_only: list[str] = []
     body: list[str] = []
     for field in dataclasses.fields(cls):
         value = parameter = name = field.name
@@ -178,13 +180,13 @@ def _init(cls: type, frozen: bool) -> Callable[..., None]:
         elif not field.init:
             continue
         if field.init:
-            (named if field.kw_only else positional).append(parameter)
+            (keyword_only if field.kw_only else positional).append(parameter)
             types[name] = field.type
         body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
-    parameters = ", ".join([*positional, *(["*", *named] if named else [])])
-    function = _compiled("__init__", parameters, body or ["pass"], names)
+    parameters = ", ".join([*positional, *(["*", *keyword_only] if keyword_only else [])])
+    function = _compile_function("__init__", parameters, body or ["pass"], names)
     function.__annotations__ = {**types, "return": None}
     return function
 
@@ -193,10 +195,10 @@ def _eq(cls: type) -> Callable[..., Any]:
     names = [field.name for field in dataclasses.fields(cls) if field.compare]
     body = [
         "if other.__class__ is self.__class__:",
-        f"    return {_values('self', names)} == {_values('other', names)}",
+        f"    return {_values_text('self', names)} == {_values_text('other', names)}",
         "return NotImplemented",
     ]
-    return _compiled("__eq__", "self, other", body, {})
+    return _compile_function("__eq__", "self, other", body, {})
 
 
 def _hash(cls: type) -> Callable[..., int]:
@@ -205,14 +207,16 @@ def _hash(cls: type) -> Callable[..., int]:
         for field in dataclasses.fields(cls)
         if (field.compare if field.hash is None else field.hash)
     ]
-    return _compiled("__hash__", "self", [f"return hash({_values('self', names)})"], {})
+    return _compile_function("__hash__", "self", [f"return hash({_values_text('self', names)})"], {})
 
 
-def _values(of: str, names: list[str]) -> str:
-    return f"({''.join(f'{of}.{name}, ' for name in names)})"
+def _values_text(instance: str, names: list[str]) -> str:
+    return f"({''.join(f'{instance}.{name}, ' for name in names)})"
 
 
-def _compiled(name: str, parameters: str, body: list[str], names: dict[str, Any]) -> Callable[..., Any]:
+def _compile_function(
+    name: str, parameters: str, body: list[str], names: dict[str, Any]
+) -> Callable[..., Any]:
     """The function of these lines, which may use `names`."""
     text = "\n    ".join([f"def {name}({parameters}):", *body])
     exec(text, names)
@@ -222,10 +226,10 @@ def _compiled(name: str, parameters: str, body: list[str], names: dict[str, Any]
 
 @recursive_repr()
 def _repr(self: Any) -> str:
-    parts = (
+    field_texts = (
         f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.repr
     )
-    return f"{type(self).__qualname__}({', '.join(parts)})"
+    return f"{type(self).__qualname__}({', '.join(field_texts)})"
 
 
 def _refuse_assignment(self: Any, name: str, value: object) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_LEAST_BEGINNING = 3  # characters of a name that suffice to complete it
-LONGEST_LIST = 350  # characters of names that a sentence holds
-_LISTED_OF_MANY = 6
+_MIN_PREFIX = 3  # characters of a name that suffice to complete it
+MAX_LIST_LETTERS = 350  # characters of names that a sentence holds
+_NUM_LISTED = 6
 
 
 class ZsimError(Exception):
@@ -34,9 +34,9 @@ def nearest(name: str, options: Iterable[str]) -> str | None:
     """The option closest in spelling to `name`, or None if nothing is close. An option that begins with
     `name` is closest, the shortest of several."""
     by_lower = {option.lower(): option for option in options}
-    longer = [option for option in by_lower if option.startswith(name.lower())]
-    if longer and len(name) >= _LEAST_BEGINNING:
-        return by_lower[min(longer, key=len)]
+    completions = [option for option in by_lower if option.startswith(name.lower())]
+    if completions and len(name) >= _MIN_PREFIX:
+        return by_lower[min(completions, key=len)]
     matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
     return by_lower[matches[0]] if matches else None
 
@@ -47,34 +47,36 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return f"; did you mean '{match}'?" if match else ""
 
 
-def one_of(name: str, options: Iterable[str], listed_by: str = "") -> str:
+def format_options(name: str, options: Iterable[str], listed_by: str = "") -> str:
     """`"one of "` and the options.
 
     For more options than fit a sentence, it is their number, those spelt most like `name`, and `listed_by`,
     the command that lists all.
     """
-    every = list(options)
-    text = ", ".join(every)
-    if len(text) <= LONGEST_LIST:
+    all_options = list(options)
+    text = ", ".join(all_options)
+    if len(text) <= MAX_LIST_LETTERS:
         return f"one of {text}"
 
     def likeness(option: str) -> float:
         return difflib.SequenceMatcher(None, name.lower(), option.lower()).ratio()
 
-    near = sorted(every, key=likeness, reverse=True)[:_LISTED_OF_MANY]
+    nearest_options = sorted(all_options, key=likeness, reverse=True)[:_NUM_LISTED]
     where = f" (`{listed_by}` lists them)" if listed_by else ""
-    return f"one of {len(every)}, such as {', '.join(near)}{where}"
+    return f"one of {len(all_options)}, such as {', '.join(nearest_options)}{where}"
 
 
-def expected(name: str, options: Iterable[str], listed_by: str = "") -> str:
+def expected_text(name: str, options: Iterable[str], listed_by: str = "") -> str:
     """The end of an error message: `"; did you mean 'x'?"`, or `"; expected one of ..."` when nothing is
     close.
     """
-    every = list(options)
-    return did_you_mean(name, every) or (f"; expected {one_of(name, every, listed_by)}" if every else "")
+    all_options = list(options)
+    return did_you_mean(name, all_options) or (
+        f"; expected {format_options(name, all_options, listed_by)}" if all_options else ""
+    )
 
 
-def why_unreadable(error: Exception) -> str:
+def unreadable_reason(error: Exception) -> str:
     """Why a file cannot be read, to follow its name: `"is a folder, expected a file"`, without the operating
     system's numbers."""
     if isinstance(error, IsADirectoryError):

@@ -11,7 +11,7 @@ from zsim.errors import InputError
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may lead to a regular file with other writers
 
 
-def write_whole(path: Path, content: str | bytes) -> Path:
+def write_atomically(path: Path, content: str | bytes) -> Path:
     """Write `content` to a partial file in the same folder and rename that to `path`. Returns `path`.
 
     A path that is not a regular file (a pipe, /dev/stdout) is written directly, and so is a file in a folder

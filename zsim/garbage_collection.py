@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def pause() -> Iterator[None]:
     """A context without garbage collection: a simulation makes millions of small tuples, and scanning them
     again and again took a fifth of its time. At the end they count as old, so that Python does not scan them
     all at once right after. A simulation leaves little in cycles: torch's blocks of memory, which name their
@@ -26,12 +26,12 @@ def paused() -> Iterator[None]:
             gc.enable()
 
 
-def make_rare() -> None:
+def raise_threshold() -> None:
     """Let Python search for cycles after 100,000 new objects, not after 700: importing the packages of a
     command makes 50,000, which stay, and scanning them 60 times took a tenth of `zsim run`."""
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
 
-def skip_at_exit() -> None:
+def freeze_at_exit() -> None:
     """Let the process end without a last search for cycles in memory that it gives back anyway."""
     atexit.register(gc.freeze)

@@ -78,14 +78,14 @@ class ZsimCheck:
     ) -> Comparison | None:
         from zsim.errors import ZsimError
 
-        given = {**self._marked(), **tolerances}
-        comparison, wrong = None, ""
+        tolerances_given = {**self._marked_tolerances(), **tolerances}
+        comparison, error_text = None, ""
         try:
-            comparison = self._checked(simulated, recorded, name, given)
+            comparison = self._check_or_compare(simulated, recorded, name, tolerances_given)
         except ZsimError as error:  # a missing file, a wrong key: the message suffices
-            wrong = str(error)
-        if wrong:
-            _fail(wrong)
+            error_text = str(error)
+        if error_text:
+            _fail(error_text)
         if comparison is None:
             return None
         if comparison.verdict == "fail":
@@ -94,35 +94,35 @@ class ZsimCheck:
             pytest.skip(f"inconclusive: {comparison.doubt}")
         return comparison
 
-    def _checked(
-        self, simulated: Any, recorded: Any, name: str | None, given: Mapping[str, float]
+    def _check_or_compare(
+        self, simulated: Any, recorded: Any, name: str | None, tolerances: Mapping[str, float]
     ) -> Comparison | None:
         if recorded is None and isinstance(simulated, str | Path) and Path(simulated).suffix == ".csv":
-            self._hold_table(self._folder / simulated)
+            self._check_table(self._folder / simulated)
             return None
         trace = _trace(simulated, self._folder)
         if recorded is None:
-            self._hold(trace, name or self._name(simulated), given)
+            self._check_pinned(trace, name or self._name(simulated), tolerances)
             return None
         from zsim.comparison.compare import compare
 
-        names = (_words(simulated, "simulated"), _words(recorded, "recorded"))
+        names = (_source_name(simulated, "simulated"), _source_name(recorded, "recorded"))
         return compare(
-            trace, _trace(recorded, self._folder), tolerances=_tolerances(given, None), names=names
+            trace, _trace(recorded, self._folder), tolerances=_tolerances(tolerances, None), names=names
         )
 
-    def _hold(self, trace: Trace, name: str, given: Mapping[str, float]) -> None:
+    def _check_pinned(self, trace: Trace, name: str, requested: Mapping[str, float]) -> None:
         from zsim.study.check.pinned import pinned_content, pinned_rows
 
         baseline = self._baseline(name, lambda baseline: baseline.pin(name, pinned_content(trace)))
         if baseline is None:
             return
-        tolerances = _tolerances(given, baseline.tolerances_of(name))
+        tolerances = _tolerances(requested, baseline.tolerances_of(name))
         rows = list(pinned_rows(name, trace, baseline.cases[name], tolerances, baseline.path.name))
-        known = [row for row in rows if baseline.reason_of(name, row.name)]
-        _judge(name, baseline, [row for row in rows if row not in known])
+        excused_rows = [row for row in rows if baseline.reason_of(name, row.name)]
+        _judge(name, baseline, [row for row in rows if row not in excused_rows])
 
-    def _hold_table(self, path: Path) -> None:
+    def _check_table(self, path: Path) -> None:
         """Check published or measured rows, as `zsim check --baseline` does, under the table's path."""
         from zsim.study.check.check import run_check
         from zsim.study.check.targets import find_targets
@@ -133,7 +133,8 @@ class ZsimCheck:
             if target.kind == "published":
                 read_runs([path])  # errors of the table are reported before missing cases of the baseline
             baseline = self._baseline(
-                target.name, lambda found: run_check([path], root, baseline=found, update=True)
+                target.name,
+                lambda loaded_baseline: run_check([path], root, baseline=loaded_baseline, update=True),
             )
             if baseline is not None:
                 _judge(target.name, baseline, run_check([path], root, baseline=baseline).rows)
@@ -160,18 +161,18 @@ class ZsimCheck:
             _fail(f"{name} is not in {path.name}; pytest --zsim-update-baseline adds it")
         return baseline
 
-    def _marked(self) -> dict[str, float]:
+    def _marked_tolerances(self) -> dict[str, float]:
         """The tolerances of the test's markers. Nearer markers take precedence."""
-        found: dict[str, float] = {}
+        tolerances: dict[str, float] = {}
         for marker in reversed(list(self._request.node.iter_markers("zsim"))):
             unknown = sorted(set(marker.kwargs) - {*_NAMES, "rel"})
             if marker.args or unknown:
                 what = unknown[0] if unknown else repr(marker.args[0])
                 raise pytest.UsageError(f"marker zsim: found {what}, expected {', '.join(('rel', *_NAMES))}")
             if "rel" in marker.kwargs:
-                found |= dict.fromkeys(_NAMES, marker.kwargs["rel"])
-            found |= {key: value for key, value in marker.kwargs.items() if key != "rel"}
-        return found
+                tolerances |= dict.fromkeys(_NAMES, marker.kwargs["rel"])
+            tolerances |= {key: value for key, value in marker.kwargs.items() if key != "rel"}
+        return tolerances
 
     def _name(self, source: Any) -> str:
         """A case's name: its path relative to the root, else the test's id."""
@@ -184,9 +185,9 @@ class ZsimCheck:
 
 def _judge(name: str, baseline: Baseline, rows: Sequence[CheckRow]) -> None:
     """Fail the test with the rows that moved, skip it for inconclusive rows."""
-    moved = [row.line for row in rows if row.outcome == "fail"]
-    if moved:
-        _fail("\n".join([f"{name} is not what {baseline.path.name} pins:", *moved]))
+    failed_rows = [row.line for row in rows if row.outcome == "fail"]
+    if failed_rows:
+        _fail("\n".join([f"{name} is not what {baseline.path.name} pins:", *failed_rows]))
     doubtful = [row.sentence for row in rows if row.outcome == "inconclusive"]
     if doubtful:
         pytest.skip(f"inconclusive: {doubtful[0]}")
@@ -199,15 +200,15 @@ def _fail(message: str) -> NoReturn:
 def _trace(source: Any, folder: Path) -> Trace:
     """The trace of a path, an experiment, a result or a trace."""
     if isinstance(source, str | Path):
-        from zsim.study.check.targets import load_side
+        from zsim.study.check.targets import load_trace
 
-        return load_side(folder / source)
+        return load_trace(folder / source)
     if hasattr(source, "trace"):
         trace: Trace = source.trace
         return trace
     if hasattr(source, "info_indices"):
-        own: Trace = source
-        return own
+        source_trace: Trace = source
+        return source_trace
     import zsim
     from zsim.api import simulate
 
@@ -217,12 +218,12 @@ def _trace(source: Any, folder: Path) -> Trace:
     return simulate(experiment).trace
 
 
-def _words(source: Any, otherwise: str) -> str:
+def _source_name(source: Any, otherwise: str) -> str:
     return str(source) if isinstance(source, str | Path) else otherwise
 
 
-def _tolerances(given: Mapping[str, float], base: Tolerances | None) -> Tolerances:
+def _tolerances(overrides: Mapping[str, float], base: Tolerances | None) -> Tolerances:
     from zsim.comparison.verdict import Tolerances
 
     base = base or Tolerances()
-    return Tolerances.of({name: getattr(base, name) for name in _NAMES} | dict(given))
+    return Tolerances.of({name: getattr(base, name) for name in _NAMES} | dict(overrides))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, why_unreadable
+from zsim.errors import InputError, unreadable_reason
 
 MAX_BYTES = 16_000_000
 MAX_TOML_BYTES = 4_000_000  # read by Python itself, a few megabytes a second
@@ -27,38 +27,39 @@ NULL = "null"  # how an experiment file spells JSON's null
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
-def read_bytes(path: Path | str, most: int = MAX_BYTES) -> bytes:
+def read_bytes(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """All of a file, which may be a pipe. Raises OSError, and InputError for a file that is too large."""
     with open(path, "rb") as file:
-        content = file.read(most + 1)
+        content = file.read(max_bytes + 1)
         size = os.fstat(file.fileno()).st_size
-    if len(content) > most:
+    if len(content) > max_bytes:
         raise InputError(
-            f"{path}: is of {max(size, len(content)):,} bytes; expected at most {most:,}, more than any such "
+            f"{path}: is of {max(size, len(content)):,} bytes; expected at most {max_bytes:,}, more than "
+            "any such "
             "file has"
         )
     return content
 
 
-def read_given(path: Path, most: int = MAX_BYTES) -> bytes:
+def read_user_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """All of a file that somebody named. Raises InputError where it is missing, unreadable, blank or too
     large."""
     try:
-        content = read_bytes(path, most)
+        content = read_bytes(path, max_bytes)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     if not content.strip():
         raise InputError(f"{path.name}: the file is empty")
     return content
 
 
 def read_text(
-    path: Path | str, most: int = MAX_BYTES, encoding: str = "utf-8", errors: str = "strict"
+    path: Path | str, max_bytes: int = MAX_BYTES, encoding: str = "utf-8", errors: str = "strict"
 ) -> str:
     """All of a file as text. Raises OSError and UnicodeDecodeError, and InputError as `read_bytes`."""
-    text = read_bytes(path, most).decode(encoding, errors)
+    text = read_bytes(path, max_bytes).decode(encoding, errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -67,30 +68,30 @@ def parse_json(text: str, where: object, pairs: Pairs | None = None) -> Any:
 
     Raises json.JSONDecodeError, and InputError for nesting that is too deep and numbers that are too long.
     """
-    return _parsed(lambda: json.loads(text, object_pairs_hook=pairs), json.JSONDecodeError, where)
+    return _parse_checked(lambda: json.loads(text, object_pairs_hook=pairs), json.JSONDecodeError, where)
 
 
 def parse_toml(text: str, where: object) -> dict[str, Any]:
     """The parsed tables. Raises tomllib.TOMLDecodeError, and InputError for nesting that is too deep and
     numbers that are too long."""
-    tables: dict[str, Any] = _parsed(lambda: tomllib.loads(text), tomllib.TOMLDecodeError, where)
+    tables: dict[str, Any] = _parse_checked(lambda: tomllib.loads(text), tomllib.TOMLDecodeError, where)
     return tables
 
 
-def with_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
+def restore_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a table of another program's file as TOML spells it: "null", which TOML lacks, is None."""
-    return {key: _with_nulls(value) for key, value in table.items()}
+    return {key: _restore_null(value) for key, value in table.items()}
 
 
-def _with_nulls(value: Any) -> Any:
+def _restore_null(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return with_nulls(value)
+        return restore_nulls(value)
     if isinstance(value, list):
-        return [_with_nulls(entry) for entry in value]
+        return [_restore_null(entry) for entry in value]
     return None if value == NULL and isinstance(value, str) else value
 
 
-def _parsed(parse: Callable[[], Any], is_wrong: type[ValueError], where: object) -> Any:
+def _parse_checked(parse: Callable[[], Any], is_wrong: type[ValueError], where: object) -> Any:
     try:
         value = parse()
     except RecursionError:
@@ -103,10 +104,10 @@ def _parsed(parse: Callable[[], Any], is_wrong: type[ValueError], where: object)
     return value
 
 
-def whole_number(text: str) -> int | None:
+def parse_whole_number(text: str) -> int | None:
     """`text` as a whole number of up to 18 decimal digits, or None if it is not one."""
-    is_one = text.isascii() and text.isdecimal() and len(text) <= _MAX_DECIMALS
-    return int(text) if is_one else None
+    is_whole_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DECIMALS
+    return int(text) if is_whole_number else None
 
 
 def check_values(value: Any, where: object) -> None:
@@ -116,14 +117,14 @@ def check_values(value: Any, where: object) -> None:
         depth += 1
         if depth > _MAX_DEPTH:
             raise InputError(f"{where}: {_DEEP}")
-        below: list[Any] = []
+        next_level: list[Any] = []
         for entry in level:
             if type(entry) is str:
                 continue
             if isinstance(entry, Mapping):
-                below += entry.values()
+                next_level += entry.values()
             elif isinstance(entry, list | tuple):
-                below += entry
+                next_level += entry
             elif isinstance(entry, int) and abs(entry) >= _TOO_LONG:
                 raise InputError(f"{where}: {_LONG}")
-        level = below
+        level = next_level

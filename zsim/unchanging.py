@@ -9,12 +9,12 @@ Arguments = TypeVarTuple("Arguments")
 Derived = TypeVar("Derived")
 
 
-class Unchanging:
+class Memo:
     """An immutable value with a cache of values derived from it, which runs on other hardware share."""
 
     _derived: dict[Any, Any]
 
-    def once(self, derive: Callable[[Self, *Arguments], Derived], *arguments: *Arguments) -> Derived:
+    def memoize(self, derive: Callable[[Self, *Arguments], Derived], *arguments: *Arguments) -> Derived:
         """`derive(self, *arguments)`, computed on the first call and cached.
 
         `derive` must be a module-level function, and its result must not be changed.
@@ -22,5 +22,5 @@ class Unchanging:
         key = (derive, arguments)
         if key not in self._derived:
             self._derived[key] = derive(self, *arguments)
-        found: Derived = self._derived[key]
-        return found
+        derived: Derived = self._derived[key]
+        return derived

@@ -36,8 +36,10 @@ COUNTS: dict[str, float] = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**
 FLOPS_PER_SECOND: dict[str, float] = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()}
 WATTS: dict[str, float] = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
-_RARE = re.compile(r"^(K(?!i)|E|P(?!F)|[kMT]?bit/s)")  # units that need not be in a list of examples
-_USUAL = ("GB/s", "GB", "TFLOP/s", "ms", "W")
+_UNLISTED_UNITS = re.compile(
+    r"^(K(?!i)|E|P(?!F)|[kMT]?bit/s)"
+)  # units that need not be in a list of examples
+_COMMON_UNITS = ("GB/s", "GB", "TFLOP/s", "ms", "W")
 _SPELLINGS = tuple(
     (re.compile(pattern), usual)
     for pattern, usual in (
@@ -58,7 +60,7 @@ def parse_quantity(text: object, units: dict[str, float]) -> float:
 
     Raises ValueError for a bare number, an unknown unit, a negative or an infinite value.
     """
-    examples = ", ".join(unit for unit in units if unit and not _RARE.match(unit))
+    examples = ", ".join(unit for unit in units if unit and not _UNLISTED_UNITS.match(unit))
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise ValueError(f"expected a quantity as a string with a unit ({examples}), found {text!r}")
     match = _QUANTITY.match(str(text))
@@ -66,11 +68,13 @@ def parse_quantity(text: object, units: dict[str, float]) -> float:
         raise ValueError(f"'{text}' is not a quantity; expected a number and a unit ({examples})")
     value, unit = float(match[1].replace("_", "")), match[2]
     if not unit and value != 0 and "" not in units:
-        usual = next((name for name in _USUAL if name in units and abs(value) < 1e6), next(iter(units)))
-        raise ValueError(f"'{text}' has no unit; expected one of {examples}, e.g. '{match[1]} {usual}'")
+        common_unit = next(
+            (name for name in _COMMON_UNITS if name in units and abs(value) < 1e6), next(iter(units))
+        )
+        raise ValueError(f"'{text}' has no unit; expected one of {examples}, e.g. '{match[1]} {common_unit}'")
     if unit and unit not in units:
-        meant = " or ".join(f"'{match[1]} {name}'" for name in _meant(unit, units))
-        hint = f"; did you mean {meant}?" if meant else ""
+        suggestions = " or ".join(f"'{match[1]} {name}'" for name in _likely_units(unit, units))
+        hint = f"; did you mean {suggestions}?" if suggestions else ""
         raise ValueError(f"unknown unit '{unit}' in '{text}'; expected one of {examples}{hint}")
     result = value * units.get(unit, 1.0)
     if not math.isfinite(result) or result < 0:
@@ -78,7 +82,7 @@ def parse_quantity(text: object, units: dict[str, float]) -> float:
     return result
 
 
-def _meant(unit: str, units: dict[str, float]) -> list[str]:
+def _likely_units(unit: str, units: dict[str, float]) -> list[str]:
     """The units that someone who writes `GBit`, `Gbps`, `TFLOPS` or `GB` for a rate can mean.
 
     That is one unit, or both `Gb/s` and `GB/s` for `gb/s`, which does not distinguish bits and bytes.
@@ -88,16 +92,16 @@ def _meant(unit: str, units: dict[str, float]) -> list[str]:
         text = pattern.sub(usual, text)
     options = [text] if text in units else [f"{text}/s"] if f"{text}/s" in units else []
     for name in units if not options else ():
-        is_alike = name.lower() in (text.lower(), f"{text}/s".lower())
-        if is_alike and units[name] not in [units[option] for option in options]:
+        is_same_spelling = name.lower() in (text.lower(), f"{text}/s".lower())
+        if is_same_spelling and units[name] not in [units[option] for option in options]:
             options.append(name)
     return options
 
 
-def _parser(units: dict[str, float], *, whole: bool = False) -> BeforeValidator:
+def _parser(units: dict[str, float], *, is_integer: bool = False) -> BeforeValidator:
     def parse(text: Any) -> float | int:
         value = parse_quantity(text, units)
-        return round(value) if whole else value
+        return round(value) if is_integer else value
 
     return BeforeValidator(parse)
 
@@ -113,23 +117,23 @@ def _writer(unit: str) -> PlainSerializer:
     return PlainSerializer(write, return_type=Any)
 
 
-def _in_files(what: str, example: str) -> WithJsonSchema:
+def _quantity_schema(what: str, example: str) -> WithJsonSchema:
     """The JSON Schema of a quantity: a string with a unit, or 0."""
     return WithJsonSchema(
         {"type": ["string", "number"], "format": f'{what}, as in "{example}"', "examples": [example]}
     )
 
 
-Bytes = Annotated[int, _parser(BYTES, whole=True), _writer("B"), _in_files("bytes", "80 GiB")]
+Bytes = Annotated[int, _parser(BYTES, is_integer=True), _writer("B"), _quantity_schema("bytes", "80 GiB")]
 BytesPerSecond = Annotated[
-    float, _parser(BYTES_PER_SECOND), _writer("B/s"), _in_files("bytes per second", "400 Gb/s")
+    float, _parser(BYTES_PER_SECOND), _writer("B/s"), _quantity_schema("bytes per second", "400 Gb/s")
 ]
-Seconds = Annotated[float, _parser(SECONDS), _writer("s"), _in_files("time", "2 us")]
+Seconds = Annotated[float, _parser(SECONDS), _writer("s"), _quantity_schema("time", "2 us")]
 FlopsPerSecond = Annotated[
-    float, _parser(FLOPS_PER_SECOND), _writer("FLOP/s"), _in_files("FLOP per second", "989 TFLOP/s")
+    float, _parser(FLOPS_PER_SECOND), _writer("FLOP/s"), _quantity_schema("FLOP per second", "989 TFLOP/s")
 ]
-Duration = Annotated[float, _parser(DURATION), _writer("s"), _in_files("time", "30 min")]
-Watts = Annotated[float, _parser(WATTS), _writer("W"), _in_files("power", "700 W")]
+Duration = Annotated[float, _parser(DURATION), _writer("s"), _quantity_schema("time", "30 min")]
+Watts = Annotated[float, _parser(WATTS), _writer("W"), _quantity_schema("power", "700 W")]
 
 
 def _count(value: Any) -> Any:
@@ -148,7 +152,7 @@ Tokens = Annotated[
 
 def format_bytes(count: float) -> str:
     """Decimal bytes as text: 1.50 GB."""
-    return _scaled(count, "B")
+    return _format_scaled(count, "B")
 
 
 GIGABYTES = "GB are 10^9 bytes; torch prints GiB, of which one is 1.074 GB"
@@ -156,12 +160,12 @@ GIGABYTES = "GB are 10^9 bytes; torch prints GiB, of which one is 1.074 GB"
 
 def format_rate(bytes_per_second: float) -> str:
     """Decimal bytes per second as text: 400.00 GB/s."""
-    return _scaled(bytes_per_second, "B/s")
+    return _format_scaled(bytes_per_second, "B/s")
 
 
 def format_flops(flops_per_second: float) -> str:
     """FLOP/s as text: 431.20 TFLOP/s."""
-    return _scaled(flops_per_second, "FLOP/s")
+    return _format_scaled(flops_per_second, "FLOP/s")
 
 
 def format_energy(megawatt_hours: float) -> str:
@@ -189,7 +193,7 @@ def format_amount(value: float | None) -> str:
     return f"{rounded:.{2 - math.floor(math.log10(abs(rounded)))}f}"
 
 
-def _scaled(value: float, unit: str) -> str:
+def _format_scaled(value: float, unit: str) -> str:
     for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= factor:
             return f"{value / factor:.2f} {prefix}{unit}"

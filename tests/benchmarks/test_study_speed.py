@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from zsim.arrays import Ints
-from zsim.engine.pools.apart import PoolPasses
-from zsim.engine.pools.part import PoolsPart
+from zsim.engine.pools.apart import PoolRuns
+from zsim.engine.pools.part import PoolEvents
 from zsim.engine.simulator import Simulator
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
@@ -233,13 +233,13 @@ def test_the_allocators_pools_are_settled_once_for_gpus_of_any_memory(
 ) -> None:
     """Passes through the program, not seconds: FSDP2 protects no block, so that no pool depends on times."""
     numbers: list[int] = []
-    run = PoolPasses._run
+    run = PoolRuns._run
 
-    def counted(self: PoolPasses, part: PoolsPart, places: Ints, counted_from: int) -> None:
+    def counted(self: PoolRuns, part: PoolEvents, places: Ints, counted_from: int) -> None:
         numbers.append(len(part))
         run(self, part, places, counted_from)
 
-    monkeypatch.setattr(PoolPasses, "_run", counted)
+    monkeypatch.setattr(PoolRuns, "_run", counted)
     simulator = Simulator()
     passes = []
     for cluster in ("dgx-h100", "hgx-h200", "hgx-b200"):

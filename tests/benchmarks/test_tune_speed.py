@@ -24,7 +24,7 @@ def test_a_whole_search_of_a_published_setting(benchmark: Any, setting: Any) -> 
     selective checkpoints make so little again that their bounds reach below the best."""
     tuned = tune(setting.load(), count=1)
     share = 0.4 if "MPT-7B" in setting.name else 0.25
-    assert tuned.num_simulated <= share * tuned.found.num_candidates
+    assert tuned.num_simulated <= share * tuned.search.num_candidates
     ratio = in_timeouts(benchmark, lambda: tune(setting.load(), count=1), rounds=1)
     benchmark.extra_info["simulated"] = tuned.num_simulated
     assert ratio < 2e8

@@ -14,7 +14,7 @@ import pytest
 import zsim
 from tests.expect import about
 from zsim.calibrate.hardware_file import calibrate
-from zsim.calibrate.kernel_fits import ADAMW_IMPLEMENTATIONS, replaced
+from zsim.calibrate.kernel_fits import ADAMW_IMPLEMENTATIONS, replace_values
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.calibrate.robust_fit import FitParameter, robust_fit
 from zsim.cost.kernels.kernel import Kernel
@@ -40,7 +40,7 @@ TRUTH = {
 
 def synthetic() -> Measurements:
     """What an H100 with TRUTH's numbers would measure, every eleventh point disturbed by half."""
-    gpu = replaced(load_cluster("dgx-h100").gpu, TRUTH)
+    gpu = replace_values(load_cluster("dgx-h100").gpu, TRUTH)
     rows: list[Measurement] = []
 
     def add(

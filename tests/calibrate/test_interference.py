@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim
-from zsim.calibrate.interference import Covered, collective_pairs, kernel_pairs, slowdown
+from zsim.calibrate.interference import IntervalUnion, collective_pairs, kernel_pairs, slowdown
 from zsim.trace.readers.json_stream import JsonStream
 from zsim.trace.readers.kineto.file import load
 
@@ -76,8 +76,8 @@ def test_a_collectives_transfer_counts_and_not_its_wait_for_the_last(
     kineto: Any, metadata: Any, tmp_path: Path
 ) -> None:
     (pair,) = collective_pairs(gathers(kineto, metadata, tmp_path, (0, 1)))
-    assert (pair.num_alone, pair.num_beside) == (2, 2)
-    assert (pair.alone_seconds, pair.beside_seconds) == pytest.approx((40e-6, 60e-6))
+    assert (pair.num_isolated, pair.num_overlapped) == (2, 2)
+    assert (pair.isolated_seconds, pair.overlapped_seconds) == pytest.approx((40e-6, 60e-6))
     assert slowdown([pair]) == pytest.approx(1.5)
 
 
@@ -86,7 +86,7 @@ def test_of_one_recorded_rank_the_shortest_call_counts_whatever_it_waited(
 ) -> None:
     """Rank 1 came last, so it knows; rank 0 saw no kernel of its own."""
     (pair,) = collective_pairs(gathers(kineto, metadata, tmp_path, (1,)))
-    assert (pair.alone_seconds, pair.beside_seconds) == pytest.approx((40e-6, 60e-6))
+    assert (pair.isolated_seconds, pair.overlapped_seconds) == pytest.approx((40e-6, 60e-6))
     (tmp_path / "rank1.json").unlink()
     assert collective_pairs(gathers(kineto, metadata, tmp_path, (0,))) == []
 
@@ -99,7 +99,7 @@ def test_of_one_recorded_rank_the_shortest_call_counts_whatever_it_waited(
 def test_a_share_is_what_counting_every_moment_finds(
     intervals: list[tuple[int, int]], start: int, length: int
 ) -> None:
-    covered = Covered((begin, begin + size) for begin, size in intervals)
+    covered = IntervalUnion((begin, begin + size) for begin, size in intervals)
     moments = range(start, start + length)
     inside = [any(begin <= moment < begin + size for begin, size in intervals) for moment in moments]
     assert covered.share(start, start + length) == pytest.approx(sum(inside) / length)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.expect import about
-from zsim.calibrate.measurements import joined
+from zsim.calibrate.measurements import merge_measurements
 from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError
 
@@ -178,7 +178,7 @@ def test_a_row_of_the_microbenchmarks_is_a_measurement(tmp_path: Path) -> None:
     text = json.dumps({"format": 1, "measurements": [row()]})
     (found,) = read_measurements(write(tmp_path, "m.json", text)).rows
     assert (found.family, found["m"], found.seconds, found.flops) == ("gemm", 128, 5e-5, 4194304.0)
-    assert found.spread == pytest.approx(0.2)
+    assert found.relative_deviation == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
@@ -212,4 +212,4 @@ def test_a_missing_file_and_an_empty_set_are_errors(tmp_path: Path) -> None:
         read_measurements(tmp_path / "gone.json")
     empty = write(tmp_path, "m.json", '{"format": 1, "measurements": []}')
     with pytest.raises(InputError, match=r"no measurement in m\.json"):
-        joined([read_measurements(empty)])
+        merge_measurements([read_measurements(empty)])

@@ -8,7 +8,7 @@ import pytest
 
 import zsim
 from zsim.calibrate.hardware_file import calibrate
-from zsim.calibrate.measurements import Measurement, Measurements, joined
+from zsim.calibrate.measurements import Measurement, Measurements, merge_measurements
 from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
@@ -36,7 +36,7 @@ def recorded(folder: Path, model: str) -> Path:
 def test_links_are_found_again_from_the_transfers_of_recorded_steps(tmp_path: Path) -> None:
     """Kineto files of 8 ranks, two models; the waits of collectives for the last rank do not count."""
     folders = [recorded(tmp_path / model, model) for model in ("gpt2", "llama-3.2-1b")]
-    measured = joined([read_measurements(folder) for folder in folders])
+    measured = merge_measurements([read_measurements(folder) for folder in folders])
     assert {row["kind"] for row in measured.rows} == {"all_gather", "reduce_scatter"}
     assert measured.machines == ("8 ranks",)
     found = calibrate(load_cluster("dgx-h100"), "dgx-h100", "half", measured)

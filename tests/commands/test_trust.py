@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import zsim
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.study.anchored import anchored
+from zsim.study.anchored import anchor_step
 from zsim.validated.runs import shipped_estimates
 
 JOB: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "nodes": 4, "strategy": {"kind": "fsdp2"},
@@ -49,7 +49,7 @@ def test_a_measured_step_narrows_the_interval() -> None:
     """Measured at twice the prediction on 1 node: so is this one, as well as [ratios] says of GPUs."""
     experiment = zsim.Experiment(**JOB)
     result, small = zsim.simulate(experiment), zsim.simulate(zsim.Experiment(**{**JOB, "nodes": 1}))
-    found = anchored(result, experiment, {"nodes": 1}, 2 * small.report.step_seconds)
+    found = anchor_step(result, experiment, {"nodes": 1}, 2 * small.report.step_seconds)
     bound = exp(shipped_estimates()["ratios"]["GPUs"])
     assert 1.05 < bound < 1.3
     assert found.kinds == ("GPUs",)
@@ -62,7 +62,7 @@ def test_a_measured_step_narrows_the_interval() -> None:
 
 def test_the_very_job_measured_is_known_to_its_repeats() -> None:
     experiment = zsim.Experiment(**JOB)
-    found = anchored(zsim.simulate(experiment), experiment, {}, 3.0)
+    found = anchor_step(zsim.simulate(experiment), experiment, {}, 3.0)
     assert (found.low, found.step_seconds, found.high) == pytest.approx((2.982, 3.0, 3.018))
     assert "measured with this very job" in found.lines()[0]
 

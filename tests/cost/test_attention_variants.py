@@ -60,7 +60,7 @@ def more(options: WorkOptions, **changes: Any) -> tuple[float, float, int]:
     ],
 )
 def test_pairs_of_queries_and_keys(changes: dict[str, Any], pairs: float) -> None:
-    work = module(**changes).work
+    work = module(**changes).op_spec
     assert isinstance(work, Attention)
     assert attended_pairs(work, 64) == pairs
 

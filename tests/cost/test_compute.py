@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.elementwise import Passes, Walked
+from zsim.cost.kernels.elementwise import Passes, StridedPasses
 from zsim.cost.kernels.kernel import Kernel, KernelKind
 from zsim.cost.kernels.losses import loss_kernels
 from zsim.cost.kernels.shapes import WorkOptions
 from zsim.cost.rates.gpu import KernelPricer, kernel_seconds, require_dtype
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_gpu
-from zsim.specs.cluster.gpu import Gpu, NarrowKernel, with_attention_variant
+from zsim.specs.cluster.gpu import Gpu, NarrowKernel, select_attention_variant
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
 
@@ -169,7 +169,7 @@ def test_products_come_near_their_microbenchmarks(
 
 def test_another_generation_of_attention_replaces_the_curve_and_nothing_else(gpu: Gpu) -> None:
     h100 = load_gpu("h100-sxm-80gb")
-    older = with_attention_variant(h100, "flash1-triton")
+    older = select_attention_variant(h100, "flash1-triton")
     assert older.attention.forward_fraction == h100.attention.variants["flash1-triton"].forward_fraction
     assert older.attention.source == h100.attention.source
     assert older.gemm == h100.gemm
@@ -177,9 +177,9 @@ def test_another_generation_of_attention_replaces_the_curve_and_nothing_else(gpu
         InputError,
         match=r"no attention variant 'flash1-tritn'; did you mean 'flash1-triton'\?; it has flash1",
     ):
-        with_attention_variant(h100, "flash1-tritn")
+        select_attention_variant(h100, "flash1-tritn")
     with pytest.raises(InputError, match="'easy' has no attention variant 'flash1'; it has none"):
-        with_attention_variant(gpu, "flash1")
+        select_attention_variant(gpu, "flash1")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_first_flash_attention_takes_as_long_as_xformers_timed_it(
 ) -> None:
     """facebookresearch/xformers pull requests 389 and 479: 320 sequences times heads on A100, causal, heads
     of width 128; those of 64 by the ratios in the GPU's file."""
-    board = with_attention_variant(load_gpu("a100-sxm-80gb"), "flash1")
+    board = select_attention_variant(load_gpu("a100-sxm-80gb"), "flash1")
     flops = 2.0 * 320 * length**2 * head_dim * over_forward
     kernel = Kernel(kind, flops, 0.0, "fp16", (320, length, length, head_dim))
     assert 1e3 * kernel_seconds(kernel, board) == pytest.approx(expected_ms, rel=0.01)
@@ -206,9 +206,9 @@ def test_a_variants_narrow_kernels_replace_the_ones_of_the_board() -> None:
     board = load_gpu("a100-sxm-80gb")
     own = {64: NarrowKernel(forward_ratio=0.5, backward_ratio=0.5)}
     narrow = board.model_copy(update={"attention": board.attention.model_copy(update={"by_head_dim": own})})
-    assert with_attention_variant(narrow, "flash1-triton").attention.by_head_dim == {}
-    assert list(with_attention_variant(narrow, "flash1").attention.by_head_dim) == [64]
-    assert with_attention_variant(narrow, "flash1").attention.fraction(
+    assert select_attention_variant(narrow, "flash1-triton").attention.by_head_dim == {}
+    assert list(select_attention_variant(narrow, "flash1").attention.by_head_dim) == [64]
+    assert select_attention_variant(narrow, "flash1").attention.fraction(
         64, is_backward=False
     ) == pytest.approx(0.228 * 1.55)
 
@@ -230,7 +230,7 @@ def test_attention_on_h100_comes_near_the_published_curves(
     """FlashAttention-3 (arXiv 2407.08608), figure 5, causal forward on H100, 16,384 tokens and 2,048 wide in
     all heads; within 10 %, of FlashAttention-2 as timed on another H100."""
     board = load_gpu("h100-sxm-80gb")
-    board = with_attention_variant(board, variant) if variant else board
+    board = select_attention_variant(board, variant) if variant else board
     flops = 1e13
     heads = 16384 // length * 2048 // head_dim
     kernel = Kernel("attention_forward", flops, 0, "bf16", (heads, length, length, head_dim))
@@ -257,7 +257,7 @@ def test_attention_on_h100_comes_near_the_microbenchmarks(
     """traces/h100-80gb-hbm3/microbench.json, causal; backward less the three additions into .grad at 2.97
     TB/s; within 9 %."""
     board = load_gpu("h100-sxm-80gb")
-    board = with_attention_variant(board, variant) if variant else board
+    board = select_attention_variant(board, variant) if variant else board
     heads, length, width = shape
     flops = 2.0 * heads * length**2 * width
     both = (
@@ -344,7 +344,7 @@ def test_rotary_positions_in_eager_kernels_take_what_was_timed(
 ) -> None:
     """Liger-Kernel's benchmark of transformers' rotary embedding, 32 and 8 heads: 10 tensors in 10 launches,
     5 of which in two products and a negated half."""
-    passes = Passes(10, 10, Walked(5, 6, 2.5, is_deep=True))
+    passes = Passes(10, 10, StridedPasses(5, 6, 2.5, has_many_dimensions=True))
     kernels = passes.kernels(tokens * 40 * head_dim, WorkOptions())
     predicted = sum(kernel_seconds(one, load_gpu(gpu_name)) for one in kernels)
     assert predicted == pytest.approx(measured, rel=0.04)

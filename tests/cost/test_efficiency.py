@@ -24,7 +24,7 @@ from zsim.specs.cluster.gpu import (
     AttentionBlocks,
     AttentionEfficiency,
     GemmEfficiency,
-    with_attention_variant,
+    select_attention_variant,
 )
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
@@ -87,7 +87,9 @@ def test_products_of_transformer_engine_have_a_ratio_of_their_own() -> None:
     """f = 0.8 x 1.05, in fp8 0.6 x 1.05; torch's products keep 0.8, and so do all where no ratio is known."""
     curve = gemm(by_dtype={"fp8": 0.6}, transformer_engine_ratio=1.05)
     found = {
-        (dtype, by_engine): gemm_fraction(1280, 2560, 4096, 1, dtype, curve, 100, by_engine=by_engine)
+        (dtype, by_engine): gemm_fraction(
+            1280, 2560, 4096, 1, dtype, curve, 100, is_transformer_engine=by_engine
+        )
         for dtype in ("bf16", "fp8")
         for by_engine in (True, False)
     }
@@ -97,7 +99,9 @@ def test_products_of_transformer_engine_have_a_ratio_of_their_own() -> None:
         ("fp8", True): pytest.approx(0.63),
         ("fp8", False): pytest.approx(0.6),
     }
-    assert gemm_fraction(1280, 2560, 4096, 1, "bf16", gemm(), 100, by_engine=True) == pytest.approx(0.8)
+    assert gemm_fraction(
+        1280, 2560, 4096, 1, "bf16", gemm(), 100, is_transformer_engine=True
+    ) == pytest.approx(0.8)
 
 
 @given(
@@ -159,7 +163,9 @@ def test_batched_products_have_a_rate_and_a_half_of_their_own() -> None:
     """F = 0.8 x 0.5 and K = 64: 0.4 x 64 / 128. One product of the same curve: 0.8 x 64 / (64 + 448)."""
     curve = gemm(k_half=448, batched={"ratio": 0.5, "k_half": 64})
     rates = [
-        gemm_fraction(1280, 2560, 64, 1, "bf16", curve, 100, together=curve.batched if is_batched else None)
+        gemm_fraction(
+            1280, 2560, 64, 1, "bf16", curve, 100, single_call=curve.batched if is_batched else None
+        )
         for is_batched in (True, False)
     ]
     assert rates == pytest.approx([0.2, 0.1])
@@ -295,7 +301,7 @@ def test_attention_of_few_heads_is_as_much_slower_as_was_timed(
     configs/system/a100_pcie.json and b200_bf16_ceperm.json, sdp_fwd and sdp_bwd): relative to their mean
     within 15 %."""
     board = load_gpu(gpu)
-    board = with_attention_variant(board, variant) if variant else board
+    board = select_attention_variant(board, variant) if variant else board
     rates = {
         heads: heads
         / arithmetic_seconds(Kernel(kind, 1e9 * heads, 0.0, "bf16", (heads, 4096, 4096, 128)), board)

@@ -25,7 +25,7 @@ def forward_flops_per_token(model: ModelSpec, length: int) -> float:
 def formula_flops_per_token(model: ModelSpec, length: int) -> float:
     """2 (P - P_emb - P_pos) + 4 S A L: P is every parameter, biases and norms included, tied weights once;
     P_emb the token embedding where it is not tied (a tied one is the head's matrix); P_pos the positions."""
-    tables = [module for module in model.before if isinstance(module.work, Embedding)]
+    tables = [module for module in model.before if isinstance(module.op_spec, Embedding)]
     uncounted = sum(table.numel for table in tables[1 if model.is_tied else 0 :])
     return 2.0 * (active_numel(model) - uncounted) + attention_flops_per_token(model, length)
 

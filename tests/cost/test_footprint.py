@@ -11,10 +11,10 @@ from zsim.cost.memory.activations import (
     backward_extra_bytes,
     checkpoint_bytes,
     forward_extra_bytes,
-    keeps_only_the_stream,
     recomputed_modules,
     saved_bytes,
     saved_bytes_selective,
+    saves_only_block_input,
 )
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Activation, Attention, Block, Loss, Module, Norm, Parameter
@@ -82,7 +82,7 @@ def test_a_fused_llama_block_keeps_inputs_only() -> None:
 def test_written_out_attention_repeats_keys_and_casts_probabilities() -> None:
     """Llama-3-8B: k and v of all 32 heads (4096 each) and, per head and score, 4 bytes of fp32 softmax and
     2 of its bf16 copy."""
-    core = next(m for m in load_model("llama-3-8b").blocks[0].modules if isinstance(m.work, Attention))
+    core = next(m for m in load_model("llama-3-8b").blocks[0].modules if isinstance(m.op_spec, Attention))
     options = WorkOptions("bf16", "math")
     assert saved_bytes(core, SHAPE, options) == TOKENS * 3 * 4096 * 2 + 2 * 32 * 2048**2 * 6
     assert saved_bytes_selective(core, SHAPE, options) == TOKENS * (4096 + 2048) * 2
@@ -91,8 +91,8 @@ def test_written_out_attention_repeats_keys_and_casts_probabilities() -> None:
 def test_a_slice_of_a_fused_projection_keeps_all_of_it_alive() -> None:
     """Phi 3: q, k (rotated, new) and the 3 * 3072 wide output that v is a slice of: 2 (2 + 3) 3072, and
     4 * 32 of log-sum-exp; Llama 2 with its own v: 2 * 3 * 4096 + 4 * 32."""
-    phi = next(m for m in load_model("phi3-mini").blocks[0].modules if isinstance(m.work, Attention))
-    llama = next(m for m in load_model("llama-2-7b").blocks[0].modules if isinstance(m.work, Attention))
+    phi = next(m for m in load_model("phi3-mini").blocks[0].modules if isinstance(m.op_spec, Attention))
+    llama = next(m for m in load_model("llama-2-7b").blocks[0].modules if isinstance(m.op_spec, Attention))
     assert saved_bytes(phi, SHAPE, WorkOptions()) == TOKENS * (2 * 5 * 3072 + 128)
     assert saved_bytes(llama, SHAPE, WorkOptions()) == TOKENS * (2 * 3 * 4096 + 128)
 
@@ -231,9 +231,9 @@ def test_autocast_has_norms_residuals_and_embeddings_in_fp32() -> None:
     assert backward_extra_bytes(modules["ln_1"], SHAPE, cast) == 2 * stream
     projection = backward_extra_bytes(modules["attn.c_proj"], SHAPE, cast)
     assert projection == 2 * (2 * TOKENS * 768 + 768**2)
-    kept = [keeps_only_the_stream(modules[name], cast) for name in ("ln_1", "attn.c_proj")]
+    kept = [saves_only_block_input(modules[name], cast) for name in ("ln_1", "attn.c_proj")]
     assert kept == [True, False]
-    assert keeps_only_the_stream(modules["attn.c_proj"], WorkOptions())
+    assert saves_only_block_input(modules["attn.c_proj"], WorkOptions())
 
 
 def test_a_loss_whose_logits_are_held_keeps_them_once() -> None:

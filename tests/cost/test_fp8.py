@@ -97,7 +97,7 @@ def test_a_fused_norm_has_cast_its_output_but_for_what_must_be_transposed() -> N
     assert casts(forward_kernels(behind, SHAPE, options("current"))) == [4 * X, 2 * W, 4 * W]
     assert casts(forward_kernels(behind, SHAPE, options("delayed", transposes=False))) == [3 * W]
     norm = Module("norm", Norm(64), (Parameter("weight", (64,)),))
-    fused = replace(norm, work=Norm(64, writes_fp8=True))
+    fused = replace(norm, op_spec=Norm(64, writes_fp8=True))
     made = replace(options("delayed"), compile=True)
     (alone,), (writes,) = forward_kernels(norm, SHAPE, made), forward_kernels(fused, SHAPE, made)
     assert alone.hbm_bytes - writes.hbm_bytes == X
@@ -105,7 +105,7 @@ def test_a_fused_norm_has_cast_its_output_but_for_what_must_be_transposed() -> N
 
 def test_of_gathered_operands_each_rank_casts_its_part_and_transposes_the_whole() -> None:
     """Four ranks: a quarter is cast for one direction; gathered again in backward, it is transposed."""
-    split = product(input_parts=4, gradient_parts=4)
+    split = product(input_cast_ranks=4, gradient_cast_ranks=4)
     made = options("delayed")
     assert casts(forward_kernels(split, SHAPE, made)) == [3 * X / 4, 4 * W]
     assert casts(backward_kernels(split, SHAPE, made)) == [3 * Y / 4, 2 * Y, 2 * X]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cost.kernels.fused_head import fused_head, head_place, piece_tokens
+from zsim.cost.kernels.fused_head import fused_head, head_index, piece_tokens
 from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.huggingface import load_model
@@ -59,8 +59,8 @@ def test_fp16_scales_the_gradients_in_backward() -> None:
 
 def test_the_head_is_the_last_product_before_the_loss() -> None:
     after = load_model("llama-3-8b").after
-    place = head_place(after)
+    place = head_index(after)
     assert place is not None
     assert after[place].name == "lm_head"
-    assert isinstance(after[place + 1].work, Loss)
-    assert head_place(after[: place + 1]) is None
+    assert isinstance(after[place + 1].op_spec, Loss)
+    assert head_index(after[: place + 1]) is None

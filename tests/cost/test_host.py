@@ -56,14 +56,14 @@ def test_every_event_that_plans_name_has_a_cost_a_source_and_a_grade() -> None:
 def test_an_op_costs_its_event_times_the_factor_plus_its_launches() -> None:
     """fsdp2_unshard at 1.5 times the reference CPU and 4 launches of 5 us, which are not scaled."""
     costs = load_host_costs()
-    expected = 1.5 * costs.on_gpu["fsdp2_unshard"] + 20e-6
-    assert costs.on_gpu["fsdp2_unshard"] > costs.seconds["fsdp2_unshard"]
+    expected = 1.5 * costs.seconds_on_gpu["fsdp2_unshard"] + 20e-6
+    assert costs.seconds_on_gpu["fsdp2_unshard"] > costs.seconds["fsdp2_unshard"]
     assert host_seconds("fsdp2_unshard", 1, 4, host(1.5), costs) == pytest.approx(expected)
 
 
 def test_what_torch_takes_for_every_kernel_is_paid_by_launch_and_scaled() -> None:
     costs = load_host_costs()
-    expected = 1.5 * (costs.seconds["eager_call"] + 4 * costs.per_launch["eager_call"]) + 20e-6
+    expected = 1.5 * (costs.seconds["eager_call"] + 4 * costs.seconds_per_launch["eager_call"]) + 20e-6
     assert host_seconds("eager_call", 1, 4, host(1.5), costs) == pytest.approx(expected)
 
 

@@ -26,8 +26,8 @@ def module(work: Attention = CORE) -> Module:
 
 
 def test_the_preset_is_of_these_shapes() -> None:
-    modules = [one for block in load_model("deepseek-v3").distinct_blocks for one in block.modules]
-    works = [one.work for one in modules if isinstance(one.work, Attention)]
+    modules = [one for block in load_model("deepseek-v3").unique_blocks for one in block.modules]
+    works = [one.op_spec for one in modules if isinstance(one.op_spec, Attention)]
     shapes = {(w.num_heads, w.num_kv_heads, w.qk_head_dim, w.v_head_dim, w.rotary_width) for w in works}
     assert shapes == {(HEADS, HEADS, KEYS, VALUES, ROTATED)}
     assert all(work.is_latent for work in works)

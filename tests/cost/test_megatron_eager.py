@@ -61,9 +61,9 @@ def test_megatron_clamps_before_its_fused_activation() -> None:
     half = 64 * 128
     forward, backward = seen(clamped, torch.ones(64, 256, dtype=torch.bfloat16, requires_grad=True))
     for passes, count, fused in ((cost.forward, forward, 3), (cost.backward, backward, 5)):
-        assert passes.walked is not None
+        assert passes.strided is not None
         assert (passes.tensors - fused) * half * 2 == count.num_bytes
-        assert passes.walked.elements * half == count.walked
+        assert passes.strided.elements * half == count.walked
     assert cost.forward.launches == forward.launches + 1
     assert cost.saved == 4
 
@@ -82,9 +82,9 @@ def test_megatron_scales_rotary_positions_in_eager_kernels() -> None:
     angles = torch.ones(16, 1, 1, 32)
     heads = torch.ones(16, 8, 64, 32, dtype=torch.bfloat16, requires_grad=True)
     for passes, count in zip(ROTARY_MEGATRON, seen(lambda one: rotated(one, angles), heads), strict=True):
-        assert passes.walked is not None
+        assert passes.strided is not None
         assert passes.tensors * heads.numel() * 2 == pytest.approx(count.num_bytes, rel=0.01)
-        assert passes.walked.elements * heads.numel() == pytest.approx(count.walked, rel=0.01)
+        assert passes.strided.elements * heads.numel() == pytest.approx(count.walked, rel=0.01)
 
 
 @pytest.mark.parametrize(("rope", "is_eager"), [({}, True), ({"rope_type": "default"}, False)])
@@ -96,7 +96,7 @@ def test_megatron_rotates_in_one_kernel_without_a_factor(rope: dict[str, str], i
         "rope_parameters": rope,
     }  # fmt: skip
     made = model_from_config(model, "gpt-oss", "a test")
-    core = next(one for one in made.blocks[-1].modules if isinstance(one.work, Attention))
+    core = next(one for one in made.blocks[-1].modules if isinstance(one.op_spec, Attention))
     shape = BatchShape(2, 512)
     for layers, is_slow in (("megatron", is_eager), ("torch", False)):
         kernels = forward_kernels(core, shape, WorkOptions(compile=True, layers=layers))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from zsim.cost.optimizers.kernels import update_kernels
 from zsim.cost.optimizers.muon import newton_schulz_flops
 from zsim.cost.optimizers.states import STATES, state_tensors
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.optimizers import OPTIMIZERS, optimizer_of
 
@@ -37,7 +37,7 @@ from zsim.specs.strategy.optimizers import OPTIMIZERS, optimizer_of
 def test_states_have_the_bytes_that_the_library_allocates(
     name: str, shape: tuple[int, ...], expected: int
 ) -> None:
-    assert sum(state_tensors(name, [Updated(shape)])) == expected
+    assert sum(state_tensors(name, [UpdatedTensor(shape)])) == expected
 
 
 def test_states_equal_those_of_torch_on_a_cpu() -> None:
@@ -62,12 +62,16 @@ def test_states_equal_those_of_torch_on_a_cpu() -> None:
         states = [state for one in optimizer.state.values() for state in one.values()]
         counted = sum(s.numel() * 4 for s in states if torch.is_tensor(s) and s.dim())
         count = 1 if name == "muon" else 2
-        parts = [Updated(shape, shape, is_matrix=len(shape) == 2) for shape in shapes[:count]]
+        parts = [UpdatedTensor(shape, shape, is_matrix=len(shape) == 2) for shape in shapes[:count]]
         assert sum(state_tensors(name, parts)) == counted, name
 
 
 def test_muon_keeps_one_moment_of_a_matrix_and_two_of_the_rest() -> None:
-    parts = [Updated((64, 32), (64, 32), is_matrix=True), Updated((64, 32), (64, 32)), Updated((64,))]
+    parts = [
+        UpdatedTensor((64, 32), (64, 32), is_matrix=True),
+        UpdatedTensor((64, 32), (64, 32)),
+        UpdatedTensor((64,)),
+    ]
     assert state_tensors("muon", parts) == (8192, 8192, 8192, 256, 256)
 
 
@@ -82,7 +86,7 @@ def test_newton_schulz_counts_what_torch_computes() -> None:
         with FlopCounterMode(display=False) as counter:
             torch.optim.Muon([tensor]).step()
         assert newton_schulz_flops(*shape) == counter.get_total_flops()
-        kernels = update_kernels("muon", [Updated(shape, shape, is_matrix=True)])
+        kernels = update_kernels("muon", [UpdatedTensor(shape, shape, is_matrix=True)])
         assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()
 
 
@@ -90,11 +94,11 @@ def test_an_update_in_one_pass_moves_weights_gradient_and_states() -> None:
     """AdamW in 8 bits reads and writes 4 bytes of weight and 2 of moments with 2 x 4 / 256 bytes of maxima,
     and reads 4 of gradient: 8 + 4 + 2 (2 + 1/32) bytes a parameter. Fused AdamW moves 28."""
     numel = 2**20
-    (kernel,) = update_kernels("adamw-8bit", [Updated((numel,))])
+    (kernel,) = update_kernels("adamw-8bit", [UpdatedTensor((numel,))])
     assert kernel.hbm_bytes == numel * (12 + 2 * (2 + 1 / 32))
-    (fused,) = update_kernels("adamw", [Updated((numel,))])
+    (fused,) = update_kernels("adamw", [UpdatedTensor((numel,))])
     assert fused.hbm_bytes == 28 * numel
-    (half,) = update_kernels("adamw-bf16", [Updated((numel,))])
+    (half,) = update_kernels("adamw-bf16", [UpdatedTensor((numel,))])
     assert half.hbm_bytes == 20 * numel
 
 

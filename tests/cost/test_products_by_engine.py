@@ -47,7 +47,7 @@ def called(
                 if kernel.kind == "gemm"
             ]
             if kernels:
-                by_engine = {kernel.by_engine for kernel in kernels}
+                by_engine = {kernel.is_transformer_engine for kernel in kernels}
                 assert len(by_engine) == 1, call.name
                 (found if by_engine == {True} else others).add(call.name.rpartition(".")[2])
     assert "lm_head" in others

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cost.sharing import max_min_fair_rates, progressive_filling, rates_apart
+from zsim.cost.sharing import max_min_fair_rates, progressive_filling, unshared_rates
 from zsim.errors import InputError
 
 Usage = dict[str, dict[str, float]]
@@ -154,4 +154,4 @@ def test_activities_that_share_nothing_have_their_rates_alone(drawn: list[tuple[
     capacity = [value for base, ulps, _ in drawn for value in (base * (1 + ulps * 2.0**-52), 1e30)]
     rows = [[(2 * n, weight if n % 3 else 1.0), (2 * n + 1, 1.0)] for n, (_, _, weight) in enumerate(drawn)]
     alone = [progressive_filling([row], capacity)[0] for row in rows]
-    assert rates_apart(alone) == progressive_filling(rows, capacity)
+    assert unshared_rates(alone) == progressive_filling(rows, capacity)

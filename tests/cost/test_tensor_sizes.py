@@ -46,7 +46,7 @@ def test_a_gated_mlp_keeps_gate_and_up() -> None:
 def test_the_loss_under_autocast_keeps_two_tensors_and_makes_one_gradient_in_fp32() -> None:
     """4,096 tokens, 128,256 logits each: log-probabilities in bf16 and fp32; nll_loss fills an fp32
     gradient beside them, 10 bytes a logit, and what it read is gone before the gradient's cast."""
-    loss = next(module for module in load_model("llama-3-8b").after if isinstance(module.work, Loss))
+    loss = next(module for module in load_model("llama-3-8b").after if isinstance(module.op_spec, Loss))
     logits = 4096 * 128256
     tensors = module_tensors(loss, SHAPE, WorkOptions(cross_entropy="autocast"))
     assert tensors.saved == (2 * logits, 4 * logits)

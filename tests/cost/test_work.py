@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.losses import kept_per_logit
+from zsim.cost.kernels.losses import saved_bytes_per_logit
 from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import (
@@ -244,7 +244,7 @@ def test_autocast_leaves_log_softmax_in_the_logits_type_and_casts_what_it_puts_o
     assert total_bytes(forward_kernels(long, rows, options)) == 14 * 65_536
     assert total_bytes(backward_kernels(long, rows, options)) == 18 * 65_536
     assert total_bytes(forward_kernels(between, rows, options)) == 12 * 49_152
-    assert kept_per_logit(options) == 6
+    assert saved_bytes_per_logit(options) == 6
 
 
 def test_one_warp_picks_the_labels_of_the_eager_loss_two_loads_for_32_of_them() -> None:
@@ -359,7 +359,7 @@ def test_backward_products_are_twice_the_forward_ones(name: str, attention: Any,
     model, options = load_model(name), WorkOptions("bf16", attention, compiled)
     for module in (*model.before, *model.blocks[0].modules, *model.after):
         forward, backward = forward_kernels(module, SHAPE, options), backward_kernels(module, SHAPE, options)
-        is_flash = attention == "flash" and isinstance(module.work, Attention)
+        is_flash = attention == "flash" and isinstance(module.op_spec, Attention)
         assert total_flops(backward) == (2.5 if is_flash else 2.0) * total_flops(forward)
         assert all(kernel.hbm_bytes > 0 and kernel.launches >= 1 for kernel in (*forward, *backward))
 

@@ -7,7 +7,7 @@ from math import nan
 from typing import Any
 
 import zsim
-from zsim.devices.allocator import Allocator, Changes
+from zsim.devices.allocator import Allocator, AllocatorChanges
 from zsim.devices.caching_allocator import CachingAllocator
 from zsim.plan.memory.tensors import TensorChange
 
@@ -24,7 +24,7 @@ def give(op: int, tensor: int, until: int = -1) -> TensorChange:
 
 def allocator(room: int, *changes: TensorChange, last: Sequence[int] = ()) -> Allocator:
     """Of a GPU with `room` MiB, where the ops `last` were issued last to their streams."""
-    return Allocator(CachingAllocator(room * MIB), Changes.of(changes), lambda op: last)
+    return Allocator(CachingAllocator(room * MIB), AllocatorChanges.of(changes), lambda op: last)
 
 
 def test_room_is_taken_without_waiting() -> None:
@@ -167,18 +167,18 @@ def test_what_the_first_run_makes_to_stay_breaks_up_what_it_freed() -> None:
     another 60."""
     program = [take(0, 0, 60), give(1, 0)]
     gpu = allocator(200, *program)
-    gpu.first_changes = Changes.of([*program, take(2, -1, 20)])
-    for op in sorted(gpu.current.by_op):
+    gpu.first_changes = AllocatorChanges.of([*program, take(2, -1, 20)])
+    for op in sorted(gpu.current.changes_of_op):
         gpu.advance(op, 0.0, [nan])
     gpu.restart()
     assert (gpu.memory.reserved_bytes, gpu.memory.active_bytes) == (60 * MIB, 20 * MIB)
-    assert sorted(gpu.current.by_op) == [0, 1]
+    assert sorted(gpu.current.changes_of_op) == [0, 1]
     gpu.advance(0, 0.0, [nan])
     assert (gpu.memory.reserved_bytes, gpu.memory.active_bytes) == (120 * MIB, 80 * MIB)
 
 
 def test_what_has_ended_matters_only_before_ops_that_allocate() -> None:
     """Op 1 only frees, op 2 does both."""
-    changes = Changes.of([take(0, 0, 60), give(1, 0), take(2, 1, 10), give(2, 1)])
-    assert set(changes.by_op) == {0, 1, 2}
-    assert changes.asking == {0, 2}
+    changes = AllocatorChanges.of([take(0, 0, 60), give(1, 0), take(2, 1, 10), give(2, 1)])
+    assert set(changes.changes_of_op) == {0, 1, 2}
+    assert changes.request_ops == {0, 2}

@@ -86,7 +86,7 @@ def test_a_new_block_is_not_looked_for_among_the_free_ones() -> None:
     allocator = CachingAllocator(50 * MIB)
     allocator.free(taken(allocator, 30 * MIB))
     assert allocator.malloc(30 * MIB, "compute", is_new=True) is None
-    assert allocator.malloc_anyway(30 * MIB, "compute").bytes == 30 * MIB
+    assert allocator.malloc_over_capacity(30 * MIB, "compute").bytes == 30 * MIB
     assert allocator.reserved_bytes == 60 * MIB
 
 
@@ -168,13 +168,13 @@ def test_books_balance_after_any_sequence(is_expandable: bool) -> None:
 def test_a_passing_request_takes_what_malloc_would_and_changes_nothing(count: int) -> None:
     memory = CachingAllocator(2**30)
     request = memory.request(count, "compute")
-    assert memory.passing_bytes(request) == 0  # the driver would be asked
+    assert memory.transient_bytes(request) == 0  # the driver would be asked
     blocks = [memory.malloc(size, "compute") for size in (600, count, 3 * 2**20)]
     for block in blocks:
         assert block is not None
         memory.free(block)
     active, reserved, segments = memory.active_bytes, memory.reserved_by_pool(), memory.num_segments
-    taken = memory.passing_bytes(request)
+    taken = memory.transient_bytes(request)
     assert (memory.active_bytes, memory.reserved_by_pool()) == (active, reserved)
     block = memory.malloc(count, "compute")
     assert block is not None

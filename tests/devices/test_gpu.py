@@ -34,11 +34,11 @@ class Clock:
             if what == "start":
                 gpu.start(now, number, starts[number][1])
             elif what == "began":
-                gpu.collective_started(now)
+                gpu.begin_collective(now)
             elif what == "over":
-                gpu.collective_ended(now)
+                gpu.end_collective(now)
             elif number == gpu.ticket:
-                gpu.on_wake(now)
+                gpu.wake(now)
         assert not gpu.is_busy
 
     def _put(self, at: float, what: str, number: int) -> None:

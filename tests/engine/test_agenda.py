@@ -9,12 +9,12 @@ import pytest
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-from zsim.engine.agenda import Agenda
+from zsim.engine.agenda import EventQueue
 
 LATER = EventPriority(2)  # of a pool of links, at the end of an instant
 
 
-class Plain(Agenda["Job", int]):
+class Plain(EventQueue["Job", int]):
     """An agenda that leaves everything to simpy's queue."""
 
     def put(self, time: float, entry: int) -> None:
@@ -29,10 +29,10 @@ class Job:
     """A job that logs its entries and events of simpy, each of which puts down a few more at random."""
 
     def __init__(
-        self, env: simpy.Environment, kind: type[Agenda[Job, int]], seed: int, log: list[str]
+        self, env: simpy.Environment, kind: type[EventQueue[Job, int]], seed: int, log: list[str]
     ) -> None:
         self.env, self.random, self.log, self.left, self.seed = env, Random(seed), log, 300, seed
-        self.agenda: Agenda[Job, int] = kind(env, self, Job.happen)
+        self.agenda: EventQueue[Job, int] = kind(env, self, Job.happen)
         self.more()
 
     def happen(self, entries: list[int], now: float) -> None:
@@ -53,14 +53,14 @@ class Job:
             self.left -= 1
             delay = self.random.choice([0.0, 0.0, 1.0, 1.0, 2.0, 3.0, self.random.random()])
             if self.random.random() < 0.7:
-                self.agenda.put(self.env.now + delay, self.left)
+                self.agenda.schedule(self.env.now + delay, self.left)
                 continue
             event = simpy.Event(self.env)
             event._ok, event._value, event.callbacks = True, None, [self.other]
             self.env.schedule(event, self.random.choice([NORMAL, LATER]), delay)
 
 
-def log_of(kind: type[Agenda[Job, int]], seed: int) -> list[str]:
+def log_of(kind: type[EventQueue[Job, int]], seed: int) -> list[str]:
     """What two jobs on one clock log, which is stopped and goes on."""
     env, log = simpy.Environment(), list[str]()
     jobs = [Job(env, kind, 2 * seed + number, log) for number in range(2)]
@@ -74,4 +74,4 @@ def log_of(kind: type[Agenda[Job, int]], seed: int) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_entries_happen_in_simpys_order(seed: int) -> None:
-    assert log_of(Agenda, seed) == log_of(Plain, seed)
+    assert log_of(EventQueue, seed) == log_of(Plain, seed)

@@ -18,12 +18,12 @@ from zsim.comparison.calls import calls_of_trace
 from zsim.comparison.clock_check import check_clock
 from zsim.comparison.plan_check import check_plan
 from zsim.comparison.verdict import Tolerances
-from zsim.engine.allocation import has_room_at, make_allocator, settle, settle_once
+from zsim.engine.allocation import has_room_at, make_allocator, reach_steady_state, steady_state
 from zsim.engine.simulate import simulate_job
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import step_peak_bytes
 from zsim.plan.memory.peaks import plan_peaks
-from zsim.plan.passes.twice import twice
+from zsim.plan.passes.twice import repeat_step
 from zsim.report.fit import fit_of
 from zsim.report.views.html.report import html_report
 from zsim.report.views.text.report import print_report
@@ -77,11 +77,11 @@ def test_states_that_the_first_update_makes_stand_in_the_room_of_activations() -
     assert sum(states.lazy_tensors) == states.bytes
     assert len(states.lazy_tensors) == 2 * 33  # of 32 blocks and the root
     eager = tuple(replace(memory, lazy_tensors=()) for memory in plan.resident)
-    early = plan.with_programs(lambda program: replace(program, resident=eager))
+    early = plan.map_programs(lambda program: replace(program, resident=eager))
     reserved = []
     for one in (plan, early):
         times = [float(number) for number in range(len(one.ops))]
-        reserved.append(settle(make_allocator(job, one, one), times, times).reserved_bytes)
+        reserved.append(reach_steady_state(make_allocator(job, one, one), times, times).reserved_bytes)
     assert reserved[0] > 1.02 * reserved[1]
 
 
@@ -95,7 +95,7 @@ def test_states_are_made_when_the_host_comes_to_the_update(strategy: dict[str, A
     changes = make_allocator(job, plan, plan).first_changes
     assert changes is not None
     update = next(number for number, op in enumerate(plan.ops) if op.name == "optimizer step")
-    there = changes.by_op[update]
+    there = changes.changes_of_op[update]
     first = next(place for place, change in enumerate(there) if change.tensor < 0)
     assert (first > 0) == frees
     assert not any(change.bytes for change in there[:first])
@@ -321,7 +321,10 @@ def test_room_at_other_times_is_found_without_settling_again(strategy: dict[str,
     issue = [float(number) for number in range(len(plan.ops))]
     late = [float(len(plan.ops))] * len(plan.ops)
     empty = make_allocator(job, plan, plan)
-    prompt, slow = settle(empty.copy(), issue, issue), settle(empty.copy(), issue, late)
+    prompt, slow = (
+        reach_steady_state(empty.copy(), issue, issue),
+        reach_steady_state(empty.copy(), issue, late),
+    )
     assert sum(prompt.pools.values()) == prompt.reserved_bytes <= slow.reserved_bytes
     assert has_room_at(plan.programs[0], empty, prompt, issue, issue)
     assert has_room_at(plan.programs[0], empty, prompt, issue, late) == bool(slow.pools)
@@ -330,7 +333,7 @@ def test_room_at_other_times_is_found_without_settling_again(strategy: dict[str,
             tight = empty.copy()
             tight.memory.capacity_bytes = limit
             assert has_room_at(plan.programs[0], tight, prompt, issue, late) == has_room
-            assert settle(tight, issue, late).pools == (slow.pools if has_room else {})
+            assert reach_steady_state(tight, issue, late).pools == (slow.pools if has_room else {})
 
 
 @pytest.mark.parametrize("is_expandable", [False, True])
@@ -347,11 +350,11 @@ def test_runs_of_one_program_are_settled_as_each_by_itself(
         zsim.Experiment(model="gpt2", cluster="dgx-h100", nodes=1, training=training, strategy=strategy)
     )
     plan = make_plan(job)
-    repeated = twice(plan)
+    repeated = repeat_step(plan)
     program, empty = repeated.program, make_allocator(job, plan, repeated)
     random = np.random.default_rng(0)
     issue = np.arange(float(len(program.ops))).tolist()
-    whole, num_short = settle(empty.copy(), issue, issue).reserved_bytes, 0
+    whole, num_short = reach_steady_state(empty.copy(), issue, issue).reserved_bytes, 0
     for part in (2.0, 1.1, 1.0, 0.9):
         for lead in (0.0, 30.0, 300.0):
             late = lead * random.random(len(issue))
@@ -359,14 +362,14 @@ def test_runs_of_one_program_are_settled_as_each_by_itself(
             for _ in range(2):  # not known, and known
                 once, alone = empty.copy(), empty.copy()
                 once.memory.capacity_bytes = alone.memory.capacity_bytes = int(part * whole)
-                assert settle_once(program, once, issue, ended) == settle(alone, issue, ended)
+                assert steady_state(program, once, issue, ended) == reach_steady_state(alone, issue, ended)
                 assert once.has_retried == alone.has_retried
                 if alone.has_retried:
                     num_short += 1
                     assert once.counts == alone.counts
                     assert once.first_changes is None
                     assert once.memory.reserved_by_pool() == alone.memory.reserved_by_pool()
-                    assert settle(once, issue, ended) == settle(alone, issue, ended)
+                    assert reach_steady_state(once, issue, ended) == reach_steady_state(alone, issue, ended)
     assert num_short
 
 
@@ -386,4 +389,6 @@ def test_programs_of_a_pipeline_are_settled_as_each_by_itself(schedule: str) -> 
         issue = np.arange(float(len(program.ops))).tolist()
         for delay in (0.0, 40.0):
             ended = [time + delay for time in issue]
-            assert settle_once(program, empty.copy(), issue, ended) == settle(empty.copy(), issue, ended)
+            assert steady_state(program, empty.copy(), issue, ended) == reach_steady_state(
+                empty.copy(), issue, ended
+            )

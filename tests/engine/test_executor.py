@@ -244,7 +244,7 @@ def test_with_a_factor_of_one_they_do_not_disturb_each_other() -> None:
 
 
 def latency_of(outcome: Outcome) -> float:
-    (call,) = outcome.calls.values()
+    (call,) = outcome.call_limits.values()
     return call.latency_seconds
 
 

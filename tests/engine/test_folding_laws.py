@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from zsim.engine.simulate import simulate_job
 from zsim.errors import ZsimError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 
 DENSE = {
@@ -78,7 +78,7 @@ def job_of(file: dict[str, Any]) -> Job:
     cluster = {"host": {"overhead_factor": 0.02, **MADE_UP}, **file["cluster"]}
     training = {"sequence_length": 256, "micro_batch_size": 1, "gradient_accumulation_steps": 2}
     file = {**file, "cluster": cluster, "training": {**training, **file.get("training", {})}}
-    return resolve(experiment_from(file, {}, origin="test"))
+    return resolve(build_experiment(file, {}, origin="test"))
 
 
 def assert_folded_equals_unfolded(job: Job) -> None:
@@ -88,7 +88,7 @@ def assert_folded_equals_unfolded(job: Job) -> None:
     if len(folded.plan.programs) > 1:
         return  # ranks have spans of their own
     spans = len(folded.trace.infos)
-    ours = folded.trace.end_seconds.reshape(-1, spans)[folded.classes.of_rank]
+    ours = folded.trace.end_seconds.reshape(-1, spans)[folded.classes.class_of_rank]
     every = unfolded.trace.end_seconds.reshape(-1, spans)
     np.testing.assert_allclose(ours, every, rtol=1e-9, atol=1e-12)
 

@@ -108,7 +108,7 @@ def test_folded_equals_unfolded(name: str) -> None:
     for field in ("issue_seconds", "start_seconds", "end_seconds"):
         ours = getattr(folded.trace, field).reshape(-1, spans)
         every = getattr(unfolded.trace, field).reshape(-1, spans)
-        np.testing.assert_allclose(ours[folded.classes.of_rank], every, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(ours[folded.classes.class_of_rank], every, rtol=1e-9, atol=1e-12)
     for kind, load in unfolded.traffic.items():
         assert folded.traffic[kind] == pytest.approx(load, rel=1e-9)
     assert folded.devices == unfolded.devices or [d.name for d in folded.devices] == [
@@ -118,7 +118,7 @@ def test_folded_equals_unfolded(name: str) -> None:
 
 def kernels(outcome: Outcome, rank: int) -> float:
     """Seconds of all kernels of a rank."""
-    own = outcome.trace.of_rank(rank)
+    own = outcome.trace.select_rank(rank)
     return sum(
         end - start for _, info, start, end in own.rows() if info.kind in ("compute", "optimizer", "copy")
     )
@@ -242,6 +242,6 @@ def test_whatever_is_wrong_folded_equals_unfolded(irregular: dict[str, Any]) -> 
     }  # fmt: skip
     folded, unfolded = (simulate(whole, unfold=unfold) for unfold in (False, True))
     spans = len(folded.trace.infos)
-    ours = folded.trace.end_seconds.reshape(-1, spans)[folded.classes.of_rank]
+    ours = folded.trace.end_seconds.reshape(-1, spans)[folded.classes.class_of_rank]
     np.testing.assert_allclose(ours, unfolded.trace.end_seconds.reshape(-1, spans), rtol=1e-9, atol=1e-12)
     assert folded.trace.step_seconds == pytest.approx(unfolded.trace.step_seconds, rel=1e-9)

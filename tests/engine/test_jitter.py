@@ -10,12 +10,12 @@ import pytest
 
 import zsim
 from zsim.cost.kernels.kernel import Kernel
-from zsim.engine.jitter.draw import lognormal, op_seconds, rank_factors, spread
+from zsim.engine.jitter.draw import lognormal, op_seconds, rank_factors, sigma_of_sum
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Collective, Group, Kernels, Plan
-from zsim.specs.experiment.jitter import Jitter, JitterTable, resolve_jitter, slowest_gpu
+from zsim.specs.experiment.jitter import JitterConfig, JitterTable, resolve_jitter, slowest_gpu_factor
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -42,8 +42,8 @@ def simulate(unfold: bool = False, plan: Plan | None = None, **options: Any) -> 
 
 
 def lengths(outcome: Outcome) -> list[float]:
-    assert outcome.jittered is not None
-    return [step.step_seconds for step in outcome.jittered.steps]
+    assert outcome.jitter_run is not None
+    return [step.step_seconds for step in outcome.jitter_run.steps]
 
 
 # -- the law ------------------------------------------------------------------------------------------------
@@ -57,18 +57,18 @@ def test_factors_have_mean_one_and_their_sigma() -> None:
 
 def test_a_sum_of_equal_kernels_spreads_by_the_root_of_their_number() -> None:
     """16 launches: a quarter, to second order in sigma; one: all of it."""
-    assert spread(0.01, np.array([1 / 16, 1.0])) == pytest.approx([0.0025, 0.01], rel=1e-4)
+    assert sigma_of_sum(0.01, np.array([1 / 16, 1.0])) == pytest.approx([0.0025, 0.01], rel=1e-4)
 
 
 def test_a_ranks_draws_depend_on_its_number_the_step_and_the_seed_only() -> None:
-    jitter = Jitter(1, 20, 0.1, 0.1, {}, "measured")
+    jitter = JitterConfig(1, 20, 0.1, 0.1, {}, "measured")
     np.testing.assert_array_equal(rank_factors(jitter, 64)[:8], rank_factors(jitter, 8))
     seconds, concentration = [1.0, None, 2.0], np.ones(3)
     one = op_seconds(jitter, 0, 5, seconds, concentration)
     assert one == op_seconds(jitter, 0, 5, seconds, concentration)
     assert one[1] is None
     for step, rank, seed in ((1, 5, 1), (0, 6, 1), (0, 5, 2)):
-        other = Jitter(seed, 20, 0.1, 0.1, {}, "measured")
+        other = JitterConfig(seed, 20, 0.1, 0.1, {}, "measured")
         assert op_seconds(other, step, rank, seconds, concentration) != one
 
 
@@ -101,9 +101,9 @@ def test_a_seed_gives_the_same_steps_bit_for_bit_and_another_others() -> None:
 @pytest.mark.parametrize("unfold", [False, True])
 def test_jitter_of_nothing_changes_nothing(unfold: bool) -> None:
     outcome = simulate(unfold, seed=1, steps=2, kernel_sigma=0.0, rank_sigma=0.0)
-    assert outcome.jittered is not None
-    assert lengths(outcome) == pytest.approx([outcome.jittered.plain_seconds] * 2, rel=1e-9)
-    assert simulate(unfold).jittered is None
+    assert outcome.jitter_run is not None
+    assert lengths(outcome) == pytest.approx([outcome.jitter_run.plain_seconds] * 2, rel=1e-9)
+    assert simulate(unfold).jitter_run is None
 
 
 # -- the slowest of many -----------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def test_gpus_that_are_not_drawn_are_as_slow_as_the_slowest_of_them_is_expected_
 ) -> None:
     """The largest of 8 standard normal numbers is expected at 1.4236; GPUs vary by 1.5 %."""
     expected = math.exp(0.015 * (normal - 1.4236))
-    assert slowest_gpu(gpus) == pytest.approx(expected, abs=4e-4)
-    assert slowest_gpu(1) == slowest_gpu(8) == 1.0
+    assert slowest_gpu_factor(gpus) == pytest.approx(expected, abs=4e-4)
+    assert slowest_gpu_factor(1) == slowest_gpu_factor(8) == 1.0
 
 
 def test_kernels_of_many_gpus_take_as_long_as_on_the_slowest() -> None:
@@ -124,11 +124,13 @@ def test_kernels_of_many_gpus_take_as_long_as_on_the_slowest() -> None:
 
     def kernels(nodes: int) -> float:
         outcome = simulate(plan=row_of_kernels(20, 8 * nodes, meets=True), nodes=nodes)
-        rows = outcome.trace.of_rank(0).rows()
+        rows = outcome.trace.select_rank(0).rows()
         return sum(end - start for _, info, start, end in rows if info.kind == "compute")
 
     assert (
-        kernels(8) / kernels(1) == pytest.approx(slowest_gpu(64), rel=1e-6) == pytest.approx(1.014, abs=5e-4)
+        kernels(8) / kernels(1)
+        == pytest.approx(slowest_gpu_factor(64), rel=1e-6)
+        == pytest.approx(1.014, abs=5e-4)
     )
 
 
@@ -151,9 +153,9 @@ def test_the_slowest_of_1024_is_the_expected_maximum(meets: bool, expected: floa
     sigma = 0.01
     plan = row_of_kernels(100, 1024, meets=meets)
     outcome = simulate(plan=plan, nodes=128, seed=1, steps=10, kernel_sigma=sigma, rank_sigma=0.0)
-    assert outcome.jittered is not None
-    kernels = sum(e - s for _, info, s, e in outcome.trace.of_rank(0).rows() if info.kind == "compute")
-    late = (np.mean(lengths(outcome)) - outcome.jittered.plain_seconds) / kernels / sigma
+    assert outcome.jitter_run is not None
+    kernels = sum(e - s for _, info, s, e in outcome.trace.select_rank(0).rows() if info.kind == "compute")
+    late = (np.mean(lengths(outcome)) - outcome.jitter_run.plain_seconds) / kernels / sigma
     assert late == pytest.approx(expected, abs=0.05)
 
 
@@ -161,12 +163,12 @@ def test_the_persistently_slowest_rank_sets_the_step() -> None:
     """Kernels that do not vary on GPUs that do: the step is as long as the largest factor makes it."""
     plan = row_of_kernels(20, 64, meets=True)
     outcome = simulate(plan=plan, nodes=8, seed=3, steps=1, kernel_sigma=0.0, rank_sigma=0.05)
-    jittered = outcome.jittered
+    jittered = outcome.jitter_run
     assert jittered is not None
     slowest = float(rank_factors(jittered.jitter, 64).max())
     plain = simulate(plan=plan, nodes=8)
-    kernels = sum(e - s for _, info, s, e in plain.trace.of_rank(0).rows() if info.kind == "compute")
-    typical = kernels / slowest_gpu(64)
+    kernels = sum(e - s for _, info, s, e in plain.trace.select_rank(0).rows() if info.kind == "compute")
+    typical = kernels / slowest_gpu_factor(64)
     assert lengths(outcome)[0] - jittered.plain_seconds == pytest.approx((slowest - 1) * typical, rel=1e-6)
 
 
@@ -188,7 +190,7 @@ def test_one_lane_for_the_slowest_is_as_slow_as_all_of_them(strategy: dict[str, 
     folded, unfolded = (simulate(unfold, **options) for unfold in (False, True))
     assert folded.stats.rank_classes == 2
     assert unfolded.stats.rank_classes == 24
-    plain = folded.jittered.plain_seconds if folded.jittered else 0.0
+    plain = folded.jitter_run.plain_seconds if folded.jitter_run else 0.0
     assert np.mean(lengths(folded)) == pytest.approx(np.mean(lengths(unfolded)), abs=0.004 * plain)
     assert np.mean(lengths(folded)) > 1.005 * plain
 

@@ -24,7 +24,7 @@ from zsim.report.views.text.report import print_report
 from zsim.specs.cluster.cublas import workspace_bytes
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import job_topology
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_gpus
@@ -66,7 +66,7 @@ def experiment(**changes: Any) -> Experiment:
         "model": TWO_LAYERS, "cluster": TWO_KINDS, "training": {"sequence_length": 1024},
         "strategy": {"kind": "fsdp2"}, **changes,
     }  # fmt: skip
-    return experiment_from(given, {}, origin="test")
+    return build_experiment(given, {}, origin="test")
 
 
 def simulated(**changes: Any) -> Report:
@@ -80,7 +80,7 @@ def test_folded_equals_unfolded_on_two_types_of_nodes(name: str) -> None:
     assert folded.trace.step_seconds == pytest.approx(whole.trace.step_seconds, rel=1e-9)
     assert len(folded.classes.representatives) <= 6 < job.world_size == whole.stats.rank_classes
     for rank in folded.classes.representatives:
-        one, other = folded.trace.of_rank(rank), whole.trace.of_rank(rank)
+        one, other = folded.trace.select_rank(rank), whole.trace.select_rank(rank)
         np.testing.assert_allclose(one.end_seconds, other.end_seconds, rtol=1e-9)
 
 
@@ -230,9 +230,9 @@ def test_a_file_lists_its_nodes(tmp_path: Path) -> None:
         '[[nodes]]\nlike = "dgx-a100-80gb"\n'
     )
     cluster = load_cluster(path)
-    assert cluster.type_of_node.tolist() == [0, 0, 1]
+    assert cluster.node_type_indices.tolist() == [0, 0, 1]
     assert cluster.gpu_label == "h100-sxm-80gb + a100-sxm-80gb"
-    job = resolve(experiment_from(
+    job = resolve(build_experiment(
         {"model": TWO_LAYERS, "cluster": "dgx-h100", "nodes": 16}, {"cluster": str(path)}, origin="test"
     ))  # fmt: skip
     assert (job.num_nodes, job.rank_types.tolist()) == (3, [0] * 16 + [1] * 8)
@@ -345,12 +345,12 @@ def test_changes_that_no_type_of_nodes_takes_are_refused(key: str, tmp_path: Pat
         'schema = 1\nextends = "dgx-h100"\n[[nodes]]\nlike = "dgx-h100"\n[[nodes]]\nlike = "dgx-a100-80gb"\n'
     )
     given = {"model": TWO_LAYERS, "cluster": str(path)}
-    experiment_from(given, {}, origin="test")
+    build_experiment(given, {}, origin="test")
     table = key.removeprefix("cluster.").split(".")[0]
     with pytest.raises(
         InputError, match=f"{table}: would change nothing, each type under `nodes` has its own"
     ):
-        resolve(experiment_from(given, {key: "500 W" if table == "gpu" else 4}, origin="test"))
+        resolve(build_experiment(given, {key: "500 W" if table == "gpu" else 4}, origin="test"))
 
 
 def test_a_type_of_a_gpu_alone_takes_the_clusters_cards() -> None:

@@ -10,9 +10,9 @@ import pytest
 import zsim
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.make import make_plan
-from zsim.plan.memory.capacity import fits, node_capacity_bytes, node_peak_bytes, over_pinned_limit
+from zsim.plan.memory.capacity import fits, node_capacity_bytes, node_peak_bytes, pinned_limit_violation
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -31,7 +31,7 @@ def experiment(cluster: dict[str, Any]) -> Experiment:
     given = {
         "model": model, "cluster": cluster, "training": {"sequence_length": 1024}, "strategy": _OFFLOAD,
     }  # fmt: skip
-    return experiment_from(given, {}, origin="test")
+    return build_experiment(given, {}, origin="test")
 
 
 def other_host(folder: Path, **host: object) -> str:
@@ -44,7 +44,7 @@ def other_host(folder: Path, **host: object) -> str:
 
 def adam_seconds(outcome: Outcome, rank: int) -> float:
     """The seconds of the update on the CPU, of a rank."""
-    mine = outcome.trace.of_rank(rank)
+    mine = outcome.trace.select_rank(rank)
     names = [mine.infos[number].name for number in mine.info_indices]
     place = names.index("optimizer step of sub-group 0")
     return float(mine.end_seconds[place] - mine.start_seconds[place])
@@ -79,6 +79,6 @@ def test_what_a_node_may_lock_is_its_own(tmp_path: Path) -> None:
     """The first has no limit, the second one of 1 MB."""
     cluster = {"nodes": [{"like": "dgx-h100"}, {"like": other_host(tmp_path, pinned_limit="1 MB")}]}
     job = resolve(experiment(cluster))
-    over = over_pinned_limit(job, make_plan(job))
+    over = pinned_limit_violation(job, make_plan(job))
     assert over is not None
     assert over[0] > over[1] == 1_000_000

@@ -68,7 +68,7 @@ def test_a_range_that_is_missing_is_missed_in_a_note(monkeypatch: Any) -> None:
 
 def test_drawn_and_shared_steps_say_why_they_have_no_range() -> None:
     outcome: Any = simulate_job(resolve(experiment_of(offload_optimizer=CPU)))
-    drawn, shared = replace(outcome, jittered=object()), replace(outcome, together=(object(),))
+    drawn, shared = replace(outcome, jitter_run=object()), replace(outcome, concurrent_jobs=(object(),))
     for other, why in ((drawn, "the step is drawn with jitter"), (shared, "other jobs share the cluster")):
         assert offload_range(other) is None
         assert f"offloaded step: {why}; zsim sensitivity" in (no_range_note(other) or "")

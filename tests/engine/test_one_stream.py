@@ -10,9 +10,9 @@ import simpy
 from zsim.engine.folding import find_classes
 from zsim.engine.jitter.steps import run_once
 from zsim.engine.one_stream import is_one_rank, serial_times
-from zsim.engine.prepare import Prepared, prepare
+from zsim.engine.prepare import PreparedJob, prepare
 from zsim.plan.make import make_plan
-from zsim.plan.passes.twice import is_drained, twice
+from zsim.plan.passes.twice import is_drained, repeat_step
 from zsim.specs.experiment.job import Job, job_topology, slowdowns_of
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -38,11 +38,11 @@ def job_of(strategy: dict[str, Any], **tables: Any) -> Job:
     )
 
 
-def prepared_of(job: Job, *, is_serial: bool = False) -> Prepared:
+def prepared_of(job: Job, *, is_serial: bool = False) -> PreparedJob:
     topology, plan = job_topology(job), make_plan(job)
     slowdowns = slowdowns_of(job, topology)
     classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
-    repeated = plan if is_drained(plan) else twice(plan)
+    repeated = plan if is_drained(plan) else repeat_step(plan)
     env = simpy.Environment()
     return prepare(job, plan, repeated, topology, classes, slowdowns, env, is_serial=is_serial)
 
@@ -58,7 +58,7 @@ def test_its_times_are_those_on_a_clock(strategy: dict[str, Any]) -> None:
     job = job_of(strategy)
     times = serial_times(prepared_of(job))
     run = run_once(prepared_of(job, is_serial=True))
-    (lane,) = run.executor.lanes
+    (lane,) = run.executor.ranks
     assert times.issue == lane.issue
     assert times.ended == lane.ended
     assert times.step_seconds == run.step_seconds

@@ -35,7 +35,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory, step_peak_bytes
 from zsim.plan.memory.peaks import plan_peaks
 from zsim.plan.ops import Group, Message, Plan
-from zsim.plan.passes.twice import is_drained, twice
+from zsim.plan.passes.twice import is_drained, repeat_step
 from zsim.report.critical.path import critical_path
 from zsim.report.memory import memory_peaks
 from zsim.report.memory_profile import memory_profile
@@ -59,7 +59,7 @@ def seconds_of(kernel: Kernel, job: Job) -> float:
 
 
 def spans(outcome: Outcome, rank: int) -> list[tuple[str, float, float]]:
-    return [(info.name, start, end) for _, info, start, end in outcome.trace.of_rank(rank).rows()]
+    return [(info.name, start, end) for _, info, start, end in outcome.trace.select_rank(rank).rows()]
 
 
 # -- the pipeline's own law ------------------------------------------------------------------------------
@@ -214,7 +214,9 @@ def test_links_carry_the_same_bytes_folded_and_unfolded() -> None:
     for unfold in (False, True):
         outcome = simulate_job(job, plan=plan, unfold=unfold)
         assert outcome.traffic["nic_out"].total_bytes == pytest.approx(8 * 6 * 6 * size)
-        assert sum(between for _, between in outcome.sent.values()) == pytest.approx(8 * 6 * 6 * size / 32)
+        assert sum(between for _, between in outcome.sent_bytes.values()) == pytest.approx(
+            8 * 6 * 6 * size / 32
+        )
 
 
 # -- unequal programs on one communicator ----------------------------------------------------------------
@@ -333,7 +335,7 @@ def test_the_critical_path_is_the_step(schedule: Schedule, unfold: bool) -> None
     """Its parts add up without gaps, and it passes several stages."""
     plan = pipeline_plan(schedule, 4, 6, (SHORT, LONG), replicas=8, gradient_bytes=10**9)
     outcome = simulate_job(job_of(32), plan=plan, unfold=unfold)
-    links = critical_path(plan, outcome.trace, outcome.meetings, peers=outcome.peers)
+    links = critical_path(plan, outcome.trace, outcome.communicators, peers=outcome.peers)
     assert sum(link.seconds for link in links) == pytest.approx(outcome.trace.step_seconds, rel=1e-9)
     for one, other in pairwise(links):
         assert one.end_seconds == pytest.approx(other.start_seconds, abs=1e-12)
@@ -346,13 +348,13 @@ def test_jitter_makes_a_pipeline_longer_and_folds_as_it_does_unfolded() -> None:
     plan = pipeline_plan(one_f_one_b, 4, 6, (SHORT, LONG), replicas=16, gradient_bytes=10**6)
     folded = simulate_job(job_of(64, jitter=jitter), plan=plan)
     unfolded = simulate_job(job_of(64, jitter=jitter), plan=plan, unfold=True)
-    assert folded.jittered is not None
-    assert unfolded.jittered is not None
-    plain = folded.jittered.plain_seconds
-    assert unfolded.jittered.plain_seconds == pytest.approx(plain, rel=1e-9)
+    assert folded.jitter_run is not None
+    assert unfolded.jitter_run is not None
+    plain = folded.jitter_run.plain_seconds
+    assert unfolded.jitter_run.plain_seconds == pytest.approx(plain, rel=1e-9)
     lengths = [
         float(np.mean([step.step_seconds for step in jittered.steps]))
-        for jittered in (folded.jittered, unfolded.jittered)
+        for jittered in (folded.jitter_run, unfolded.jitter_run)
     ]
     assert min(lengths) > 1.01 * plain
     assert lengths[0] / plain - 1 == pytest.approx(lengths[1] / plain - 1, rel=0.25)
@@ -369,10 +371,10 @@ def test_a_pipeline_s_trace_is_written_and_read(tmp_path: Path) -> None:
     own, theirs = outcome.trace, read
     for rank in (0, 7):
         written = [
-            (end - start) for _, info, start, end in own.of_rank(rank).rows() if info.kind == "compute"
+            (end - start) for _, info, start, end in own.select_rank(rank).rows() if info.kind == "compute"
         ]
         again = [
-            (end - start) for _, info, start, end in theirs.of_rank(rank).rows() if info.kind == "compute"
+            (end - start) for _, info, start, end in theirs.select_rank(rank).rows() if info.kind == "compute"
         ]
         assert again == pytest.approx(written, abs=2e-9)
     assert read.metadata["groups"][PIPELINE] == (2, 4)
@@ -395,7 +397,7 @@ def test_a_second_step_of_a_pipeline_takes_what_the_first_does(schedule: Schedul
     assert not is_drained(plan)
     topology, slowdowns = job_topology(job), np.ones(4)
     classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
-    prepared = prepare(job, plan, twice(plan), topology, classes, slowdowns, simpy.Environment())
+    prepared = prepare(job, plan, repeat_step(plan), topology, classes, slowdowns, simpy.Environment())
     both = seconds_of(SHORT, job) + seconds_of(LONG, job)
     assert run_once(prepared).trace.step_seconds == pytest.approx(9 * both, rel=1e-9)
 

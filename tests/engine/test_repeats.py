@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator
-from zsim.engine.pools.apart import Pass, PoolPasses
-from zsim.engine.pools.part import FREE, PartRun, PoolsPart
-from zsim.engine.pools.repeats import repeats
+from zsim.engine.pools.apart import PoolRun, PoolRuns
+from zsim.engine.pools.part import FREE, PoolEvents, PoolReplay
+from zsim.engine.pools.repeats import find_repeats
 
 REQUESTS = ((11 * 2**20, "gather"), (24 * 2**20, "gather"), (70_000, "reduce"), (5 * 2**20, "reduce"))
 
 
-def part_of(slots: list[tuple[int, int]], blocks: int, before: list[int]) -> PoolsPart:
+def part_of(slots: list[tuple[int, int]], blocks: int, before: list[int]) -> PoolEvents:
     """Tensors of `before` that are never freed by then, and then `blocks` equal blocks: each allocates the
     requests of its `slots` one after the other, and frees each so many changes later."""
     changes = [(number - 2 * len(before), number, kind) for number, kind in enumerate(before)]
@@ -29,31 +29,31 @@ def part_of(slots: list[tuple[int, int]], blocks: int, before: list[int]) -> Poo
     changes += [(end, number, FREE) for number in range(len(before))]
     changes.sort(key=lambda change: change[0])
     _, tensors, kinds = (np.array(column, dtype=np.int64) for column in zip(*changes, strict=True))
-    return PoolsPart(tensors, kinds, REQUESTS, 2 * np.arange(len(tensors)))
+    return PoolEvents(tensors, kinds, REQUESTS, 2 * np.arange(len(tensors)))
 
 
-def twice(step: PoolsPart) -> PoolsPart:
+def twice(step: PoolEvents) -> PoolEvents:
     """The changes of two steps, the second one with tensors of its own."""
     tensors = np.concatenate([step.tensors, step.tensors + step.tensors.max() + 1])
-    return PoolsPart(tensors, np.tile(step.kinds, 2), REQUESTS, 2 * np.arange(len(tensors)))
+    return PoolEvents(tensors, np.tile(step.kinds, 2), REQUESTS, 2 * np.arange(len(tensors)))
 
 
-def passes(part: PoolsPart, *, come_back: bool, counted_from: int = 0) -> list[Pass]:
-    run = part, part.places, counted_from
-    both = PoolPasses(CachingAllocator(UNLIMITED), run, run, come_back=come_back)
-    return [both.number(0), both.number(1)]
+def passes(part: PoolEvents, *, come_back: bool, counted_from: int = 0) -> list[PoolRun]:
+    run = part, part.positions, counted_from
+    both = PoolRuns(CachingAllocator(UNLIMITED), run, run, expects_repeats=come_back)
+    return [both.nth(0), both.nth(1)]
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of changes that are made from now on."""
     found: list[int] = []
-    make = PartRun.make
+    make = PoolReplay.make
 
-    def counting(self: PartRun, first: int, end: int) -> None:
+    def counting(self: PoolReplay, first: int, end: int) -> None:
         found.append(end - first)
         make(self, first, end)
 
-    monkeypatch.setattr(PartRun, "make", counting)
+    monkeypatch.setattr(PoolReplay, "make", counting)
     return found
 
 
@@ -63,7 +63,7 @@ def test_a_hundred_equal_blocks_are_one_repeat() -> None:
     made_at = {
         int(t): place for place, (t, k) in enumerate(zip(part.tensors, part.kinds, strict=True)) if k != FREE
     }
-    (found,) = repeats(part.kinds, np.array([made_at[int(tensor)] for tensor in part.tensors]))
+    (found,) = find_repeats(part.kinds, np.array([made_at[int(tensor)] for tensor in part.tensors]))
     assert found.period == 8
     assert found.first < 16
     assert found.end > len(part) - 16
@@ -71,8 +71,8 @@ def test_a_hundred_equal_blocks_are_one_repeat() -> None:
 
 def test_what_never_repeats_has_no_repeats() -> None:
     kinds = np.arange(500)
-    assert repeats(kinds, np.arange(500)) == []
-    assert repeats(kinds[:10], np.arange(10)) == []
+    assert find_repeats(kinds, np.arange(500)) == []
+    assert find_repeats(kinds[:10], np.arange(10)) == []
 
 
 def test_a_period_that_comes_back_is_made_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,20 +98,20 @@ def test_a_run_with_repeats_left_out_equals_a_run_of_all_changes(
     assert_equal(passes(part, come_back=True), passes(part, come_back=False))
 
 
-def assert_equal(some: list[Pass], others: list[Pass]) -> None:
+def assert_equal(some: list[PoolRun], others: list[PoolRun]) -> None:
     for one, other in zip(some, others, strict=True):
         assert (one.reserved, one.segments, one.has_grown, one.pools) == (
             other.reserved, other.segments, other.has_grown, other.pools,
         )  # fmt: skip
-        np.testing.assert_array_equal(one.active, other.active)
-        np.testing.assert_array_equal(one.places, other.places)
+        np.testing.assert_array_equal(one.active_changes, other.active_changes)
+        np.testing.assert_array_equal(one.positions, other.positions)
 
 
 def test_a_second_step_that_begins_like_the_first_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first pass grows, so that its second step begins with more free blocks than its first."""
     part = twice(part_of([(0, 0), (1, 2), (2, 1), (3, 4)], 3, [1]))
     number = made(monkeypatch)
-    passes(part, come_back=False, counted_from=part.places[len(part) // 2 - 4])
+    passes(part, come_back=False, counted_from=part.positions[len(part) // 2 - 4])
     assert sum(number) == 1.5 * len(part)
 
 
@@ -130,5 +130,5 @@ def test_a_run_with_a_step_left_out_equals_a_run_of_all_changes(
     counted_from = max(0, len(part) - 2 * before_end)
     short = passes(part, come_back=come_back, counted_from=counted_from)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PartRun, "_half", lambda _self, _cut: 0)
+        patch.setattr(PoolReplay, "_half", lambda _self, _cut: 0)
         assert_equal(short, passes(part, come_back=come_back, counted_from=counted_from))

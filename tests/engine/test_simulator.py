@@ -83,7 +83,11 @@ def test_what_is_shared_changes_no_bit_of_a_result(asked: list[tuple[str, str]])
         assert shared.trace.step_seconds == alone.trace.step_seconds
         assert shared.trace.infos == alone.trace.infos
         assert shared.allocation == alone.allocation
-        assert (shared.traffic, shared.sent, shared.calls) == (alone.traffic, alone.sent, alone.calls)
+        assert (shared.traffic, shared.sent_bytes, shared.call_limits) == (
+            alone.traffic,
+            alone.sent_bytes,
+            alone.call_limits,
+        )
         row, other = (point_record("", experiment(strategy, change), each) for each in (simulator, None))
         assert row == other
 

@@ -9,7 +9,7 @@ import pytest
 import zsim
 from zsim.engine.simulate import simulate_job
 from zsim.plan.make import make_plan
-from zsim.plan.passes.twice import is_drained, twice
+from zsim.plan.passes.twice import is_drained, repeat_step
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 
@@ -32,7 +32,7 @@ def test_only_a_host_that_reads_the_norm_drains_the_queue(strategy: dict[str, An
 def test_the_second_run_waits_for_the_first_ones_optimizer() -> None:
     plan = make_plan(job_of(kind="fsdp2"))
     count = len(plan.ops)
-    both = twice(plan)
+    both = repeat_step(plan)
     assert len(both.ops) == 2 * count
     last = max(number for number, op in enumerate(plan.ops) if op.stream == "compute" and op.work)
     first_gather = next(op for op in both.ops[count:] if op.stream == "all_gather")

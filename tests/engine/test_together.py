@@ -9,7 +9,7 @@ import pytest
 import zsim
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -41,7 +41,9 @@ def simulate(jobs: dict[str, Any], *, unfold: bool = False, **data: Any) -> Outc
 
 def reduced(outcome: Outcome) -> float:
     """Seconds of the gradients' all-reduce."""
-    [span] = [end - start for _, info, start, end in outcome.trace.of_rank(0).rows() if info.bytes > 10**9]
+    [span] = [
+        end - start for _, info, start, end in outcome.trace.select_rank(0).rows() if info.bytes > 10**9
+    ]
     return span
 
 
@@ -51,14 +53,16 @@ def test_two_jobs_on_a_spine_slow_each_other_by_the_fair_share() -> None:
     spine once each way: at 100 GB/s alone, at 50 together. Nothing else is longer."""
     alone = simulate({"other": {"placement": {"nodes": [1]}, "nodes": 1}})
     both = simulate({"other": {"placement": {"nodes": [1, 3]}}})
-    [own, other] = both.together
+    [own, other] = both.concurrent_jobs
     assert both.allocation is None
     assert any("without torch's allocator" in note for note in both.notes)
-    assert own.alone_seconds == pytest.approx(alone.trace.step_seconds)
-    assert own.together_seconds == pytest.approx(other.together_seconds)
+    assert own.isolated_seconds == pytest.approx(alone.trace.step_seconds)
+    assert own.concurrent_seconds == pytest.approx(other.concurrent_seconds)
     gradients = 4 * own.job.model.numel
     assert gradients == pytest.approx(6.23e9, rel=1e-3)
-    assert own.together_seconds - own.alone_seconds == pytest.approx(gradients / 50e9 - gradients / 100e9)
+    assert own.concurrent_seconds - own.isolated_seconds == pytest.approx(
+        gradients / 50e9 - gradients / 100e9
+    )
 
 
 def test_a_shared_link_is_as_full_as_both_make_it() -> None:
@@ -80,7 +84,7 @@ def test_three_jobs_have_a_third_each() -> None:
         )
         for count in (1, 3)
     )
-    assert len(three.together) == 3
+    assert len(three.concurrent_jobs) == 3
     assert reduced(three) == pytest.approx(3 * reduced(one), rel=2e-2)  # but for the rounds' latency
 
 
@@ -89,8 +93,8 @@ def test_jobs_on_leaves_of_their_own_do_not_notice_each_other() -> None:
     outcome = simulate(
         {"other": {"placement": {"nodes": [2, 3]}}}, placement={"fabric_nodes": 4, "nodes": [0, 1]}
     )
-    for job in outcome.together:
-        assert job.together_seconds == pytest.approx(job.alone_seconds, rel=1e-9)
+    for job in outcome.concurrent_jobs:
+        assert job.concurrent_seconds == pytest.approx(job.isolated_seconds, rel=1e-9)
     assert outcome.traffic["leaf_up"].fullest_bytes == 0
 
 
@@ -101,8 +105,8 @@ def test_rails_keep_two_jobs_of_one_unit_apart() -> None:
         cluster="dgx-superpod-h100",
         placement={"fabric_nodes": 32, "nodes": "0,2,4,6"},
     )
-    assert [job.together_seconds for job in outcome.together] == pytest.approx(
-        [job.alone_seconds for job in outcome.together], rel=1e-9
+    assert [job.concurrent_seconds for job in outcome.concurrent_jobs] == pytest.approx(
+        [job.isolated_seconds for job in outcome.concurrent_jobs], rel=1e-9
     )
     assert outcome.traffic["leaf_up"].total_bytes == 0
 
@@ -120,9 +124,9 @@ def test_folded_equals_unfolded_beside_another_job(strategy: dict[str, Any]) -> 
     jobs = {"other": {"placement": {"nodes": [1, 3]}, "training": {"micro_batch_size": 1}}}
     folded, unfolded = (simulate(jobs, unfold=unfold, **data) for unfold in (False, True))
     assert folded.stats.rank_classes < unfolded.stats.rank_classes
-    for one, other in zip(folded.together, unfolded.together, strict=True):
-        assert one.alone_seconds == pytest.approx(other.alone_seconds, rel=1e-9)
-        assert one.together_seconds == pytest.approx(other.together_seconds, rel=1e-9)
+    for one, other in zip(folded.concurrent_jobs, unfolded.concurrent_jobs, strict=True):
+        assert one.isolated_seconds == pytest.approx(other.isolated_seconds, rel=1e-9)
+        assert one.concurrent_seconds == pytest.approx(other.concurrent_seconds, rel=1e-9)
         assert one.steps == other.steps >= 3
 
 
@@ -130,7 +134,7 @@ def test_a_fast_job_goes_on_until_the_slow_one_has_done_its_steps() -> None:
     outcome = simulate(
         {"quick": {"placement": {"nodes": [1, 3]}, "model": "gpt2", "training": {"micro_batch_size": 1}}}
     )
-    slow, quick = outcome.together
+    slow, quick = outcome.concurrent_jobs
     assert slow.steps == 3
     assert quick.steps > 10
     assert quick.job.training.sequence_length == 1024
@@ -139,17 +143,17 @@ def test_a_fast_job_goes_on_until_the_slow_one_has_done_its_steps() -> None:
 def test_a_slow_node_slows_the_job_that_is_on_it() -> None:
     """Faults are the fabric's: node 3 is the other job's, rank 3 this one's."""
     jobs = {"other": {"placement": {"nodes": [1, 3]}}}
-    slow = simulate(jobs, faults={"slow_gpus": {"node3": 1.5}}).together
-    fair = simulate(jobs).together
-    assert slow[0].alone_seconds == pytest.approx(fair[0].alone_seconds, rel=1e-9)
-    assert slow[1].alone_seconds > 1.3 * fair[1].alone_seconds
+    slow = simulate(jobs, faults={"slow_gpus": {"node3": 1.5}}).concurrent_jobs
+    fair = simulate(jobs).concurrent_jobs
+    assert slow[0].isolated_seconds == pytest.approx(fair[0].isolated_seconds, rel=1e-9)
+    assert slow[1].isolated_seconds > 1.3 * fair[1].isolated_seconds
 
 
 def test_jobs_without_nodes_take_the_free_ones_in_order() -> None:
     job = resolve(experiment({"b": {}, "c": {"nodes": 1}}, nodes=2, placement={}))
     assert job.placement.nodes == (0, 1)
-    assert [other.placement.nodes for other in job.others.values()] == [(2, 3), (4,)]
-    assert {other.placement.fabric_nodes for other in job.others.values()} == {5}
+    assert [other.placement.nodes for other in job.colocated_jobs.values()] == [(2, 3), (4,)]
+    assert {other.placement.fabric_nodes for other in job.colocated_jobs.values()} == {5}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_jitter_of_several_jobs_is_refused() -> None:
 
 def test_the_report_lists_the_jobs_alone_and_together() -> None:
     data = experiment({"other": {"placement": {"nodes": [1, 3]}}}).model_dump(exclude_defaults=True)
-    changed = experiment_from(data, {"jobs.other.training.micro_batch_size": 2}, origin="test")
+    changed = build_experiment(data, {"jobs.other.training.micro_batch_size": 2}, origin="test")
     report = zsim.simulate(changed).report.to_dict()
     assert [row["name"] for row in report["jobs"]] == ["this job", "other"]
     own = report["jobs"][0]

@@ -14,7 +14,7 @@ from zsim.explain.report_of import report_of
 from zsim.explain.variants import step_variants
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.checks import check_plan
-from zsim.plan.ops import Group, Parts, Plan, Program
+from zsim.plan.ops import Group, Plan, Program, SplitSizes
 from zsim.report.views.text.plan import plan_to_dict
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -28,17 +28,17 @@ def job_of(gpus: int, **data: object) -> Job:
     return resolve(Experiment(model="llama-2-7b", cluster="dgx-h100", gpus=gpus, **data))  # type: ignore[arg-type]
 
 
-def table(size: int, seed: int) -> Parts:
+def table(size: int, seed: int) -> SplitSizes:
     """Up to 64 MiB from each to each, a quarter of them none."""
     parts = np.random.default_rng(seed).integers(-21, 64, (size, size)).clip(0) * MIB
     return tuple(tuple(row) for row in parts.tolist())
 
 
-def transposed(parts: Parts) -> Parts:
+def transposed(parts: SplitSizes) -> SplitSizes:
     return tuple(zip(*parts, strict=True))
 
 
-def program_of(groups: Sequence[Group], parts: Parts, name: str = "") -> Program:
+def program_of(groups: Sequence[Group], parts: SplitSizes, name: str = "") -> Program:
     """There and back among experts, twice, while another stream reduces over the expert's replicas."""
     builder = PlanBuilder(groups)
     for _ in range(2):
@@ -63,7 +63,7 @@ def plan_of(world: int, size: int, stride: int, *, by_program: bool = False) -> 
     plan = Plan(
         "test",
         programs,
-        ep.row_of(world) if by_program else np.zeros(world, dtype=np.int64),
+        ep.row_per_rank(world) if by_program else np.zeros(world, dtype=np.int64),
         {group.name: group for group in groups},
     )
     check_plan(plan)
@@ -80,14 +80,14 @@ def test_folded_equals_unfolded(size: int, stride: int, by_program: bool) -> Non
     folded, unfolded = (simulate_job(job, plan=plan, unfold=unfold) for unfold in (False, True))
     assert folded.trace.step_seconds == pytest.approx(unfolded.trace.step_seconds, rel=1e-9)
     first = folded.classes.representatives
-    for rank, number in enumerate(folded.classes.of_rank.tolist()):
-        one, other = folded.trace.of_rank(first[number]), unfolded.trace.of_rank(rank)
+    for rank, number in enumerate(folded.classes.class_of_rank.tolist()):
+        one, other = folded.trace.select_rank(first[number]), unfolded.trace.select_rank(rank)
         assert one.end_seconds == pytest.approx(other.end_seconds, rel=1e-9), rank
     for kind, load in unfolded.traffic.items():
         assert folded.traffic[kind].total_bytes == pytest.approx(load.total_bytes, rel=1e-9), kind
-    assert folded.sent.keys() == unfolded.sent.keys()
-    for key, sent in unfolded.sent.items():
-        assert folded.sent[key] == pytest.approx(sent, rel=1e-9)
+    assert folded.sent_bytes.keys() == unfolded.sent_bytes.keys()
+    for key, sent in unfolded.sent_bytes.items():
+        assert folded.sent_bytes[key] == pytest.approx(sent, rel=1e-9)
 
 
 def test_communicators_of_other_tables_are_other_classes() -> None:
@@ -130,7 +130,7 @@ def test_a_call_of_equal_parts_changes_nothing() -> None:
     assert one.infos == other.infos
 
 
-def plan_with(parts: Parts, job: Job) -> Plan:
+def plan_with(parts: SplitSizes, job: Job) -> Plan:
     ep = Group.regular("ep", job.world_size, len(parts))
     return Plan.uniform("test", job.world_size, program_of([ep], parts), {"ep": ep})
 

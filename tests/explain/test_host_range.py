@@ -11,7 +11,7 @@ from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
 from zsim.explain.host_range import host_range
 from zsim.report.report import Report
-from zsim.specs.cluster.spreads import hosts_at
+from zsim.specs.cluster.spreads import scale_host_speeds
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -70,8 +70,8 @@ def test_the_ends_are_simulations_of_their_own() -> None:
     found = host_range(outcome)
     assert found is not None
     job = outcome.job
-    slow = simulate_job(replace(job, cluster=hosts_at(job.cluster, "slow"))).trace.step_seconds
-    fast = simulate_job(replace(job, cluster=hosts_at(job.cluster, "fast"))).trace.step_seconds
+    slow = simulate_job(replace(job, cluster=scale_host_speeds(job.cluster, "slow"))).trace.step_seconds
+    fast = simulate_job(replace(job, cluster=scale_host_speeds(job.cluster, "fast"))).trace.step_seconds
     assert (found.fast_seconds, found.slow_seconds) == (fast, slow)
     assert found.fast_seconds < outcome.trace.step_seconds < found.slow_seconds
 

@@ -28,7 +28,7 @@ def finish_times(topology: Topology, jobs: list[int]) -> list[float]:
     # Ranks r and r + 16: one GPU of a node and of the node two further on.
     group = Group.regular("job", 32, 2, 16)
     work = Collective("all_gather", 2**30, "bf16", "job")
-    fabric = Fabric(env, topology, {"job": group}, is_folded=False, works=[work])
+    fabric = Fabric(env, topology, {"job": group}, is_folded=False, collectives=[work])
     ends = dict.fromkeys(jobs, 0.0)
     for job in jobs:
         fabric.run(fabric.transfer(work, job), lambda job=job: ends.update({job: env.now}))  # type: ignore[misc]

@@ -71,7 +71,7 @@ def test_an_all_gather_in_a_node_takes_its_rounds_and_its_bytes_over_nvlink() ->
     assert (transfer.algorithm, transfer.protocol) == ("ring", "simple")
     bandwidth = cluster.node_link.bandwidth * cluster.node_link.efficiency
     latency = simple.base + 7 * simple.intra_round + simple.ramp * (1e9 / 2**20) ** 0.5
-    assert transfer.seconds_alone == pytest.approx(latency + 1e9 * 7 / 8 / bandwidth, rel=1e-9)
+    assert transfer.isolated_seconds == pytest.approx(latency + 1e9 * 7 / 8 / bandwidth, rel=1e-9)
 
 
 def test_across_nodes_all_cards_carry_the_ring_together() -> None:
@@ -82,7 +82,7 @@ def test_across_nodes_all_cards_carry_the_ring_together() -> None:
     cards = cluster.nic.per_node * cluster.nic.bandwidth * cluster.nic.efficiency
     nvlink = cluster.node_link.bandwidth * cluster.node_link.efficiency
     transfer = fabric.transfer(collective(), 0)
-    seconds = transfer.seconds_alone - transfer.latency_seconds
+    seconds = transfer.isolated_seconds - transfer.latency_seconds
     assert seconds == pytest.approx(1e9 * 15 / 16 / min(cards, nvlink), rel=1e-9)
 
 
@@ -92,13 +92,13 @@ def test_a_transfer_alone_takes_the_time_it_was_chosen_by(cluster: str, kind: Co
     fabric = fabric_of(cluster)
     work = collective(kind)
     (seconds,) = run_at_once(fabric, [(work, 0)])
-    assert seconds == pytest.approx(fabric.transfer(work, 0).seconds_alone, rel=1e-9)
+    assert seconds == pytest.approx(fabric.transfer(work, 0).isolated_seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_of_one_takes_no_time(kind: CollectiveKind) -> None:
     fabric = fabric_of(groups=[Group.regular("alone", 16, 1)])
-    assert fabric.transfer(collective(kind, group="alone"), 0).seconds_alone == 0
+    assert fabric.transfer(collective(kind, group="alone"), 0).isolated_seconds == 0
     assert run_at_once(fabric, [(collective(kind, group="alone"), 0)]) == [0.0]
 
 
@@ -179,7 +179,7 @@ def test_equal_groups_do_not_disturb_each_other_where_links_are_their_own() -> N
     """Both nodes gather at once, each on its own NVLink: as fast as one alone."""
     fabric = fabric_of(nodes=2, groups=[Group.regular("node", 16, 8)], folded=False)
     work = collective(group="node")
-    alone = fabric.transfer(work, 0).seconds_alone
+    alone = fabric.transfer(work, 0).isolated_seconds
     assert run_at_once(fabric, [(work, 0), (work, 1)]) == pytest.approx([alone, alone], rel=1e-9)
 
 
@@ -266,8 +266,8 @@ def test_more_bandwidth_never_slows_a_single_collective(
 ) -> None:
     spec = load_cluster(cluster)
     work = collective(kind, size)
-    before = fabric_of(spec, nodes).transfer(work, 0).seconds_alone
-    after = fabric_of(widened(spec, link, pcie, nic), nodes).transfer(work, 0).seconds_alone
+    before = fabric_of(spec, nodes).transfer(work, 0).isolated_seconds
+    after = fabric_of(widened(spec, link, pcie, nic), nodes).transfer(work, 0).isolated_seconds
     assert after <= before * (1 + 1e-9)
 
 
@@ -275,7 +275,7 @@ def test_more_bandwidth_never_slows_a_single_collective(
 @given(st.sampled_from(CLUSTERS), st.sampled_from(KINDS), st.integers(0, 10**10), st.integers(0, 10**10))
 def test_more_bytes_never_take_less_time(cluster: str, kind: CollectiveKind, size: int, more: int) -> None:
     fabric = fabric_of(cluster)
-    small, large = (fabric.transfer(collective(kind, s), 0).seconds_alone for s in (size, size + more))
+    small, large = (fabric.transfer(collective(kind, s), 0).isolated_seconds for s in (size, size + more))
     assert small <= large * (1 + 1e-9)
 
 
@@ -288,7 +288,7 @@ def test_the_bus_bandwidth_of_a_huge_ring_collective_is_that_of_its_bottleneck(c
     weights = full_weights(fabric, work, transfer)
     capacities = fabric.topology.capacities()
     narrowest = min(capacities[int(link)] / weight for link, weight in weights.items())
-    bus = bus_bytes("all_gather", 1e13, fabric.topology.world_size) / transfer.seconds_alone
+    bus = bus_bytes("all_gather", 1e13, fabric.topology.world_size) / transfer.isolated_seconds
     assert bus == pytest.approx(narrowest, rel=1e-3)
 
 
@@ -302,7 +302,7 @@ def test_what_a_gpu_sends_is_split_into_inside_and_between(cluster: str, per_nod
     fabric = fabric_of(cluster, 2)
     work = collective("all_gather", 16 * 10**8)
     sent = bus_bytes("all_gather", work.bytes, 2 * per_node)
-    assert fabric.sent(work) == pytest.approx((sent * inside / 8, sent / 8))
+    assert fabric.sent_bytes(work) == pytest.approx((sent * inside / 8, sent / 8))
 
 
 @pytest.mark.parametrize(("cluster", "nodes", "expected"), [("dgx-h100", 1, 0.5), ("aws-p4d", 2, 0.0)])
@@ -322,4 +322,4 @@ def test_without_a_slowdown_a_collective_has_one_profile() -> None:
     interference = spec.gpu.interference.model_copy(update={"communication_slowdown": 1.0})
     spec = spec.model_copy(update={"gpu": spec.gpu.model_copy(update={"interference": interference})})
     transfer = fabric_of(spec).transfer(collective(), 0)
-    assert transfer.beside is transfer.profile
+    assert transfer.slow_profile is transfer.profile

@@ -13,7 +13,7 @@ from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.faults import FaultsTable, with_faults
+from zsim.specs.experiment.faults import FaultsTable, apply_faults
 from zsim.specs.topology.topology import Topology
 
 CARD = 47.5e9  # bytes per second of a DGX H100's card: 400 Gb/s at 95 %
@@ -22,7 +22,7 @@ GIB = 2**30
 
 def topology(cluster: str, nodes: int, **faults: Any) -> Topology:
     whole = Topology(load_cluster(cluster), nodes, load_cluster(cluster).gpus_per_node)
-    return with_faults(whole, FaultsTable.model_validate(faults))
+    return apply_faults(whole, FaultsTable.model_validate(faults))
 
 
 def transfers(
@@ -30,7 +30,7 @@ def transfers(
 ) -> list[Transfer]:
     """1 GiB by one algorithm and the last of its protocols (Simple on rings), in every group of a kind."""
     work = Collective(kind, GIB, "bf16", group.name)
-    fabric = Fabric(simpy.Environment(), where, {group.name: group}, is_folded=False, works=[work])
+    fabric = Fabric(simpy.Environment(), where, {group.name: group}, is_folded=False, collectives=[work])
     return [
         [option for option in fabric.options(work, number) if option.algorithm == algorithm][-1]
         for number in range(where.world_size // group.size)
@@ -39,7 +39,7 @@ def transfers(
 
 def rates(where: Topology, group: Group) -> list[float]:
     """Bus bandwidths of a ring all-gather of 1 GiB."""
-    return [t.size / (t.seconds_alone - t.latency_seconds) for t in transfers(where, group)]
+    return [t.size / (t.isolated_seconds - t.latency_seconds) for t in transfers(where, group)]
 
 
 WORLD = Group.regular("world", 16)
@@ -96,7 +96,7 @@ def test_a_dead_card_halves_two_communicators_that_share_another() -> None:
     assert rates(bad, RAILS) == pytest.approx([CARD] * 8)
     work = Collective("all_gather", GIB, "bf16", "replicate")
     env = simpy.Environment()
-    fabric = Fabric(env, bad, {"replicate": RAILS}, is_folded=False, works=[work])
+    fabric = Fabric(env, bad, {"replicate": RAILS}, is_folded=False, collectives=[work])
     ends = [0.0] * 8
     for number in range(8):
 

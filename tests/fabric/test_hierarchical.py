@@ -9,7 +9,7 @@ import simpy
 from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import Rounds, hierarchical_rounds, ring_rounds
 from zsim.fabric.algorithms.methods import methods
-from zsim.fabric.algorithms.rings import hierarchical_usage, longer_rounds
+from zsim.fabric.algorithms.rings import extra_round_seconds, hierarchical_usage
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import load_cluster
@@ -126,15 +126,17 @@ def fat_tree(levels: int, latency: str = "1 us") -> Topology:
 def test_every_switch_after_the_first_makes_a_round_longer(
     levels: int, slots: list[int], switches: int
 ) -> None:
-    found = longer_rounds(fat_tree(levels), np.array(slots))
+    found = extra_round_seconds(fat_tree(levels), np.array(slots))
     assert found.inside == 0.0
     assert found.across == pytest.approx((switches - 1) * 1e-6)
 
 
 def test_longer_links_add_to_the_switches() -> None:
     """RoCE between nodes: 4 us above the rounds that were measured on InfiniBand."""
-    assert longer_rounds(topology_of(2, cluster="roce-h100"), np.array([0, 8])).across == pytest.approx(4e-6)
-    assert longer_rounds(topology_of(2), np.array([0, 8])) == (0.0, 0.0)
+    assert extra_round_seconds(topology_of(2, cluster="roce-h100"), np.array([0, 8])).across == pytest.approx(
+        4e-6
+    )
+    assert extra_round_seconds(topology_of(2), np.array([0, 8])) == (0.0, 0.0)
 
 
 def test_a_call_waits_for_each_of_its_rounds_as_long_as_links_are() -> None:
@@ -145,7 +147,7 @@ def test_a_call_waits_for_each_of_its_rounds_as_long_as_links_are() -> None:
         topology = Topology(fat_tree(2, latency).cluster, 2, 8)
         work = Collective("all_gather", 1, "bf16", "world")
         groups = {"world": Group.regular("world", 16)}
-        fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, works=[work])
+        fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, collectives=[work])
         (ring,) = [one for one in fabric.options(work) if (one.algorithm, one.protocol) == ("ring", "simple")]
         seconds.append(ring.latency_seconds)
     assert ring_rounds("all_gather", 16, 2).inter == 2

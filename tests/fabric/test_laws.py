@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from zsim.arrays import Floats
 from zsim.errors import InputError
 from zsim.fabric.algorithms.others import link_usage
-from zsim.fabric.algorithms.rings import by_pattern, domains_of
+from zsim.fabric.algorithms.rings import domains_of, partition_by_pattern
 from zsim.plan.ops import Group
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.network import Network
-from zsim.specs.experiment.faults import FaultsTable, with_faults
+from zsim.specs.experiment.faults import FaultsTable, apply_faults
 from zsim.specs.topology.graph import link_ends
 from zsim.specs.topology.topology import Topology
 
@@ -72,7 +72,7 @@ def topologies(draw: st.DrawFn, bases: tuple[str, ...] = BASES) -> Topology:
         assume(False)
     if cards > 1 and draw(st.booleans()):
         dead = f"node{draw(st.integers(0, topology.num_nodes - 1))}.nic{draw(st.integers(0, cards - 1))}"
-        topology = with_faults(topology, FaultsTable(dead_nics=(dead,)))
+        topology = apply_faults(topology, FaultsTable(dead_nics=(dead,)))
     return topology
 
 
@@ -137,7 +137,7 @@ def test_groups_count_alike_together_and_apart_and_send_what_they_must(
     size = data.draw(st.sampled_from([n for n in range(2, world + 1) if world % n == 0]))
     stride = data.draw(st.sampled_from([n for n in range(1, world // size + 1) if world // size % n == 0]))
     rows = Group.regular("g", world, size, stride).members
-    patterns = by_pattern(topology, rows)
+    patterns = partition_by_pattern(topology, rows)
     domains, most = np.array([domains_of(topology, alike[0]) for alike in patterns]).max(axis=0)
     assume(domains >= ON_DOMAINS.get(shape, 1))
     assume(shape not in BY_SWITCH or domains * most == size > domains)

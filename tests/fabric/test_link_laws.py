@@ -10,7 +10,7 @@ import simpy
 
 from tests.fabric.test_fabric import collective, fabric_of
 from zsim.cost.collectives.rounds import Rounds, bus_bytes, unequal_bus_bytes
-from zsim.fabric.algorithms.rings import Longer
+from zsim.fabric.algorithms.rings import ExtraRoundSeconds
 from zsim.fabric.communicators import ramp_seconds, ring_latency, round_seconds
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.messages import Pairs
@@ -18,7 +18,7 @@ from zsim.fluid.flows import simulate_flows
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.faults import FaultsTable, with_faults
+from zsim.specs.experiment.faults import FaultsTable, apply_faults
 from zsim.specs.topology.topology import Topology
 
 
@@ -61,11 +61,13 @@ def test_a_call_waits_for_each_term_of_its_latency(
 
 def test_longer_links_are_in_every_round_they_are_crossed_in() -> None:
     costs = with_simple(base=1.0, intra_round=2.0, inter_round=3.0).collectives.protocols["simple"]
-    assert ring_latency(Rounds(4, 2), costs, Longer(0.5, 0.25)) == pytest.approx(1 + 4 * 2.5 + 2 * 3.25)
-    assert round_seconds(costs, Longer(0.5, 0.25), spans=True) == (2.5, 3.25)
+    assert ring_latency(Rounds(4, 2), costs, ExtraRoundSeconds(0.5, 0.25)) == pytest.approx(
+        1 + 4 * 2.5 + 2 * 3.25
+    )
+    assert round_seconds(costs, ExtraRoundSeconds(0.5, 0.25), spans=True) == (2.5, 3.25)
     slow = costs.model_copy(update={"network_overhead": 9.0})
-    assert round_seconds(slow, Longer(0.5, 0.25), spans=True) == (9.0, 3.25)
-    assert round_seconds(slow, Longer(0.5, 0.25), spans=False) == (2.5, 3.25)
+    assert round_seconds(slow, ExtraRoundSeconds(0.5, 0.25), spans=True) == (9.0, 3.25)
+    assert round_seconds(slow, ExtraRoundSeconds(0.5, 0.25), spans=False) == (2.5, 3.25)
     assert ramp_seconds(Rounds(1, 0), costs.model_copy(update={"ramp": 2.0}), 2**21) == 2 * sqrt(2)
 
 
@@ -76,7 +78,7 @@ def test_a_message_between_nodes_is_late(target: int, seconds: float) -> None:
     topology = Topology(cluster.model_copy(update={"collectives": delayed}), 2, 8)
     pairs: dict[str, Group] = {"world +1": Pairs("world +1", np.array([[0, target]]))}
     work = Collective("send", 1000, "bf16", "world +1")
-    fabric = Fabric(simpy.Environment(), topology, pairs, works=[work])
+    fabric = Fabric(simpy.Environment(), topology, pairs, collectives=[work])
     assert fabric.transfer(work, 0).latency_seconds == pytest.approx(seconds)
 
 
@@ -132,7 +134,7 @@ def test_a_degraded_link_is_as_full_as_its_bytes_over_what_is_left_of_it() -> No
     """A quarter of a card: as full with a byte as a whole one with four; in all it carries as many."""
     whole = Topology(load_cluster("dgx-h100"), 2, 8)
     faults = {"links": {"node1.nic2": {"bandwidth_fraction": 0.25}}}
-    degraded = with_faults(whole, FaultsTable.model_validate(faults))
+    degraded = apply_faults(whole, FaultsTable.model_validate(faults))
     groups: dict[str, Group] = {"world": Group.regular("world", 16)}
     fabric = Fabric(simpy.Environment(), degraded, groups)
     found = fabric.loads(np.full(degraded.num_links, 2.0))
@@ -142,7 +144,7 @@ def test_a_degraded_link_is_as_full_as_its_bytes_over_what_is_left_of_it() -> No
 
 def test_what_is_carried_is_the_load_of_the_call() -> None:
     fabric, work = fabric_of(), collective("all_gather", 16_000)
-    links, carried = fabric.carried(work, 0)
+    links, carried = fabric.link_bytes(work, 0)
     assert np.array_equal(links, np.flatnonzero(fabric.usage([work])))
     assert carried == pytest.approx(fabric.usage([work])[links])
 

@@ -12,7 +12,7 @@ from tests.oracles.rounds import Rounds
 from zsim.cost.collectives.nccl_chunks import tree_pieces
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.idle import idle_fabric
-from zsim.plan.ops import Collective, CollectiveKind, Group, Parts
+from zsim.plan.ops import Collective, CollectiveKind, Group, SplitSizes
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import ProtocolCosts
 from zsim.specs.cluster.files import load_cluster
@@ -59,10 +59,14 @@ def one_activity(topology: Topology, kind: CollectiveKind, size: int, algorithm:
     ranks = topology.world_size
     work = Collective(kind, size, "bf16", "world")
     fabric = Fabric(
-        simpy.Environment(), topology, {"world": Group.regular("world", ranks)}, is_folded=True, works=[work]
+        simpy.Environment(),
+        topology,
+        {"world": Group.regular("world", ranks)},
+        is_folded=True,
+        collectives=[work],
     )
     [found] = [o for o in fabric.options(work) if (o.algorithm, o.protocol) == (algorithm, protocol)]
-    return found.seconds_alone
+    return found.isolated_seconds
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
@@ -160,7 +164,7 @@ def test_rounds_without_bytes_take_their_latency() -> None:
     assert Rounds(topology, np.arange(8), costs).ring("all_gather", 0) == pytest.approx(71e-6)
 
 
-def skewed(size: int, ranks: int) -> Parts:
+def skewed(size: int, ranks: int) -> SplitSizes:
     """A table as of tokens to experts: every member sends about `size` bytes, more of them to some members
     than to others, each with a different spread."""
     generator = np.random.default_rng(1)
@@ -185,6 +189,6 @@ def test_an_all_to_all_of_unequal_parts_takes_as_long_as_its_messages(name: str)
         played = Rounds(topology, np.arange(16), costs).unequal_all_to_all(parts)
         options = idle_fabric(topology, group, [work]).options(work)
         [model] = [
-            one.seconds_alone for one in options if (one.algorithm, one.protocol) == ("direct", "simple")
+            one.isolated_seconds for one in options if (one.algorithm, one.protocol) == ("direct", "simple")
         ]
         assert played * (0.875 if name == "tree 2:1" else 0.999) < model < played * 1.001

@@ -12,7 +12,7 @@ from zsim.fabric.algorithms.others import tree_usage
 from zsim.fabric.algorithms.rings import ring_orders, ring_usage
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.faults import FaultsTable, with_faults
+from zsim.specs.experiment.faults import FaultsTable, apply_faults
 from zsim.specs.topology.topology import Topology
 
 
@@ -106,7 +106,7 @@ def test_with_a_dead_card_channels_still_enter_under_the_cards_that_work() -> No
     nic = cluster.nic.model_copy(update={"per_node": 2, "gpudirect": False})
     pcie = cluster.pcie.model_copy(update={"gpus_per_switch": 4})
     whole = Topology(cluster.model_copy(update={"nic": nic, "pcie": pcie}), 2, 16)
-    topology = with_faults(whole, FaultsTable(dead_nics=("node0.nic1",)))
+    topology = apply_faults(whole, FaultsTable(dead_nics=("node0.nic1",)))
     entries = {int(order[0, 0]) for order, _crosses in ring_orders(topology, np.arange(32)[None])}
     assert entries == {0, 1, 2, 3}
 
@@ -115,7 +115,7 @@ def test_a_dead_card_s_bytes_come_down_at_the_card_that_carries_them() -> None:
     """DGX-1's card 1 is dead: GPU 2 hands its bytes over NVLink to the GPU at the card that carries them,
     whose switch has them up to the host and down again."""
     whole = Topology(dgx_1_with(gpudirect=False), 2, 8)
-    topology = with_faults(whole, FaultsTable(dead_nics=("node0.nic1",)))
+    topology = apply_faults(whole, FaultsTable(dead_nics=("node0.nic1",)))
     card = int(topology.nic_of(np.array([2]))[0])
     route = [(topology.class_of(link), link) for link in topology.route(2, 8)]
     found = [(kind.name, link - kind.first) for kind, link in route]

@@ -10,12 +10,12 @@ import pytest
 import zsim
 from zsim.fabric.algorithms.methods import Shape, UnequalShape
 from zsim.fabric.algorithms.others import link_usage
-from zsim.fabric.algorithms.rings import by_pattern
-from zsim.fabric.folding.classes import JobPlacement, stable_classes
+from zsim.fabric.algorithms.rings import partition_by_pattern
+from zsim.fabric.folding.classes import JobPlacement, refine_classes
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.network import Network
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.topology.topology import Topology
 
 
@@ -28,7 +28,7 @@ def are_alike(topology: Topology, groups: dict[str, Group]) -> bool:
     """Whether the groups' gathers load the links of all ranks alike, so that one rank stands for all."""
     works = [Collective("all_gather", 10**9, "bf16", name) for name in groups]
     placed = JobPlacement(topology, groups, works, np.zeros(topology.world_size, dtype=np.int64))
-    return len(stable_classes([placed])[0].sizes) == 1
+    return len(refine_classes([placed])[0].sizes) == 1
 
 
 def test_groups_within_equal_leaves_are_alike_and_those_across_their_border_are_not() -> None:
@@ -57,7 +57,9 @@ def test_groups_are_sorted_by_where_they_change_domains() -> None:
     """19 trays of an NVL72 (76 GPUs): of two groups of 38, the second leaves the first domain after 34."""
     topology = Topology(load_cluster("gb200-nvl72"), 19, 4)
     rows = np.arange(76).reshape(2, 38)
-    assert [found.tolist() for found in by_pattern(topology, rows)] == [[row.tolist()] for row in rows]
+    assert [found.tolist() for found in partition_by_pattern(topology, rows)] == [
+        [row.tolist()] for row in rows
+    ]
 
 
 @pytest.mark.parametrize(("cluster", "nodes"), [("roce-h100", 4), ("gb200-nvl72", 19), ("aws-p4d", 4)])
@@ -88,7 +90,9 @@ def test_groups_that_come_back_to_a_domain_are_apart_from_those_that_do_not() ->
     """Both go to another domain after each member."""
     topology = Topology(load_cluster("gb200-nvl72"), 54, 4)
     rows = np.array([[0, 72, 4, 76], [8, 80, 144, 12]])
-    assert [found.tolist() for found in by_pattern(topology, rows)] == [[row.tolist()] for row in rows]
+    assert [found.tolist() for found in partition_by_pattern(topology, rows)] == [
+        [row.tolist()] for row in rows
+    ]
 
 
 def test_trees_of_groups_that_share_cards_fill_alike_folded_and_unfolded() -> None:
@@ -97,7 +101,7 @@ def test_trees_of_groups_that_share_cards_fill_alike_folded_and_unfolded() -> No
     file = {"model": "gpt2", "cluster": "dgx-2", "nodes": 2, "strategy": {"kind": "megatron"}}
     two_cards = {"cluster.gpus_per_node": 8, "cluster.nic.per_node": 2}
     changes = {"model.n_layer": 2, "parallelism.tensor": 4, **two_cards}
-    experiment = experiment_from(file, changes, origin="test")
+    experiment = build_experiment(file, changes, origin="test")
     folded, unfolded = (zsim.simulate(experiment, unfold=unfold) for unfold in (False, True))
     assert folded.report.step_seconds == pytest.approx(unfolded.report.step_seconds, rel=1e-9)
 
@@ -117,6 +121,6 @@ def test_pairs_across_a_pcie_switch_are_simulated_apart_from_those_under_one() -
     """The folded step was 0.1 % shorter than that of all ranks."""
     file = {"model": "gpt2", "cluster": "a100-pcie-x8", "strategy": {"kind": "fsdp2", "replicate": 3}}
     six = {"nodes": 1, "cluster.gpus_per_node": 6, "cluster.pcie.gpus_per_switch": 3, "model.n_layer": 2}
-    experiment = experiment_from(file, six, origin="test")
+    experiment = build_experiment(file, six, origin="test")
     folded, unfolded = (zsim.simulate(experiment, unfold=unfold) for unfold in (False, True))
     assert folded.report.step_seconds == pytest.approx(unfolded.report.step_seconds, rel=1e-9)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.idle import idle_fabric
-from zsim.plan.ops import Collective, Group, Parts
+from zsim.plan.ops import Collective, Group, SplitSizes
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.model.works import ExchangeLibrary
-from zsim.specs.strategy.experts import parts_reached
+from zsim.specs.strategy.experts import expected_partitions
 from zsim.specs.topology.topology import Topology
 
 MIB = 2**20
@@ -27,12 +27,12 @@ def fabric_of(work: Collective, group: Group, nodes: int = 2) -> Fabric:
     return idle_fabric(Topology(spec, nodes, spec.gpus_per_node), group, [work])
 
 
-def seconds(parts: Parts, group: Group) -> float:
+def seconds(parts: SplitSizes, group: Group) -> float:
     work = Collective.all_to_all(parts, "bf16", group.name)
-    return fabric_of(work, group).transfer(work, 0).seconds_alone
+    return fabric_of(work, group).transfer(work, 0).isolated_seconds
 
 
-def equal(size: int, part: int) -> Parts:
+def equal(size: int, part: int) -> SplitSizes:
     return ((part,) * size,) * size
 
 
@@ -61,7 +61,7 @@ def test_every_pair_s_bytes_are_on_its_route_by_hand(
     [name] = [
         method.shape for method in fabric.communicator("ep").methods[TABLE] if method.algorithm == algorithm
     ]
-    links, weights = fabric.communicator("ep").used[name]
+    links, weights = fabric.communicator("ep").usages[name]
     usage = np.zeros(fabric.topology.num_links)
     usage[links] = weights * 21  # per byte that the third sends, the most of all
     for kind, sums in expected.items():
@@ -70,7 +70,7 @@ def test_every_pair_s_bytes_are_on_its_route_by_hand(
     if fabric.transfer(work, 0).algorithm == algorithm:
         assert fabric.usage([work]) == pytest.approx(usage, rel=1e-12)
         sent = sum(expected["nvlink_out"]) / 16, sum(expected["nic_out"]) / 16
-        assert fabric.sent(work) == pytest.approx(sent)
+        assert fabric.sent_bytes(work) == pytest.approx(sent)
 
 
 def test_every_communicator_of_a_kind_has_the_table() -> None:
@@ -105,11 +105,11 @@ def test_equal_parts_take_what_an_all_to_all_without_a_table_does(cluster: str, 
     group = Group.regular("world", size)
     plain = Collective("all_to_all", size * MIB, "bf16", "world")
     assert Collective.all_to_all(equal(size, MIB), "bf16", "world") == plain
-    told = replace(plain, parts=equal(size, MIB))
+    told = replace(plain, split_sizes=equal(size, MIB))
     known, found = (idle_fabric(topology, group, [work]).options(work) for work in (plain, told))
     assert [one.algorithm for one in found] == [one.algorithm for one in known]
-    times = [one.seconds_alone for one in known]
-    assert [one.seconds_alone for one in found] == pytest.approx(times, rel=1e-12)
+    times = [one.isolated_seconds for one in known]
+    assert [one.isolated_seconds for one in found] == pytest.approx(times, rel=1e-12)
 
 
 def test_the_member_that_takes_most_sets_the_time() -> None:
@@ -121,7 +121,7 @@ def test_the_member_that_takes_most_sets_the_time() -> None:
     cluster = fabric.topology.cluster
     costs = cluster.collectives.algorithms["all_to_all_inside"][transfer.protocol]
     rate = cluster.node_link.bandwidth * cluster.node_link.efficiency * costs.intra_fraction
-    assert transfer.seconds_alone - transfer.latency_seconds == pytest.approx(448 * MIB / rate, rel=1e-9)
+    assert transfer.isolated_seconds - transfer.latency_seconds == pytest.approx(448 * MIB / rate, rel=1e-9)
 
 
 def test_an_all_to_all_in_one_domain_has_costs_of_its_own() -> None:
@@ -131,7 +131,7 @@ def test_an_all_to_all_in_one_domain_has_costs_of_its_own() -> None:
     work = Collective("all_to_all", 64 * MIB, "bf16", "world")
     inside = fabric_of(work, Group.regular("world", 8), 1).transfer(work, 0)
     assert inside.latency_seconds == pytest.approx((8.4 + 3.4 + 5.87 * 8) * 1e-6)
-    assert inside.seconds_alone - inside.latency_seconds == pytest.approx(56 * MIB / (0.982 * 364.5e9))
+    assert inside.isolated_seconds - inside.latency_seconds == pytest.approx(56 * MIB / (0.982 * 364.5e9))
     across = fabric_of(work, Group.regular("world", 16)).transfer(work, 0)
     assert across.latency_seconds == pytest.approx((8.4 + 16.8 + 2.18 * 8) * 1e-6)
 
@@ -159,7 +159,7 @@ def test_a_librarys_exchange_takes_what_it_publishes(
     taken = {}
     for work in (plain, replace(plain, library=ExchangeLibrary(library))):
         fabric = idle_fabric(Topology(spec, nodes, spec.gpus_per_node), group, [work])
-        taken[work.library] = fabric.transfer(work, 0).seconds_alone
+        taken[work.library] = fabric.transfer(work, 0).isolated_seconds
     assert size / taken[ExchangeLibrary(library)] / 1e9 == pytest.approx(published, rel=0.09)
     assert taken[ExchangeLibrary(library)] > taken[None]
 
@@ -178,13 +178,13 @@ def test_a_librarys_exchange_between_nodes_takes_what_it_publishes(
     by DeepEP's test, and 64 experts a node by HybridEP's; the time is that of passing them on, too."""
     spec, token = load_cluster("dgx-h100"), 7168 * 2
     experts = 256 if library == "deepep" else 64 * nodes
-    reached = parts_reached(experts, 8, nodes, *groups)
-    forwards = parts_reached(experts, 8, 8 * nodes, *groups) * 7 / 8 / (reached * (1 - 1 / nodes))
+    reached = expected_partitions(experts, 8, nodes, *groups)
+    forwards = expected_partitions(experts, 8, 8 * nodes, *groups) * 7 / 8 / (reached * (1 - 1 / nodes))
     rails = Group("rail", np.arange(8 * nodes).reshape(nodes, 8).T)
     size = round(4096 * token * reached)
     work = Collective("all_to_all", size, "bf16", "rail", library=ExchangeLibrary(library, forwards))
     fabric = idle_fabric(Topology(spec, nodes, 8), rails, [work])
-    assert size / fabric.transfer(work, 0).seconds_alone / 1e9 == pytest.approx(published, rel=0.02)
+    assert size / fabric.transfer(work, 0).isolated_seconds / 1e9 == pytest.approx(published, rel=0.02)
     inside = fabric.traffic([work])["nvlink_out"].total_bytes
     assert inside == pytest.approx(8 * nodes * size * (1 - 1 / nodes) * forwards)
 
@@ -194,7 +194,7 @@ def test_a_library_without_figures_takes_what_the_backend_does() -> None:
     named = replace(plain, library=ExchangeLibrary("hybridep"))
     group = Group.regular("world", 8)
     known, found = (fabric_of(work, group, 1).transfer(work, 0) for work in (plain, named))
-    assert found.seconds_alone == known.seconds_alone
+    assert found.isolated_seconds == known.isolated_seconds
 
 
 def test_no_bytes_take_their_latency() -> None:
@@ -203,7 +203,7 @@ def test_no_bytes_take_their_latency() -> None:
     work = Collective.all_to_all(stays, "bf16", "world")
     fabric = fabric_of(work, Group.regular("world", 16))
     transfer = fabric.transfer(work, 0)
-    assert transfer.seconds_alone == transfer.latency_seconds > 0
+    assert transfer.isolated_seconds == transfer.latency_seconds > 0
     assert not fabric.usage([work]).any()
 
 
@@ -213,7 +213,7 @@ def test_more_bytes_to_one_expert_are_never_faster(hot: int, one: float, other: 
     """Every member sends as much as before, and more of it to the hot one."""
     less, more = sorted((one, other))
 
-    def parts(share: float) -> Parts:
+    def parts(share: float) -> SplitSizes:
         to_hot = int(MIB * share)
         rest = (16 * MIB - MIB - to_hot) // 15
         first = 16 * MIB - 15 * rest
@@ -234,6 +234,6 @@ def test_unequal_parts_are_never_faster_than_the_same_bytes_in_equal_ones(rows: 
         tuple(tuple(0 if i == j else mean for j in range(8)) for i in range(8)), "bf16", "world"
     )
     world = Group.regular("world", 8)
-    move = [one.seconds_alone - one.latency_seconds for one in fabric_of(work, world, 1).options(work)]
-    least = [one.seconds_alone - one.latency_seconds for one in fabric_of(even, world, 1).options(even)]
+    move = [one.isolated_seconds - one.latency_seconds for one in fabric_of(work, world, 1).options(work)]
+    least = [one.isolated_seconds - one.latency_seconds for one in fabric_of(even, world, 1).options(even)]
     assert all(a >= b * (1 - 1e-9) for a, b in zip(move, least, strict=True))

@@ -18,7 +18,7 @@ from zsim.errors import InputError
 from zsim.goodput.goodput import simulate_run
 from zsim.goodput.page import goodput_page, trust_rows
 from zsim.goodput.prepared import prepare
-from zsim.goodput.runs import Draw, run_each, wake_processes
+from zsim.goodput.runs import Draw, run_draws, wake_processes
 from zsim.goodput.scenario import Failures
 from zsim.goodput.search import best_interval, starting_interval
 from zsim.goodput.text import goodput_lines
@@ -26,7 +26,7 @@ from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
 from zsim.plan.workload.workloads import Workloads
-from zsim.report.views.text.sentences import trust_words
+from zsim.report.views.text.sentences import format_trust
 from zsim.units import format_seconds
 
 STATED = {"every": "20 min", "blocking": "5 s", "durable": "60 s", "load": "1 min", "bytes": "96 GB"}
@@ -120,8 +120,8 @@ def test_the_text_says_how_far_to_trust_the_step(whole: Any) -> None:
     of evidence, as `zsim run` says them."""
     said = " ".join(" ".join(goodput_lines(whole)).split())
     report = whole.prepared.first.result.report
-    assert trust_words(report) in said
-    assert report.validation.regime in trust_words(report)
+    assert format_trust(report) in said
+    assert report.validation.regime in format_trust(report)
     assert "Days in proportion: " in said
     for part, grade in report.evidence.items():
         assert f"{part} {grade}" in said
@@ -162,7 +162,7 @@ def test_processes_that_were_woken_give_what_one_gives() -> None:
     draw = Draw(scenario(100_000, 10, save(1.0), failures=Failures(0.01, SOFTWARE)), 30)
     awake = wake_processes(draw, 2)
     awake()
-    alone, both = (run_each([draw], jobs=jobs)[0].days for jobs in (1, 2))
+    alone, both = (run_draws([draw], jobs=jobs)[0].days for jobs in (1, 2))
     assert draw.failures > 20_000
     assert alone == both
 
@@ -206,7 +206,7 @@ def test_the_page_says_what_the_days_rest_on(whole: Any) -> None:
     low, high = report.step_seconds_range
     evidence, whence = rows[f"a step of {format_seconds(report.step_seconds)}"]
     assert "compute " in evidence
-    assert trust_words(report) in whence
+    assert format_trust(report) in whence
     days = [whole.expected_days * end / report.step_seconds for end in (low, high)]
     assert f"Days in proportion: {days[0]:.3g} to {days[1]:.3g}." in whence
     for name, table in whole.sources.items():
@@ -322,7 +322,7 @@ def test_a_run_that_waits_for_ever_is_refused_after_a_pilot() -> None:
 
 
 def test_a_run_of_very_many_failures_says_that_it_is_made_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zsim.goodput.parts._ALL_FAILURES", 20_000)
+    monkeypatch.setattr("zsim.goodput.run_parts._ALL_FAILURES", 20_000)
     run = {"tokens": "2T", "failures": {"per_1000_node_days": 10_000, "transient_fraction": 1}}
     checkpoint = {**STATED, "every": "2 min", "blocking": "1 s", "durable": "1 s"}
     found = simulate_run(experiment(checkpoint=checkpoint, **run), seeds=10, jobs=1, compares=False)

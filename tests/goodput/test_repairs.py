@@ -8,7 +8,7 @@ import pytest
 
 import zsim
 from tests.goodput.scenarios import save, scenario
-from zsim.goodput.closed_forms import repairs_by_law
+from zsim.goodput.closed_forms import estimate_repairs
 from zsim.goodput.runs import run_seeds
 from zsim.goodput.scenario import Cause, Failures, Recovery
 from zsim.goodput.text import goodput_lines
@@ -24,7 +24,7 @@ def test_drawn_waits_approach_the_laws(horizon: float | None) -> None:
     mean is known to 1.5 / sqrt(4,500) = 2.2 %."""
     one = scenario(300, 10, save(0.0), step=HOUR, failures=FAILURES, horizon_seconds=horizon)
     runs = run_seeds(one, 3000)
-    found = repairs_by_law(runs)
+    found = estimate_repairs(runs)
     assert found is not None
     assert found.drawn_seconds == pytest.approx(found.waiting_seconds, rel=0.07)
     assert found.goodput_fraction == pytest.approx(runs.goodput_fraction, abs=0.002)
@@ -35,7 +35,7 @@ def test_the_mean_of_the_law_needs_few_seeds() -> None:
     30 repairs, and what is left to chance is their number alone."""
     lanl = dataclasses.replace(LOST, repair_seconds=6 * HOUR, repair_median=0.9 * HOUR)
     one = scenario(300, 10, save(0.0), step=HOUR, failures=Failures(1 / (100 * HOUR), (lanl,)))
-    found = [repairs_by_law(run_seeds(one, 20, first)) for first in (1, 1000, 2000, 3000)]
+    found = [estimate_repairs(run_seeds(one, 20, first)) for first in (1, 1000, 2000, 3000)]
     fractions = [each.goodput_fraction for each in found if each is not None]
     assert found[0] is not None
     assert 1 / found[0].half_fraction == pytest.approx(39, abs=1)
@@ -55,7 +55,7 @@ def test_the_mean_of_the_law_needs_few_seeds() -> None:
 )
 def test_other_waits_and_laws_are_left_to_the_seeds(failures: Failures, recovery: Recovery) -> None:
     runs = run_seeds(scenario(3, 1, save(0.0), failures=failures, recovery=recovery), 2)
-    assert repairs_by_law(runs) is None
+    assert estimate_repairs(runs) is None
 
 
 @pytest.mark.parametrize(("spares", "is_said"), [(0, True), (1, False)])

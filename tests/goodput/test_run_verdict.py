@@ -109,4 +109,4 @@ def test_nothing_of_a_runs_text_measures_error_but_the_interval(short: RunResult
 def test_every_way_to_a_run_judges_the_same_step(short: RunResult) -> None:
     again: SimulatedRun = simulate_run(short.prepared.experiment, seeds=2, compares=False)
     assert again.fits is short.fits is False
-    assert again.tightest.step_seconds == short.tightest.step_seconds
+    assert again.tightest_report.step_seconds == short.tightest_report.step_seconds

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from tests.goodput.scenarios import save
 from zsim.goodput.scenario import Saves
-from zsim.goodput.stretch import SaveCycle, TrainingStretch
+from zsim.goodput.stretch import SaveCycle, TrainingInterval
 
 
 def stretch_of(
     saves: Saves, seconds: float, goal: float, intervals: int = 0, since: float = 0.0
-) -> TrainingStretch:
-    return TrainingStretch(SaveCycle(saves, seconds), goal, intervals, since)
+) -> TrainingInterval:
+    return TrainingInterval(SaveCycle(saves, seconds), goal, intervals, since)
 
 
 def test_sync_saves_add_their_seconds() -> None:
@@ -41,13 +41,15 @@ def test_background_writing_slows_the_steps_after_a_save() -> None:
 def test_a_save_is_worth_nothing_before_its_commit() -> None:
     """The first save begins at 20 s and is durable at 31; the second begins at 41 and is durable at 52."""
     stretch = stretch_of(Saves(10, save(1.0, persist=10.0)), 2.0, 100)
-    found = [stretch.at(time).remote for time in (19.0, 30.9, 31.1, 51.9, 52.1)]
+    found = [stretch.moment_at(time).remote for time in (19.0, 30.9, 31.1, 51.9, 52.1)]
     assert found == [None, None, 10, 10, 20]
 
 
 def test_steps_stand_still_while_a_save_holds_training() -> None:
     stretch = stretch_of(Saves(10, save(5.0)), 2.0, 100)
-    assert [stretch.at(time).steps for time in (19.0, 20.0, 24.0, 27.0)] == pytest.approx([9.5, 10, 10, 11])
+    assert [stretch.moment_at(time).steps for time in (19.0, 20.0, 24.0, 27.0)] == pytest.approx(
+        [9.5, 10, 10, 11]
+    )
 
 
 def test_two_tiers_save_locally_often_and_in_the_store_rarely() -> None:
@@ -55,21 +57,21 @@ def test_two_tiers_save_locally_often_and_in_the_store_rarely() -> None:
     three times 10 + 1 and then 4: the remote save begins at 33 and holds until 37."""
     saves = Saves(10, save(4.0, persist=6.0), save(1.0), remote_every=3)
     stretch = stretch_of(saves, 1.0, 100)
-    assert [stretch.at(time).local for time in (10.5, 11.0, 22.0, 33.0)] == [None, 10, 20, 30]
-    assert [stretch.at(time).remote for time in (42.9, 43.1)] == [None, 30]
-    assert stretch.at(36.0).steps == pytest.approx(30.0)
-    assert stretch.at(39.0).steps == pytest.approx(32.0)
+    assert [stretch.moment_at(time).local for time in (10.5, 11.0, 22.0, 33.0)] == [None, 10, 20, 30]
+    assert [stretch.moment_at(time).remote for time in (42.9, 43.1)] == [None, 30]
+    assert stretch.moment_at(36.0).steps == pytest.approx(30.0)
+    assert stretch.moment_at(39.0).steps == pytest.approx(32.0)
 
 
 def test_a_stretch_goes_on_where_the_last_one_was_cut() -> None:
     """Cut after 25 s: 14 steps of 2 s are not done, since the first save took 5; the next save comes after
     10 steps since the last one, so after 7.5 more at 4 s each."""
     first = stretch_of(Saves(10, save(5.0)), 2.0, 100)
-    moment = first.at(30.0)
+    moment = first.moment_at(30.0)
     assert [moment.steps, moment.since] == pytest.approx([12.5, 2.5])
     second = stretch_of(Saves(10, save(5.0)), 4.0, 100 - moment.steps, moment.intervals, moment.since)
-    assert second.at(29.9).remote is None
-    assert second.at(35.1).remote == 7  # whole steps since the cut, of 12.5 before it
+    assert second.moment_at(29.9).remote is None
+    assert second.moment_at(35.1).remote == 7  # whole steps since the cut, of 12.5 before it
 
 
 def walk(saves: Saves, step: float, goal: int, until: float) -> tuple[float, int | None]:
@@ -106,8 +108,8 @@ def test_any_moment_is_the_walks(
 ) -> None:
     saves = Saves(every, save(blocking, persist=persist))
     stretch = stretch_of(saves, step, goal)
-    until = stretch.works * part
-    moment = stretch.at(until)
+    until = stretch.work_seconds * part
+    moment = stretch.moment_at(until)
     done, durable = walk(saves, step, goal, until + 1e-9)
     assert moment.remote == durable
     # The wait for the store comes before the steps here and after them there: [Note: the cycle of saves].

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 
 JOB: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "nodes": 1}
 
@@ -34,7 +34,7 @@ def test_a_typed_strategy_is_its_table(typed: Any, table: dict[str, Any]) -> Non
     other = zsim.Experiment(**JOB, training={"micro_batch_size": 2}, strategy=table)
     assert one.model_dump(exclude_unset=True) == other.model_dump(exclude_unset=True)
     more = {"training.sequence_length": 128}
-    assert changed(one, more).model_dump() == changed(other, more).model_dump()
+    assert change_experiment(one, more).model_dump() == change_experiment(other, more).model_dump()
 
 
 def test_a_typed_setting_gives_the_same_step() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import zsim
 from zsim.cli import app
-from zsim.report.views.shown import Shown, html_table
+from zsim.report.views.shown import Displayable, html_table
 
 TINY: dict[str, Any] = {
     "model": {
@@ -51,7 +51,7 @@ def plain(content: Any) -> Any:
     return json.loads(json.dumps(content))
 
 
-def check_shown(found: Shown, columns: set[str]) -> None:
+def check_shown(found: Displayable, columns: set[str]) -> None:
     """It has a text, a table in HTML, a DataFrame with these columns, and figures that plotly accepts."""
     assert str(found) == repr(found) != ""
     page = found._repr_html_()
@@ -75,7 +75,7 @@ def test_sweep_has_the_rows_of_the_command(file: str) -> None:
         row["tokens_per_second_per_gpu"] for row in found.rows
     )
     again = zsim.sweep("study.toml", jobs=1, cache="study-results/points")
-    assert (again.known, again.rows) == (2, found.rows)
+    assert (again.cached, again.rows) == (2, found.rows)
 
 
 def test_sweep_takes_experiments_and_conditions() -> None:

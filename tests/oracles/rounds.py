@@ -23,13 +23,13 @@ import numpy as np
 import simpy
 
 from zsim.arrays import Floats, Ints
-from zsim.cost.collectives.rounds import ROUNDS_SIDE_BY_SIDE, bus_bytes
+from zsim.cost.collectives.rounds import CONCURRENT_ROUNDS, bus_bytes
 from zsim.errors import InputError
 from zsim.fabric.algorithms.others import tree_parents
-from zsim.fabric.algorithms.rings import add_crossings, local_ranks, longer_rounds
+from zsim.fabric.algorithms.rings import add_crossings, extra_round_seconds, local_ranks
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile
-from zsim.plan.ops import Parts
+from zsim.plan.ops import SplitSizes
 from zsim.specs.cluster.collectives import ProtocolCosts
 from zsim.specs.topology.topology import Topology
 
@@ -58,7 +58,7 @@ class Rounds:
         self.size = self.members.shape[1]
         self.local = local_ranks(topology, self.members)
         self.spans = self.local < self.size
-        self.longer = longer_rounds(topology, slots)
+        self.longer = extra_round_seconds(topology, slots)
         self.last = 0.0
         self.num_messages = 0
 
@@ -101,7 +101,7 @@ class Rounds:
 
         return self._run(begin)
 
-    def all_to_all(self, full_bytes: float, in_flight: int = ROUNDS_SIDE_BY_SIDE) -> float:
+    def all_to_all(self, full_bytes: float, in_flight: int = CONCURRENT_ROUNDS) -> float:
         """Seconds of a direct all-to-all: node after node, to all GPUs of it at once, `in_flight` nodes at a
         time; the GPUs of one's own node meanwhile (one after the other where there is no other node)."""
         pair = full_bytes / self.size
@@ -124,7 +124,7 @@ class Rounds:
 
         return self._run(start)
 
-    def unequal_all_to_all(self, parts: Parts, in_flight: int = ROUNDS_SIDE_BY_SIDE) -> float:
+    def unequal_all_to_all(self, parts: SplitSizes, in_flight: int = CONCURRENT_ROUNDS) -> float:
         """Seconds of a direct all-to-all of `parts[i][j]` bytes from member i to member j. Every rank goes
         through its rounds by itself: node after node, `in_flight` at a time, the next once the bytes of one
         are all sent; its own node's GPUs meanwhile."""

@@ -25,12 +25,12 @@ from zsim.specs.model.spec import (
     Parameter,
     Residual,
 )
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 MakePlan = Callable[..., Plan]
 
 
-def training(**changes: Any) -> Training:
+def training(**changes: Any) -> TrainingConfig:
     """Two sequences of three tokens in bf16, plain SGD."""
     values: dict[str, Any] = {
         "sequence_length": 3,
@@ -43,7 +43,7 @@ def training(**changes: Any) -> Training:
         "optimizer": "sgd",
         "gradient_clipping": 0.0,
     }
-    return Training(**{**values, **changes})
+    return TrainingConfig(**{**values, **changes})
 
 
 def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> Module:

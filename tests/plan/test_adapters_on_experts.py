@@ -370,13 +370,13 @@ def test_stacked_experts_are_not_quantised_and_that_is_said() -> None:
 
 def test_experts_that_run_one_by_one_keep_their_type() -> None:
     """DeepSpeed's own layer, in which an expert's products are modules."""
-    from zsim.plan.parallel.experts import with_experts
+    from zsim.plan.parallel.experts import expand_experts
     from zsim.specs.strategy.experts import ExpertSplit
 
-    model = with_experts(job(ON_Q).model, ExpertSplit(library="deepspeed-moe"))
+    model = expand_experts(job(ON_Q).model, ExpertSplit(library="deepspeed-moe"))
     experts = [one for name, one in model.named_parameters() if "deepspeed_experts" in name]
     assert sum(one.numel for one in experts) == FROZEN_EXPERTS
-    assert {(one.stored, one.trainable) for one in experts} == {("bf16", False)}
+    assert {(one.stored_dtype, one.trainable) for one in experts} == {("bf16", False)}
 
 
 # -- transformers 4 ----------------------------------------------------------------------------------------

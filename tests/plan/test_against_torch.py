@@ -17,7 +17,7 @@ import pytest
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config
 
 pytestmark = [
     pytest.mark.torch,
@@ -107,7 +107,7 @@ def answers() -> dict[str, Any]:
 
 
 def planned_fsdp1(toys: Any, question: dict[str, Any]) -> Plan:
-    strategy = Fsdp1(
+    strategy = Fsdp1Config(
         sharding_strategy=question["sharding_strategy"],
         replicate=2 if "HYBRID" in question["sharding_strategy"] else 1,
         wrapping=question["wrapping"],
@@ -165,6 +165,6 @@ def test_ddp_fills_the_buckets_that_torch_fills(answers: dict[str, Any], toys: A
     cap = round(question["bucket_cap_mb"] * 2**20)
     training = toys.training()
     workload = make_workload(toys.transformer(4, is_tied=question["is_tied"]), training)
-    plan = plan_step(workload, Ddp(bucket_cap_bytes=cap, first_bucket_cap_bytes=cap), RANKS)
+    plan = plan_step(workload, DdpConfig(bucket_cap_bytes=cap, first_bucket_cap_bytes=cap), RANKS)
     planned = [op.work.bytes // 4 for op in plan.ops if isinstance(op.work, Collective)]
     assert planned == answers[name]

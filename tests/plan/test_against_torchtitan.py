@@ -95,7 +95,7 @@ def test_forward_keeps_torch_s_tensors(answers: dict[str, Any], name: str) -> No
             kept.remove(size)
     kept.remove(4)  # the loss's number of tokens
     calls = [call for segment in workloads_of(asked)[0].segments for call in segment.calls]
-    own = [call.work.tensors.saved for call in calls if not isinstance(call.module.work, Norm)]
+    own = [call.work.tensors.saved for call in calls if not isinstance(call.module.op_spec, Norm)]
     assert sorted(size for sizes in own for size in sizes) == kept
 
 

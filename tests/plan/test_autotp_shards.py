@@ -15,7 +15,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan, stages_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import Activation, Attention
-from zsim.specs.strategy.deepspeed.autotp import first_shard
+from zsim.specs.strategy.deepspeed.autotp import first_rank_features
 
 HEAD = 32
 LLAMA: dict[str, Any] = {
@@ -42,7 +42,7 @@ def test_the_first_rank_has_deepspeed_s_largest_shard(
     groups: int, total: int, ranks: int, name: str, shards: list[int]
 ) -> None:
     assert sum(shards) == total
-    assert first_shard(total, ranks, name, groups) == shards[0] == max(shards)
+    assert first_rank_features(total, ranks, name, groups) == shards[0] == max(shards)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_grain_deals_out_so_many_features_at_a_time(
     total: int, ranks: int, grain: int, shards: list[int]
 ) -> None:
     assert sum(shards) == total
-    assert first_shard(total, ranks, "mlp.gate_proj", 6, grain) == shards[0] == max(shards)
+    assert first_rank_features(total, ranks, "mlp.gate_proj", 6, grain) == shards[0] == max(shards)
 
 
 def test_a_plan_with_a_grain_is_that_of_the_first_rank() -> None:
@@ -97,7 +97,7 @@ def test_a_plan_with_a_grain_is_that_of_the_first_rank() -> None:
     model = {**LLAMA, "vocab_size": 4128}
     job = autotp(4, grain=32, model=model)
     modules = stages_of(job.model, job.parallelism)[0].blocks[0].modules
-    assert [one.work.width for one in modules if isinstance(one.work, Activation)] == [256]
+    assert [one.op_spec.width for one in modules if isinstance(one.op_spec, Activation)] == [256]
     assert ("all_gather", "tensor", 128 * 4 * 33 * 32 * 2) in calls(make_plan(job).program, "tensor")
     (told,) = [note for note in job.notes if note.startswith("AutoTP")]
     assert "256 of 1,001 features of the MLP" in told
@@ -120,7 +120,7 @@ def test_the_plan_is_that_of_the_first_rank() -> None:
     padded to 4 x 1,025; embedding and norms whole."""
     job = autotp(4)
     (model,) = stages_of(job.model, job.parallelism)
-    works = [module.work for module in model.blocks[0].modules]
+    works = [module.op_spec for module in model.blocks[0].modules]
     (core,) = (work for work in works if isinstance(work, Attention))
     assert (core.num_heads, core.num_kv_heads) == (4, 2)
     (activation,) = (work for work in works if isinstance(work, Activation))
@@ -151,7 +151,7 @@ def test_features_of_an_mlp_that_goes_by_heads_are_told_as_simulated() -> None:
     (told,) = [note for note in job.notes if note.startswith("AutoTP")]
     assert "2 of 6 heads (2 of 6 of keys and values) and 512 of 1,536 features of the MLP" in told
     modules = stages_of(job.model, job.parallelism)[0].blocks[0].modules
-    assert [one.work.width for one in modules if isinstance(one.work, Activation)] == [512]
+    assert [one.op_spec.width for one in modules if isinstance(one.op_spec, Activation)] == [512]
 
 
 def test_releases_that_do_not_know_of_heads_are_refused() -> None:

@@ -19,7 +19,7 @@ from zsim.plan.hooks import Hooks
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.model.huggingface import model_from_config
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 SEQUENCES, LENGTH, HIDDEN, HEADS = 8, 128, 128, 4
 HIDDEN_STATE = 2 * SEQUENCES * LENGTH * HIDDEN  # bytes, in bf16
@@ -116,7 +116,7 @@ def planned_peak(
         "n_positions": LENGTH, "activation_function": "gelu", "attn_pdrop": 0, "resid_pdrop": 0,
         "embd_pdrop": 0,
     }  # fmt: skip
-    training = Training(
+    training = TrainingConfig(
         sequence_length=LENGTH, micro_batch_size=SEQUENCES, gradient_accumulation_steps=1, precision="bf16",
         activation_checkpointing=policy, attention="flash", compile=False, optimizer="adamw",
         gradient_clipping=0.0, autocast=autocast, checkpoint_stops_early=stops_early,
@@ -231,7 +231,7 @@ def test_a_compiled_block_keeps_what_torchs_partitioner_keeps(family: str, norms
         "num_key_value_heads": HEADS, "head_dim": HIDDEN // HEADS, "intermediate_size": WIDTH,
         "vocab_size": 16,
     }  # fmt: skip
-    training = Training(
+    training = TrainingConfig(
         sequence_length=LENGTH, micro_batch_size=SEQUENCES, gradient_accumulation_steps=1, precision="fp32",
         activation_checkpointing="selective-op", attention="flash", compile=True, optimizer="adamw",
         gradient_clipping=0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Copy, Group, Memory, MemoryChange
 
 KERNEL = Kernel("gemm", 1.0, 1.0)
@@ -85,12 +85,12 @@ def test_a_host_op_is_no_event_of_its_stream_and_takes_no_stream_waits() -> None
 def test_kernels_count_their_launches() -> None:
     """Three copies priced together and one product."""
     b = builder()
-    op = b.kernels("k", [*moves(10, 10, launches=3), KERNEL])
+    op = b.kernels("k", [*move_kernels(10, 10, launches=3), KERNEL])
     assert b.ops[op].launches == 4
 
 
 def test_moves_is_what_is_read_plus_what_is_written() -> None:
-    (kernel,) = moves(10, 20, launches=2)
+    (kernel,) = move_kernels(10, 20, launches=2)
     assert (kernel.kind, kernel.hbm_bytes, kernel.launches, kernel.flops) == ("copy", 30.0, 2, 0.0)
 
 

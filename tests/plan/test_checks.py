@@ -13,7 +13,17 @@ from zsim.engine.simulate import simulate_job
 from zsim.errors import StuckError
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.checks import PlanError, check_plan
-from zsim.plan.ops import Collective, CollectiveKind, Group, MemoryChange, Message, Op, Parts, Plan, Program
+from zsim.plan.ops import (
+    Collective,
+    CollectiveKind,
+    Group,
+    MemoryChange,
+    Message,
+    Op,
+    Plan,
+    Program,
+    SplitSizes,
+)
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -70,7 +80,7 @@ def exchanging(name: str, *works: Collective) -> Program:
     return builder.program((), name)
 
 
-PARTS: Parts = ((1, 2), (3, 4))
+PARTS: SplitSizes = ((1, 2), (3, 4))
 
 
 def test_what_a_member_sends_is_what_the_other_takes() -> None:

@@ -16,7 +16,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.plan.ops import Collective, Kernels
 from zsim.plan.workload.context.methods import shared_backward, shared_forward
 from zsim.plan.workload.work_part import WorkPart
-from zsim.specs.model.spec import Attention, ContextMethod, ContextShare
+from zsim.specs.model.spec import Attention, ContextMethod, ContextSharding
 
 SEQUENCES, HEADS, TOKENS, HEAD_DIM = 2, 4, 64, 8  # as there
 pytestmark = [
@@ -37,7 +37,7 @@ def answer() -> dict[str, Any]:
 
 
 def planned(method: ContextMethod, ranks: int, window: int | None = None) -> dict[str, list[list[str | int]]]:
-    share = ContextShare(ranks, method, "torch", has_masks=window is not None)
+    share = ContextSharding(ranks, method, "torch", has_masks=window is not None)
     work = Attention(HEADS, HEADS, HEAD_DIM, HEAD_DIM, rotary=False, window=window, context=share)
     shape, options = BatchShape(SEQUENCES, TOKENS, ranks), WorkOptions()
     return {

@@ -46,7 +46,7 @@ def attention_of(job: Job) -> ModuleCall:
     """The core of attention of a rank's first layer."""
     (stage,) = stages_of(job.model, job.parallelism)
     calls = make_workload(stage, job.training).segments[1].calls
-    return next(call for call in calls if isinstance(call.module.work, Attention))
+    return next(call for call in calls if isinstance(call.module.op_spec, Attention))
 
 
 def sent(plan: Plan, phase: str) -> Counter[tuple[str, int]]:

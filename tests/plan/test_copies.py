@@ -63,7 +63,7 @@ def plan_of(model: dict[str, Any], blocks: int, training: dict[str, Any], zero: 
 def walked_plan_of(*asked: Any) -> Plan:
     """The plan without copies."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Zero3Schedule, "place", lambda self, segment: None)
+        patch.setattr(Zero3Schedule, "block_position", lambda self, segment: None)
         return plan_of(*asked)
 
 
@@ -98,7 +98,7 @@ def test_copied_blocks_are_those_that_a_walk_issues(
     (program,), (walked,) = plan_of(*asked).programs, walked_plan_of(*asked).programs
     assert program.ops == walked.ops
     assert program.memory == walked.memory
-    assert len(program.distinct_works) == len(walked.distinct_works)
+    assert len(program.unique_work) == len(walked.unique_work)
 
 
 def test_a_deep_model_is_walked_at_its_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from zsim.plan.frameworks.ddp import ddp_buckets
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.frameworks import Ddp
+from zsim.specs.strategy.frameworks import DdpConfig
 
 MIB = 2**20
 DEFAULT_CAPS = (MIB, 25 * MIB)
@@ -93,10 +93,10 @@ def test_buckets_hold_every_gradient_once_and_all_but_the_last_are_full(
 # -- the plan --------------------------------------------------------------------------------------------
 
 
-def toy_plan(toys: Any, strategy: Ddp | None = None, is_tied: bool = False, **training: Any) -> Plan:
+def toy_plan(toys: Any, strategy: DdpConfig | None = None, is_tied: bool = False, **training: Any) -> Plan:
     settings = toys.training(**training)
     workload = make_workload(toys.transformer(is_tied=is_tied), settings)
-    return plan_step(workload, strategy or Ddp(), 8)
+    return plan_step(workload, strategy or DdpConfig(), 8)
 
 
 def names(plan: Plan, *beginnings: str) -> list[str]:
@@ -113,7 +113,7 @@ def test_gradients_are_reduced_once_in_fp32_whatever_the_precision(plan_for: Pla
 def test_a_bucket_is_reduced_as_soon_as_its_last_gradient_is_copied(toys: Any) -> None:
     """Caps of 16,000 bytes: the head's gradient (6400) and the norm's (128) with the last block's mlp.down
     (4096) and mlp.up (4096) are 14,720; attn.o makes it 15,744, and qkv (3072) fills it."""
-    plan = toy_plan(toys, Ddp(bucket_cap_bytes=16_000, first_bucket_cap_bytes=16_000))
+    plan = toy_plan(toys, DdpConfig(bucket_cap_bytes=16_000, first_bucket_cap_bytes=16_000))
     order = names(plan, "copy to bucket", "all_reduce")
     first = order.index("all_reduce bucket 0")
     assert order[first - 1] == "copy to bucket model.layers.3.attn.qkv"
@@ -124,7 +124,7 @@ def test_a_modules_bias_is_ready_before_its_weight(toys: Any) -> None:
     """Registration order backwards. Caps of 64 bytes close a bucket after each tensor: 16 and 256
     elements."""
     model = toys.linear_blocks([(16, 16)] * 2, bias=True)
-    caps = Ddp(bucket_cap_bytes=64, first_bucket_cap_bytes=64)
+    caps = DdpConfig(bucket_cap_bytes=64, first_bucket_cap_bytes=64)
     plan = plan_step(make_workload(model, toys.training()), caps, 8)
     assert [work.bytes // 4 for work in toys.collectives_of(plan)] == [16, 256, 16, 256]
     copies = [of_kind(op.work, Kernels) for op in plan.ops if op.name.startswith("copy to bucket")]
@@ -133,7 +133,7 @@ def test_a_modules_bias_is_ready_before_its_weight(toys: Any) -> None:
 
 def test_reductions_run_behind_backward_and_are_waited_for_at_its_end(toys: Any) -> None:
     """Each all-reduce starts after the copy into its bucket; the copies back wait for one bucket each."""
-    plan = toy_plan(toys, Ddp(bucket_cap_bytes=16_000, first_bucket_cap_bytes=16_000))
+    plan = toy_plan(toys, DdpConfig(bucket_cap_bytes=16_000, first_bucket_cap_bytes=16_000))
     number = {op.name: position for position, op in enumerate(plan.ops)}
     reduced = [name for name in number if name.startswith("all_reduce")]
     last_backward = number["model.emb backward"]
@@ -150,7 +150,7 @@ def test_reductions_run_behind_backward_and_are_waited_for_at_its_end(toys: Any)
 def test_without_sync_only_the_last_micro_batch_is_reduced(toys: Any) -> None:
     one = toy_plan(toys)
     three = toy_plan(toys, gradient_accumulation_steps=3)
-    each = toy_plan(toys, Ddp(no_sync=False), gradient_accumulation_steps=3)
+    each = toy_plan(toys, DdpConfig(no_sync=False), gradient_accumulation_steps=3)
     count = len(toys.collectives_of(one))
     assert len(toys.collectives_of(three)) == count
     assert len(toys.collectives_of(each)) == 3 * count
@@ -210,7 +210,7 @@ def test_recomputation_casts_again_and_forward_piles_the_casts_up(toys: Any) -> 
 
 def test_a_tied_weight_is_reduced_when_the_embedding_has_added_its_share(toys: Any) -> None:
     """The head uses it first in backward, the embedding last: one gradient, in the last bucket."""
-    plan = toy_plan(toys, Ddp(bucket_cap_bytes=4_000, first_bucket_cap_bytes=4_000), is_tied=True)
+    plan = toy_plan(toys, DdpConfig(bucket_cap_bytes=4_000, first_bucket_cap_bytes=4_000), is_tied=True)
     assert sum(work.bytes for work in toys.collectives_of(plan)) == 4 * (4 * 3072 + 1600 + 32)
     assert names(plan, "copy to bucket")[-1] == "copy to bucket model.emb"
 
@@ -223,7 +223,7 @@ def test_a_tied_weight_is_reduced_when_the_embedding_has_added_its_share(toys: A
 def test_memory_is_back_at_its_start_after_a_step(
     toys: Any, steps: int, checkpointing: str, is_view: bool, is_tied: bool, no_sync: bool
 ) -> None:
-    strategy = Ddp(gradient_as_bucket_view=is_view, no_sync=no_sync)
+    strategy = DdpConfig(gradient_as_bucket_view=is_view, no_sync=no_sync)
     plan = toy_plan(
         toys, strategy, is_tied, gradient_accumulation_steps=steps, activation_checkpointing=checkpointing
     )

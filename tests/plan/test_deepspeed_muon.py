@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.cost.optimizers.deepspeed_muon import gram_flops, is_muons, matrix_kernels
+from zsim.cost.optimizers.deepspeed_muon import gram_flops, matrix_kernels, uses_muon
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.frameworks.deepspeed.muon_heads import matrices_of_heads
+from zsim.plan.frameworks.deepspeed.muon_heads import head_matrices
 from zsim.plan.ops import Kernels
 from zsim.specs.model.huggingface import load_model
 
@@ -62,7 +62,7 @@ def test_names_and_dimensions_decide_who_is_orthogonalised(
     name: str, shape: tuple[int, ...], is_its: bool
 ) -> None:
     """`set_optimizer_flags` looks for "embed" and "lm_head" only, so GPT-2's table is Muon's."""
-    assert is_muons(name, shape) is is_its
+    assert uses_muon(name, shape) is is_its
 
 
 @pytest.mark.parametrize(("stage", "each"), [(1, 2), (2, 2)])
@@ -146,7 +146,7 @@ def test_projections_of_attention_are_taken_head_by_head(zero: dict[str, Any]) -
 
 def test_heads_of_latent_attention_are_those_of_its_up_projections() -> None:
     """DeepSeek-V2-Lite: 16 heads of queries of 128 + 64, of keys and values of 128 + 128; down none."""
-    found = matrices_of_heads(load_model("deepseek-v2-lite"))
+    found = head_matrices(load_model("deepseek-v2-lite"))
     of_first = {name.split(".")[-2]: shape for name, shape in found.items() if ".layers.0." in name}
     assert of_first == {"q_proj": (16, 192, 2048), "kv_b_proj": (16, 256, 512)}
 

@@ -16,7 +16,7 @@ from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.expert_loop import with_experts_one_by_one
+from zsim.specs.model.expert_loop import unstack_experts
 from zsim.specs.model.huggingface import load_model
 
 TINY: dict[str, Any] = {
@@ -66,7 +66,7 @@ def moved_bytes(kind: str, *, is_backward: bool) -> float:
     return sum(kernel.hbm_bytes for kernel in of(module, SHAPE.seen_by(module), WorkOptions()))
 
 
-LAYER = with_experts_one_by_one(load_model("mixtral-8x7b")).blocks[-1].modules
+LAYER = unstack_experts(load_model("mixtral-8x7b")).blocks[-1].modules
 SHAPE = BatchShape(2, 512)
 
 

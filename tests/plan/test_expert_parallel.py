@@ -19,7 +19,7 @@ from zsim.specs.experiment.labels import parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.works import ExchangeLibrary
-from zsim.specs.strategy.experts import parts_reached
+from zsim.specs.strategy.experts import expected_partitions
 
 LAYERS, HIDDEN, WIDTH, EXPERTS, TOP_K, TOKENS = 2, 256, 64, 16, 4, 512
 TINY: dict[str, Any] = {
@@ -138,7 +138,7 @@ def test_ranks_that_share_an_experts_products_gather_its_rows() -> None:
 def test_a_merging_dispatcher_sends_a_token_once_to_every_rank() -> None:
     """Of 8 ranks with 2 of 16 experts a token of 4 reaches 8 (1 - C(14, 4) / C(16, 4))."""
     reached = 8 * (1 - comb(14, 4) / comb(16, 4))
-    assert parts_reached(16, 4, 8) == pytest.approx(reached)
+    assert expected_partitions(16, 4, 8) == pytest.approx(reached)
     plan = make_plan(job_of(SHARDED, {"expert": 8, "dispatcher": "deepep"}))
     assert calls(plan) == {("all_to_all", "expert", round(TOKENS * reached) * HIDDEN * 2, "bf16"): 2 * LAYERS}
 
@@ -159,16 +159,16 @@ def test_across_nodes_it_sends_a_token_once_to_every_node() -> None:
 
 def test_groups_of_experts_limit_the_nodes_that_a_token_reaches() -> None:
     """DeepSeek-V3: 8 of 256 experts, of 4 of 8 groups: with a group per node at most 4 nodes, nearly all."""
-    assert parts_reached(256, 8, 8, 8, 4) == pytest.approx(4 * (1 - comb(96, 8) / comb(128, 8)))
-    assert 3.5 < parts_reached(256, 8, 8, 8, 4) < 4 < parts_reached(256, 8, 8)
+    assert expected_partitions(256, 8, 8, 8, 4) == pytest.approx(4 * (1 - comb(96, 8) / comb(128, 8)))
+    assert 3.5 < expected_partitions(256, 8, 8, 8, 4) < 4 < expected_partitions(256, 8, 8)
 
 
 def test_a_part_of_several_groups_is_reached_by_any_of_them() -> None:
     """4 of 8 groups of one expert, all 4 of them: two parts of 4 groups are both reached but where all 4 are
     in one, 2 of 70 ways; four parts of 2 groups are missed each in C(6, 4) = 15 of 70."""
-    assert parts_reached(8, 4, 2, 8, 4) == pytest.approx(2 - 2 / 70)
-    assert parts_reached(8, 4, 4, 8, 4) == pytest.approx(4 * (1 - 15 / 70))
-    assert parts_reached(256, 8, 1, 8, 4) == 1
+    assert expected_partitions(8, 4, 2, 8, 4) == pytest.approx(2 - 2 / 70)
+    assert expected_partitions(8, 4, 4, 8, 4) == pytest.approx(4 * (1 - 15 / 70))
+    assert expected_partitions(256, 8, 1, 8, 4) == 1
 
 
 def test_rows_up_to_a_capacity_need_no_counts() -> None:
@@ -224,12 +224,12 @@ def test_the_fullest_rank_counts() -> None:
     (there,), (home,) = sent, back
     assert isinstance(there, Collective)
     assert isinstance(home, Collective)
-    assert there.parts is not None
-    assert home.parts is not None
+    assert there.split_sizes is not None
+    assert home.split_sizes is not None
     part = TOKENS * TOP_K * HIDDEN * 2 // 8
-    assert there.parts[3][0] == 1.5 * part
-    assert home.parts == tuple(zip(*there.parts, strict=True))
-    assert sum(map(sum, there.parts)) == pytest.approx(64 * part, abs=64)
+    assert there.split_sizes[3][0] == 1.5 * part
+    assert home.split_sizes == tuple(zip(*there.split_sizes, strict=True))
+    assert sum(map(sum, there.split_sizes)) == pytest.approx(64 * part, abs=64)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Plan
-from zsim.plan.parallel.experts import with_experts
+from zsim.plan.parallel.experts import expand_experts
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -52,7 +52,7 @@ def job_of(strategy: dict[str, Any], gpus: int = 8, **more: Any) -> Job:
 
 def layer_of(model: ModelSpec, library: ExpertsLibrary, **split: Any) -> tuple[Module, ...]:
     """The modules of the last block from the second norm on."""
-    modules = with_experts(model, ExpertSplit(library=library, **split)).blocks[-1].modules
+    modules = expand_experts(model, ExpertSplit(library=library, **split)).blocks[-1].modules
     first = next(n for n, module in enumerate(modules) if module.name == "post_attention_layernorm")
     return modules[first + 1 :]
 
@@ -61,7 +61,7 @@ def layer_of(model: ModelSpec, library: ExpertsLibrary, **split: Any) -> tuple[M
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_stands_for_the_experts_has_their_parameters(name: str, library: ExpertsLibrary) -> None:
     model = load_model(name)
-    made = with_experts(model, ExpertSplit(library=library))
+    made = expand_experts(model, ExpertSplit(library=library))
     assert made.numel == model.numel
     assert sum(parameter.numel for _, parameter in made.named_parameters()) == model.numel
 
@@ -71,10 +71,10 @@ def test_what_stands_for_the_experts_has_their_parameters(name: str, library: Ex
 def test_products_have_the_flops_of_the_active_parameters(name: str, library: ExpertsLibrary) -> None:
     """2 per parameter and token forward, twice that backward; attention's products are not counted."""
     model, options = load_model(name), WorkOptions()
-    counted = [m for m in model.blocks[-1].modules if not isinstance(m.work, Attention)]
+    counted = [m for m in model.blocks[-1].modules if not isinstance(m.op_spec, Attention)]
     flops = SHAPE.tokens * sum(forward_flops(module, 512) for module in counted)
-    block = with_experts(model, ExpertSplit(library=library)).blocks[-1].modules
-    made = [m for m in block if not isinstance(m.work, Attention)]
+    block = expand_experts(model, ExpertSplit(library=library)).blocks[-1].modules
+    made = [m for m in block if not isinstance(m.op_spec, Attention)]
     forward = sum(total_flops(forward_kernels(m, SHAPE.seen_by(m), options)) for m in made)
     backward = sum(total_flops(backward_kernels(m, SHAPE.seen_by(m), options)) for m in made)
     assert forward == pytest.approx(flops, rel=1e-3)
@@ -84,7 +84,7 @@ def test_products_have_the_flops_of_the_active_parameters(name: str, library: Ex
 def test_an_expert_has_its_part_of_the_rows() -> None:
     """2 of 8 experts per token, 1,024 tokens: 256 rows each, of 4,096 wide to twice 14,336."""
     layer = layer_of(load_model("mixtral-8x7b"), "transformers")
-    product = next(module for module in layer if isinstance(module.work, GroupedLinear))
+    product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
     (kernel,) = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())
     assert kernel.shape == (256, 28672, 4096)
     assert kernel.flops == 2.0 * 2048 * 28672 * 4096
@@ -94,18 +94,18 @@ def test_an_expert_has_its_part_of_the_rows() -> None:
 
 def test_experts_one_after_the_other_are_a_launch_each() -> None:
     layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="loop")
-    product = next(module for module in layer if isinstance(module.work, GroupedLinear))
+    product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
     assert forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
 
 
 def test_experts_on_streams_are_a_launch_each_and_four_at_a_time() -> None:
     """Transformer Engine's: the GPU has two turns of four of the 8 products, the host launches all 8."""
     layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="streams")
-    product = next(module for module in layer if isinstance(module.work, GroupedLinear))
+    product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
     kernel = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0]
-    assert (kernel.launches, kernel.turns) == (8, 2)
+    assert (kernel.launches, kernel.sequential_launches) == (8, 2)
     gpu = load_gpu("h100-sxm-80gb")
-    in_line = replace(kernel, launches=2, side_by_side=1)
+    in_line = replace(kernel, launches=2, concurrent_launches=1)
     assert kernel_seconds(kernel, gpu) == kernel_seconds(in_line, gpu)
 
 
@@ -115,9 +115,9 @@ def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:
     4 x 8 x 2.5 times in backward, and out to experts 6 + 4 x 8 + 2 x 8 x 2.5 times with a pass of the
     tokens, the rows' sum by tokens apart, and the host waiting for the counts."""
     layer = layer_of(load_model("mixtral-8x7b"), "kempnerforge", padding=2.5)
-    products = [one for one in layer if isinstance(one.work, GroupedLinear)]
+    products = [one for one in layer if isinstance(one.op_spec, GroupedLinear)]
     assert [one.rows_per_token for one in products] == [5.0, 5.0]
-    first, last = (one for one in layer if isinstance(one.work, Rearrange))
+    first, last = (one for one in layer if isinstance(one.op_spec, Rearrange))
     assert (first.host_waits, last.host_waits) == (True, False)
     token = 1024 * 4096 * 2
     by_token = backward_kernels(first, SHAPE.seen_by(first), WorkOptions())[1]
@@ -214,7 +214,7 @@ def test_megatron_adds_the_scored_bias_of_each_expert_itself(
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024, "num_local_experts": 16,
         "num_experts_per_tok": 4,
     }  # fmt: skip
-    made = with_experts(
+    made = expand_experts(
         model_from_config(model, "gpt-oss", "a test"),
         ExpertSplit(library="megatron-fused", kernel="streams", gate_in_fp32=dtype == "fp32"),
     )
@@ -238,10 +238,12 @@ def test_transformer_engine_casts_the_rows_of_each_expert_apart(
 ) -> None:
     """Of 16 experts: current scaling has a maximum, a scale and a cast each; delayed scales both ways are
     one kernel for all."""
-    made = with_experts(load_model("qwen3-30b-a3b"), ExpertSplit(library="megatron-fused", kernel="streams"))
+    made = expand_experts(
+        load_model("qwen3-30b-a3b"), ExpertSplit(library="megatron-fused", kernel="streams")
+    )
     module = next(one for one in made.blocks[-1].modules if one.name.endswith("down_proj"))
-    assert isinstance(module.work, GroupedLinear)
-    module = replace(module, work=replace(module.work, num_experts=16))
+    assert isinstance(module.op_spec, GroupedLinear)
+    module = replace(module, op_spec=replace(module.op_spec, num_experts=16))
     options = WorkOptions(dtype="fp8", fp8=Fp8(recipe, transposes=transposes, has_quantized_weights=True))
     given = forward_kernels(module, SHAPE, options)
     before = [one for one in given if one.kind != "gemm"]

@@ -18,14 +18,14 @@ from zsim.plan.make import plan_step
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.frameworks import Fsdp1
+from zsim.specs.strategy.frameworks import Fsdp1Config
 
 PlanFor = Callable[..., Plan]
 BLOCK, ROOT = 202_383_360, 262_148_096  # Llama-2-7B
 STRATEGIES = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
 
 
-def fsdp1(**changes: Any) -> Fsdp1:
+def fsdp1(**changes: Any) -> Fsdp1Config:
     values: dict[str, Any] = {
         "sharding_strategy": "FULL_SHARD",
         "replicate": 1,
@@ -37,7 +37,7 @@ def fsdp1(**changes: Any) -> Fsdp1:
         "reduce_dtype": "fp32",
         "no_sync": False,
     }
-    return Fsdp1(**{**values, **changes})
+    return Fsdp1Config(**{**values, **changes})
 
 
 def toy_plan(toys: Any, ranks: int = 8, model: Any = None, training: Any = None, **changes: Any) -> Plan:

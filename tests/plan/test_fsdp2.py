@@ -22,14 +22,14 @@ from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.trace.trace import Trace
 
 PlanFor = Callable[..., Plan]
 BLOCK, ROOT = 202_383_360, 262_148_096  # Llama-2-7B
 
 
-def fsdp2(**changes: Any) -> Fsdp2:
+def fsdp2(**changes: Any) -> Fsdp2Config:
     values: dict[str, Any] = {
         "reshard_after_forward": None,
         "replicate": 1,
@@ -38,7 +38,7 @@ def fsdp2(**changes: Any) -> Fsdp2:
         "reduce_dtype": "fp32",
         "no_sync": False,
     }
-    return Fsdp2(**{**values, **changes})
+    return Fsdp2Config(**{**values, **changes})
 
 
 def toy_plan(toys: Any, model: Any, ranks: int = 2, training: Any = None, **changes: Any) -> Plan:
@@ -252,7 +252,7 @@ def test_the_first_all_gather_of_backward_is_exposed_when_the_host_reads_the_los
     loss = next(number for number, op in enumerate(ops) if op.name == "loss")
     first = next(number for number, op in enumerate(ops) if op.phase == "backward")
     ops[first] = ops[first]._replace(host_waits=(loss,))
-    trace = run(plan.with_programs(lambda program: replace(program, ops=tuple(ops))))
+    trace = run(plan.map_programs(lambda program: replace(program, ops=tuple(ops))))
     assert exposed(trace, "backward") == ["all_gather_copy_out layers.5"]
 
 

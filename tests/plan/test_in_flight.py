@@ -25,15 +25,15 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.table import FRAMEWORKS
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Group, Plan, Program
-from zsim.plan.passes.one_thread import in_one_thread
-from zsim.plan.passes.twice import program_twice
+from zsim.plan.passes.one_thread import serialize_operators
+from zsim.plan.passes.twice import repeat_program
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Action, no_pipeline
 from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config
 
 RANKS = 8
 ROOT, BLOCK = 4 * 3360, 4 * 3072
@@ -103,15 +103,15 @@ def zero(stage: int, **zero_optimization: Any) -> Any:
     return job.strategy
 
 
-def fsdp2(reshards: bool = True, **changes: Any) -> Fsdp2:
-    return Fsdp2(reshards, 1, "huggingface", "fp32", "fp32", no_sync=True, **changes)
+def fsdp2(reshards: bool = True, **changes: Any) -> Fsdp2Config:
+    return Fsdp2Config(reshards, 1, "huggingface", "fp32", "fp32", no_sync=True, **changes)
 
 
-FSDP1 = Fsdp1(
+FSDP1 = Fsdp1Config(
     "FULL_SHARD", 1, "huggingface", "BACKWARD_PRE", forward_prefetch=False, limit_all_gathers=True,
     param_dtype="fp32", reduce_dtype="fp32", no_sync=True,
 )  # fmt: skip
-DDP = Ddp(bucket_cap_bytes=10_485, first_bucket_cap_bytes=10_485)
+DDP = DdpConfig(bucket_cap_bytes=10_485, first_bucket_cap_bytes=10_485)
 MEGATRON = replace(SHARDED, param_dtype="fp32", checks_nan=False, bucket_size=4000)
 OVERLAPPING = replace(MEGATRON, overlap_grad_reduce=True)
 
@@ -266,11 +266,11 @@ def test_torch_makes_the_same_calls_in_the_same_actions(toys: Any) -> None:
 def test_a_program_says_at_which_op_each_action_begins(toys: Any) -> None:
     """Forwards and backwards in their order, the first after "begin step"; a second step has them
     again, later by the first's ops."""
-    program = Step(toys, Ddp(), IN_TURN).program
+    program = Step(toys, DdpConfig(), IN_TURN).program
     assert [str(action) for _, action in program.actions] == ["0F0", "0B0", "0F1", "0B1"]
     phases = [program.ops[first].phase for first, _ in program.actions]
     assert phases == ["forward", "backward", "forward", "backward"]
-    repeated, count = program_twice(program), len(program.ops)
+    repeated, count = repeat_program(program), len(program.ops)
     assert repeated.actions[4:] == tuple((first + count, action) for first, action in program.actions)
     assert [repeated.ops[first].phase for first, _ in repeated.actions] == phases * 2
 
@@ -279,6 +279,6 @@ def test_copies_around_reduce_scatters_put_actions_off(toys: Any) -> None:
     """REDUCE_GRAD reduces FSDP2's four blocks and the root, on CPUs with a copy before each and one after."""
     program = Step(toys, fsdp2(), TOLD).program
     plan = Plan.uniform("by hand", RANKS, program, {"shard": Group.regular("shard", RANKS)})
-    copied = in_one_thread(plan, (), copies_scatters=True).program
+    copied = serialize_operators(plan, (), copies_scatters=True).program
     shifts = [new - old for (new, _), (old, _) in zip(copied.actions, program.actions, strict=True)]
     assert shifts == [0, 0, 0, 0, 0, 0, 10]

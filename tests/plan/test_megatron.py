@@ -19,12 +19,12 @@ from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.model.spec import Module, Parameter
 from zsim.specs.model.works import Norm
-from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 PlanFor = Callable[..., Plan]
 LLAMA_2_7B = 6_738_415_616
-CORE = Megatron(
+CORE = MegatronConfig(
     distributed_optimizer=False, overlap_grad_reduce=False, overlap_param_gather=False, param_dtype="bf16",
     grad_dtype="fp32", average_in_collective=False, bucket_size=None, optimizer_instances=1,
     is_contiguous=True, fuses_accumulation=True, checks_nan=True,
@@ -33,7 +33,9 @@ SHARDED = replace(CORE, distributed_optimizer=True)
 AHEAD = replace(SHARDED, overlap_grad_reduce=True, overlap_param_gather=True, bucket_size=4000)
 
 
-def toy_plan(toys: Any, strategy: Megatron, ranks: int = 8, is_tied: bool = False, **training: Any) -> Plan:
+def toy_plan(
+    toys: Any, strategy: MegatronConfig, ranks: int = 8, is_tied: bool = False, **training: Any
+) -> Plan:
     """Of 15,520 elements (tied 13,920): embedding 1600, 4 blocks of 3072, norm 32, head 1600."""
     settings = toys.training(**{"optimizer": "adamw", **training})
     return plan_step(make_workload(toys.transformer(is_tied=is_tied), settings), strategy, ranks)
@@ -207,7 +209,8 @@ def test_another_engine_sums_on_all_ranks_and_copies_a_bucket_back_behind_the_ne
     3,648, and down would be too many; so is the next o, after 4,864, and the next up, after 3,328."""
     engine = replace(
         AHEAD, grad_dtype="bf16", is_contiguous=False, fuses_accumulation=False, checks_nan=False,
-        has_owners=True, average_in_collective=True, optimizer_instances=2, overlap_param_gather=False,
+        has_whole_tensor_owners=True, average_in_collective=True, optimizer_instances=2,
+        overlap_param_gather=False,
     )  # fmt: skip
     plan = toy_plan(toys, engine)
     sums = toys.collectives_of(plan, "all_reduce")
@@ -231,11 +234,14 @@ def test_another_engine_sums_on_all_ranks_and_copies_a_bucket_back_behind_the_ne
     [
         CORE, SHARDED, AHEAD, replace(CORE, fuses_accumulation=False),
         replace(CORE, grad_dtype="bf16", is_contiguous=False, fuses_accumulation=False),
-        replace(AHEAD, grad_dtype="bf16", is_contiguous=False, fuses_accumulation=False, has_owners=True),
+        replace(
+            AHEAD, grad_dtype="bf16", is_contiguous=False, fuses_accumulation=False,
+            has_whole_tensor_owners=True,
+        ),
     ],
 )  # fmt: skip
 def test_memory_is_back_at_its_start_after_a_step(
-    toys: Any, strategy: Megatron, steps: int, checkpointing: str, is_tied: bool
+    toys: Any, strategy: MegatronConfig, steps: int, checkpointing: str, is_tied: bool
 ) -> None:
     plan = toy_plan(
         toys, strategy, is_tied=is_tied, gradient_accumulation_steps=steps,
@@ -297,7 +303,7 @@ def test_nanotrons_blocks_wait_for_tensor_ranks_in_a_pipeline(
     """More than in proportion to them: n to the power of 1.25."""
     builder = PlanBuilder([])
     strategy = replace(CORE, block_overhead="nanotron_block")
-    split = Parallelism(pipeline=2, tensor=tensor, style="nanotron")
+    split = ParallelismConfig(pipeline=2, tensor=tensor, style="nanotron")
     block = next(
         one for one in make_workload(toys.transformer(), toys.training()).segments if one.kind == "block"
     )
@@ -310,15 +316,19 @@ def test_nanotrons_blocks_wait_for_tensor_ranks_in_a_pipeline(
 @pytest.mark.parametrize(
     ("split", "attention", "expected"),
     [
-        (Parallelism(), None, {}),
-        (Parallelism(), "megatron_core_unfused_attention", {"megatron_core_unfused_attention": 2}),
-        (Parallelism(context=4), None, {"megatron_core_hop": 8}),
-        (Parallelism(context=4, context_method="a2a+p2p", context_inner=2), None, {"megatron_core_hop": 4}),
-        (Parallelism(context=4, context_method="all-to-all"), None, {}),
+        (ParallelismConfig(), None, {}),
+        (ParallelismConfig(), "megatron_core_unfused_attention", {"megatron_core_unfused_attention": 2}),
+        (ParallelismConfig(context=4), None, {"megatron_core_hop": 8}),
+        (
+            ParallelismConfig(context=4, context_method="a2a+p2p", context_inner=2),
+            None,
+            {"megatron_core_hop": 4},
+        ),
+        (ParallelismConfig(context=4, context_method="all-to-all"), None, {}),
     ],
 )
 def test_attention_costs_a_megatron_block_more(
-    toys: Any, split: Parallelism, attention: str | None, expected: dict[str, int]
+    toys: Any, split: ParallelismConfig, attention: str | None, expected: dict[str, int]
 ) -> None:
     """Two passes: each without a fused kernel, and each hop of a ring."""
     builder = PlanBuilder([])
@@ -353,7 +363,9 @@ def test_test_mode_compares_the_norms_of_queries_and_keys_of_all_ranks() -> None
 def test_timers_of_level_2_wait_around_every_forward_and_backward(toys: Any) -> None:
     """Two micro-batches: the host waits for compute in front of four passes and behind them. The first finds
     gradients being zeroed; in front of each later pass it waits for what the one before has waited for."""
-    plan = toy_plan(toys, replace(CORE, synchronizes=True, checks_nan=False), gradient_accumulation_steps=2)
+    plan = toy_plan(
+        toys, replace(CORE, synchronizes_timers=True, checks_nan=False), gradient_accumulation_steps=2
+    )
     without = toy_plan(toys, replace(CORE, checks_nan=False), gradient_accumulation_steps=2)
     waits = [op for op in plan.ops if op.host_waits]
     assert len(waits) - len([op for op in without.ops if op.host_waits]) == 5
@@ -375,8 +387,8 @@ def test_the_interleaved_schedule_pays_for_every_chunk(
     """But where timers wait for the messages."""
     builder = PlanBuilder([])
     strategy = replace(CORE, block_overhead=overhead)
-    split = Parallelism(pipeline=2, virtual_stages=virtual, style=style)
-    enter_chunk(builder, replace(strategy, synchronizes=True), split)
+    split = ParallelismConfig(pipeline=2, virtual_stages=virtual, style=style)
+    enter_chunk(builder, replace(strategy, synchronizes_timers=True), split)
     enter_chunk(builder, strategy, split)
     assert [op.overhead for op in builder.program([], "").ops] == ["megatron_chunk"] * events
 

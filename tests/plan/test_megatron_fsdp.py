@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.plan.frameworks.megatron_fsdp.groups import lay_out_rows, row_multiple
+from zsim.plan.frameworks.megatron_fsdp.groups import arrange_rows, row_multiple
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp
 
 PlanFor = Callable[..., Plan]
-BASE = Megatron(
+BASE = MegatronConfig(
     distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True, param_dtype="bf16",
     grad_dtype="fp32", average_in_collective=False, bucket_size=None, optimizer_instances=1,
     is_contiguous=True, fuses_accumulation=True, checks_nan=False, block_overhead=None,
@@ -72,12 +72,12 @@ def test_a_buffer_keeps_rows_whole() -> None:
     which are no multiple of 12 and leave 8 behind the next multiple, 48; there the 3 go."""
     shapes = {"a": (4, 6), "b": (4, 4), "c": (3,)}
     assert row_multiple(list(shapes.values())) == 12
-    assert lay_out_rows(shapes, 12) == ({"a": (0, 24), "b": (24, 40), "c": (40, 43)}, 48)
+    assert arrange_rows(shapes, 12) == ({"a": (0, 24), "b": (24, 40), "c": (40, 43)}, 48)
 
 
 def test_remainders_share_a_row() -> None:
     """Multiple 10: 14 elements leave 6, and the remainder 3 of 13 fits into it: from 17 to 30."""
-    places, length = lay_out_rows({"a": (14,), "b": (13,)}, 10)
+    places, length = arrange_rows({"a": (14,), "b": (13,)}, 10)
     assert places == {"a": (0, 14), "b": (17, 30)}
     assert length == 30
 

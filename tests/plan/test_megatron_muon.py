@@ -12,9 +12,9 @@ import pytest
 import zsim
 from zsim.cost.optimizers.megatron_muon import MuonMatrix, muon_calls, muon_flops, transient_bytes
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.frameworks.megatron.muon import MuonTensor, lay_out_whole, owned_by_size
+from zsim.plan.frameworks.megatron.muon import MuonTensor, assign_by_size, make_whole_tensor_layout
 from zsim.plan.ops import Collective, Kernels, Plan
-from zsim.specs.strategy.megatron_muon import MuonWork
+from zsim.specs.strategy.megatron_muon import MuonOrthogonalization
 
 # Two layers of 64: queries and output 64 x 64, keys and values 32 x 64, gate and up 256 x 64, down 64 x 128;
 # five norms, the table and the head 512 x 64.
@@ -167,9 +167,9 @@ def test_buckets_of_whole_matrices_are_laid_out_as_by_megatron_core(
     numels: tuple[int, ...], bucket: int | None, ranks: int, end: int, places: list[tuple[int, int]]
 ) -> None:
     """One bucket each: the second fills up to 0.9 of what its largest takes on four ranks."""
-    buffer, owned = lay_out_whole(tensors(numels), bucket, ranks, 0)
+    buffer, owned = make_whole_tensor_layout(tensors(numels), bucket, ranks, 0)
     assert [(one.start, one.end) for one in buffer.buckets] == [(0, end)]
-    assert [buffer.places[str(number)] for number in range(len(numels))] == places
+    assert [buffer.ranges[str(number)] for number in range(len(numels))] == places
     shard = end // ranks
     assert [{int(one.name) for one in rank} for rank in owned] == [
         {number for number, (start, _) in enumerate(places) if start // shard == rank}
@@ -179,7 +179,7 @@ def test_buckets_of_whole_matrices_are_laid_out_as_by_megatron_core(
 
 def test_a_bucket_is_closed_when_it_is_full() -> None:
     """In the order of backward: 3 and 2 (1,100 elements are 1,000 or more, and 0.9 of 2 x 600), then 1, 0."""
-    buffer, _ = lay_out_whole(tensors((700, 500, 500, 600)), 1000, 2, 5)
+    buffer, _ = make_whole_tensor_layout(tensors((700, 500, 500, 600)), 1000, 2, 5)
     assert [(one.number, one.names, one.numel) for one in buffer.buckets] == [
         (5, ("3", "2"), 2 * 640), (6, ("1", "0"), 2 * 704),
     ]  # fmt: skip
@@ -188,7 +188,7 @@ def test_a_bucket_is_closed_when_it_is_full() -> None:
 def test_owners_go_up_and_down_by_size() -> None:
     """Megatron's example: ten tensors on four ranks, from the smallest."""
     every = [one for found in tensors(tuple(range(1, 11))).values() for one in found]
-    owned = [[int(one.name) for one in rank] for rank in owned_by_size(every, 4)]
+    owned = [[int(one.name) for one in rank] for rank in assign_by_size(every, 4)]
     assert owned == [[0, 7, 8], [1, 6, 9], [2, 5], [3, 4]]
 
 
@@ -238,23 +238,27 @@ def test_work_of_one_matrix() -> None:
     """256 x 1,024 in five rounds: 5 (4 m^2 n + 2 m^3) FLOPs; cut along its columns over 4 ranks, together: X
     X^T and B X are a quarter each, the square is whole, and X X^T of 256^2 bf16 is summed five times. Bytes
     around: decay 8, momentum 12, norm and division 12, casts 12, two scales 16, the sum 12."""
-    whole = MuonMatrix(256, 1024, cut=1)
-    assert muon_flops(whole, MuonWork(), 4) == 5 * (4 * 256**2 * 1024 + 2 * 256**3)
-    moved = sum(one.hbm_bytes for call in muon_calls(whole, MuonWork(), 4) for one in call.kernels
-                if one.kind == "optimizer")  # fmt: skip
+    whole = MuonMatrix(256, 1024, sharded_dimension=1)
+    assert muon_flops(whole, MuonOrthogonalization(), 4) == 5 * (4 * 256**2 * 1024 + 2 * 256**3)
+    calls = muon_calls(whole, MuonOrthogonalization(), 4)
+    moved = sum(one.hbm_bytes for call in calls for one in call.kernels if one.kind == "optimizer")
     assert moved == 256 * 1024 * 72
-    part, together = MuonMatrix(256, 256, cut=1), MuonWork("distributed")
+    part, together = MuonMatrix(256, 256, sharded_dimension=1), MuonOrthogonalization("distributed")
     assert muon_flops(part, together, 4) == 5 * (4 * 256**2 * 256 + 2 * 256**3)
     sums = [call.bytes for call in muon_calls(part, together, 4) if call.collective]
     assert sums == [4, *[2 * 256 * 256] * 5]
-    in_tf32 = [one for call in muon_calls(whole, MuonWork(dtype="tf32"), 1) for one in call.kernels]
+    in_tf32 = [
+        one for call in muon_calls(whole, MuonOrthogonalization(dtype="tf32"), 1) for one in call.kernels
+    ]
     assert {one.dtype for one in in_tf32 if one.kind == "gemm"} == {"tf32"}
     assert sum(one.hbm_bytes for one in in_tf32 if one.kind == "optimizer") == 256 * 1024 * 60
 
 
 def test_distributed_ranks_multiply_along_the_side_that_is_whole() -> None:
     """Keys of 64 x 1,024 cut along their rows: X X^T is 1,024 x 1,024 though 64 would do."""
-    calls = list(muon_calls(MuonMatrix(64, 1024, cut=0), MuonWork("distributed"), 2))
+    calls = list(
+        muon_calls(MuonMatrix(64, 1024, sharded_dimension=0), MuonOrthogonalization("distributed"), 2)
+    )
     assert max(call.bytes for call in calls) == 2 * 1024 * 1024
 
 
@@ -262,10 +266,13 @@ def test_temporaries_of_one_matrix() -> None:
     """Alone 12 bytes an element; with Nesterov's sum 16; gathered from 4 ranks 8 of the whole, and 6; of
     parts of 2 : 1 : 1, which are copied first, 4 of all and 12 of the half, then 12 of all, joined."""
     numel = 64 * 32
-    assert transient_bytes(MuonMatrix(64, 32), MuonWork(), 1) == 12 * numel
-    assert transient_bytes(MuonMatrix(64, 32), MuonWork(nesterov=True), 1) == 16 * numel
-    assert transient_bytes(MuonMatrix(64, 32, cut=0), MuonWork("duplicated"), 4) == 14 * 4 * numel
-    assert transient_bytes(MuonMatrix(64, 32, (32, 16, 16)), MuonWork(), 1) == 12 * numel
+    assert transient_bytes(MuonMatrix(64, 32), MuonOrthogonalization(), 1) == 12 * numel
+    assert transient_bytes(MuonMatrix(64, 32), MuonOrthogonalization(nesterov=True), 1) == 16 * numel
+    assert (
+        transient_bytes(MuonMatrix(64, 32, sharded_dimension=0), MuonOrthogonalization("duplicated"), 4)
+        == 14 * 4 * numel
+    )
+    assert transient_bytes(MuonMatrix(64, 32, (32, 16, 16)), MuonOrthogonalization(), 1) == 12 * numel
 
 
 @pytest.mark.parametrize(

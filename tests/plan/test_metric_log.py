@@ -10,7 +10,7 @@ import pytest
 
 from tests.expect import of_kind
 from tests.plan.steps import walk_step
-from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.builder import PlanBuilder, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Group, Kernels
 from zsim.plan.parts.trainer_logs import METRICS, OUTPUTS, MetricLog, metric_log
@@ -29,7 +29,8 @@ def logged(toys: Any, num_metrics: int = 2) -> Workload:
 def holding(toys: Any, loss: Loss) -> Workload:
     model = toys.transformer(1)
     after = tuple(
-        replace(module, work=loss) if isinstance(module.work, Loss) else module for module in model.after
+        replace(module, op_spec=loss) if isinstance(module.op_spec, Loss) else module
+        for module in model.after
     )
     return make_workload(replace(model, after=after), toys.training(cross_entropy="fused"))
 
@@ -80,7 +81,7 @@ class Updating(Hooks):
     """An optimizer of one kernel."""
 
     def optimizer_step(self) -> None:
-        self.builder.kernels("update", moves(8, 8))
+        self.builder.kernels("update", move_kernels(8, 8))
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 64])

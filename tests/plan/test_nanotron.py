@@ -10,10 +10,10 @@ import pytest
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron import MegatronConfig
 
 NUMEL, TENSORS, RANKS = 15_520, 15, 8
-WHOLE = Megatron(
+WHOLE = MegatronConfig(
     distributed_optimizer=False, overlap_grad_reduce=True, overlap_param_gather=False, param_dtype="bf16",
     grad_dtype="fp32", average_in_collective=True, bucket_size=3000, optimizer_instances=1,
     is_contiguous=True, fuses_accumulation=False, checks_nan=False, is_nanotron=True,
@@ -21,7 +21,9 @@ WHOLE = Megatron(
 SHARDED = replace(WHOLE, distributed_optimizer=True, overlap_grad_reduce=False, bucket_size=None)
 
 
-def toy_plan(toys: Any, strategy: Megatron, ranks: int = RANKS, is_tied: bool = False, **keys: Any) -> Plan:
+def toy_plan(
+    toys: Any, strategy: MegatronConfig, ranks: int = RANKS, is_tied: bool = False, **keys: Any
+) -> Plan:
     """Of 15,520 elements in 15 tensors: embedding 1600, 4 blocks of 3072, norm 32, head 1600."""
     settings = toys.training(**{"optimizer": "adamw", "gradient_clipping": 1.0, **keys})
     return plan_step(make_workload(toys.transformer(is_tied=is_tied), settings), strategy, ranks)
@@ -96,7 +98,7 @@ def test_ddp_reduces_its_buckets_beside_the_last_backward(toys: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", [WHOLE, SHARDED])
-def test_one_rank_adds_and_sends_nothing(toys: Any, strategy: Megatron) -> None:
+def test_one_rank_adds_and_sends_nothing(toys: Any, strategy: MegatronConfig) -> None:
     plan = toy_plan(toys, strategy, ranks=1)
     assert sent(plan) == []
     assert len(launches(plan, "add gradients")) == 1

@@ -202,7 +202,7 @@ def test_a_trillion_parameters_on_512_gpus_are_two_lanes() -> None:
     the copies to the host, so that links tell the two apart. What they share decides here, and both take as
     long: a copy has a quarter of its switch's uplink, which the ring leaves it on either link."""
     outcome = simulate_job(trillion(32, 1))
-    assert outcome.classes.of_rank.tolist() == [0, 1] * 256
+    assert outcome.classes.class_of_rank.tolist() == [0, 1] * 256
     assert len(outcome.plan.ops) < 40_000
     assert outcome.stats.events < 2 * 2 * len(outcome.plan.ops)
     usage = ring_usage(outcome.topology, outcome.topology.slots[outcome.plan.groups[WORLD].members])

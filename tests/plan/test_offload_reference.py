@@ -11,7 +11,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
-from zsim.plan.memory.peaks import held_before_update
+from zsim.plan.memory.peaks import bytes_before_update
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Plan
 
 RANKS = 8
@@ -66,7 +66,7 @@ def test_volume_is_that_of_section_7(stage: int, gathers: int, scatters: int, re
 def test_states_are_those_of_figure_1(stage: int, parts: tuple[float, float, float]) -> None:
     """bf16 on 8 ranks: 2 + 2 + 12 bytes per parameter, an eighth of each from its stage on."""
     plan = make_plan(stage=stage)
-    held, numel = held_before_update(plan), padded_bytes(plan) / 2
+    held, numel = bytes_before_update(plan), padded_bytes(plan) / 2
     names = ("parameters", "gradients", "optimizer_states")
     assert tuple(held[name] / numel for name in names) == parts
 
@@ -85,7 +85,7 @@ def test_model_states_take_the_papers_16_bytes_unless_gradients_are_asked_for_in
         training={"sequence_length": 128, "precision": "bf16"},
         strategy={"kind": "reference", "stage": 0, **reduce_dtype},
     )
-    held = held_before_update(zsim.make_plan(experiment))
+    held = bytes_before_update(zsim.make_plan(experiment))
     names = ("parameters", "gradients", "optimizer_states")
     assert sum(held[name] for name in names) == pytest.approx(expected * 124_439_808, rel=1e-3)
 
@@ -97,7 +97,7 @@ def test_states_in_host_memory_come_and_go_once() -> None:
     assert moved(plan, Copy) == {"d2h": shard, "h2d": shard}
     updates = [op.work for op in plan.ops if isinstance(op.work, HostWork) and op.work.kind == "optimizer"]
     assert sum(work.numel for work in updates) == shard // 2
-    assert held_before_update(plan, "host")["optimizer_states"] == 12 * shard // 2
+    assert bytes_before_update(plan, "host")["optimizer_states"] == 12 * shard // 2
 
 
 def test_files_are_read_and_written_as_zero_infinity_does() -> None:

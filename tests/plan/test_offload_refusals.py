@@ -13,7 +13,7 @@ from zsim import Experiment
 from zsim.api import simulate
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
-from zsim.plan.memory.capacity import fits, over_pinned_limit, pinned_bytes
+from zsim.plan.memory.capacity import fits, pinned_bytes, pinned_limit_violation
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.resolve import resolve
@@ -183,7 +183,7 @@ def test_more_page_locked_memory_than_the_host_allows_does_not_fit() -> None:
         job = replace(job, cluster=job.cluster.model_copy(update={"host": host}))
         plan = make_plan(job)
         assert pinned_bytes(job, plan) == needed
-        assert (over_pinned_limit(job, plan) is None) is is_enough
+        assert (pinned_limit_violation(job, plan) is None) is is_enough
         assert fits(job, plan) is is_enough
 
 

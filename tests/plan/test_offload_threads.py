@@ -24,7 +24,7 @@ def job(
 
 
 def update_of(found: Job) -> HostWork:
-    works = make_plan(found).distinct_works()
+    works = make_plan(found).unique_work()
     (update,) = (work for work in works if isinstance(work, HostWork) and work.kind == "optimizer")
     return update
 

@@ -37,7 +37,7 @@ def result(strategy: dict[str, Any]) -> zsim.Result:
 def test_nothing_overlaps_in_fsdp2_whose_calls_block() -> None:
     """torch 2.13 calls with async_op=False and leaves overlap to CUDA's streams, of which there are none."""
     made = result({"kind": "fsdp2", "wrapping": "torchtitan-0.1"})
-    trace = made.trace.of_rank(0)
+    trace = made.trace.select_rank(0)
     order = np.argsort(trace.start_seconds, kind="stable")
     starts, ends = trace.start_seconds[order], trace.end_seconds[order]
     assert np.all(starts[1:] >= ends[:-1] - 1e-12)
@@ -46,7 +46,7 @@ def test_nothing_overlaps_in_fsdp2_whose_calls_block() -> None:
 @pytest.mark.parametrize("strategy", [{"kind": "ddp", "bucket_cap_mb": 2}, {"kind": "reference"}])
 def test_what_is_asked_for_asynchronously_overlaps(strategy: dict[str, Any]) -> None:
     made = result(strategy)
-    trace = made.trace.of_rank(0)
+    trace = made.trace.select_rank(0)
     busy = (trace.end_seconds - trace.start_seconds).sum()
     assert busy > made.report.step_seconds
 

@@ -1,13 +1,13 @@
 """What a plan holds, without a clock: an op's memory is taken before it, and given back before or after."""
 
 from zsim.plan.memory.peaks import (
+    bytes_before_update,
     device_peaks,
-    held_before_update,
-    maxima,
-    on_device,
-    owner_of,
+    memory_key,
+    peak_bytes_per_key,
     pinned_peak,
     plan_peaks,
+    select_device,
 )
 from zsim.plan.ops import Memory, MemoryChange, Op, Plan, Program
 
@@ -30,7 +30,7 @@ def plan() -> Plan:
 
 
 def test_before_the_update_it_holds_what_backward_left() -> None:
-    held = held_before_update(plan())
+    held = bytes_before_update(plan())
     assert (held["parameters"], held["gradients"], held["buffers"], held["optimizer_states"]) == (40, 8, 0, 0)
 
 
@@ -64,5 +64,5 @@ def test_each_device_owner_and_page_locked_memory_has_its_own_maximum() -> None:
     )
     assert device_peaks(program) == {"host": 17, "gpu": 7}
     assert pinned_peak(program) == 7
-    owners = maxima(on_device("gpu", program.resident, program.memory), owner_of)
+    owners = peak_bytes_per_key(select_device("gpu", program.resident, program.memory), memory_key)
     assert owners == {("activations", "a"): 7, ("activations", "b"): 6}

@@ -22,7 +22,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 OTHER_NODES = sorted(name for name, job in JOBS.items() if not {"placement", "faults", "jobs"} & set(job))
 
@@ -93,10 +93,10 @@ def test_ranks_with_equal_shards_have_one_program() -> None:
 
 def test_one_model_under_one_training_is_one_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever shards it; ZeRO-3's modules are walked once for all numbers of ranks."""
-    made: list[Training] = []
+    made: list[TrainingConfig] = []
     walked: list[Workload] = []
 
-    def counted(stages: Sequence[ModelSpec], training: Training) -> list[Workload]:
+    def counted(stages: Sequence[ModelSpec], training: TrainingConfig) -> list[Workload]:
         made.append(training)
         return make_workloads(stages, training)
 

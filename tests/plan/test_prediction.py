@@ -19,8 +19,8 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import load_model
-from zsim.specs.model.prediction import with_prediction, without_prediction
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.model.prediction import add_prediction_layers, remove_prediction_layers
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 HIDDEN, VOCAB, TOKENS, LAYERS = 512, 1024, 1024, 4
 HEADS, NOPE, ROPE, VALUES, Q_RANK, KV_RANK = 4, 64, 32, 64, 192, 128
@@ -59,9 +59,9 @@ def test_its_parameters_are_those_of_the_checkpoints_module() -> None:
     """DeepSeek-V3's technical report, section 4.2, has 14 B of them with the embedding and head it shares,
     which are 2 x 129280 x 7168 = 1.85 B."""
     model = load_model("deepseek-v3")
-    made = with_prediction(model, 1)
+    made = add_prediction_layers(model, 1)
     assert made.numel - model.numel == made.mtp_parameters == model.mtp_parameters == 11_610_067_968
-    assert without_prediction(made).numel == model.numel
+    assert remove_prediction_layers(made).numel == model.numel
     assert model_size(job_of(2)) == {
         **model_size(job_of(0)),
         "mtp_parameters": 2 * job_of(1).model.mtp_parameters,
@@ -193,7 +193,7 @@ def test_recomputed_up_projections_run_once_more_and_keep_the_compressed_alone()
     products = 2 * TOKENS * (Q_RANK * wide[0] + KV_RANK * wide[1])
     assert flops(plan, "recompute") == 4 * LAYERS * products
     assert flops(plan, "forward") == flops(plain, "forward")
-    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (plain, plan)]
+    peaks = [one.programs[0].memoize(device_peaks)["gpu"] for one in (plain, plan)]
     kept = wide[0] + HEADS * (NOPE + ROPE + VALUES) + Q_RANK + KV_RANK
     assert peaks[0] - peaks[1] == LAYERS * TOKENS * kept * 2
     again = [op.name for op in plan.programs[0].ops if op.phase == "recompute"]
@@ -210,7 +210,8 @@ def test_products_of_latent_attention_stay_apart() -> None:
     named = {one.name for one in stages_of(job.model, job.parallelism)[0].blocks[0].modules}
     assert {"self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa"} <= named
     assert (
-        sum(stage.numel for stage in stages_of(job.model, Parallelism(style="megatron"))) == job.model.numel
+        sum(stage.numel for stage in stages_of(job.model, ParallelismConfig(style="megatron")))
+        == job.model.numel
     )
 
 

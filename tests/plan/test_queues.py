@@ -7,7 +7,7 @@ import pytest
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Copy, HostWork, Kernels, Op, Work
-from zsim.plan.passes.queues import behind
+from zsim.plan.passes.queues import next_in_queue
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -21,19 +21,19 @@ def op(stream: str, work: Work | None = KERNEL) -> Op:
 
 def test_one_queue_holds_all_launches_in_the_order_of_issue() -> None:
     ops = [op("compute"), op("gather", GATHER), op("compute"), op("reduce", GATHER)]
-    assert behind(ops, 1) == [1, 2, 3, -1]
+    assert next_in_queue(ops, 1) == [1, 2, 3, -1]
 
 
 def test_streams_are_dealt_in_the_order_of_their_first_launch() -> None:
     """Two queues for three streams: compute and the third share one, the second has its own."""
     ops = [op("compute"), op("gather", GATHER), op("reduce", GATHER), op("gather", GATHER), op("compute")]
-    assert behind(ops, 2) == [2, 3, 4, -1, -1]
+    assert next_in_queue(ops, 2) == [2, 3, 4, -1, -1]
 
 
 def test_as_many_queues_as_streams_hold_nothing_up() -> None:
     ops = [op("compute"), op("gather", GATHER), op("reduce", GATHER)]
-    assert behind(ops, 3) is None
-    assert behind(ops, 2) is not None
+    assert next_in_queue(ops, 3) is None
+    assert next_in_queue(ops, 2) is not None
 
 
 def test_copies_have_queues_of_their_own_by_direction() -> None:
@@ -42,12 +42,12 @@ def test_copies_have_queues_of_their_own_by_direction() -> None:
         op("compute"), op("fetch", Copy("h2d", 1)), op("back", Copy("d2h", 1)), op("compute"),
         op("more", Copy("h2d", 1)),
     ]  # fmt: skip
-    assert behind(ops, 1) == [3, 4, -1, -1, -1]
+    assert next_in_queue(ops, 1) == [3, 4, -1, -1, -1]
 
 
 def test_the_hosts_own_work_passes_through_no_queue() -> None:
     ops = [op("compute"), op("cpu", HostWork("copy", 1)), op("host", None), op("gather", GATHER)]
-    assert behind(ops, 1) == [3, -1, -1, -1]
+    assert next_in_queue(ops, 1) == [3, -1, -1, -1]
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_no_framework_has_more_streams_than_cuda_has_queues(strategy: dict[str, 
     )
     job = resolve(experiment)
     plan = make_plan(job)
-    assert behind(plan.ops, 8) is None
-    assert behind(plan.ops, 1) is not None
+    assert next_in_queue(plan.ops, 8) is None
+    assert next_in_queue(plan.ops, 1) is not None

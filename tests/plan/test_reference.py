@@ -9,12 +9,12 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.plan.make import plan_step
-from zsim.plan.memory.peaks import held_before_update, plan_peaks
+from zsim.plan.memory.peaks import bytes_before_update, plan_peaks
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.frameworks import Reference
+from zsim.specs.strategy.frameworks import ReferenceConfig
 
 BLOCK, ROOT = 8 * 6, 10 * 3  # elements
 NAMES = {BLOCK: "block", ROOT: "root"}
@@ -22,7 +22,7 @@ NAMES = {BLOCK: "block", ROOT: "root"}
 
 def plan(toys: Any, ranks: int = 2, training: Any = None, **changes: Any) -> Plan:
     """Three blocks of 48 elements, a root of 30."""
-    strategy = replace(Reference(stage=3, param_dtype="fp32", reduce_dtype="fp32"), **changes)
+    strategy = replace(ReferenceConfig(stage=3, param_dtype="fp32", reduce_dtype="fp32"), **changes)
     model = toys.linear_blocks([(8, 6)] * 3, root=ROOT)
     training = training or toys.training()
     return plan_step(make_workload(model, training), strategy, ranks)
@@ -82,7 +82,7 @@ def test_a_bucket_joins_units(toys: Any) -> None:
 def test_states_are_the_papers(toys: Any, stage: int, dtype: str, expected: dict[str, int]) -> None:
     """The root's 30 elements are padded to 32, the blocks' 48 divide."""
     adamw = toys.training(optimizer="adamw")
-    held = held_before_update(plan(toys, 4, adamw, stage=stage, param_dtype=dtype))
+    held = bytes_before_update(plan(toys, 4, adamw, stage=stage, param_dtype=dtype))
     assert {category: held[category] for category in expected} == expected
 
 
@@ -91,7 +91,7 @@ def test_memory_comes_back_to_its_start(toys: Any) -> None:
     two = toys.training(gradient_accumulation_steps=2)
     for stage in (0, 1, 2, 3):
         for bucket in (0, 300):
-            made = plan(toys, training=two, stage=stage, bucket_bytes=bucket, sums_itself=True)
+            made = plan(toys, training=two, stage=stage, bucket_bytes=bucket, emulates_reduce_scatter=True)
             left: dict[str, int] = {}
             for change in made.memory:
                 left[change.category] = left.get(change.category, 0) + change.bytes
@@ -157,7 +157,9 @@ def test_gloo_has_no_reduce_scatter_and_the_engine_brings_its_own() -> None:
         for cluster in ("cpu-gloo", "dgx-h100")
     }
     sums = {
-        name: job.strategy.sums_itself for name, job in jobs.items() if isinstance(job.strategy, Reference)
+        name: job.strategy.emulates_reduce_scatter
+        for name, job in jobs.items()
+        if isinstance(job.strategy, ReferenceConfig)
     }
     assert sums == {"cpu-gloo": True, "dgx-h100": False}
     assert jobs["cpu-gloo"].cluster.collectives.reduce_scatter == "native"

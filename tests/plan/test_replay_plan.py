@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.passes.twice import program_is_drained, program_twice
-from zsim.plan.recorded.alone import with_work_alone
+from zsim.plan.passes.twice import program_is_drained, repeat_program
+from zsim.plan.recorded.alone import isolate_kernels
 from zsim.plan.recorded.infer import recorded_ranks
-from zsim.plan.recorded.rank import recorded
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.recorded.rank import payload_of
+from zsim.plan.recorded.work import RecordedWork
 from zsim.trace.trace import Trace
 
 GATHER = {"kind": "all_gather", "stream": "all_gather", "bytes": 8, "group": "world", "group_size": 8}
@@ -22,15 +22,15 @@ def kernel(name: str, issue: float, start: float, end: float, **fields: Any) -> 
     return {"name": name, "issue": issue, "start": start, "end": end, **fields}
 
 
-def ops_of(trace: Trace) -> dict[str, Recorded]:
-    return {op.name: recorded(op) for op in recorded_ranks(trace)[0].program.ops}
+def ops_of(trace: Trace) -> dict[str, RecordedWork]:
+    return {op.name: payload_of(op) for op in recorded_ranks(trace)[0].program.ops}
 
 
 def calls_before(trace: Trace, name: str) -> list[tuple[float, int | None, float]]:
     """The host's calls before it issues an op: its work, the op that it waits for, the call's own seconds."""
     op = next(op for op in recorded_ranks(trace)[0].program.ops if op.name == name)
-    waits, calls = iter(op.host_waits), recorded(op).calls
-    return [(call.seconds, next(waits) if call.waits else None, call.own_seconds) for call in calls]
+    waits, calls = iter(op.host_waits), payload_of(op).calls
+    return [(call.seconds, next(waits) if call.waits else None, call.overhead_seconds) for call in calls]
 
 
 def waits_of(trace: Trace) -> dict[str, list[str]]:
@@ -94,7 +94,7 @@ def test_a_reduction_waits_for_the_gradients_and_the_optimizer_for_it(
 def test_what_nothing_explains_is_a_delay_and_counted(make_trace: Callable[..., Trace]) -> None:
     trace = make_trace([kernel("a", 0, 0, 1), kernel("b", 0.5, 4, 5)])
     rank = recorded_ranks(trace)[0]
-    assert [work.lag_seconds for work in rank.works] == [0, 3, 0]  # and the end of the step
+    assert [work.lag_seconds for work in rank.payloads] == [0, 3, 0]  # and the end of the step
     assert rank.unexplained_seconds == 3
 
 
@@ -136,7 +136,7 @@ def test_a_call_that_blocks_and_issues_a_copy_waits_for_it_from_then_on(
 def test_a_stream_that_is_free_late_delays_nothing_twice(make_trace: Callable[..., Trace]) -> None:
     """Issued 3 s before the step: the op starts at 0.5 because its stream is free at 0, then waits 0.5."""
     (rank,) = recorded_ranks(make_trace([kernel("a", -3, 0.5, 1)])).values()
-    assert rank.works[0].lag_seconds == 0.5
+    assert rank.payloads[0].lag_seconds == 0.5
 
 
 def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace: Callable[..., Trace]) -> None:
@@ -155,7 +155,7 @@ def test_a_cpu_run_computes_on_the_host_and_issues_in_between(make_trace: Callab
         [{"start": 0, "end": 6}, kernel("gather", 2, 2, 5, **{**GATHER, "stream": ""})],
         metadata={"computes_on": "cpu"},
     )
-    assert [(work.kind, work.seconds, work.is_on_host) for work in recorded_ranks(trace)[0].works] == [
+    assert [(work.kind, work.seconds, work.is_on_host) for work in recorded_ranks(trace)[0].payloads] == [
         ("compute", 2, True),
         ("all_gather", 3, False),
         ("compute", 4, True),
@@ -179,10 +179,10 @@ def test_work_alone_is_time_without_what_it_shared(make_trace: Callable[..., Tra
     Another runs beside it from 6 to 10, at half speed each: 4 + 2 / 1.2 + 4 / 2.4, and 4 / 2.4."""
     one = [kernel("a", 0, 0, 10), kernel("gather", 0, 4, 10, **GATHER)]
     (rank,) = recorded_ranks(make_trace(one)).values()
-    assert with_work_alone(rank, 1.2).works[0].seconds == pytest.approx(9.0)
+    assert isolate_kernels(rank, 1.2).payloads[0].seconds == pytest.approx(9.0)
     both = [*one, kernel("b", 0, 6, 10, stream="side")]
     (rank,) = recorded_ranks(make_trace(both)).values()
-    alone = {op.name: recorded(op).seconds for op in with_work_alone(rank, 1.2).program.ops}
+    alone = {op.name: payload_of(op).seconds for op in isolate_kernels(rank, 1.2).program.ops}
     assert alone["a"] == pytest.approx(4 + 2 / 1.2 + 4 / 2.4)
     assert alone["b"] == pytest.approx(4 / 2.4)
     assert alone["gather"] == 6
@@ -193,10 +193,10 @@ def test_twice_the_second_step_follows_the_first(make_trace: Callable[..., Trace
     is the host's, comes between."""
     trace = make_trace([kernel("gather", 0, 0, 2, **GATHER), kernel("a", 1, 2, 5), kernel("b", 2, 5, 6)])
     (rank,) = recorded_ranks(trace).values()
-    double = program_twice(rank.program)
+    double = repeat_program(rank.program)
     assert [op.name for op in double.ops] == ["gather", "a", "b", "end of step"] * 2
     assert double.ops[4].after == (2,)
-    assert [recorded(op).meets for op in double.ops] == [True, False, False, False] * 2
+    assert [payload_of(op).meets for op in double.ops] == [True, False, False, False] * 2
     assert not program_is_drained(rank.program)
 
 
@@ -232,4 +232,4 @@ def test_a_host_that_is_not_recorded_may_be_taken_to_issue_each_op_as_it_starts(
 ) -> None:
     trace = make_trace([kernel("a", float("nan"), 0, 3), kernel("b", float("nan"), 3, 5)])
     ops = recorded_ranks(trace, is_host_in_time=False)[0].program.ops
-    assert [recorded(op).host_seconds for op in ops] == [0, 3, 0]
+    assert [payload_of(op).host_seconds for op in ops] == [0, 3, 0]

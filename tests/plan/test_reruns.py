@@ -9,7 +9,7 @@ import pytest
 
 from zsim.cost.kernels.modules import total_flops
 from zsim.errors import NotSimulatedError
-from zsim.plan.frameworks.megatron.host_time import more_products, norms_alone
+from zsim.plan.frameworks.megatron.host_time import extra_products, unfused_norms
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
@@ -73,7 +73,7 @@ def test_a_dropped_output_is_made_again_where_it_is_read(module: str) -> None:
     assert [name.endswith(f"{reader} recompute") for name in again(plan)] == [True] * LAYERS
     assert exchanges(plan, "recompute") == Counter()
     assert flops(plan, "recompute", "") == 0.0  # neither has products
-    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (plan_of(), plan)]
+    peaks = [one.programs[0].memoize(device_peaks)["gpu"] for one in (plan_of(), plan)]
     assert 0 < peaks[0] - peaks[1] <= OUTPUT[module]
 
 
@@ -89,7 +89,7 @@ def test_latent_attention_has_a_norm_of_its_own_that_is_made_again() -> None:
     plan = plan_of("layernorm", **latent)
     readers = Counter(name.removesuffix(" recompute").rpartition(".")[2] for name in again(plan))
     assert readers == {"q_a_proj": LAYERS, "linear_fc1": LAYERS}
-    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (plan_of(**latent), plan)]
+    peaks = [one.programs[0].memoize(device_peaks)["gpu"] for one in (plan_of(**latent), plan)]
     assert 0 < peaks[0] - peaks[1] <= 2 * OUTPUT["layernorm"]
 
 
@@ -108,7 +108,9 @@ def test_what_clamps_keep_is_made_again_with_the_activation() -> None:
         "num_local_experts": 16,
         "sliding_window": 64,
     }
-    peaks = [plan_of(*names, **model).programs[0].once(device_peaks)["gpu"] for names in ((), ("moe_act",))]
+    peaks = [
+        plan_of(*names, **model).programs[0].memoize(device_peaks)["gpu"] for names in ((), ("moe_act",))
+    ]
     one = ROWS // LAYERS * WIDTH * 2
     assert (2 * LAYERS - 1) * one <= peaks[0] - peaks[1] <= 3 * LAYERS * one
 
@@ -118,14 +120,14 @@ def test_a_whole_layer_of_experts_runs_with_its_exchanges() -> None:
     assert exchanges(plan, "recompute") == exchanges(plain, "forward")
     assert flops(plan, "recompute", "mlp") == flops(plain, "forward", "mlp")
     assert flops(plan, "recompute", "self_attn") == 0.0
-    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (plain, plan)]
+    peaks = [one.programs[0].memoize(device_peaks)["gpu"] for one in (plain, plan)]
     assert peaks[1] < peaks[0]
 
 
 def test_with_the_norm_its_output_is_not_even_held() -> None:
     alone, both = plan_of("moe"), plan_of("moe", "layernorm")
     assert len(again(both)) == len(again(alone)) + LAYERS
-    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (alone, both)]
+    peaks = [one.programs[0].memoize(device_peaks)["gpu"] for one in (alone, both)]
     assert peaks[1] <= peaks[0]
 
 
@@ -160,7 +162,7 @@ def test_what_is_kept_is_what_megatron_core_keeps(shared: int, names: tuple[str,
     segments = make_workload(stages_of(job.model, job.parallelism)[0], job.training).segments
     block = next(one for one in segments if one.kind == "block")
     behind = [call for call in block.calls if ".mlp" in call.name or ".post" in call.name]
-    own = sum(call.work.saved_bytes for call in behind if call.name not in block.dropped)
+    own = sum(call.work.saved_bytes for call in behind if call.name not in block.unsaved_calls)
     outputs = sum(sum(call.work.kept_outputs) for call in behind)
     norm = 256 * 256 * 2  # its input, which is the stream
     of_cpu = 0 if "layernorm" in names else 256 * (2 * 256 * 4 + 4)
@@ -273,8 +275,8 @@ def test_norms_and_products_of_a_layer_that_take_the_host_more(
     (stage,) = stages_of(job.model, job.parallelism)
     segments = make_workload(stage, job.training).segments
     blocks = [one for one in segments if one.kind == "block"]
-    assert {norms_alone(one) for one in blocks} == alone
-    assert {more_products(one) for one in blocks} == more
+    assert {unfused_norms(one) for one in blocks} == alone
+    assert {extra_products(one) for one in blocks} == more
 
 
 @pytest.mark.parametrize(

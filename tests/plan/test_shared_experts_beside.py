@@ -112,7 +112,7 @@ def test_the_streams_wait_at_both_ends_alone(parallelism: dict[str, Any]) -> Non
 def test_a_whole_input_is_kept_and_nothing_gathered_again() -> None:
     """One tensor of all tokens and hidden elements more than the half that is kept and gathered again."""
     peaks = [
-        make_plan(job(CUT, overlaps=overlaps)).programs[0].once(device_peaks)["gpu"]
+        make_plan(job(CUT, overlaps=overlaps)).programs[0].memoize(device_peaks)["gpu"]
         for overlaps in (False, True)
     ]
     assert 0 < peaks[1] - peaks[0] <= LAYERS * TOKENS * HIDDEN * 2

@@ -10,7 +10,7 @@ from zsim.plan.frameworks.fsdp2.schedule import Fsdp2Schedule
 from zsim.plan.ops import Collective
 from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2Config
 
 
 def test_groups_are_those_of_the_data_parallel_ranks() -> None:
@@ -29,7 +29,7 @@ def test_groups_are_those_of_the_data_parallel_ranks() -> None:
 def test_a_framework_shards_among_the_ranks_that_it_is_handed(toys: Any) -> None:
     """HSDP on 8 of 16 ranks: its shard groups are 4 x 2 apart, its replicas 8 apart, and nothing else of the
     plan differs from 8 ranks that are alone."""
-    strategy = Fsdp2(None, 2, "huggingface", "fp32", "fp32", no_sync=True)
+    strategy = Fsdp2Config(None, 2, "huggingface", "fp32", "fp32", no_sync=True)
     workload = make_workload(toys.transformer(), toys.training())
 
     def builder_of(ranks: DataParallel) -> PlanBuilder:

@@ -160,7 +160,7 @@ def test_a_rank_with_fewer_key_value_heads_than_ranks_keeps_one() -> None:
     model = {**LLAMA, "num_key_value_heads": 2}
     job = job_of(model, {"tensor": 4})
     (local,) = stages_of(job.model, job.parallelism)
-    core = next(module.work for module in local.blocks[0].modules if module.name == "self_attn.core")
+    core = next(module.op_spec for module in local.blocks[0].modules if module.name == "self_attn.core")
     assert isinstance(core, Attention)
     assert (core.num_heads, core.num_kv_heads) == (4, 1)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.make import make_plan
 from zsim.plan.memory.tensors import TensorChange, tensor_changes, tensor_columns
-from zsim.plan.passes.twice import program_twice
+from zsim.plan.passes.twice import repeat_program
 from zsim.specs.experiment.resolve import resolve
 
 
@@ -72,9 +72,9 @@ def test_blocks_belong_to_the_stream_of_the_work_they_are_for() -> None:
     builder.allocate("buffers", 10)
     builder.allocate("activations", 20)
     builder.host("hook")
-    builder.kernels("gather", moves(1, 1), stream="all_gather")
+    builder.kernels("gather", move_kernels(1, 1), stream="all_gather")
     builder.allocate("buffers", 30)
-    builder.kernels("layer", moves(1, 1))
+    builder.kernels("layer", move_kernels(1, 1))
     assert [change.stream for change in changes(builder)] == ["all_gather", "compute", "compute"]
 
 
@@ -119,7 +119,7 @@ def test_every_tensor_of_a_step_is_given_back_and_no_byte_is_lost(
     assert sum(change.bytes for change in plan.memory if change.device == "gpu") == 0
     taken = sum(change.bytes for change in plan.memory if change.device == "gpu" and change.bytes > 0)
     assert sum(change.bytes for change in tensor_changes(plan.program)) == taken
-    assert tensor_columns(plan.program, 2).rows() == tensor_changes(program_twice(plan.program))
+    assert tensor_columns(plan.program, 2).rows() == tensor_changes(repeat_program(plan.program))
 
 
 def test_two_steps_change_as_their_program_does() -> None:
@@ -127,7 +127,7 @@ def test_two_steps_change_as_their_program_does() -> None:
     builder = PlanBuilder([])
     for stream, count in (("gather", 5), (COMPUTE, 7)):
         builder.allocate("buffers", count, owner=stream)
-        builder.kernels("use", moves(1, 1), stream=stream)
+        builder.kernels("use", move_kernels(1, 1), stream=stream)
         builder.free_when_done("buffers", count, 0, owner=stream)
     freed = builder.program(())
     builder.allocate("buffers", 3, owner="next")
@@ -135,7 +135,7 @@ def test_two_steps_change_as_their_program_does() -> None:
     kept = builder.program(())
     builder.free("buffers", 1, owner="next")
     for program in (freed, kept, builder.program(())):
-        both = program_twice(program)
+        both = repeat_program(program)
         assert tensor_columns(program, 2).rows() == tensor_changes(both)
     streams = [change.stream for change in tensor_columns(builder.program(()), 2).rows() if change.bytes == 2]
     assert streams == ["gather", COMPUTE]

@@ -10,7 +10,7 @@ import pytest
 from tests.plan.steps import walk_step
 from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import kept_modules
+from zsim.cost.memory.activations import selective_op_modules
 from zsim.cost.rates.efficiency import gemm_fraction
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
@@ -20,10 +20,10 @@ from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
-from zsim.specs.strategy.frameworks import Ddp
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.frameworks import DdpConfig
+from zsim.specs.strategy.training import TrainingConfig
 
-TRAINING = Training(
+TRAINING = TrainingConfig(
     sequence_length=128, micro_batch_size=1, gradient_accumulation_steps=1, precision="bf16",
     activation_checkpointing="full", attention="flash", compile=False, optimizer="adamw",
     gradient_clipping=0.0,
@@ -50,7 +50,7 @@ def test_selective_op_keeps_every_second_product_and_attention() -> None:
     """torchtitan: q, v, gate and down of the seven products stay; k, o and up run again. Kept per token: the
     block's input h, q h, v h, gate f, down h, attention h in bf16 and 4 bytes for each of 32 heads:
     2 (5 x 4096 + 11008) + 128 = 63,104 bytes."""
-    kept = kept_modules(LLAMA.blocks[0], WorkOptions("bf16"))
+    kept = selective_op_modules(LLAMA.blocks[0], WorkOptions("bf16"))
     names = [module.name.rpartition(".")[2] for module in kept]
     assert names == ["q_proj", "v_proj", "gate_proj", "down_proj", "core"]
     segment = make_workload(LLAMA, replace(TRAINING, activation_checkpointing="selective-op")).segments[1]
@@ -72,7 +72,7 @@ def test_selective_op_runs_every_product_in_fp8_again() -> None:
     four products so: one runs again in bf16, three in fp8. Kept per token: the block's input and attention's
     output h in bf16, 4 bytes for each of 32 heads, and the inputs of q (k and v), o, gate (up) and down in 8
     bits: 2 x 2 x 4096 + 128 + 3 x 4096 + 11008 = 39,808 bytes."""
-    kept = kept_modules(LLAMA.blocks[0], WorkOptions("fp8", compile=True))
+    kept = selective_op_modules(LLAMA.blocks[0], WorkOptions("fp8", compile=True))
     assert [module.name.rpartition(".")[2] for module in kept] == ["core"]
     training = replace(TRAINING, activation_checkpointing="selective-op", precision="fp8", compile=True)
     segment = make_workload(LLAMA, training).segments[1]
@@ -162,7 +162,7 @@ def test_one_rank_peaks_at_the_foreach_update(dtype: Any, resident: int, peak: i
     training: Any = replace(
         TRAINING, stored_dtype=dtype, precision=dtype, optimizer_implementation="foreach", attention="flash"
     )
-    plan = plan_step(make_workload(model, training), Ddp(), 1)
+    plan = plan_step(make_workload(model, training), DdpConfig(), 1)
     start = sum(memory.bytes for memory in plan.resident)
     assert start == resident * model.numel
     level = highest = start

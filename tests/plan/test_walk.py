@@ -35,28 +35,28 @@ class Recorder(Hooks):
     def begin_forward(self, micro_batch: int) -> None:
         self._note(f"begin_forward {micro_batch} {self.builder.phase}")
 
-    def before_forward(self, segment: Segment) -> None:
+    def pre_forward(self, segment: Segment) -> None:
         self._note(f"before_forward {segment.name}")
 
-    def after_forward(self, segment: Segment) -> None:
+    def post_forward(self, segment: Segment) -> None:
         self._note(f"after_forward {segment.name}")
 
     def end_forward(self) -> None:
         self._note("end_forward")
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        self._note(f"begin_backward {micro_batch} {is_last} {is_told} {self.builder.phase}")
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
+        self._note(f"begin_backward {micro_batch} {is_last} {schedule_manages_sharding} {self.builder.phase}")
 
-    def before_backward(self, segment: Segment) -> None:
+    def pre_backward(self, segment: Segment) -> None:
         self._note(f"before_backward {segment.name}")
 
-    def after_backward(self, segment: Segment) -> None:
+    def post_backward(self, segment: Segment) -> None:
         self._note(f"after_backward {segment.name}")
 
-    def before_module(self, call: ModuleCall) -> None:
+    def pre_module(self, call: ModuleCall) -> None:
         self._note(f"> {call.name} {self.builder.phase}")
 
-    def after_module(self, call: ModuleCall) -> None:
+    def post_module(self, call: ModuleCall) -> None:
         self._note(f"< {call.name} {self.builder.phase}")
 
     def gradient_ready(self, call: ModuleCall) -> None:

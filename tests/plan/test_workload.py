@@ -75,7 +75,7 @@ def test_parameters_of_all_calls_are_the_model(toys: Any, name: str) -> None:
     calls = [call for segment in workload.segments for call in segment.calls]
     assert sum(call.numel for call in calls) == model.numel == workload.numel
     for call in calls:
-        if isinstance(call.module.work, Linear):
+        if isinstance(call.module.op_spec, Linear):
             weights = call.borrowed_numel or call.module.parameters[0].numel
             flops = sum(kernel.flops for kernel in kernels_of(call.work.forward).kernels)
             assert flops == 2 * 128 * weights

@@ -12,7 +12,7 @@ NUMELS = {"a": 4, "b": 6, "c": 2}
 
 
 def flat(*, is_dealt_out: bool = False, world_size: int = 3, shard_numel: int = 4) -> FlatGroup:
-    return FlatGroup(NUMELS, world_size, shard_numel, is_dealt_out=is_dealt_out)
+    return FlatGroup(NUMELS, world_size, shard_numel, is_round_robin=is_dealt_out)
 
 
 def test_a_bucket_is_cut_where_owners_change_and_joined_where_they_do_not() -> None:
@@ -35,7 +35,7 @@ def test_every_owner_is_sent_its_slices_in_one_call() -> None:
 
 def test_what_begins_or_ends_in_a_stretch_is_kept_whole() -> None:
     """b lies on ranks 1 and 2; rank 2 has c too."""
-    assert flat().most_owned_whole() == max(4, 6, 6 + 2)
+    assert flat().largest_overlap_numel() == max(4, 6, 6 + 2)
 
 
 def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
@@ -48,7 +48,7 @@ def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
 def test_experts_in_a_bucket_are_reduced_over_their_own_ranks() -> None:
     """x, of experts that two ranks have, lies between c and b: a slice for each, as c and b no longer
     touch."""
-    experts = FlatGroup({"x": 6}, 2, 3, is_dealt_out=False, group="expert_data")
+    experts = FlatGroup({"x": 6}, 2, 3, is_round_robin=False, group="expert_data")
     groups = FlatGroups([flat(), experts])
     names = ["c", "x", "b", "a"]
     assert groups.slices(names) == [(0, 2, 2), (1, 0, 3), (1, 1, 3), (0, 1, 4), (0, 2, 2), (0, 0, 4)]
@@ -66,7 +66,7 @@ def test_experts_in_a_bucket_are_reduced_over_their_own_ranks() -> None:
 )
 def test_nothing_is_lost(numels: list[int], world_size: int, bucket: int, is_dealt_out: bool) -> None:
     names = {str(number): numel for number, numel in enumerate(numels)}
-    group = FlatGroup(names, world_size, -(-sum(numels) // world_size), is_dealt_out=is_dealt_out)
+    group = FlatGroup(names, world_size, -(-sum(numels) // world_size), is_round_robin=is_dealt_out)
     groups = FlatGroups([group])
     for calls in (groups.reduces(names, bucket), groups.all_reduces(names, bucket)):
         assert sum(call.numel for call in calls) == sum(numels)
@@ -84,7 +84,7 @@ def test_counting_slices_is_cutting_them(
     halves = [dict(list(every.items())[number::2]) for number in (0, 1)]
     groups = [
         FlatGroup(
-            half, world_size, -(-sum(half.values()) // world_size), is_dealt_out=is_dealt_out, group=name
+            half, world_size, -(-sum(half.values()) // world_size), is_round_robin=is_dealt_out, group=name
         )
         for half, name in zip(halves, ("", "expert_data"), strict=True)
         if half
@@ -95,7 +95,7 @@ def test_counting_slices_is_cutting_them(
     assert both.num_slices(names) == len(slices)
     for group, half in zip(groups, halves, strict=False):
         cut = list(group.slices(half))
-        assert group.counted(half) == (len(cut), sum(numel for _, numel in cut))
+        assert group.count_slices(half) == (len(cut), sum(numel for _, numel in cut))
     by_name = {group.group: [0, 0] for group in groups}
     for number, _, numel in slices:
         by_name[groups[number].group][0] += numel

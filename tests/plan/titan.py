@@ -14,9 +14,9 @@ from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.specs.strategy.mesh import PIPELINE
-from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 SHAPE = {"hidden": 64, "heads": 4, "kv_heads": 2, "head": 16, "ffn": 96, "vocab": 128}
@@ -69,7 +69,7 @@ def world_of(asked: Question) -> int:
     return ranks
 
 
-def parallelism_of(asked: Question) -> Parallelism:
+def parallelism_of(asked: Question) -> ParallelismConfig:
     pipeline: dict[str, Any] = {}
     if asked["pp"] > 1:
         pipeline = {
@@ -103,7 +103,9 @@ def workloads_of(asked: Question, **changes: Any) -> list[Workload]:
 
 
 def plan_for(asked: Question, **changes: Any) -> Plan:
-    strategy = Fsdp2(asked["reshards"], asked["dp_replicate"], "torchtitan", "bf16", "fp32", no_sync=False)
+    strategy = Fsdp2Config(
+        asked["reshards"], asked["dp_replicate"], "torchtitan", "bf16", "fp32", no_sync=False
+    )
     parallelism = parallelism_of(asked)
     return plan_stages(workloads_of(asked, **changes), strategy, world_of(asked), parallelism)
 

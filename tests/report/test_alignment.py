@@ -64,5 +64,5 @@ def test_sequences_without_anything_in_common_are_given_up_early(monkeypatch: py
     """More than 20 edits: only the common ends are matched, and the result says so."""
     monkeypatch.setattr(alignment, "MAX_EDITS", 20)
     found = align("<" + "a" * 50 + ">", "<" + "b" * 50 + ">")
-    assert found.is_whole is False
+    assert found.is_complete is False
     assert found.same == ((0, 0), (51, 51))

@@ -26,7 +26,7 @@ from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Group, Message, Plan
 from zsim.report.breakdown import Breakdown, step_breakdown
-from zsim.report.pipeline.bubbles import Bubbles, is_pipeline, with_bubbles
+from zsim.report.pipeline.bubbles import Bubbles, is_pipeline, mark_bubbles
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -51,8 +51,8 @@ def seconds_of(kernel: Kernel, job: Job) -> float:
 
 
 def breakdown_of(outcome: Outcome, rank: int) -> Breakdown:
-    bubbles = Bubbles(outcome.plan, outcome.trace, outcome.peers).of(rank)
-    return with_bubbles(step_breakdown(outcome.trace, rank), bubbles)
+    bubbles = Bubbles(outcome.plan, outcome.trace, outcome.peers).intervals(rank)
+    return mark_bubbles(step_breakdown(outcome.trace, rank), bubbles)
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b, gpipe])
@@ -89,7 +89,7 @@ def test_a_message_s_own_time_is_exposed_and_its_wait_a_bubble() -> None:
     forward, backward = seconds_of(SHORT, job), seconds_of(LONG, job)
     (first, second) = (breakdown_of(outcome, rank).seconds for rank in range(2))
     message = next(
-        end - start for _, info, start, end in outcome.trace.of_rank(0).rows() if info.kind == "send"
+        end - start for _, info, start, end in outcome.trace.select_rank(0).rows() if info.kind == "send"
     )
     launch = job.cluster.host.seconds_per_launch
     assert message > 2e-3
@@ -142,7 +142,9 @@ def test_gradients_reduced_in_the_drain_are_bubble_and_the_last_stage_to_end_is_
     outcome = simulate_job(job, plan=reduced_plan(4, 8, 2**28, stream))
     both = seconds_of(SHORT, job) + seconds_of(LONG, job)
     reduction, norm = (
-        end - start for _, info, start, end in outcome.trace.of_rank(0).rows() if info.kind == "all_reduce"
+        end - start
+        for _, info, start, end in outcome.trace.select_rank(0).rows()
+        if info.kind == "all_reduce"
     )
     assert 5e-4 < reduction < seconds_of(LONG, job)
     ranks = sorted({int(rank) for rank in outcome.trace.ranks})
@@ -170,7 +172,9 @@ def test_communication_that_runs_in_a_bubble_does_not_end_it() -> None:
     named = {group.name: group for group in groups}
     plan = Plan("by hand", tuple(programs), np.array([0, 0, 1, 1]), named)
     outcome = simulate_job(job, plan=plan)
-    gathered = next(end for _, info, _, end in outcome.trace.of_rank(2).rows() if info.kind == "all_gather")
+    gathered = next(
+        end for _, info, _, end in outcome.trace.select_rank(2).rows() if info.kind == "all_gather"
+    )
     forward, backward = seconds_of(SHORT, job), seconds_of(LONG, job)
     assert gathered > 1.5 * forward
     seconds = breakdown_of(outcome, 2).seconds
@@ -202,7 +206,7 @@ def test_a_rank_that_is_over_waits_for_the_others_communication() -> None:
     assert 1e-3 < reduction < 1e-2
     bubbles = Bubbles(outcome.plan, outcome.trace, outcome.peers)
     for rank in (0, 2, 4, 6):
-        seconds = bubbles.cut_from(step_breakdown(outcome.trace, rank), rank).seconds
+        seconds = bubbles.split_breakdown(step_breakdown(outcome.trace, rank), rank).seconds
         assert seconds["bubble"] == pytest.approx(3 * both, rel=1e-6)
         assert seconds["exposed_communication"] == pytest.approx(reduction, rel=1e-6)
         assert seconds["host_bound"] == pytest.approx(0.0, abs=1e-9)
@@ -288,7 +292,7 @@ def test_a_kernel_behind_a_launch_that_waits_for_a_message_waits_in_a_bubble(
 
     outcome = waiting(makes, device_max_connections=connections)
     bubbles = Bubbles(outcome.plan, outcome.trace, outcome.peers, connections)
-    seconds = bubbles.cut_from(step_breakdown(outcome.trace, 2), 2).seconds
+    seconds = bubbles.split_breakdown(step_breakdown(outcome.trace, 2), 2).seconds
     late = seconds_of(SHORT, outcome.job)
     assert seconds["bubble"] == pytest.approx(late if is_held else 0.0, rel=1e-9)
 
@@ -336,7 +340,9 @@ def test_a_message_that_the_next_kernels_do_not_need_makes_no_bubble() -> None:
     plan = Plan("by hand", programs, np.array([0, 0, 1, 1]), {group.name: group for group in groups})
     outcome = simulate_job(free_job(4), plan=plan)
     start, gathered = next(
-        (start, end) for _, info, start, end in outcome.trace.of_rank(2).rows() if info.kind == "all_gather"
+        (start, end)
+        for _, info, start, end in outcome.trace.select_rank(2).rows()
+        if info.kind == "all_gather"
     )
     assert gathered < seconds_of(LONG, outcome.job)
     seconds = breakdown_of(outcome, 2).seconds

@@ -13,7 +13,7 @@ import zsim
 from tests.expect import about, there
 from zsim.comparison import planted
 from zsim.comparison.compare import Comparison, compare
-from zsim.comparison.verdict import Tolerances, doubt_about_times
+from zsim.comparison.verdict import Tolerances, timing_doubt
 from zsim.errors import InputError
 from zsim.trace.trace import SpanInfos, Trace
 
@@ -134,8 +134,8 @@ def test_a_latency_is_told_from_a_bandwidth(make_trace: Callable[..., Trace]) ->
     ],
 )
 def test_times_beside_foreign_load_are_doubtful(step: Trace, metadata: dict[str, object], doubt: str) -> None:
-    assert doubt_about_times(recorded(step, **metadata)) == doubt
-    assert doubt_about_times(replace(step, metadata=metadata)) == ""  # simulated
+    assert timing_doubt(recorded(step, **metadata)) == doubt
+    assert timing_doubt(replace(step, metadata=metadata)) == ""  # simulated
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])

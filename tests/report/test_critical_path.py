@@ -258,6 +258,6 @@ def test_the_chain_goes_through_what_is_slow(faults: dict[str, Any], rank: int, 
     sound = resolve(Experiment(model="llama-2-7b", cluster="dgx-h100", nodes=2, training=training))
     outcome = simulate_job(job)
     chained, before = (report_of(o, 1.0).critical_path_seconds or {} for o in (outcome, simulate_job(sound)))
-    assert {link.rank for link in critical_path(outcome.plan, outcome.trace, outcome.meetings)} == {rank}
+    assert {link.rank for link in critical_path(outcome.plan, outcome.trace, outcome.communicators)} == {rank}
     gained = {name: chained.get(name, 0) - before.get(name, 0) for name in {*chained, *before}}
     assert max(gained, key=lambda name: gained[name]) == cause

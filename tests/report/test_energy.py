@@ -23,7 +23,7 @@ from zsim.report.views.text.run_cost import cost_rows
 from zsim.report.waits import NO_WAITS
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Power
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import Experiment
 
@@ -50,7 +50,7 @@ def test_a_kernel_is_bound_by_the_roof_it_is_under() -> None:
 def test_the_gap_of_launches_that_run_at_once_is_idle_once() -> None:
     """16 products on 4 streams are 4 turns, with 4 gaps, as in `kernel_seconds`."""
     gpu = load_gpu("h100-sxm-80gb")
-    kernel = Kernel("gemm", 2.0 * 16 * 4096**3, 1e9, "bf16", (4096, 4096, 4096), 16, side_by_side=4)
+    kernel = Kernel("gemm", 2.0 * 16 * 4096**3, 1e9, "bf16", (4096, 4096, 4096), 16, concurrent_launches=4)
     activity = kernel_activity([kernel], gpu)
     assert activity.idle == 4 * gpu.launch.seconds_per_kernel
     assert activity.seconds == pytest.approx(kernel_seconds(kernel, gpu))
@@ -147,7 +147,7 @@ def test_a_gpu_of_unknown_power_is_named() -> None:
 )
 def test_mistakes_in_the_cost_table_are_named(key: str, value: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        experiment_from(SMALL, {key: value}, origin="test")
+        build_experiment(SMALL, {key: value}, origin="test")
 
 
 @pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb", "h100-sxm-96gb-500w", "a100-sxm-80gb",

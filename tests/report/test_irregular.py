@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.expect import about
-from zsim.report.irregular import JobRow, RankRow, StepSpread, rank_rows, spread_of
+from zsim.report.irregular import JobRow, RankRow, StepSpread, rank_rows, step_spread
 from zsim.report.views.text.irregular import irregular_tables
-from zsim.specs.experiment.jitter import Jitter
+from zsim.specs.experiment.jitter import JitterConfig
 
 
 def two_ranks(make_trace: Callable[..., Any]) -> Any:
@@ -60,7 +60,7 @@ def test_there_are_no_rows_for_one_class_for_single_ranks_and_for_too_many(
 def test_percentiles_are_steps_that_were_drawn(make_trace: Callable[..., Any]) -> None:
     """Of 20 steps of 1 to 20 s the 1st, the 10th and the 19th."""
     steps = [make_trace([{"start": 0.0, "end": float(n)}], step_seconds=float(n)) for n in range(20, 0, -1)]
-    spread = spread_of(Jitter(1, 20, 0.01, 0.02, {"rank": "here"}, "assumed"), steps, 0.5)
+    spread = step_spread(JitterConfig(1, 20, 0.01, 0.02, {"rank": "here"}, "assumed"), steps, 0.5)
     assert spread.step_seconds == {"p5": 1.0, "p50": 10.0, "p95": 19.0}
     assert spread.exposed_communication_seconds == {"p5": 0.0, "p50": 0.0, "p95": 0.0}
 

@@ -8,7 +8,7 @@ import pytest
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.ops import Collective, Group, Kernels, Op, Plan, Program
 from zsim.report.critical.path import critical_path
-from zsim.report.lost_overlap import held_up_seconds, shared_queues_note
+from zsim.report.lost_overlap import queue_wait_seconds, shared_queues_note
 from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))
@@ -42,8 +42,8 @@ def held_up() -> tuple[Plan, Trace]:
 
 
 def test_what_is_held_up_is_what_waits_for_nothing_of_its_own() -> None:
-    assert held_up_seconds(*held_up(), connections=1) == pytest.approx(4.0)
-    assert held_up_seconds(*held_up(), connections=8) == 0.0
+    assert queue_wait_seconds(*held_up(), connections=1) == pytest.approx(4.0)
+    assert queue_wait_seconds(*held_up(), connections=8) == 0.0
 
 
 def test_the_critical_path_goes_on_with_what_the_launch_ahead_waited_for() -> None:

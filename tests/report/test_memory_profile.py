@@ -83,7 +83,7 @@ def test_what_is_held_at_the_peak_is_by_owner_and_adds_up_to_it() -> None:
 
 def test_what_forward_leaves_for_backward_is_without_what_one_op_took() -> None:
     profile = memory_profile(made())
-    assert {key: size for key, size in profile.kept.items() if key[0] == "activations"} == {
+    assert {key: size for key, size in profile.kept_for_backward.items() if key[0] == "activations"} == {
         ("activations", "layers.0.mlp"): 10,
         ("activations", "layers.1.mlp"): 30,
     }

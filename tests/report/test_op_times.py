@@ -10,7 +10,7 @@ import pytest
 
 from tests.expect import about
 from zsim.comparison.compare import compare
-from zsim.comparison.op_times import op_seconds, waiting_seconds, with_alike_times, with_transfers
+from zsim.comparison.op_times import add_transfers, match_transfers, op_seconds, waiting_seconds
 from zsim.trace.trace import Trace
 
 GATHER = {"kind": "all_gather", "stream": "comm", "bytes": 10**6, "group_size": 2, "dtype": "bf16"}
@@ -49,12 +49,12 @@ def test_a_transfer_that_is_only_a_bound_is_not_used(on_time: Trace, late: Trace
     (gathers, *_) = comparison.clock.classes
     assert gathers.metric.recorded == pytest.approx(3e-3)
     assert "too few ranks to tell waiting from transfer" in comparison.notes[0]
-    assert waiting_seconds(with_transfers(bounded)) is None
+    assert waiting_seconds(add_transfers(bounded)) is None
 
 
 def test_both_sides_give_transfers_or_neither_does(on_time: Trace, late: Trace) -> None:
     unknown = replace(late, transfer_seconds=None)
-    for trace in (*with_alike_times(on_time, unknown), *with_alike_times(late, unknown)):
+    for trace in (*match_transfers(on_time, unknown), *match_transfers(late, unknown)):
         assert op_seconds(trace).tolist() == (trace.end_seconds - trace.start_seconds).tolist()
 
 
@@ -67,10 +67,10 @@ def test_of_simulated_ranks_the_last_one_waits_for_nobody(make_trace: Callable[.
         ],
         world_size=2,
     )
-    known = with_transfers(trace)
+    known = add_transfers(trace)
     assert op_seconds(known).tolist() == pytest.approx([1e-3, 1e-3])
-    assert waiting_seconds(known.of_rank(0)) == pytest.approx(2e-3)
-    assert waiting_seconds(known.of_rank(1)) == 0
+    assert waiting_seconds(known.select_rank(0)) == pytest.approx(2e-3)
+    assert waiting_seconds(known.select_rank(1)) == 0
 
 
 def test_an_op_that_a_rank_runs_again_and_again_has_no_known_transfer(
@@ -78,5 +78,5 @@ def test_an_op_that_a_rank_runs_again_and_again_has_no_known_transfer(
 ) -> None:
     """Three spans of one info on one rank: their shortest is not the others' transfer."""
     spans = [{"start": k, "end": k + 1 + k / 10, **GATHER} for k in range(3)]
-    known = with_transfers(make_trace(spans, world_size=2))
+    known = add_transfers(make_trace(spans, world_size=2))
     assert op_seconds(known).tolist() == pytest.approx([1.0, 1.1, 1.2])

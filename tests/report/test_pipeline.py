@@ -37,13 +37,13 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.mesh import Mesh
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 
 def parallel(job: Job, **changes: Any) -> Job:
     """The job with `[parallelism]` as if it had been asked for."""
     degrees = {"pipeline": 4, "layers_per_stage": (7, 9, 9, 7)}
-    return replace(job, parallelism=Parallelism(**{**degrees, **changes}))
+    return replace(job, parallelism=ParallelismConfig(**{**degrees, **changes}))
 
 
 def simulated(
@@ -187,7 +187,7 @@ def test_ranks_whose_steps_begin_apart_are_broken_down_on_their_own_clocks() -> 
     assert section is not None
     assert any(outcome.trace.begins.values())
     for row in section.rows:
-        own = outcome.trace.of_rank(row.first_rank).rows()
+        own = outcome.trace.select_rank(row.first_rank).rows()
         kernels = sum(
             end - start
             for _, info, start, end in own
@@ -353,7 +353,7 @@ def test_calls_are_added_up_by_group_and_pairs_are_the_pipeline() -> None:
     assert {(row.kind, row.group_size, row.count) for row in messages} == {("recv", 2, 12), ("send", 2, 12)}
     assert {row.group for row in report.sent} == {"pipeline", "data"}
     exposed = sum(row.exposed_seconds for row in report.collectives)
-    after = report.step_seconds - outcome.trace.of_rank(2).end_seconds.max()  # of all of the rank's calls
+    after = report.step_seconds - outcome.trace.select_rank(2).end_seconds.max()  # of all of the rank's calls
     assert exposed + after == pytest.approx(report.breakdown.seconds["exposed_communication"], rel=1e-6)
 
 

@@ -22,7 +22,7 @@ PROGRAM = Program("", (op("a"), op("b"), op("a", 1, 0, work=None), op("a", 2), o
 def test_an_op_waits_for_its_stream_and_for_what_stands_behind_ops_without_work() -> None:
     before = Predecessors(PROGRAM)
     assert before.numbers == before.numbers_of.tolist() == [0, 1, 3, 4]
-    assert [set(before.of(place)) for place in range(4)] == [set(), set(), {0, 1}, {0, 1}]
+    assert [set(before.predecessors_of(place)) for place in range(4)] == [set(), set(), {0, 1}, {0, 1}]
 
 
 def test_of_what_ended_at_once_the_later_op_is_the_last() -> None:
@@ -39,8 +39,8 @@ def test_a_launch_is_held_up_by_those_that_leave_its_queue_with_it() -> None:
     program = Program("", (op("a"), op("b"), op("c")))
     before = Predecessors(program, connections=1)
     start = np.array([4.0, 4.0, 4.0])
-    assert before.held_by(start, np.array([4.0, 0.0, 0.0]), 1e-9).tolist() == [0, 0, 0]
-    assert before.held_by(start, np.array([4.0, 4.0, 0.0]), 1e-9).tolist() == [0, 1, 1]
-    assert before.held_by(start, np.array([4.0, 0.0, 4.0]), 1e-9).tolist() == [0, 0, 2]
-    assert before.held_by(np.array([1.0, 4.0, 4.0]), np.zeros(3), 1e-9).tolist() == [0, 1, 1]
-    assert Predecessors(program).held_by(start, np.zeros(3), 1e-9).tolist() == [0, 1, 2]
+    assert before.blocking_launches(start, np.array([4.0, 0.0, 0.0]), 1e-9).tolist() == [0, 0, 0]
+    assert before.blocking_launches(start, np.array([4.0, 4.0, 0.0]), 1e-9).tolist() == [0, 1, 1]
+    assert before.blocking_launches(start, np.array([4.0, 0.0, 4.0]), 1e-9).tolist() == [0, 0, 2]
+    assert before.blocking_launches(np.array([1.0, 4.0, 4.0]), np.zeros(3), 1e-9).tolist() == [0, 1, 1]
+    assert Predecessors(program).blocking_launches(start, np.zeros(3), 1e-9).tolist() == [0, 1, 2]

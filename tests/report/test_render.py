@@ -18,7 +18,7 @@ from zsim.report.step_work import StepWork
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.report.views.html.report import tiles
 from zsim.report.views.text.report import print_report
-from zsim.report.views.text.sentences import missing_memory, trust_words
+from zsim.report.views.text.sentences import format_trust, missing_memory
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
 from zsim.validated.features import Features
@@ -96,12 +96,12 @@ def test_the_interval_of_the_step_and_what_it_comes_from_stand_below_it(
 def test_trust_is_one_paragraph_for_pages(report: Callable[..., Report]) -> None:
     """The interval is the only measure of error: that of a few runs far off would stand beside it."""
     judged = replace(JUDGED, worst_absolute_error=13.51)
-    said = trust_words(replace(report(), step_seconds=10.0, validation=judged))
+    said = format_trust(replace(report(), step_seconds=10.0, validation=judged))
     assert said.startswith(
         "Step 9.50 to 12.0 s (80 %), by 14 runs like it (FSDP, several nodes, H100, bound by kernels). Beyond"
     )
     assert "%" not in said.removeprefix("Step 9.50 to 12.0 s (80 %)")
-    assert trust_words(report()) == ""
+    assert format_trust(report()) == ""
 
 
 def test_every_part_of_the_step_has_its_time_and_share(report: Callable[..., Report]) -> None:

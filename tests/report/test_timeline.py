@@ -11,7 +11,7 @@ import pytest
 from tests.browser import as_plotly
 from tests.expect import about
 from zsim.report.breakdown import step_breakdown
-from zsim.report.views.html.timeline import stream_timeline, views
+from zsim.report.views.html.timeline import close_ups, stream_timeline
 from zsim.trace.trace import Trace
 
 
@@ -118,7 +118,7 @@ def test_views_are_the_whole_the_ends_and_the_turn_to_backward(
     make_sharded_step: Callable[..., Trace],
 ) -> None:
     """30.1 ms; forward ends at 9.1 ms; a close-up is 3 %: 0.903 ms."""
-    found = {name: (start, end) for name, start, end in views(make_sharded_step())}
+    found = {name: (start, end) for name, start, end in close_ups(make_sharded_step())}
     assert found["whole step"] == (0.0, about(30.1))
     assert found["start"] == (0.0, about(0.903))
     assert found["forward to backward"] == pytest.approx((9.1 - 0.4515, 9.1 + 0.4515))

@@ -12,9 +12,9 @@ import pytest
 from tests.browser import Page, text_of
 from zsim.errors import InputError
 from zsim.report.report import Report
-from zsim.report.trust.grounds import fraction_by_grade, grounds
-from zsim.report.trust.measure import measurements
-from zsim.report.trust.trust import TITLE, near_cells, trust_of
+from zsim.report.trust.grounds import evidence_items, fraction_by_grade
+from zsim.report.trust.measure import propose_measurements
+from zsim.report.trust.trust import TITLE, run_cells, trust_of
 from zsim.report.views.html.report import html_report
 from zsim.trace.trace import Trace
 from zsim.validated.features import Features
@@ -53,7 +53,7 @@ def report(make_step_report: Callable[..., Report]) -> Report:
 
 def test_each_part_of_the_step_has_the_grade_of_its_weakest_numbers(report: Report) -> None:
     """A tier that is not a part of the node (a spine) is the network's."""
-    found = {one.cause: (one.evidence, one.weakest) for one in grounds(report)}
+    found = {one.cause: (one.evidence, one.weakest) for one in evidence_items(report)}
     assert found == {
         "compute": ("data sheet", ("gpu.peak",)),
         "network": ("data sheet", ("nic",)),
@@ -62,13 +62,13 @@ def test_each_part_of_the_step_has_the_grade_of_its_weakest_numbers(report: Repo
         "others": ("follows", ()),
         "interference": ("assumed", ("gpu.interference",)),
     }
-    first = grounds(report)[0]
+    first = evidence_items(report)[0]
     assert (first.step_fraction, first.source) == (0.6, "a data sheet source")
     assert first.words == "data sheet: peak; calibrated: gemm, attention"
 
 
 def test_the_grades_add_up_to_the_critical_path(report: Report) -> None:
-    assert fraction_by_grade(grounds(report)) == pytest.approx(
+    assert fraction_by_grade(evidence_items(report)) == pytest.approx(
         {"measured": 0.1, "data sheet": 0.8, "assumed": 0.055, "follows": 0.045}
     )
 
@@ -76,19 +76,19 @@ def test_the_grades_add_up_to_the_critical_path(report: Report) -> None:
 def test_what_is_not_measured_is_to_be_measured_the_largest_part_first(report: Report) -> None:
     """Kernels (60 %) before the network (20 + 5 %); the 0.5 % of interference is left out, HBM is measured.
     Links are measured on 2 of the 16 nodes: 16 ranks."""
-    kernels, network = measurements(grounds(report), "ours", 16, 8)
+    kernels, network = propose_measurements(evidence_items(report), "ours", 16, 8)
     assert (kernels.tables, kernels.step_fraction) == (("gpu.peak",), 0.6)
     assert kernels.calibrate == "zsim calibrate microbench.json --base ours --name ours --out ours.toml"
     assert (network.tables, network.step_fraction) == (("nic", "network"), 0.25)
     assert network.command.startswith("mpirun -np 16 -N 8 ./build/all_gather_perf")
     assert "all_gather.txt --base ours --ranks 16 --nodes 2" in network.calibrate
-    (alone,) = measurements(grounds(report)[1:], "ours", 1, 8)
+    (alone,) = propose_measurements(evidence_items(report)[1:], "ours", 1, 8)
     assert "--ranks 8 --nodes 1" in alone.calibrate
 
 
 def test_a_known_step_needs_no_measurement(report: Report) -> None:
-    hbm = [one for one in grounds(report) if one.cause == "hbm"]
-    assert measurements(hbm, "ours", 16, 8) == ()
+    hbm = [one for one in evidence_items(report) if one.cause == "hbm"]
+    assert propose_measurements(hbm, "ours", 16, 8) == ()
 
 
 def test_the_text_answers_in_order_and_within_80_columns(report: Report) -> None:
@@ -115,12 +115,12 @@ def test_the_text_answers_in_order_and_within_80_columns(report: Report) -> None
 def test_runs_beside_the_interval_are_in_its_measure(report: Report) -> None:
     """A step predicted as 14.5 times the measured one is 0.07 of the prediction, not 1351 % off."""
     found = trust_of(report)
-    far = replace(found.near[0], run=replace(found.near[0].run, error=-log(14.51)))
-    assert near_cells(far)[1] == "0.07"
-    said = str(replace(found, near=(far,)))
+    far = replace(found.nearest[0], run=replace(found.nearest[0].run, error=-log(14.51)))
+    assert run_cells(far)[1] == "0.07"
+    said = str(replace(found, nearest=(far,)))
     assert "Nearest validated runs (measured step over predicted)" in said
     assert "1351" not in said
-    (row,) = replace(found, near=(far,)).records()
+    (row,) = replace(found, nearest=(far,)).records()
     assert row["measured_over_predicted"] == pytest.approx(1 / 14.51)
     assert row["error_fraction"] == pytest.approx(13.51)
 
@@ -184,7 +184,7 @@ def test_in_a_notebook_it_shows_the_nearest_runs_and_a_figure(report: Report) ->
     assert TITLE in html
     assert str(found.records()[0]["row_id"]) in html
     assert found.figures == ("errors",)
-    assert len(found.to_frame()) == len(found.near)
+    assert len(found.to_frame()) == len(found.nearest)
 
 
 def test_a_recordings_step_is_nothing_to_believe(make_step_report: Callable[..., Report]) -> None:

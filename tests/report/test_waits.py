@@ -19,6 +19,6 @@ def test_waits_are_the_same_when_they_are_read_again() -> None:
 
 
 def test_waits_with_a_cause_are_for_spans_and_not_for_the_host() -> None:
-    infos, seconds = Waits.of(WAITS).of_cause("exposed_communication")
+    infos, seconds = Waits.of(WAITS).select_cause("exposed_communication")
     assert (infos.tolist(), seconds.tolist()) == ([7, 4], [1.0, 0.25])
-    assert not len(Waits.of(WAITS).of_cause("data_loading")[0])
+    assert not len(Waits.of(WAITS).select_cause("data_loading")[0])

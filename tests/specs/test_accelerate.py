@@ -8,7 +8,7 @@ import pytest
 
 from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.load import experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -42,7 +42,7 @@ def imported(folder: Path, text: str) -> Experiment:
     path = folder / "accelerate.yaml"
     path.write_text(text)
     data = {"model": "llama-3-8b", "cluster": "dgx-h100"}
-    return experiment_from(data, {"strategy.config": str(path)}, origin="test")
+    return build_experiment(data, {"strategy.config": str(path)}, origin="test")
 
 
 def fsdp(folder: Path, version: int, *lines: str) -> Experiment:
@@ -156,7 +156,7 @@ def test_the_experiments_gpus_win_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "accelerate.yaml"
     path.write_text(FSDP.format(version=2, more=""))
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 4}
-    experiment = experiment_from(data, {"strategy.config": str(path)}, origin="test")
+    experiment = build_experiment(data, {"strategy.config": str(path)}, origin="test")
     assert experiment.nodes == 4
     assert f"{path}: written for 16 GPUs; the experiment's 32 are simulated" in experiment.notes
 
@@ -199,7 +199,7 @@ def test_a_model_and_a_cluster_must_be_named(tmp_path: Path) -> None:
     path = tmp_path / "accelerate.yaml"
     path.write_text(FSDP.format(version=2, more=""))
     with pytest.raises(InputError, match="names no model: give it"):
-        experiment_from({}, {"strategy.config": str(path)}, origin="test")
+        build_experiment({}, {"strategy.config": str(path)}, origin="test")
 
 
 @pytest.mark.parametrize("found", ["full_shard", "[1]", "5"])

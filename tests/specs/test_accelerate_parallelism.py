@@ -10,11 +10,11 @@ import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.tables import Fsdp2Table
 
@@ -49,7 +49,7 @@ def job_of(text: str, folder: Path, **sizes: object) -> Job:
     keys = "".join(f"  parallelism_config_{key}: {value}\n" for key, value in sizes.items())
     path.write_text(text + (f"parallelism_config:\n{keys}" if keys else ""))
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2}
-    return resolve(experiment_from(data, {"strategy.config": str(path)}, origin="test"))
+    return resolve(build_experiment(data, {"strategy.config": str(path)}, origin="test"))
 
 
 def megatron(folder: Path, **changes: str) -> Job:
@@ -97,7 +97,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, parallelism: dict[str, obj
     job = resolve(experiment)
     back = job_of(export_files(job).files["accelerate.yaml"], tmp_path)
     assert (back.parallelism, back.data_parallel_size) == (job.parallelism, job.data_parallel_size)
-    assert of_kind(back.strategy, Fsdp2).replicate == replicate
+    assert of_kind(back.strategy, Fsdp2Config).replicate == replicate
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from validation.llama import Llama, LlamaShape
 from zsim.cost.flops import forward_flops
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.capture.load import captured_from
+from zsim.specs.capture.load import capture_function
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
@@ -182,13 +182,13 @@ def test_a_function_is_looked_for_in_the_working_directory(tmp_path: Any, monkey
         encoding="utf-8",
     )
     monkeypatch.chdir(tmp_path)
-    assert captured_from("captured_here:made").numel == 72
+    assert capture_function("captured_here:made").numel == 72
     with pytest.raises(InputError, match=r"returned a int; expected \(module, inputs\)"):
-        captured_from("captured_here:wrong")
+        capture_function("captured_here:wrong")
     with pytest.raises(InputError, match="did you mean 'made'"):
-        captured_from("captured_here:mode")
+        capture_function("captured_here:mode")
     with pytest.raises(InputError, match="cannot import 'not_here_at_all'"):
-        captured_from("not_here_at_all:made")
+        capture_function("not_here_at_all:made")
 
 
 def test_what_a_capture_fixes_is_refused() -> None:

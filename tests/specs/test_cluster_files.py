@@ -313,17 +313,21 @@ def test_rounds_are_longer_where_links_are_longer_than_those_they_were_measured_
     """InfiniBand's 0.6 + 0.4 us are in NCCL's rounds; a card of 100 us adds 99.4, a faster one takes nothing
     off, and who states rounds states them for the links of the same file."""
     mine = f'schema = 1\nextends = "dgx-h100"\n[nic]\n{_CHANGED}latency = "100 us"\n'
-    assert load_cluster(write(tmp_path, mine)).longer_links == (0.0, about(99.4e-6))
+    assert load_cluster(write(tmp_path, mine)).extra_link_seconds == (0.0, about(99.4e-6))
     theirs = f'schema = 1\nextends = "mine.toml"\n[network]\n{_CHANGED}latency = "2.4 us"\n'
-    assert load_cluster(write(tmp_path, theirs, "a.toml")).longer_links[1] == pytest.approx(101.4e-6)
+    assert load_cluster(write(tmp_path, theirs, "a.toml")).extra_link_seconds[1] == pytest.approx(101.4e-6)
     inside = f'schema = 1\nextends = "dgx-h100"\n[node_link]\n{_CHANGED}latency = "1.5 us"\n'
-    assert load_cluster(write(tmp_path, inside)).longer_links == (about(1e-6), 0.0)
+    assert load_cluster(write(tmp_path, inside)).extra_link_seconds == (about(1e-6), 0.0)
     faster = f'schema = 1\nextends = "dgx-h100"\n[nic]\n{_CHANGED}latency = "0.1 us"\n'
-    assert load_cluster(write(tmp_path, faster)).longer_links == (0.0, 0.0)
+    assert load_cluster(write(tmp_path, faster)).extra_link_seconds == (0.0, 0.0)
     own = mine + f'[collectives.protocols.simple]\ninter_round = "120 us"\n[collectives]\n{_CHANGED}'
-    assert load_cluster(write(tmp_path, own)).longer_links == (0.0, 0.0)
-    assert load_cluster("dgx-superpod-h100").longer_links == load_cluster("aws-p5").longer_links == (0.0, 0.0)
-    assert load_cluster("roce-h100").longer_links == (0.0, about(4e-6))
+    assert load_cluster(write(tmp_path, own)).extra_link_seconds == (0.0, 0.0)
+    assert (
+        load_cluster("dgx-superpod-h100").extra_link_seconds
+        == load_cluster("aws-p5").extra_link_seconds
+        == (0.0, 0.0)
+    )
+    assert load_cluster("roce-h100").extra_link_seconds == (0.0, about(4e-6))
 
 
 @pytest.mark.parametrize("link", ["nic = 5", "network = true", "node_link = 2.5"])

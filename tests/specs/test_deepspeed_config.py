@@ -13,7 +13,7 @@ import pytest
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.deepspeed.config import BatchSizes, DeepSpeedConfig, TrainingValues
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
+from zsim.specs.strategy.deepspeed.unsimulated import refuse_unsimulated
 
 HIDDEN = 4096
 
@@ -89,7 +89,7 @@ def test_auto_is_filled_as_hugging_face_fills_it() -> None:
         "gradient_accumulation_steps 1, gradient_clipping 1.0, stage3_param_persistence_threshold 40,960, "
         "stage3_prefetch_bucket_size 15,099,494, reduce_bucket_size 16,777,216",
     )
-    refuse_what_is_not_simulated(config)
+    refuse_unsimulated(config)
 
 
 def test_what_auto_leaves_open_is_not_what_the_file_says() -> None:
@@ -207,7 +207,7 @@ def test_offload_blocks_are_resolved() -> None:
         8,
     )
     with pytest.raises(NotSimulatedError, match=r"zero_optimization\.offload_optimizer: .* a ratio below 1"):
-        refuse_what_is_not_simulated(config)
+        refuse_unsimulated(config)
 
 
 def test_deprecated_offload_keys_are_read_as_the_new_ones() -> None:

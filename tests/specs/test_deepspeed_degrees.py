@@ -12,7 +12,7 @@ import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -121,7 +121,7 @@ def test_what_is_written_is_read_back(
     written = json.loads(exported.files["ds_config.json"])
     # The degree of tensor parallelism that a model has of its own is nowhere in the JSON.
     own = {"tensor": job.parallelism.tensor} if job.parallelism.style == "deepspeed" else {}
-    alone = experiment_from(
+    alone = build_experiment(
         {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2},
         {
             "strategy.config": written,

@@ -8,9 +8,9 @@ import pytest
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.effects import describe
+from zsim.specs.strategy.deepspeed.effects import describe_settings
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
+from zsim.specs.strategy.deepspeed.unsimulated import refuse_unsimulated
 
 HIDDEN = 4096
 
@@ -39,7 +39,7 @@ def zero(stage: int, /, **keys: Any) -> dict[str, Any]:
 def test_settings_say_who_chose_the_precision(
     config: dict[str, Any], values: TrainingValues, origin: str
 ) -> None:
-    rows = {row.key: row.origin for row in describe(load(config, training=values), 1)}
+    rows = {row.key: row.origin for row in describe_settings(load(config, training=values), 1)}
     assert rows["precision"] == origin
 
 
@@ -90,7 +90,7 @@ def test_offload_that_the_stage_does_not_know_is_a_note() -> None:
     config = load(zero(2, offload_param={"device": "cpu"}))
     assert config.zero.offload_param is None
     assert config.notes == ("ds.json: zero_optimization: offload_param: no effect at stage 2",)
-    refuse_what_is_not_simulated(config)
+    refuse_unsimulated(config)
 
 
 def test_activation_checkpointing_and_timers_are_noted() -> None:
@@ -148,7 +148,7 @@ def test_comments_are_read_past_with_a_note() -> None:
 def test_what_is_not_simulated_at_stage_3_is_refused_by_name(extra: dict[str, Any], key: str) -> None:
     config = load(zero(3, **extra))
     with pytest.raises(NotSimulatedError, match=f"^ds.json: zero_optimization.{key}: zsim does not simulate"):
-        refuse_what_is_not_simulated(config)
+        refuse_unsimulated(config)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_what_is_not_simulated_at_stage_3_is_refused_by_name(extra: dict[str, An
 def test_older_blocks_are_refused_by_name(version: str, extra: dict[str, Any], key: str) -> None:
     config = load({**zero(2), **extra}, version=version)
     with pytest.raises(NotSimulatedError, match=f"^ds.json: {key}: zsim does not simulate .* yet$"):
-        refuse_what_is_not_simulated(config)
+        refuse_unsimulated(config)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_the_same_keys_switched_off_and_zero_plus_plus_are_simulated(extra: dict
 def test_zero_plus_plus_below_stage_3_is_a_note(key: str) -> None:
     config = load(zero(2, **{key: True}))
     assert config.notes == (f"ds.json: zero_optimization: {key}: no effect at stage 2",)
-    refuse_what_is_not_simulated(config)
+    refuse_unsimulated(config)
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_zero_plus_plus_below_stage_3_is_a_note(key: str) -> None:
 def test_blocks_that_change_the_step_are_refused_by_name(extra: dict[str, Any], key: str) -> None:
     config = load({**zero(2), **extra})
     with pytest.raises(NotSimulatedError, match=f"^ds.json: {key}: zsim does not simulate .* yet$"):
-        refuse_what_is_not_simulated(config)
+        refuse_unsimulated(config)
 
 
 def test_everything_unsimulated_is_named() -> None:
     offload = {"device": "cpu", "super_offload": True}
     config = load({**zero(3, offload_optimizer=offload), "hybrid_engine": {"enabled": True}})
     with pytest.raises(NotSimulatedError) as caught:
-        refuse_what_is_not_simulated(config)
+        refuse_unsimulated(config)
     assert str(caught.value) == (
         "ds.json: zero_optimization.offload_optimizer: zsim does not simulate SuperOffload (a worker process "
         "that steps on the CPU during backward, made for GH200) yet (nor 'hybrid_engine')"
@@ -246,7 +246,7 @@ def test_settings_say_value_origin_and_effect() -> None:
         {**zero(2, reduce_bucket_size="auto", overlap_comm=True), "gradient_clipping": 0.5},
         training=TrainingValues(gradient_accumulation_steps=4),
     )
-    rows = {row.key: (row.value, row.origin, row.effect) for row in describe(config, 1)}
+    rows = {row.key: (row.value, row.origin, row.effect) for row in describe_settings(config, 1)}
     assert rows["zero_optimization.reduce_bucket_size"] == (
         "16,777,216",
         "auto",

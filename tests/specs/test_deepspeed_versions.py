@@ -8,7 +8,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.effects import describe
+from zsim.specs.strategy.deepspeed.effects import describe_settings
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 from zsim.specs.strategy.deepspeed.release import CHANGES, NEWEST, OLDEST, parse_release
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS
@@ -226,10 +226,10 @@ def test_a_removed_key_is_in_force_before() -> None:
 
 
 def test_the_settings_list_only_keys_of_the_release() -> None:
-    keys = {row.key for row in describe(load(bf16(3), "0.10.3"), 1)}
+    keys = {row.key for row in describe_settings(load(bf16(3), "0.10.3"), 1)}
     assert "zero_optimization.mics_shard_size" in keys
     assert "zero_optimization.leaf_module" not in keys
-    assert {row.origin for row in describe(load(bf16(3), "0.10.3"), 1)} >= {"default 0.10.3"}
+    assert {row.origin for row in describe_settings(load(bf16(3), "0.10.3"), 1)} >= {"default 0.10.3"}
 
 
 def test_a_reduce_bucket_of_nothing_was_allowed_before_0_19_6() -> None:
@@ -299,7 +299,7 @@ def test_a_release_has_the_value_of_each_change() -> None:
 
 def test_the_gathers_bucket_does_something_before_0_12_4() -> None:
     effects = [
-        {row.key: row.effect for row in describe(load(bf16(2), version), 1)}[
+        {row.key: row.effect for row in describe_settings(load(bf16(2), version), 1)}[
             "zero_optimization.allgather_bucket_size"
         ]
         for version in ("0.12.2", "0.12.4")

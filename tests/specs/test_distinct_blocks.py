@@ -16,7 +16,7 @@ def test_a_change_is_made_once_per_shape() -> None:
         made.append(block)
         return replace(block, kind=f"{block.kind} again")
 
-    changed = model.with_each_block(change)
-    assert tuple(made) == model.distinct_blocks == (model.blocks[0], model.blocks[3])
+    changed = model.map_blocks(change)
+    assert tuple(made) == model.unique_blocks == (model.blocks[0], model.blocks[3])
     assert [block.kind for block in changed.blocks] == [f"{block.kind} again" for block in model.blocks]
-    assert len(changed.distinct_blocks) == 2
+    assert len(changed.unique_blocks) == 2

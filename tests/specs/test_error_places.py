@@ -14,7 +14,7 @@ from zsim.errors import InputError
 from zsim.specs.cluster.gpu import AttentionCurve
 from zsim.specs.cluster.network import Network
 from zsim.specs.experiment.tables import ExperimentFile
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 from zsim.specs.strategy.tables import STRATEGIES
 from zsim.specs.tables_within import members_of
 
@@ -101,7 +101,7 @@ def test_true_is_no_number_in_any_table_of_an_experiment() -> None:
 @pytest.mark.parametrize("kind", [[], {}, ["torus"]])
 def test_the_kind_of_a_network_that_is_no_name_is_told(kind: Any) -> None:
     with pytest.raises(InputError, match=r"F: kind: found a (list|table), expected '"):
-        validated({"kind": kind}, "F", Network)
+        validate_table({"kind": kind}, "F", Network)
 
 
 def test_a_number_of_a_json_s_union_is_named_by_its_key() -> None:
@@ -114,4 +114,4 @@ def test_a_number_of_a_json_s_union_is_named_by_its_key() -> None:
 def test_a_wrong_key_of_a_table_is_named_itself() -> None:
     """pydantic marks it by "[key]" behind it."""
     with pytest.raises(InputError, match=r"by_head_dim\.wide: found 'wide', expected a valid integer"):
-        validated({"by_head_dim": {"wide": {}}}, "F", AttentionCurve)
+        validate_table({"by_head_dim": {"wide": {}}}, "F", AttentionCurve)

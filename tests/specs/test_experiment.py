@@ -10,10 +10,10 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config
 
 BASE: dict[str, Any] = {"model": "llama-2-7b", "cluster": "dgx-h100"}
 
@@ -247,7 +247,7 @@ def test_a_file_is_read_and_resolved(file: Path) -> None:
     resolved = resolve(load_experiment(file))
     assert (resolved.model.name, resolved.world_size) == ("llama-3-8b", 16)
     assert resolved.training.sequence_length == 8192
-    assert resolved.strategy == Fsdp2(None, 2, "torchtitan", "bf16", "fp32", False)
+    assert resolved.strategy == Fsdp2Config(None, 2, "torchtitan", "bf16", "fp32", False)
 
 
 def test_a_missing_file_and_a_truncated_one_are_named(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_overrides_win_over_the_file(file: Path) -> None:
 @pytest.mark.parametrize("kind", [{"a": 1}, ["fsdp2"], 5])
 def test_a_kind_of_another_type_on_the_command_line_is_refused(kind: object) -> None:
     with pytest.raises(InputError, match=r"command line: strategy\.kind: found .*, expected one of ddp"):
-        experiment_from(
+        build_experiment(
             {**BASE, "strategy": {"kind": "fsdp1"}}, {"strategy.kind": kind}, origin="command line"
         )
 
@@ -299,7 +299,7 @@ def test_overriding_the_kind_drops_the_keys_of_the_old_one(file: Path) -> None:
 def test_overriding_gpus_drops_the_files_nodes_and_the_other_way_round(file: Path) -> None:
     assert resolve(load_experiment(file, {"gpus": 4})).world_size == 4
     data = {**BASE, "gpus": 4}
-    assert resolve(experiment_from(data, {"nodes": 3}, origin="test")).world_size == 24
+    assert resolve(build_experiment(data, {"nodes": 3}, origin="test")).world_size == 24
 
 
 def test_an_override_below_a_value_is_refused(file: Path) -> None:
@@ -309,7 +309,7 @@ def test_an_override_below_a_value_is_refused(file: Path) -> None:
 
 def test_overrides_leave_their_source_alone() -> None:
     data = {**BASE, "training": {"sequence_length": 128}}
-    experiment_from(data, {"training.sequence_length": 256}, origin="test")
+    build_experiment(data, {"training.sequence_length": 256}, origin="test")
     assert data["training"] == {"sequence_length": 128}
 
 
@@ -345,24 +345,24 @@ def test_the_sequence_is_the_models_longest_up_to_4096() -> None:
 def test_fsdp_gathers_in_the_training_precision_and_reduces_in_fp32() -> None:
     for kind in ("fsdp1", "fsdp2"):
         strategy = job(strategy={"kind": kind}).strategy
-        assert isinstance(strategy, Fsdp1 | Fsdp2)
+        assert isinstance(strategy, Fsdp1Config | Fsdp2Config)
         assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "fp32")
         eight = job(strategy={"kind": kind}, training={"precision": "fp8"}).strategy
-        assert isinstance(eight, Fsdp1 | Fsdp2)
+        assert isinstance(eight, Fsdp1Config | Fsdp2Config)
         assert eight.param_dtype == "bf16"
 
 
 def test_hybrid_fsdp1_has_a_replica_per_node() -> None:
     strategy = job(nodes=4, strategy={"kind": "fsdp1", "sharding_strategy": "HYBRID_SHARD"}).strategy
-    assert isinstance(strategy, Fsdp1)
+    assert isinstance(strategy, Fsdp1Config)
     assert strategy.replicate == 4
 
 
 def test_the_first_bucket_of_ddp_is_small_unless_a_cap_is_given() -> None:
     """torch: 1 MiB and then 25 MiB; an explicit `bucket_cap_mb` counts for the first too."""
     plain, explicit = job(strategy={"kind": "ddp"}), job(strategy={"kind": "ddp", "bucket_cap_mb": 10})
-    assert isinstance(plain.strategy, Ddp)
-    assert isinstance(explicit.strategy, Ddp)
+    assert isinstance(plain.strategy, DdpConfig)
+    assert isinstance(explicit.strategy, DdpConfig)
     assert (plain.strategy.first_bucket_cap_bytes, plain.strategy.bucket_cap_bytes) == (2**20, 25 * 2**20)
     assert explicit.strategy.first_bucket_cap_bytes == explicit.strategy.bucket_cap_bytes == 10 * 2**20
 

@@ -17,8 +17,8 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files
 from zsim.specs.model.spec import Attention, Loss
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import Fsdp1Config
+from zsim.specs.strategy.megatron import MegatronConfig
 
 GPT = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 512, "n_positions": 128}
 
@@ -42,9 +42,9 @@ def test_the_trainer_says_what_its_loss_and_attention_do() -> None:
         "reads_sequence_lengths": True,
     }
     model = job(trainer=trainer).model
-    losses = [module.work for module in model.after if isinstance(module.work, Loss)]
+    losses = [module.op_spec for module in model.after if isinstance(module.op_spec, Loss)]
     assert [(loss.num_metrics, loss.holds_logits) for loss in losses] == [(2, "as they are")]
-    cores = [m.work for block in model.blocks for m in block.modules if isinstance(m.work, Attention)]
+    cores = [m.op_spec for block in model.blocks for m in block.modules if isinstance(m.op_spec, Attention)]
     assert [(core.unpads, core.host_waits) for core in cores] == [(True, True)] * 2
     assert job(trainer={}).model == job().model
 
@@ -60,17 +60,21 @@ def test_metrics_make_the_step_longer_and_logits_that_are_held_make_it_larger() 
 
 def test_strategies_say_what_their_software_was() -> None:
     old = job(strategy={"kind": "fsdp1", "before_torch_2": True}).strategy
-    assert isinstance(old, Fsdp1)
+    assert isinstance(old, Fsdp1Config)
     assert old.before_torch_2
     early = job(strategy={"kind": "deepspeed", "stage": 3, "fetches_one_by_one": True}).strategy
     assert isinstance(early, DeepSpeedConfig)
     assert early.fetches_one_by_one
     graph = job(strategy={"kind": "megatron", "cuda_graph": True, "skips_update": True}).strategy
-    assert isinstance(graph, Megatron)
+    assert isinstance(graph, MegatronConfig)
     assert (graph.block_overhead, graph.skips_update, graph.checks_nan) == (None, True, True)
     owners = job(strategy={**INTERNEVO, "grad_reduce_dtype": "bf16"}).strategy
-    assert isinstance(owners, Megatron)
-    assert (owners.has_owners, owners.is_contiguous, owners.fuses_accumulation) == (True, False, False)
+    assert isinstance(owners, MegatronConfig)
+    assert (owners.has_whole_tensor_owners, owners.is_contiguous, owners.fuses_accumulation) == (
+        True,
+        False,
+        False,
+    )
 
 
 def test_megatrons_own_kernels_are_not_another_engines() -> None:
@@ -160,8 +164,8 @@ def test_steps_that_are_drawn_have_all_their_micro_batches_simulated() -> None:
 def test_a_job_on_the_same_fabric_has_the_trainer_unless_it_says_another() -> None:
     trainer = {"holds_logits": "in fp32"}
     jobs = {"like": {"nodes": 1}, "unlike": {"nodes": 1, "trainer": {"holds_logits": "no"}}}
-    others = job(nodes=1, gpus=None, trainer=trainer, jobs=jobs).others
-    held = {name: of_kind(other.model.after[-1].work, Loss).holds_logits for name, other in others.items()}
+    others = job(nodes=1, gpus=None, trainer=trainer, jobs=jobs).colocated_jobs
+    held = {name: of_kind(other.model.after[-1].op_spec, Loss).holds_logits for name, other in others.items()}
     assert held == {"like": "in fp32", "unlike": "no"}
 
 

@@ -10,10 +10,10 @@ import pytest
 import zsim
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.expert_run import stacked_experts
 from zsim.specs.model.experts import Router
 
 NETWORK = (
@@ -28,7 +28,7 @@ EXPERTS = "--num-experts 16 --moe-ffn-hidden-size 64 --moe-router-topk 4"
 def read(flags: str, nodes: int = 2) -> Job:
     config = f"{NETWORK} {flags}".split()
     return resolve(
-        experiment_from({"cluster": "dgx-h100", "nodes": nodes}, {"strategy.config": config}, origin="test")
+        build_experiment({"cluster": "dgx-h100", "nodes": nodes}, {"strategy.config": config}, origin="test")
     )
 
 
@@ -39,15 +39,15 @@ def test_flags_of_the_network_are_the_models() -> None:
         "--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
         "--moe-shared-expert-intermediate-size 128"
     )
-    experts = experts_of(job.model)
+    experts = stacked_experts(job.model)
     assert experts is not None
     assert (experts.num_experts, experts.top_k, experts.expert_features) == (16, 4, 64)
     first, second = job.model.blocks[:2]
     assert first.numel - second.numel == 3 * 256 * (512 - 128) - 16 * 3 * 256 * 64 - 16 * 256
-    router = next(module.work for module in second.modules if isinstance(module.work, Router))
+    router = next(module.op_spec for module in second.modules if isinstance(module.op_spec, Router))
     assert (router.score, router.num_groups, router.top_groups) == ("sigmoid", 4, 2)
     assert router.has_choice_bias
-    assert experts_of(job.model) is not None
+    assert stacked_experts(job.model) is not None
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_flags_of_the_network_are_the_models() -> None:
 )
 def test_layers_with_experts_are_a_list_as_python_writes_it(pattern: str, expected: list[int]) -> None:
     blocks = read(f"{EXPERTS} --moe-layer-freq {pattern}").model.blocks
-    has_experts = [any(isinstance(module.work, Router) for module in block.modules) for block in blocks]
+    has_experts = [any(isinstance(module.op_spec, Router) for module in block.modules) for block in blocks]
     assert has_experts == [bool(bit) for bit in expected]
 
 
 def test_flash_attention_is_not_cudnns_where_a_script_asks_for_it() -> None:
     jobs = [
         resolve(
-            experiment_from(
+            build_experiment(
                 {"cluster": "hgx-b200", "nodes": 1},
                 {"strategy.config": f"{NETWORK} {more}".split()},
                 origin="test",
@@ -118,8 +118,8 @@ def test_latent_attention_has_deepseeks_shapes() -> None:
         ("--moe-grouped-gemm", "kernel", "streams"),
         ("", "kernel", "loop"),
         ("--moe-permute-fusion", "library", "megatron-fused"),
-        ("--moe-permute-fusion", "masks_map", True),
-        ("--moe-permute-fusion --enable-experimental", "masks_map", False),
+        ("--moe-permute-fusion", "builds_map_with_masks", True),
+        ("--moe-permute-fusion --enable-experimental", "builds_map_with_masks", False),
         ("--moe-router-dtype fp32", "gate_in_fp32", True),
         ("--moe-aux-loss-coeff 1e-2", "has_auxiliary_loss", True),
         ("--moe-aux-loss-coeff 1e-2 --moe-router-load-balancing-type none", "has_auxiliary_loss", False),
@@ -131,7 +131,7 @@ def test_flags_say_how_experts_run(flags: str, key: str, value: Any) -> None:
 
 def test_flags_of_experts_have_no_effect_on_a_dense_model() -> None:
     job = read("--moe-grouped-gemm --moe-router-dtype fp32")
-    assert experts_of(job.model) is None
+    assert stacked_experts(job.model) is None
 
 
 WRITTEN = (
@@ -153,7 +153,7 @@ def test_a_script_that_was_written_gives_the_same_plan(flags: str, tmp_path: Pat
     text = export_files(job).files["megatron.sh"]
     path = tmp_path / "megatron.sh"
     path.write_text(text)
-    again = resolve(experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test"))
+    again = resolve(build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test"))
     plan, made = zsim.make_plan(job.experiment), zsim.make_plan(again.experiment)
     assert made.ops == plan.ops
     assert made.groups == plan.groups
@@ -177,7 +177,7 @@ def titan(folder: Path, more: str = "") -> Job:
     path = folder / "train.toml"
     path.write_text(TITAN + more)
     data = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "nodes": 4}
-    return resolve(experiment_from(data, {"strategy.config": str(path)}, origin="test"))
+    return resolve(build_experiment(data, {"strategy.config": str(path)}, origin="test"))
 
 
 def test_torchtitans_degrees_are_read_and_written(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ import pytest
 from tests.expect import there
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
-from zsim.explain.routing_range import routing_ends
+from zsim.explain.routing_range import routing_range
 from zsim.explain.variants import step_variants
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.expert_loads import (
     assumed_load,
-    fullest_of,
+    expected_maximum,
     kept_fraction,
     load_expert_spreads,
 )
@@ -41,10 +41,16 @@ def job_of(**parallelism: Any) -> Job:
 def test_the_deviation_is_the_measured_one_and_between_two_of_them_by_the_logarithm() -> None:
     """0.053 of 8 experts, 0.26 of 64, 0.30 of 128; 16 are a third of the way from 8 to 64."""
     spreads = load_expert_spreads()
-    assert [spreads.deviation_of(count) for count in (8, 64, 128)] == pytest.approx([0.053, 0.26, 0.30])
-    assert spreads.deviation_of(16) == pytest.approx(0.053 + (0.26 - 0.053) / 3)
-    assert spreads.deviation_of(4) == 0.053
-    assert spreads.deviation_of(64, "low") < spreads.deviation_of(64) < spreads.deviation_of(64, "high")
+    assert [spreads.interpolate_deviation(count) for count in (8, 64, 128)] == pytest.approx(
+        [0.053, 0.26, 0.30]
+    )
+    assert spreads.interpolate_deviation(16) == pytest.approx(0.053 + (0.26 - 0.053) / 3)
+    assert spreads.interpolate_deviation(4) == 0.053
+    assert (
+        spreads.interpolate_deviation(64, "low")
+        < spreads.interpolate_deviation(64)
+        < spreads.interpolate_deviation(64, "high")
+    )
 
 
 def test_the_largest_of_normal_numbers_is_blooms_score() -> None:
@@ -52,8 +58,8 @@ def test_the_largest_of_normal_numbers_is_blooms_score() -> None:
     draws = np.random.default_rng(1)
     for count in (8, 64):
         drawn = draws.standard_normal((20_000, count)).max(axis=1).mean()
-        assert fullest_of(count) == pytest.approx(drawn, rel=0.02)
-    assert fullest_of(1) == 0
+        assert expected_maximum(count) == pytest.approx(drawn, rel=0.02)
+    assert expected_maximum(1) == 0
 
 
 @pytest.mark.parametrize("capacity", [None, 1.0, 1.25])
@@ -75,8 +81,8 @@ def test_ranks_have_the_rows_of_the_fullest_where_nothing_is_said() -> None:
     """1 + 0.26 x 1.434 / sqrt(8 experts a rank) = 1.132; every rank the same, so that they stay folded."""
     split = job_of().parallelism.experts
     assert split.loads == pytest.approx((1.132,), abs=1e-3)
-    assert (split.imbalance, split.exchanged) == pytest.approx((1.132, 1.132), abs=1e-3)
-    assert job_of(expert_imbalance=1).parallelism.experts.exchanged == 1.0
+    assert (split.imbalance, split.exchanged_fraction) == pytest.approx((1.132, 1.132), abs=1e-3)
+    assert job_of(expert_imbalance=1).parallelism.experts.exchanged_fraction == 1.0
     assert job_of(expert=1).parallelism.experts.loads == (1.0,)
 
 
@@ -89,7 +95,7 @@ def test_the_report_says_what_is_taken_of_the_router() -> None:
 def test_the_range_is_wider_by_the_spread_of_routing() -> None:
     """The ends add to the interval's like sides of a right angle; where loads are said nothing is added."""
     outcome = simulate_job(job_of())
-    seconds = routing_ends(outcome)
+    seconds = routing_range(outcome)
     assert seconds is not None
     fast, slow = (end / outcome.trace.step_seconds for end in seconds)
     assert fast < 1 < slow
@@ -97,4 +103,4 @@ def test_the_range_is_wider_by_the_spread_of_routing() -> None:
     wide = there(report_of(outcome, 0.0, step_variants(outcome)).validation)
     assert wide.high == pytest.approx(np.exp(np.hypot(np.log(plain.high), np.log(slow))), rel=1e-9)
     assert wide.low < plain.low
-    assert routing_ends(simulate_job(job_of(expert_imbalance=1))) is None
+    assert routing_range(simulate_job(job_of(expert_imbalance=1))) is None

@@ -12,8 +12,8 @@ from zsim.plan.make import make_plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.expert_loop import with_experts_one_by_one
-from zsim.specs.model.expert_run import experts_of, has_experts
+from zsim.specs.model.expert_loop import unstack_experts
+from zsim.specs.model.expert_run import has_experts, stacked_experts
 from zsim.specs.model.huggingface import load_model, model_from_config
 
 TINY: dict[str, Any] = {
@@ -34,7 +34,7 @@ def job_of(strategy: dict[str, Any], model: dict[str, Any] | str = TINY, **train
 
 
 def names(config: dict[str, Any]) -> list[str]:
-    model = with_experts_one_by_one(model_from_config(config, name="tiny", source="test"))
+    model = unstack_experts(model_from_config(config, name="tiny", source="test"))
     found = [name for name, _ in model.named_parameters() if name.startswith("model.layers.0.")]
     return [name.removeprefix("model.layers.0.").removesuffix(".weight") for name in found]
 
@@ -62,8 +62,8 @@ def test_mixtrals_layer_is_a_block_sparse_moe_of_w1_w2_and_w3() -> None:
 def test_experts_one_by_one_are_the_same_parameters_and_products(preset: str) -> None:
     """Whole, for one token, and by the convention."""
     stacked = load_model(preset)
-    looped = with_experts_one_by_one(stacked)
-    assert (experts_of(looped), has_experts(looped)) == (None, True)
+    looped = unstack_experts(stacked)
+    assert (stacked_experts(looped), has_experts(looped)) == (None, True)
     assert looped.numel == stacked.numel
     assert active_numel(looped) == active_numel(stacked)
     assert model_flops_per_token(looped, 4096) == pytest.approx(model_flops_per_token(stacked, 4096))
@@ -73,11 +73,11 @@ def test_experts_one_by_one_are_the_same_parameters_and_products(preset: str) ->
 
 def test_families_whose_experts_were_stacked_in_transformers_4_stay_as_they_are() -> None:
     model = load_model("gpt-oss-20b")
-    assert with_experts_one_by_one(model) is model
+    assert unstack_experts(model) is model
 
 
 def is_looped(job: Job) -> bool:
-    return experts_of(job.model) is None
+    return stacked_experts(job.model) is None
 
 
 def test_the_release_decides_how_experts_run() -> None:

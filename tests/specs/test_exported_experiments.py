@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zsim.specs.experiment.load import experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.specs.presets import model_preset_names, model_preset_path, topology_preset_names
@@ -45,7 +45,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 def check_read_back(data: dict[str, Any], changes: dict[str, Any], folder: Path) -> None:
-    job = resolve(experiment_from(data, changes, origin="test"))
+    job = resolve(build_experiment(data, changes, origin="test"))
     for name, text in export_files(job).files.items():
         (folder / name).write_text(text, encoding="utf-8")
     again = resolve(load_experiment(folder / "experiment.toml"))

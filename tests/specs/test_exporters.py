@@ -13,7 +13,7 @@ import zsim
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.export import Exported, export_files
+from zsim.specs.formats.export import ExportedFiles, export_files
 from zsim.specs.formats.toml import toml_text
 
 NVME = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 12, "pipeline_read": True}
@@ -134,7 +134,7 @@ def experiment_of(name: str) -> Experiment:
     )  # fmt: skip
 
 
-def exported(name: str, folder: Path) -> Exported:
+def exported(name: str, folder: Path) -> ExportedFiles:
     """The files of a case, written."""
     found = export_files(resolve(experiment_of(name)))
     for file, text in found.files.items():
@@ -161,9 +161,9 @@ def read_back(name: str, file: Path) -> Experiment:
         }
     data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2, "training": said}
     beside = {key: strategy[key] for key in ("version", *DDP_OPTIONS) if key in strategy}
-    from zsim.specs.experiment.load import experiment_from
+    from zsim.specs.experiment.load import build_experiment
 
-    return experiment_from({**data, "strategy": {"config": str(file), **beside}}, {}, origin="test")
+    return build_experiment({**data, "strategy": {"config": str(file), **beside}}, {}, origin="test")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,7 +9,7 @@ import pytest
 
 import zsim
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 
@@ -155,7 +155,7 @@ def back(job: Job, folder: Path) -> Job:
     """The job of the script that is written, where the cluster alone is given beside it."""
     path = folder / "megatron.sh"
     path.write_text(export_files(job).files["megatron.sh"])
-    return resolve(experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test"))
+    return resolve(build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test"))
 
 
 @pytest.mark.parametrize("name", CASES)

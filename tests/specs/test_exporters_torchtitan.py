@@ -17,7 +17,7 @@ from tests.expect import of_kind, there
 from tests.specs.written_files import cases_with, job_of, write
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2Config
 
 FOUND = importlib.util.find_spec("torchtitan")
 pytestmark = pytest.mark.skipif(
@@ -41,7 +41,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", cases_with("torchtitan.toml"))
 def test_its_parser_takes_every_toml(manager: Any, name: str, tmp_path: Path) -> None:
     job = job_of(name)
-    strategy = of_kind(job.strategy, Fsdp2)
+    strategy = of_kind(job.strategy, Fsdp2Config)
     write(job, tmp_path)
     config = manager.parse_args([f"--job.config_file={tmp_path / 'torchtitan.toml'}"])
     assert config.training.seq_len == 32

@@ -31,7 +31,7 @@ def build(model_type: str, **changes: Any) -> ModelSpec:
 
 
 def cores(block: Block) -> list[Attention]:
-    return [module.work for module in block.modules if isinstance(module.work, Attention)]
+    return [module.op_spec for module in block.modules if isinstance(module.op_spec, Attention)]
 
 
 def core(block: Block) -> Attention:
@@ -118,7 +118,7 @@ def test_exaone_4_has_positions_only_where_it_has_a_window() -> None:
 def test_cohere_2_has_positions_only_where_it_has_a_window_and_one_norm_for_both_branches() -> None:
     model = build("cohere2")
     assert [core(block).rotary for block in model.blocks[:4]] == [True, True, True, False]
-    norms = [module for module in model.blocks[0].modules if isinstance(module.work, Norm)]
+    norms = [module for module in model.blocks[0].modules if isinstance(module.op_spec, Norm)]
     assert [module.name for module in norms] == ["input_layernorm"]
 
 
@@ -152,7 +152,7 @@ def test_glm_4_rotates_half_of_each_head() -> None:
 
 def test_granite_multiplies_its_branches_and_logits() -> None:
     model = build("granite")
-    adds = [module.work for module in model.blocks[0].modules if isinstance(module.work, Residual)]
+    adds = [module.op_spec for module in model.blocks[0].modules if isinstance(module.op_spec, Residual)]
     assert [add.scales for add in adds] == [True, True]
     assert "logit_scale" in [module.name for module in model.after]
 

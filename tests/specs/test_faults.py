@@ -10,8 +10,8 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.link_names import find_links
-from zsim.specs.experiment.faults import FaultsTable, kernel_slowdowns, with_faults
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.faults import FaultsTable, apply_faults, kernel_slowdowns
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.topology import Topology
@@ -90,8 +90,8 @@ def test_the_only_card_of_a_node_may_be_dead_where_the_node_is_alone() -> None:
     table = FaultsTable(dead_nics=("node0.nic0",))
     cluster = load_cluster("aws-g4dn")
     with pytest.raises(InputError, match="dead_nics: node0's only network card is dead, and nothing"):
-        with_faults(Topology(cluster, 2, 8), table)
-    with_faults(Topology(cluster, 1, 8), table)
+        apply_faults(Topology(cluster, 2, 8), table)
+    apply_faults(Topology(cluster, 1, 8), table)
 
 
 def test_links_lose_bandwidth_and_gain_latency() -> None:
@@ -103,25 +103,25 @@ def test_links_lose_bandwidth_and_gain_latency() -> None:
         }}
     )  # fmt: skip
     whole = topology()
-    bad = with_faults(whole, table)
+    bad = apply_faults(whole, table)
     assert bad.condition is not None
     card = whole.classes["nic_out"].first
     np.testing.assert_allclose(bad.capacities()[card : card + 3], np.array([0.5, 0.125, 0.5]) * 47.5e9)
     assert bad.condition.delays[card + 1] == pytest.approx(5e-6)
-    assert with_faults(whole, FaultsTable()) is whole
+    assert apply_faults(whole, FaultsTable()) is whole
 
 
 def test_the_next_card_that_lives_carries_a_dead_ones_traffic() -> None:
     """Cards 2 and 3 of node 1 are numbers 10 and 11: both use 12; card 7 of node 0 uses card 0."""
     table = FaultsTable(dead_nics=("node1.nic2", "node1.nic3", "node0.nic7"))
-    bad = with_faults(topology(), table)
+    bad = apply_faults(topology(), table)
     assert bad.nic_of(np.array([7, 8, 9, 10, 11, 12])).tolist() == [0, 8, 9, 12, 12, 12]
 
 
 def test_the_way_to_another_gpus_card_is_over_nvlink() -> None:
     """GPU 2 of node 0 (slot 2) to a GPU of node 1, its card dead: NVLink to slot 3, that one's PCIe, card 3;
     without NVLink over both PCIe switches' uplinks."""
-    bad = with_faults(topology(), FaultsTable(dead_nics=("node0.nic2",)))
+    bad = apply_faults(topology(), FaultsTable(dead_nics=("node0.nic2",)))
     names = [f"{bad.class_of(n).name} {n - bad.class_of(n).first}" for n in bad.route(2, 8)]
     assert names[:4] == ["nvlink_out 2", "nvlink_in 3", "pcie_up 3", "nic_out 3"]
     back = [f"{bad.class_of(n).name} {n - bad.class_of(n).first}" for n in bad.route(8, 2)]
@@ -145,7 +145,7 @@ def test_dotted_overrides_reach_a_fault() -> None:
         "faults.dead_nics": ["node0.nic7"],
     }
     data = {"model": "gpt2", "cluster": "dgx-h100", "nodes": 2}
-    faults = experiment_from(data, overrides, origin="test").faults
+    faults = build_experiment(data, overrides, origin="test").faults
     assert faults.links["node1.nic2"].bandwidth_fraction == 0.5
     assert faults.slow_gpus == {"3": 1.2, "node1.gpu2": 1.1}
     assert faults.dead_nics == ("node0.nic7",)
@@ -155,7 +155,7 @@ def test_routes_read_backwards_give_what_they_add() -> None:
     """Sum over links of usage x value = sum over pairs of what they gather, on every kind of fabric."""
     generator = np.random.default_rng(5)
     for cluster, nodes in (("roce-h100", 8), ("dgx-superpod-h100", 64), ("aws-p4d", 8), ("rtx-4090-x8", 3)):
-        bad = with_faults(
+        bad = apply_faults(
             topology(cluster, nodes), FaultsTable(dead_nics=("node1.nic0",) if nodes > 3 else ())
         )
         sources, targets = generator.integers(0, nodes * 8, size=(2, 300))

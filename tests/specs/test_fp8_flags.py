@@ -9,7 +9,7 @@ import pytest
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 
@@ -37,7 +37,7 @@ def of_megatron(flags: str, folder: Path, cluster: str = "dgx-h100") -> Job:
     path = folder / "train.sh"
     path.write_text(f"#!/bin/bash\ntorchrun --nproc_per_node 8 {LINE} {flags}\n")
     return resolve(
-        experiment_from({"cluster": cluster, "nodes": 1}, {"strategy.config": str(path)}, origin="test")
+        build_experiment({"cluster": cluster, "nodes": 1}, {"strategy.config": str(path)}, origin="test")
     )
 
 
@@ -45,7 +45,7 @@ def of_titan(folder: Path, converter: str = "float8", more: str = "", cluster: s
     path = folder / "titan.toml"
     path.write_text(TITAN.replace("CONVERTER", converter) + more)
     return resolve(
-        experiment_from({"cluster": cluster, "nodes": 1}, {"strategy.config": str(path)}, origin="test")
+        build_experiment({"cluster": cluster, "nodes": 1}, {"strategy.config": str(path)}, origin="test")
     )
 
 

@@ -44,6 +44,6 @@ def test_a_head_tied_to_a_frozen_embedding_makes_no_gradient(
         heads[bool(frozen)] = next(
             one
             for one in reversed(job.model.after)
-            if isinstance(one.work, Linear) and one.work.out_features > 9999
+            if isinstance(one.op_spec, Linear) and one.op_spec.out_features > 9999
         )
     assert [heads[frozen].trains_weight for frozen in (False, True)] == [True, False]

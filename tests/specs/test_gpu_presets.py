@@ -8,7 +8,7 @@ import zsim
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, load_gpu
 from zsim.specs.cluster.table import UNSAID, Table
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
 
 GPUS = [name for name in gpu_preset_names() if not name.startswith("cpu")]
@@ -65,7 +65,7 @@ def test_other_accelerators_run_with_low_evidence(cluster: str, has_allocator: b
         "model": "gpt2", "cluster": cluster, "nodes": 2, "training": {"sequence_length": 1024},
         "strategy": {"kind": "fsdp2"},
     }  # fmt: skip
-    report = zsim.simulate(experiment_from(given, {}, origin="test")).report
+    report = zsim.simulate(build_experiment(given, {}, origin="test")).report
     assert (report.allocator is not None) == has_allocator
     assert {report.evidence[part] for part in ("compute", "network")} == {"assumed"}
     backend = load_cluster(cluster).collectives

@@ -8,7 +8,7 @@ from zsim.errors import InputError
 from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.host_speeds import host_speeds
-from zsim.specs.cluster.spreads import hosts_at
+from zsim.specs.cluster.spreads import scale_host_speeds
 
 
 def host(extends: str, **changes: object) -> HostDevice:
@@ -81,7 +81,7 @@ def test_every_cluster_with_a_known_cpu_has_a_rating_for_it() -> None:
 
 def test_the_ends_of_a_hosts_spread_turn_all_that_issuing_takes() -> None:
     spread = host_speeds().spread
-    slow = hosts_at(load_cluster("dgx-h100"), "slow").host
+    slow = scale_host_speeds(load_cluster("dgx-h100"), "slow").host
     assert slow.overhead_factor == pytest.approx(1.25 * spread.slow)
     assert slow.seconds_per_launch == pytest.approx(6e-6 * spread.slow)
     assert slow.memory_bandwidth == load_cluster("dgx-h100").host.memory_bandwidth

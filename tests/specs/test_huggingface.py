@@ -71,7 +71,7 @@ def test_parameter_counts_equal_those_of_transformers(name: str) -> None:
     assert model.numel == total
     assert len(model.blocks) == layers
     assert sorted({block.numel for block in model.blocks}) == blocks
-    assert model.rest_numel == rest
+    assert model.numel_outside_blocks == rest
     assert model.is_tied is is_tied
     listed = list(model.named_parameters())
     assert len(listed) == tensors
@@ -163,7 +163,7 @@ def test_gpt2_weights_are_transposed_and_its_head_is_tied() -> None:
     assert shapes["transformer.h.0.attn.c_attn.bias"] == (192,)
     assert "lm_head.weight" not in shapes
     head = model.after[1]
-    assert (head.name, head.work, head.parameters) == ("lm_head", Linear(64, 96), ())
+    assert (head.name, head.op_spec, head.parameters) == ("lm_head", Linear(64, 96), ())
 
 
 def test_opt_registers_its_final_norm_before_the_blocks() -> None:
@@ -180,7 +180,7 @@ def test_opt_registers_its_final_norm_before_the_blocks() -> None:
 
 def test_learned_positions_of_opt_have_two_spare_rows() -> None:
     """2048 positions are stored as 2050 rows."""
-    assert load_model("opt-6.7b").before[1].work == Embedding(2050, 4096)
+    assert load_model("opt-6.7b").before[1].op_spec == Embedding(2050, 4096)
 
 
 def test_blocks_of_one_shape_are_one_object() -> None:
@@ -220,21 +220,21 @@ def test_the_language_model_of_a_multimodal_file_is_read() -> None:
 def test_an_explicit_head_dim_frees_the_hidden_size() -> None:
     """72 is no multiple of 16 heads; with head_dim 8 the queries are 128 wide."""
     model = build(LLAMA, hidden_size=72, num_attention_heads=16, head_dim=8)
-    assert model.blocks[0].modules[1].work == Linear(72, 128)
+    assert model.blocks[0].modules[1].op_spec == Linear(72, 128)
 
 
 def test_a_window_of_null_is_no_window() -> None:
     """Mistral's default is 4096; its later files say null."""
     mistral = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2}
-    assert build(mistral).blocks[0].modules[4].work.window == 4096
-    assert build(mistral, sliding_window=None).blocks[0].modules[4].work.window is None
+    assert build(mistral).blocks[0].modules[4].op_spec.window == 4096
+    assert build(mistral, sliding_window=None).blocks[0].modules[4].op_spec.window is None
 
 
 def test_mistral_has_eight_key_value_heads_unless_the_file_says_null() -> None:
     """An absent key takes the family's default of 8; null means as many as heads."""
     mistral = {**LLAMA, "model_type": "mistral", "num_attention_heads": 16}
-    assert build(mistral).blocks[0].modules[4].work.num_kv_heads == 8
-    assert build(mistral, num_key_value_heads=None).blocks[0].modules[4].work.num_kv_heads == 16
+    assert build(mistral).blocks[0].modules[4].op_spec.num_kv_heads == 8
+    assert build(mistral, num_key_value_heads=None).blocks[0].modules[4].op_spec.num_kv_heads == 16
 
 
 def test_a_folder_or_a_file_is_loaded_under_its_own_name(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from zsim import Experiment
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.cluster.gpu import with_attention_variant
+from zsim.specs.cluster.gpu import select_attention_variant
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.megatron.write import megatron_script
@@ -128,7 +128,7 @@ def test_cudnns_attention_runs_where_the_program_takes_it(
     own = load_cluster(cluster).gpu
     assert (
         chosen.attention.model_copy(update={"writes_scores": False})
-        == (with_attention_variant(own, variant) if variant else own).attention
+        == (select_attention_variant(own, variant) if variant else own).attention
     )
 
 

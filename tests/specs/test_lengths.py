@@ -15,14 +15,14 @@ from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.data.loading import DataTable, waiting_seconds
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.lengths import DrawnLengths
+from zsim.specs.strategy.lengths import SampledLengths
 
 
 def drawn(
     ranks: int = 1, micro_batches: int = 1, sequences: int = 1, length: int = 4096, *, often: bool = True,
     multiple: int = 1, token_flops: float = 1.0, pair_flops: float = 0.0, meeting: int = 1, **table: Any,
-) -> DrawnLengths:  # fmt: skip
-    plan = BatchPlan(ranks, micro_batches, sequences, length, meeting=ranks if often else meeting)
+) -> SampledLengths:  # fmt: skip
+    plan = BatchPlan(ranks, micro_batches, sequences, length, sync_group_size=ranks if often else meeting)
     return draw_lengths(LengthsTable(**table), plan, token_flops, pair_flops, multiple)
 
 
@@ -36,9 +36,9 @@ def test_documents_as_long_as_a_sequence_are_the_fixed_length(batching: str) -> 
 def test_packed_documents_of_one_length_leave_each_token_its_own_document() -> None:
     """Four documents of 1,024 in 4,096 tokens: sum(s^2) / sum(s) = 1,024, a quarter of the pairs."""
     found = drawn(8, 4, 2, law="constant", mean=1024)
-    assert (found.length, found.span, found.by_document) == (4096, 1024.0, True)
+    assert (found.length, found.span, found.masks_by_document) == (4096, 1024.0, True)
     whole = drawn(8, 4, 2, law="constant", mean=1024, attention_by_document=False)
-    assert (whole.span, whole.by_document) == (4096.0, False)
+    assert (whole.span, whole.masks_by_document) == (4096.0, False)
 
 
 def test_an_exponential_law_between_bounds_has_the_mean_that_is_left_of_it() -> None:

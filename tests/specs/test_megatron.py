@@ -12,7 +12,7 @@ from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron import MegatronConfig
 
 
 def job(training: dict[str, Any] | None = None, gpus: int = 64, model: str = "gpt2", **strategy: Any) -> Job:
@@ -24,9 +24,9 @@ def job(training: dict[str, Any] | None = None, gpus: int = 64, model: str = "gp
     )  # fmt: skip
 
 
-def megatron(**keys: Any) -> Megatron:
+def megatron(**keys: Any) -> MegatronConfig:
     strategy = job(**keys).strategy
-    assert isinstance(strategy, Megatron)
+    assert isinstance(strategy, MegatronConfig)
     return strategy
 
 
@@ -64,9 +64,9 @@ def test_the_vocabulary_is_padded_to_a_multiple_of_128() -> None:
     padded = job().model
     plain = resolve(Experiment(model="gpt2", cluster="dgx-h100", gpus=8)).model
     assert (padded.vocab_size, padded.numel - plain.numel) == (50_304, 47 * 768)
-    assert [module.work.vocab_size for module in padded.after if hasattr(module.work, "vocab_size")] == [
-        50_304
-    ]
+    assert [
+        module.op_spec.vocab_size for module in padded.after if hasattr(module.op_spec, "vocab_size")
+    ] == [50_304]
     assert "Megatron pads the vocabulary of 50,257 to 50,304" in job().notes
     assert job(model="llama-2-7b").notes == ()
 

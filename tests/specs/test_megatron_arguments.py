@@ -10,14 +10,14 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.load import experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.megatron.arguments import read_arguments
 from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES, VALUES
 from zsim.specs.formats.megatron.read import read_megatron
-from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.megatron_muon import MegatronMuon, MuonWork
+from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.strategy.megatron_muon import MegatronMuon, MuonOrthogonalization
 from zsim.specs.strategy.megatron_table import MegatronTable
 
 NETWORK = (
@@ -60,7 +60,7 @@ def read(flags: str, *, network: str = NETWORK, batch: str = BATCH, **overrides:
     """The experiment of a list of arguments on two DGX H100."""
     config = f"{network} {batch} {flags}".split()
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
-    return experiment_from(
+    return build_experiment(
         {"cluster": "dgx-h100", "nodes": 2}, {"strategy.config": config, **changes}, origin="test"
     )
 
@@ -88,7 +88,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_a_script_is_an_experiment(script: Path) -> None:
     """16 GPUs, 4 x 2 of them share a model: 2 replicas, 64 sequences in 32 micro-batches each."""
-    experiment = experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test")
+    experiment = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test")
     job = resolve(experiment)
     assert (job.world_size, job.parallelism.tensor, job.parallelism.pipeline) == (16, 4, 2)
     assert (job.parallelism.sequence_parallel, job.parallelism.schedule) == (True, "1f1b")
@@ -102,19 +102,19 @@ def test_a_script_is_an_experiment(script: Path) -> None:
 
 def test_the_network_is_the_models(script: Path) -> None:
     """Llama 3 8B has 8,030,261,248 parameters, and 256 entries more, twice, in multiples of 128 x 4."""
-    experiment = experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test")
+    experiment = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test")
     assert resolve(experiment).model.numel == 8_030_261_248 + 2 * 256 * 4096
 
 
 def test_variables_before_a_script_are_its_environment(script: Path) -> None:
-    experiment = experiment_from(
+    experiment = build_experiment(
         {"cluster": "dgx-h100"}, {"strategy.config": f"TP=8 NUM_NODES=4 {script}"}, origin="test"
     )
     assert (experiment.parallelism.tensor, experiment.gpus) == (8, 32)
 
 
 def test_flags_after_a_script_win_over_its_own(script: Path) -> None:
-    experiment = experiment_from(
+    experiment = build_experiment(
         {"cluster": "dgx-h100"},
         {"strategy.config": f"{script} --tensor-model-parallel-size 2 --micro-batch-size 4"},
         origin="test",
@@ -139,7 +139,7 @@ def test_an_experiment_names_a_script_beside_itself(script: Path) -> None:
 
 
 def test_flags_without_effect_are_named_in_one_note(script: Path) -> None:
-    notes = experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test").notes
+    notes = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test").notes
     assert notes == (f"{script}: read, no effect on a step: --save, --lr, --log-throughput",)
 
 
@@ -152,7 +152,7 @@ def test_a_script_that_only_sets_variables_is_read(tmp_path: Path) -> None:
 
 def test_set_wins_and_the_experiment_may_have_another_model(script: Path) -> None:
     overrides = {"strategy.config": str(script), "training.micro_batch_size": 2, "model": "llama-2-7b"}
-    experiment = experiment_from({"cluster": "dgx-h100"}, overrides, origin="test")
+    experiment = build_experiment({"cluster": "dgx-h100"}, overrides, origin="test")
     assert (experiment.model, experiment.training.gradient_accumulation_steps) == ("llama-2-7b", 16)
     assert any("written for a model of its own" in note for note in experiment.notes)
 
@@ -401,11 +401,11 @@ def test_muon_is_read_with_its_release() -> None:
     table = of_kind(own.strategy, MegatronTable)
     assert (own.training.optimizer, table.layer_wise_optimizer) == ("muon", True)
     assert (table.muon_tp_mode, table.muon_nesterov) == ("distributed", True)
-    assert of_kind(resolve(own).strategy, Megatron).shards_states
+    assert of_kind(resolve(own).strategy, MegatronConfig).shards_states
     later = "--optimizer muon --use-distributed-optimizer --muon-nesterov --muon-scalar-optimizer lion"
     job = resolve(read(later, strategy__version="0.18.2"))
-    assert of_kind(job.strategy, Megatron).muon == MegatronMuon(
-        "laid out", MuonWork(nesterov=True), True, "lion"
+    assert of_kind(job.strategy, MegatronConfig).muon == MegatronMuon(
+        "laid out", MuonOrthogonalization(nesterov=True), True, "lion"
     )
     with pytest.raises(InputError, match="refuses 'muon' with the distributed optimizer"):
         resolve(read(later))
@@ -519,7 +519,7 @@ def test_spellings_of_2022_are_understood() -> None:
             *BATCH.split(),
         ]
     )
-    assert file.says["training.precision"] == "bf16"
+    assert file.settings["training.precision"] == "bf16"
     assert any("--DDP-impl" in note for note in file.notes)
 
 

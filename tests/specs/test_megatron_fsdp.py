@@ -9,10 +9,10 @@ import pytest
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.megatron.read import read_megatron
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp
 from zsim.specs.strategy.precision_aware import PrecisionAware
 
@@ -22,17 +22,19 @@ SHARDED = {"fsdp_sharding": "optim_grads_params"}
 def job(strategy: dict[str, Any], **tables: Any) -> Job:
     data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2, **tables}
     data["strategy"] = {"kind": "megatron", "distributed_optimizer": True, **strategy}
-    return resolve(experiment_from(data, {}, origin="test"))
+    return resolve(build_experiment(data, {}, origin="test"))
 
 
 def fsdp(strategy: dict[str, Any], **tables: Any) -> MegatronFsdp:
-    found = of_kind(job(strategy, **tables).strategy, Megatron).fsdp
+    found = of_kind(job(strategy, **tables).strategy, MegatronConfig).fsdp
     assert found is not None
     return found
 
 
 def states(strategy: dict[str, Any], **tables: Any) -> PrecisionAware:
-    found = of_kind(job({"precision_aware_optimizer": True, **strategy}, **tables).strategy, Megatron).states
+    found = of_kind(
+        job({"precision_aware_optimizer": True, **strategy}, **tables).strategy, MegatronConfig
+    ).precision_aware
     assert found is not None
     return found
 
@@ -126,7 +128,7 @@ def test_flags_are_its_settings() -> None:
         "--data-parallel-sharding-strategy optim_grads_params --use-nccl-ub --create-all-gather-group "
         "--suggested-communication-unit-size 800000000 --megatron-fsdp-main-grads-dtype bf16"
     )
-    says = read_megatron(flags.split()).says
+    says = read_megatron(flags.split()).settings
     assert {key.removeprefix("strategy."): value for key, value in says.items() if "fsdp" in key} == {
         "fsdp_sharding": "optim_grads_params",
         "fsdp_double_buffer": True,

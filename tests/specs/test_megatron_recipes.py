@@ -10,10 +10,10 @@ import pytest
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.detect import read_training_file
-from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.expert_run import stacked_experts
 from zsim.specs.strategy.megatron_table import MegatronTable
 
 BRIDGE = """
@@ -123,7 +123,7 @@ def job_of(text: str, folder: Path, **overrides: Any) -> Job:
     path.write_text(text)
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
     data = {"cluster": "dgx-h100", "nodes": 4}
-    return resolve(experiment_from(data, {"strategy.config": str(path), **changes}, origin="test"))
+    return resolve(build_experiment(data, {"strategy.config": str(path), **changes}, origin="test"))
 
 
 def test_a_recipe_of_bridge_is_an_experiment(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_values_that_cannot_be_are_refused(
 
 def test_experts_of_a_recipe_are_its_models(tmp_path: Path) -> None:
     text = BRIDGE.replace("  kv_channels: null", "  num_moe_experts: 8")
-    assert experts_of(job_of(text, tmp_path).model) is not None
+    assert stacked_experts(job_of(text, tmp_path).model) is not None
 
 
 LORA = """

@@ -11,7 +11,7 @@ from zsim.errors import InputError
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.form import form_of
+from zsim.ui.form import make_form
 
 FILE = """
 model = "llama-3-70b"
@@ -34,7 +34,7 @@ def ways(folder: Path, model: str) -> dict[str, Experiment]:
     """The example with another model: with a file, without one, and on the page."""
     path = folder / "mine.toml"
     path.write_text(FILE)
-    form = form_of(load_experiment(path))
+    form = make_form(load_experiment(path))
     return {
         "a file": ExperimentOptions(path, model).load(),
         "the example": ExperimentOptions(model=model).load(),

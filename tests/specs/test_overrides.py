@@ -12,17 +12,17 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.study.given import setting
+from zsim.study.given import parse_setting
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
 ZERO2: dict[str, Any] = {**BASE, "strategy": {"kind": "deepspeed", "stage": 2}}
 
 
 def job(overrides: dict[str, Any], base: dict[str, Any] = ZERO2) -> Job:
-    return resolve(experiment_from(base, overrides, origin="test"))
+    return resolve(build_experiment(base, overrides, origin="test"))
 
 
 def deepspeed(overrides: dict[str, Any], base: dict[str, Any] = ZERO2) -> DeepSpeedConfig:
@@ -229,8 +229,8 @@ def test_an_experiment_is_not_changed_by_what_is_set_over_it() -> None:
     ],
 )
 def test_where_only_text_may_stand_a_number_is_the_text_as_written(text: str, value: object) -> None:
-    assert setting(text)[1] == value
-    assert type(setting(text)[1]) is type(value)
+    assert parse_setting(text)[1] == value
+    assert type(parse_setting(text)[1]) is type(value)
 
 
 def test_null_unsets_a_key_of_the_experiment_and_of_the_json(with_file: dict[str, Any]) -> None:

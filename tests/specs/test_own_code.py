@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 import zsim
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.specs.experiment.load import changed, experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, change_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.own_code import OwnCode
+from zsim.specs.own_code import UserCode
 from zsim.study.check.check import run_check
 from zsim.study.given import experiment_of
 from zsim.study.sweep.points import study_points
 from zsim.study.sweep.study_file import load_study
-from zsim.ui.form import form_of
+from zsim.ui.form import make_form
 from zsim.ui.training_file import settings_of_file
 
 NAME = "left_here:made"
@@ -62,7 +62,7 @@ def _study(text: str) -> Any:
 
 
 def _form() -> Any:
-    return form_of(Experiment.of_data(GPT2))
+    return make_form(Experiment.of_data(GPT2))
 
 
 def _case() -> dict[str, Any]:
@@ -92,9 +92,9 @@ DOORS: dict[str, Callable[[], Any]] = {
     "a table of a co-located job": lambda: load_experiment(
         _file(f"model = 'gpt2'\n{REST}"), {"jobs.b": {"model": NAME}}
     ),
-    "a change of an experiment": lambda: changed(Experiment.of_data(GPT2), {"model": NAME}),
+    "a change of an experiment": lambda: change_experiment(Experiment.of_data(GPT2), {"model": NAME}),
     "a worker's experiment": lambda: resolve(_pickled()),
-    "an error's other names": lambda: experiment_from(
+    "an error's other names": lambda: build_experiment(
         {**GPT2, "model": NAME, "nodez": 2, "cluster": "dgx"}, {}, origin="test"
     ),
     "a study's base": lambda: _study(f"[base]\nmodel = '{NAME}'\n{REST}[axes]\ngpus = [8, 16]\n"),
@@ -110,7 +110,7 @@ DOORS: dict[str, Callable[[], Any]] = {
     "a study's experiment": lambda: _study(
         f'experiment = "{_file(FILE)}"\n[axes]\ngpus = [8, 16]\n'
     ),
-    "a training file's beside": lambda: experiment_from(
+    "a training file's beside": lambda: build_experiment(
         {**GPT2, "model": NAME}, {"strategy.config": str(_file('{"zero_optimization": {}}', "d.json"))},
         origin="test",
     ),
@@ -188,7 +188,7 @@ class TestWithTorch:
 
     def test_a_study_runs_it_with_the_permission_and_its_rows_name_it(self) -> None:
         text = f"[base]\nmodel = 'gpt2'\n{REST}[axes]\nmodel = ['{NAME}', 'gpt2']\n"
-        own, preset = study_points(load_study(_file(text, "study.toml"), code=OwnCode()))
+        own, preset = study_points(load_study(_file(text, "study.toml"), code=UserCode()))
         assert own.values["model"] == NAME
         assert own.experiment is not None
         assert resolve(own.experiment).model.numel == 72
@@ -196,7 +196,7 @@ class TestWithTorch:
 
     def test_once_it_has_run_its_model_is_data_that_changes_keep(self) -> None:
         experiment = zsim.Experiment(**{**GPT2, "model": NAME})
-        assert changed(experiment, {"gpus": 16}).model is experiment.model
+        assert change_experiment(experiment, {"gpus": 16}).model is experiment.model
         assert experiment.model_dump()["model"] is experiment.model
         assert pickle.loads(pickle.dumps(experiment)).model.function == NAME
 
@@ -208,7 +208,7 @@ class TestWithTorch:
         assert 'model = "left_here:made"' in path.read_text()
         with pytest.raises(InputError, match="is a function"):
             load_experiment(path)
-        assert load_experiment(path, code=OwnCode()).model == experiment.model
+        assert load_experiment(path, code=UserCode()).model == experiment.model
 
     def test_what_its_code_raises_is_one_sentence(self) -> None:
         Path("leaves.py").write_text("def made():\n    raise SystemExit(7)\n")

@@ -10,7 +10,7 @@ import pytest
 import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.strategy.mesh import Mesh
 
@@ -34,7 +34,7 @@ DATA = {"model": "llama-3-8b", "cluster": "dgx-h100"}
 )
 def test_another_programs_name_is_answered_with_the_key(key: str, own: str) -> None:
     with pytest.raises(InputError, match=f"test: {key}: unknown key; it is parallelism.{own} here"):
-        experiment_from(dict(DATA), {key: 8}, origin="test")
+        build_experiment(dict(DATA), {key: 8}, origin="test")
 
 
 @pytest.mark.parametrize("strategy", [{"kind": "ddp", "tp": 2}, {"stage": 3, "tp": 2}, {"tp": 2}])

@@ -10,8 +10,8 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import job_topology
-from zsim.specs.experiment.load import experiment_from
-from zsim.specs.experiment.placement import Placement, node_numbers, place
+from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.placement import Placement, parse_node_numbers, resolve_placement
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -22,18 +22,18 @@ def experiment(**data: Any) -> Experiment:
 
 def placed(cluster: str = "dgx-h100", **data: Any) -> Placement:
     job = experiment(cluster=cluster, **data)
-    return place(job.placement, load_cluster(cluster), job.nodes, job.gpus)
+    return resolve_placement(job.placement, load_cluster(cluster), job.nodes, job.gpus)
 
 
 def test_a_list_of_nodes_may_have_ranges() -> None:
-    assert node_numbers("0-2, 7") == (0, 1, 2, 7)
+    assert parse_node_numbers("0-2, 7") == (0, 1, 2, 7)
     assert placed(placement={"nodes": "4,1-2"}) == Placement(5, (4, 1, 2), (8, 8, 8))
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1--2", "0-9999999999"])
 def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected node numbers"):
-        node_numbers(text)
+        parse_node_numbers(text)
 
 
 def test_without_a_placement_the_job_fills_its_fabric() -> None:
@@ -113,5 +113,5 @@ def test_contradictions_are_named(data: dict[str, Any], message: str) -> None:
 
 def test_dotted_overrides_reach_the_placement() -> None:
     data = {"model": "gpt2", "cluster": "dgx-h100"}
-    changed = experiment_from(data, {"placement.nodes": "2-3", "placement.fabric_nodes": 8}, origin="test")
+    changed = build_experiment(data, {"placement.nodes": "2-3", "placement.fabric_nodes": 8}, origin="test")
     assert resolve(changed).placement == Placement(8, (2, 3), (8, 8))

@@ -11,7 +11,7 @@ from zsim.errors import InputError
 from zsim.report.report import Report
 from zsim.specs.cluster.files import load_cluster, load_gpu
 from zsim.specs.cluster.power_limit import PowerPair, load_power_law
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 
 LAW = load_power_law()
 
@@ -76,7 +76,7 @@ def test_a_limited_step_is_longer_and_takes_less_energy() -> None:
             "model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1,
             "training": {"sequence_length": 4096}, "strategy": {"kind": "fsdp2"},
         }  # fmt: skip
-        return zsim.simulate(experiment_from(given, overrides, origin="test")).report
+        return zsim.simulate(build_experiment(given, overrides, origin="test")).report
 
     whole, limited = report(), report(**{"gpu.power_limit": "500 W"})
     assert 1.05 < limited.step_seconds / whole.step_seconds < (700 / 500) ** 0.806
@@ -104,7 +104,7 @@ def test_a_cluster_of_several_types_is_told_where_its_limits_are() -> None:
     given = {"model": "gpt2", "cluster": "dgx-h100", "strategy": {"kind": "fsdp2"}}
     changes = {"cluster.nodes": "1 dgx-h100, 1 dgx-a100-80gb", "gpu.power_limit": "500 W"}
     with pytest.raises(InputError, match="lists nodes of several types, each with its own GPU"):
-        experiment_from(given, changes, origin="test")
+        build_experiment(given, changes, origin="test")
     one = {"extends": "h100-sxm-80gb", "power_limit": "500 W"}
     cluster = load_cluster({"extends": "dgx-h100", "nodes": [{"gpu": one}, {"gpu": "h100-sxm-80gb"}]})
     assert [node.name for node in cluster.nodes] == ["h100-sxm-80gb at 500 W", "h100-sxm-80gb"]

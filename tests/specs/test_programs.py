@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from zsim.specs.experiment.load import experiment_from
-from zsim.specs.experiment.programs import KINDS, OWN, TELLINGS, Program, program_of, telling
+from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.programs import (
+    CONFIG_MAPPINGS,
+    KINDS,
+    ZSIM_MAPPINGS,
+    Program,
+    find_config_mapping,
+    program_of,
+)
 
 EVERY_SECOND = ("training.checkpoint_every", 2)
 BY_OP = ("training.activation_checkpointing", "selective-op")
 
 
-@pytest.mark.parametrize("program", TELLINGS)
+@pytest.mark.parametrize("program", CONFIG_MAPPINGS)
 def test_every_row_says_how_and_where_that_was_read(program: Program) -> None:
-    for row in (*TELLINGS[program], *OWN):
-        assert row.how
+    for row in (*CONFIG_MAPPINGS[program], *ZSIM_MAPPINGS):
+        assert row.instruction
         assert any(digit in row.source for digit in "0123456789") or row.source.startswith("[Note")
         assert set(row.kinds) <= {"deepspeed", "fsdp1", "fsdp2", "ddp"}
 
@@ -53,14 +60,14 @@ def test_every_row_says_how_and_where_that_was_read(program: Program) -> None:
 def test_what_can_be_told_and_where(
     program: Program | None, kind: str, setting: tuple[str, object], place: str | None
 ) -> None:
-    found = telling(program, kind, *setting)
-    assert (None if found is None else found.place) == place
+    found = find_config_mapping(program, kind, *setting)
+    assert (None if found is None else found.location) == place
 
 
 def test_another_strategy_than_the_file_has_is_one_of_ones_own() -> None:
     assert program_of("torchtitan", "deepspeed") is None
     assert program_of("torchtitan", "fsdp2") == "torchtitan"
-    assert telling("torchtitan", "deepspeed", *EVERY_SECOND) is not None
+    assert find_config_mapping("torchtitan", "deepspeed", *EVERY_SECOND) is not None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,7 @@ def test_an_experiment_knows_whose_file_it_was(
 ) -> None:
     path = tmp_path / name
     path.write_text(text)
-    found = experiment_from(
+    found = build_experiment(
         {},
         {"strategy.config": str(path), "model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1},
         origin="test",

@@ -23,7 +23,7 @@ def job(
 
 def stored(found: Job) -> str:
     """The type of the embedding, which is in no way quantised."""
-    return next(one.stored for name, one in found.model.named_parameters() if "embed" in name)
+    return next(one.stored_dtype for name, one in found.model.named_parameters() if "embed" in name)
 
 
 @pytest.mark.parametrize(

@@ -42,5 +42,5 @@ def test_its_parameters_are_the_published_ones(changes: dict[str, Any], numel: i
 def test_a_block_has_five_products() -> None:
     """One for q, k and v: PEFT adapts five linear layers of a block, not Qwen 2's seven."""
     block = model_from_config(CONFIG, "qwen", "config.json").blocks[0]
-    products = [module.name for module in block.modules if type(module.work).__name__ == "Linear"]
+    products = [module.name for module in block.modules if type(module.op_spec).__name__ == "Linear"]
     assert products == ["attn.c_attn", "attn.c_proj", "mlp.w1", "mlp.w2", "mlp.c_proj"]

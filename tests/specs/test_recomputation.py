@@ -9,10 +9,12 @@ import pytest
 import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 
-def training(parallelism: dict[str, Any] | None = None, version: str = "0.16.1", **table: Any) -> Training:
+def training(
+    parallelism: dict[str, Any] | None = None, version: str = "0.16.1", **table: Any
+) -> TrainingConfig:
     """Of Llama 3 8B's 32 layers under Megatron."""
     experiment = zsim.Experiment(
         model="llama-3-8b",
@@ -25,7 +27,7 @@ def training(parallelism: dict[str, Any] | None = None, version: str = "0.16.1",
     return resolve(experiment).training
 
 
-def full(method: str, layers: int, **parallelism: Any) -> Training:
+def full(method: str, layers: int, **parallelism: Any) -> TrainingConfig:
     return training(
         parallelism, activation_checkpointing="full", recompute_method=method, recompute_layers=layers
     )

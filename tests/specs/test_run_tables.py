@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.run.failures import FailuresTable, resolve_failures
 from zsim.specs.experiment.run.presets import preset_names
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
@@ -145,7 +145,7 @@ def test_one_key_of_a_run_is_changed_and_quantities_stay(
         },
     }
     before = zsim.Experiment(model="llama-3-8b", cluster="dgx-h100", nodes=2, run=run)
-    after = changed(before, overrides)
+    after = change_experiment(before, overrides)
     table, _, key = path.partition(".")
     assert getattr(getattr(after.run, table), key) == expected
     there, here = (one.model_dump()["run"] for one in (before, after))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.cluster.spreads import load_spreads, offloading_at
+from zsim.specs.cluster.spreads import load_spreads, scale_offload_rates
 
 
 def test_the_weaker_the_evidence_the_wider_the_spread() -> None:
@@ -28,7 +28,7 @@ def test_each_table_moves_by_its_own_grade() -> None:
         "assumed", "measured", "assumed",
     )  # fmt: skip
     for end, half, little in (("slow", 0.5, 0.95), ("fast", 2.0, 1.05)):
-        moved = offloading_at(cluster, end, load_spreads())  # type: ignore[arg-type]
+        moved = scale_offload_rates(cluster, end, load_spreads())  # type: ignore[arg-type]
         assert moved.pcie.bandwidth == cluster.pcie.bandwidth * half
         assert moved.nvme is not None
         assert moved.nvme.read_bandwidth == cluster.nvme.read_bandwidth * half

@@ -12,7 +12,7 @@ from zsim.cli import app
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.training.settled import size_words
+from zsim.specs.experiment.training.settled import size_warning
 
 
 def job(micro_batches: int, **tables: Any) -> Job:
@@ -25,7 +25,7 @@ def job(micro_batches: int, **tables: Any) -> Job:
 
 def words(one: Job) -> str | None:
     every = one.simulation.every_micro_batch
-    return size_words(one.model, one.training, one.parallelism, every_micro_batch=every)
+    return size_warning(one.model, one.training, one.parallelism, every_micro_batch=every)
 
 
 def test_a_step_of_many_blocks_is_announced_with_what_makes_it_shorter() -> None:

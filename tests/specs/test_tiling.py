@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear
-from zsim.specs.model.tiling import with_tiled_linears
+from zsim.specs.model.tiling import tile_linears
 
 
 def test_tiles_have_all_the_weights_and_are_small_enough() -> None:
     """GPT-2's feed-forward weights (2,359,296 and 2,362,368 with bias) become three tiles of at most 1e6."""
     model = load_model("gpt2")
-    tiled = with_tiled_linears(model, 10**6)
+    tiled = tile_linears(model, 10**6)
     assert tiled.numel == model.numel
     modules = tiled.blocks[0].modules
-    assert max(module.numel for module in modules if isinstance(module.work, Linear)) <= 10**6
+    assert max(module.numel for module in modules if isinstance(module.op_spec, Linear)) <= 10**6
     names = [module.name for module in modules if module.name.startswith("mlp.c_fc")]
     assert names == ["mlp.c_fc.linears.0", "mlp.c_fc.linears.1", "mlp.c_fc.linears.2"]
-    widths = [module.work.out_features for module in modules if module.name in names]  # type: ignore[union-attr]
+    widths = [module.op_spec.out_features for module in modules if module.name in names]  # type: ignore[union-attr]
     assert sum(widths) == 3072
 
 
 def test_equal_blocks_stay_one_object() -> None:
-    tiled = with_tiled_linears(load_model("gpt2"), 10**6)
+    tiled = tile_linears(load_model("gpt2"), 10**6)
     assert len({id(block) for block in tiled.blocks}) == 1
 
 
 def test_small_layers_stay_whole() -> None:
     model = load_model("gpt2")
-    assert with_tiled_linears(model, 10**9) == model
+    assert tile_linears(model, 10**9) == model
 
 
 def test_registration_names_the_tiles() -> None:
     """Llama registers its norms after the rest: the order of named_parameters() keeps every tile."""
     model = load_model("llama-3.2-1b")
-    tiled = with_tiled_linears(model, 10**6)
+    tiled = tile_linears(model, 10**6)
     assert sum(parameter.numel for _, parameter in tiled.named_parameters()) == model.numel

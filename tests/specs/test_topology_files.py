@@ -14,7 +14,7 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.formats.topology.new_file import NewTopology
-from zsim.specs.formats.topology.read import Imported, import_topology
+from zsim.specs.formats.topology.read import TopologyToml, import_topology
 from zsim.specs.topology.make_wiring import make_wiring
 
 SWITCHES = """#
@@ -247,7 +247,7 @@ LEAVES = [
 ]
 
 
-def links_of(path: Path, text: str, base: str | None = None) -> tuple[list[dict[str, Any]], Imported]:
+def links_of(path: Path, text: str, base: str | None = None) -> tuple[list[dict[str, Any]], TopologyToml]:
     path.write_text(text)
     found = import_topology(path, base=base)
     tables = tomllib.loads(found.toml)

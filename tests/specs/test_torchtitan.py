@@ -10,7 +10,7 @@ import pytest
 
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.load import experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.torchtitan.read import read_torchtitan
@@ -76,7 +76,7 @@ def written(folder: Path, text: str, name: str = "train.toml") -> str:
 
 def imported(config: str, **overrides: Any) -> Experiment:
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
-    return experiment_from(
+    return build_experiment(
         {"cluster": "dgx-h100", "nodes": 2}, {"strategy.config": config, **changes}, origin="test"
     )
 
@@ -127,14 +127,14 @@ def test_a_whole_torchrun_line_gives_the_number_of_gpus(tmp_path: Path) -> None:
         "torchrun --nproc_per_node=8 --nnodes 4 --rdzv_backend c10d -m torchtitan.train "
         f"--job.config_file {written(tmp_path, NEW)}"
     )
-    experiment = experiment_from({"cluster": "dgx-h100"}, {"strategy.config": config}, origin="test")
+    experiment = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": config}, origin="test")
     assert (experiment.nodes, experiment.gpus) == (4, 32)
 
 
 def test_run_train_with_its_variables_is_understood(tmp_path: Path) -> None:
     config = f"NGPU=8 CONFIG_FILE={written(tmp_path, NEW)} ./run_train.sh --training.seq_len 2048"
     file = read_torchtitan(config)
-    assert (file.says["gpus"], file.says["training.sequence_length"]) == (8, 2048)
+    assert (file.settings["gpus"], file.settings["training.sequence_length"]) == (8, 2048)
 
 
 def test_a_registered_function_of_0_3_has_its_settings() -> None:
@@ -154,8 +154,8 @@ def test_the_json_that_0_3_saves_is_read(tmp_path: Path) -> None:
     }
     path = written(tmp_path, json.dumps(saved), "saved.json")
     file = read_torchtitan(path)
-    assert (file.says["training.micro_batch_size"], file.says["strategy.replicate"]) == (4, 2)
-    assert file.says["training.activation_checkpointing"] == "none"
+    assert (file.settings["training.micro_batch_size"], file.settings["strategy.replicate"]) == (4, 2)
+    assert file.settings["training.activation_checkpointing"] == "none"
     assert of_kind(imported(path, model="llama-3-8b").strategy, Fsdp2Table).replicate == 2
 
 
@@ -281,7 +281,7 @@ def test_set_wins_over_the_file_and_the_experiment_may_not_contradict_it(tmp_pat
     assert imported(path, training__micro_batch_size=1).training.micro_batch_size == 1
     data = {"cluster": "dgx-h100", "nodes": 2, "training": {"micro_batch_size": 1}}
     with pytest.raises(InputError, match=r"training.micro_batch_size: found 1, but .*train.toml says 2"):
-        experiment_from(data, {"strategy.config": path}, origin="test")
+        build_experiment(data, {"strategy.config": path}, origin="test")
 
 
 @pytest.mark.parametrize(
@@ -303,4 +303,4 @@ def test_a_batch_of_nothing_is_refused(batches: str, said: str, tmp_path: Path) 
     path.write_text(NEW.replace("local_batch_size = 2", batches))
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8}
     with pytest.raises(InputError, match=rf"mine\.toml: {said}"):
-        experiment_from(data, {"strategy.config": str(path)}, origin="test")
+        build_experiment(data, {"strategy.config": str(path)}, origin="test")

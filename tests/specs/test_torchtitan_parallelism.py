@@ -13,7 +13,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.specs.formats.torchtitan.written_degrees import degrees_of
@@ -40,7 +40,7 @@ def read(folder: Path, *options: str, nodes: int = 4, **overrides: Any) -> Job:
         f"--{one}" if "." in one.partition("=")[0] else f"--parallelism.{one}" for one in options
     )
     data = {"cluster": "dgx-h100", "nodes": nodes}
-    return resolve(experiment_from(data, {"strategy.config": f"{path} {words}", **overrides}, origin="test"))
+    return resolve(build_experiment(data, {"strategy.config": f"{path} {words}", **overrides}, origin="test"))
 
 
 def test_tensor_parallelism_has_sequence_parallelism_and_shards_what_is_left(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_logits_may_be_gathered(tmp_path: Path) -> None:
     data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1}
     data |= {"strategy": {"kind": "megatron"}, "parallelism": {"tensor": 2, "loss_parallel": False}}
     with pytest.raises(InputError, match="which torchtitan alone has"):
-        resolve(experiment_from(data, {}, origin="test"))
+        resolve(build_experiment(data, {}, origin="test"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_gather_per_product_is_plain_dtensors(
     data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1, "strategy": strategy}
     data |= {"parallelism": parallelism, "training": {"compile": True}}
     with pytest.raises((InputError, NotSimulatedError), match=message):
-        resolve(experiment_from(data, {}, origin="test"))
+        resolve(build_experiment(data, {}, origin="test"))
 
 
 def test_gathered_logits_are_whole_on_every_tensor_rank(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, name: str, replicate: int)
     exported = export_files(job)
     path = tmp_path / "torchtitan.toml"
     path.write_text(exported.files["torchtitan.toml"])
-    back = resolve(experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test"))
+    back = resolve(build_experiment({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test"))
     assert back.parallelism == job.parallelism
     assert back.training == job.training
     assert (back.strategy, back.world_size) == (job.strategy, job.world_size)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError, ZsimError
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -30,7 +30,7 @@ def imported(folder: Path, more: str = "", text: str = ARGUMENTS) -> Experiment:
     path = folder / "args.yaml"
     path.write_text(text + more)
     data = {"model": "llama-3-8b", "cluster": "dgx-h100"}
-    return experiment_from(data, {"strategy.config": str(path)}, origin="test")
+    return build_experiment(data, {"strategy.config": str(path)}, origin="test")
 
 
 def test_the_batch_and_the_precision_are_read_and_the_rest_is_named(tmp_path: Path) -> None:

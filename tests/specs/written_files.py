@@ -8,7 +8,7 @@ from typing import Any
 import zsim
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.formats.export import Exported, export_files
+from zsim.specs.formats.export import ExportedFiles, export_files
 
 TINY = {
     "model_type": "llama",
@@ -82,7 +82,7 @@ def job_of(name: str, **where: Any) -> Job:
     )  # fmt: skip
 
 
-def write(job: Job, folder: Path) -> Exported:
+def write(job: Job, folder: Path) -> ExportedFiles:
     """The job's files, written."""
     found = export_files(job)
     for name, text in found.files.items():

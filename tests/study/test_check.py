@@ -124,7 +124,7 @@ def test_a_fault_in_a_recorded_run_is_caught_and_named(fault: str, copied: Calla
     folder = copied("fsdp2-reshard-even-2ranks")
     change_summary(folder, lambda content: plant(content["calls"]))
     report = run_check([folder], folder.parent)
-    (row,) = report.moved
+    (row,) = report.failed_rows
     assert (row.case, row.name) == ("fsdp2-reshard-even-2ranks", "calls")
     assert words in row.sentence
 
@@ -136,7 +136,7 @@ def test_states_that_grew_are_caught_by_category(copied: Callable[[str], Path]) 
         content["held_bytes_before_update"][0]["device"]["gradients"] += 4
 
     change_summary(folder, leak)
-    (row,) = run_check([folder], folder.parent).moved
+    (row,) = run_check([folder], folder.parent).failed_rows
     assert row.name == "gpu gradients"
     assert row.sentence == "1.74 MB planned, 1.74 MB measured (-4 B)"
 
@@ -147,7 +147,7 @@ def test_a_peak_that_grew_is_caught_by_category(tmp_path: Path) -> None:
     content = json.loads((TRACES / "oracle" / name).read_text())
     content["peak_bytes"]["buffers"] = round(1.04 * content["peak_bytes"]["buffers"])
     (tmp_path / name).write_text(json.dumps(content))
-    (row,) = run_check([tmp_path / name], tmp_path).moved
+    (row,) = run_check([tmp_path / name], tmp_path).failed_rows
     assert row.name == "gpu buffers"
     assert row.error == pytest.approx(1 / 1.04 - 1, abs=0.001)
 
@@ -172,7 +172,7 @@ def test_a_call_missing_on_one_rank_alone_is_caught_with_the_rank_and_the_file(
     calls = [number for number, line in enumerate(lines) if '"reduce_scatter"' in line]
     del lines[calls[1]]
     log.write_bytes(gzip.compress("\n".join(lines).encode()))
-    (row,) = run_check([folder], folder.parent).moved
+    (row,) = run_check([folder], folder.parent).failed_rows
     assert row.name == "calls, span logs"
     assert "rank1.jsonl.gz" in row.sentence
 

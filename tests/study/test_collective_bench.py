@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from zsim.commands.topology import app
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.study.topologies.bench import bench, compare_curves, median_error, with_choice
+from zsim.study.topologies.bench import bench, compare_curves, force_choice, median_error
 
 CURVES = Path(__file__).parents[2] / "validation" / "curves" / "all_reduce.csv"
 GIB = 2**30
@@ -31,7 +31,7 @@ def test_large_rings_run_at_the_measured_bus_bandwidth() -> None:
     for kind in ("all_gather", "reduce_scatter"):
         [row] = bench(load_cluster("hgx-h200"), 1, kind, sizes=[16 * GIB])
         assert row.bus_bytes_per_second == pytest.approx(362e9, rel=0.02)
-    ring = with_choice(load_cluster("hgx-h200"), "ring", "simple", plan=False)
+    ring = force_choice(load_cluster("hgx-h200"), "ring", "simple", plan=False)
     [row] = bench(ring, 4, "all_reduce", sizes=[16 * GIB])
     assert row.bus_bytes_per_second == pytest.approx(364.75e9, rel=0.02)
 
@@ -80,7 +80,7 @@ def test_mi300x_takes_what_rccls_own_latencies_say() -> None:
 def test_pat_runs_with_one_gpu_per_node_as_nccl_plans_it() -> None:
     """16 nodes, 1 MiB: fewer steps between nodes than a ring; with eight GPUs per node there is none."""
     fastest = load_cluster("hgx-b200")
-    for cluster in (fastest, with_choice(fastest, None, None, plan=True)):
+    for cluster in (fastest, force_choice(fastest, None, None, plan=True)):
         for kind in ("all_gather", "reduce_scatter"):
             [row] = bench(cluster, 16, kind, gpus_per_node=1, sizes=[2**20])
             assert row.algorithm == "pat"
@@ -97,7 +97,7 @@ def test_groups_run_at_once_and_share_the_cards() -> None:
 
 def test_nccls_own_choice_differs_from_the_fastest_somewhere_and_is_never_faster() -> None:
     plain = load_cluster("dgx-h100")
-    planned = with_choice(plain, None, None, plan=True)
+    planned = force_choice(plain, None, None, plan=True)
     pairs = list(zip(bench(plain, 4, "all_reduce"), bench(planned, 4, "all_reduce"), strict=True))
     assert all(own.seconds >= best.seconds for best, own in pairs)
     assert any(own.algorithm != best.algorithm or own.protocol != best.protocol for best, own in pairs)
@@ -131,7 +131,7 @@ def test_wrong_arguments_are_one_sentence(arguments: dict[str, object], message:
 
 def test_an_algorithm_that_the_collective_has_not_is_refused_as_nccl_would() -> None:
     """Trees are for all-reduces, and only between domains."""
-    tree = with_choice(load_cluster("dgx-h100"), "tree", None, plan=False)
+    tree = force_choice(load_cluster("dgx-h100"), "tree", None, plan=False)
     assert bench(tree, 2, "all_reduce", sizes=[GIB])[0].algorithm == "tree"
     with pytest.raises(InputError, match="all_gather in groups of 16 on 2 nodes of dgx-h100 has no 'tree'"):
         bench(tree, 2, "all_gather", sizes=[GIB])
@@ -141,7 +141,7 @@ def test_an_algorithm_that_the_collective_has_not_is_refused_as_nccl_would() -> 
 
 def test_forcing_what_there_is_not_is_refused() -> None:
     with pytest.raises(InputError, match="--algorithm: found 'rings'"):
-        with_choice(load_cluster("dgx-h100"), "rings", None, plan=False)
+        force_choice(load_cluster("dgx-h100"), "rings", None, plan=False)
 
 
 def test_curves_without_a_point_are_said_to_have_none(tmp_path: Path) -> None:

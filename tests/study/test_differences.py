@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from zsim.study.differences import differing_settings, is_told_apart, range_of_row, row_words
-from zsim.validated.ratios import SHORT
+from zsim.study.differences import differing_settings, format_step_range, is_distinguishable, range_of_row
+from zsim.validated.ratios import ALLOCATOR_SHORT
 
 ROW = {
     "model": "llama-3-8b", "gpu": "h100-sxm-80gb", "cluster": "dgx-h100", "nodes": 1, "gpus": 8,
@@ -20,7 +20,7 @@ def test_a_row_without_an_interval_has_no_words() -> None:
     """As of an older zsim, whose results are kept."""
     old = {key: value for key, value in ROW.items() if not key.startswith("step_seconds_")}
     assert range_of_row(old) is None
-    assert row_words(old) == ""
+    assert format_step_range(old) == ""
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_row_without_an_interval_has_no_words() -> None:
         ({"training.micro_batch_size": 2, "strategy": "HSDP"}, ["batch", "strategy"]),
         ({"cluster": "roce-h100"}, ["network"]),
         ({"gpu": "b200-sxm-180gb"}, ["another model or GPU"]),
-        ({"strategy": "HSDP", "allocator_retries": 2}, ["strategy", SHORT]),
+        ({"strategy": "HSDP", "allocator_retries": 2}, ["strategy", ALLOCATOR_SHORT]),
         ({"parallelism.tensor": 2, "parallelism.data": 4}, ["parallelism"]),
         ({"parallelism.data": 16, "gpus": 16, "nodes": 2}, ["GPUs"]),
     ],
@@ -49,24 +49,24 @@ def test_a_row_of_an_older_zsim_has_no_degrees_to_differ_in() -> None:
 def test_ratios_of_steps_whose_ranks_share_a_replica_are_known_less_well() -> None:
     """Another micro-batch: 10 % is a difference with one rank to a replica, and none with two."""
     slow = {**ROW, "training.micro_batch_size": 2, "step_tokens": 16384, "step_seconds": 2.2}
-    assert is_told_apart(ROW, slow)
+    assert is_distinguishable(ROW, slow)
     shared = {"parallelism.tensor": 2, "parallelism.data": 4}
-    assert not is_told_apart({**ROW, **shared}, {**slow, **shared})
+    assert not is_distinguishable({**ROW, **shared}, {**slow, **shared})
 
 
 def test_steps_are_compared_for_the_same_tokens() -> None:
     """Twice the tokens in twice the time is no difference; in the same time it is."""
     slow = {**ROW, "training.micro_batch_size": 2, "step_tokens": 16384, "step_seconds": 2.02}
-    assert not is_told_apart(ROW, slow)
-    assert is_told_apart(ROW, {**slow, "step_seconds": 1.0})
+    assert not is_distinguishable(ROW, slow)
+    assert is_distinguishable(ROW, {**slow, "step_seconds": 1.0})
 
 
 def test_words_say_what_cannot_be_told_from_the_best() -> None:
     near = {**ROW, "gpus": 16, "nodes": 2, "step_seconds": 1.01, "step_seconds_low": 0.96}
     far = {**near, "step_seconds": 1.5}
-    assert row_words(near, ROW) == "0.96 to 1.10 s (80 %); no difference that zsim can tell from 1"
-    assert row_words(far, ROW) == "0.96 to 1.10 s (80 %)"
-    assert row_words(ROW, ROW) == "0.95 to 1.10 s (80 %)"
+    assert format_step_range(near, ROW) == "0.96 to 1.10 s (80 %); no difference that zsim can tell from 1"
+    assert format_step_range(far, ROW) == "0.96 to 1.10 s (80 %)"
+    assert format_step_range(ROW, ROW) == "0.95 to 1.10 s (80 %)"
 
 
 def test_a_batch_in_deepspeeds_file_is_not_another_strategy() -> None:

@@ -9,17 +9,17 @@ import pytest
 from tests.browser import check_file, chromium, in_browser
 from tests.ui.test_form import made
 from zsim.engine.micro_batches import simulate_step
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.topologies.film import NUM_FRAMES, film_of_step
-from zsim.study.topologies.page import film_page
+from zsim.study.topologies.film import NUM_FRAMES, animate_step
+from zsim.study.topologies.page import animation_page
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    step = simulate_step(resolve(changed(made(), {"model.n_layer": 2, "nodes": 4})))
+    step = simulate_step(resolve(change_experiment(made(), {"model.n_layer": 2, "nodes": 4})))
     path = tmp_path_factory.mktemp("film") / "film.html"
-    path.write_text(film_page(film_of_step(step.outcome), "gpt2 <b>"), encoding="utf-8")
+    path.write_text(animation_page(animate_step(step.outcome), "gpt2 <b>"), encoding="utf-8")
     return path
 
 

@@ -61,7 +61,7 @@ def test_a_checkpointed_block_keeps_its_input_and_its_modules_nothing() -> None:
     profile = profile_memory(experiment({"kind": "fsdp2"}, activation_checkpointing="full")).profile
     kept = {
         owner: size
-        for (category, owner), size in profile.kept.items()
+        for (category, owner), size in profile.kept_for_backward.items()
         if category == "activations" and owner.startswith("model.layers.")
     }
     assert kept == {f"model.layers.{number} checkpoint": 8_388_608 for number in range(16)}
@@ -82,7 +82,7 @@ def test_blocks_may_differ_in_what_they_keep() -> None:
 def _kept_by_block(**training: Any) -> dict[int, int]:
     kept: Counter[int] = Counter()
     profile = profile_memory(experiment({"kind": "fsdp2"}, **training)).profile
-    for (category, owner), size in profile.kept.items():
+    for (category, owner), size in profile.kept_for_backward.items():
         if category == "activations" and owner.startswith("model.layers."):
             kept[int(owner.split(".")[2].split()[0])] += size
     return dict(kept)

@@ -9,7 +9,7 @@ import pytest
 from zsim import Experiment
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.study.advice import simulate
 from zsim.study.needs import Need, offload_need, offload_needs
 from zsim.study.search import least_factor
@@ -33,7 +33,7 @@ def llama_on_host(threads_per_rank: int = 14) -> Experiment:
         model="llama-3-8b", cluster="dgx-h100", nodes=1,
         strategy={"kind": "fsdp2", "cpu_offload": True},
     )  # fmt: skip
-    return changed(experiment, {"cluster.offload.threads_per_rank": threads_per_rank})
+    return change_experiment(experiment, {"cluster.offload.threads_per_rank": threads_per_rank})
 
 
 def test_the_search_finds_the_least_factor() -> None:
@@ -55,7 +55,7 @@ def test_a_resource_that_does_not_hide_the_rest_says_what_is_left() -> None:
     experiment = llama_on_host()
     need = offload_need(experiment, "cpu")
     faster = HARDWARE["CPU optimizer"].overrides(load_cluster("dgx-h100"), need.needed / need.available)
-    report = simulate(changed(experiment, faster)).report
+    report = simulate(change_experiment(experiment, faster)).report
     assert report.offload is not None
     left = sum(report.offload.stall_seconds.values())
     assert left > 0.3 * report.step_seconds
@@ -79,7 +79,7 @@ def test_faster_memory_is_a_faster_update_on_the_cpu() -> None:
     """What `needs` says of it is what a run with it takes."""
     need = offload_need(llama_on_host(), "host memory")
     faster = {"cluster.host.memory_bandwidth": f"{need.needed} GB/s"}
-    report = simulate(changed(llama_on_host(), faster)).report
+    report = simulate(change_experiment(llama_on_host(), faster)).report
     assert report.step_seconds == pytest.approx(need.best_step_seconds)
     assert need.needed > 3 * need.available
     assert need.best_step_seconds < 0.6 * need.step_seconds

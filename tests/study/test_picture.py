@@ -9,12 +9,12 @@ import pytest
 
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology
-from zsim.study.topologies.picture import Picture, picture
+from zsim.study.topologies.picture import Drawing, draw_fabric
 
 
-def drawn(name: str, nodes: int) -> Picture:
+def drawn(name: str, nodes: int) -> Drawing:
     cluster = load_cluster(name)
-    return picture(Topology(cluster, nodes, cluster.gpus_per_node))
+    return draw_fabric(Topology(cluster, nodes, cluster.gpus_per_node))
 
 
 def test_pods_of_a_rail_optimised_tree_are_folded() -> None:
@@ -43,7 +43,7 @@ def test_folding_loses_no_link_of_the_network_and_none_inside_nodes(name: str, n
     """Every link between different boxes is on one line, every link inside nodes in one box."""
     cluster = load_cluster(name)
     topology = Topology(cluster, nodes, cluster.gpus_per_node)
-    found = picture(topology)
+    found = draw_fabric(topology)
     first = topology.classes["nic_out"].first
     on_lines = np.concatenate([line.links for line in found.lines])
     inside = np.concatenate([own for box in found.boxes for own in box.links.values()])
@@ -75,4 +75,4 @@ def test_direct_fabrics_hold_their_nodes(
     found = drawn(str(path), nodes)
     assert len(found.boxes) == boxes
     assert len(found.lines) == lines
-    assert len(set(found.places().values())) == boxes
+    assert len(set(found.positions().values())) == boxes

@@ -59,7 +59,7 @@ def test_a_whole_run_tells_how_far_it_is_and_is_silent_in_a_pipe(capfd: pytest.C
 def test_on_processes_runs_are_told_in_parts_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """More failures than one process is worth: 6 seeds in parts of one on 2 processes."""
     alone = goodput.simulate_run(zsim.Experiment(**RUN), jobs=1, compares=False)
-    monkeypatch.setattr("zsim.goodput.runs._WORTH_A_PROCESS", -1.0)
+    monkeypatch.setattr("zsim.goodput.runs._MIN_FAILURES_PER_POOL", -1.0)
     told: list[int] = []
     both = goodput.simulate_run(
         zsim.Experiment(**RUN),

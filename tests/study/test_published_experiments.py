@@ -15,7 +15,7 @@ from zsim.errors import InputError
 from zsim.specs.experiment.load import load_experiment
 from zsim.study.published.job import row_experiment
 from zsim.study.published.predict import shipped_tables
-from zsim.study.published.sources import known_run, source_rules
+from zsim.study.published.sources import complete_run, source_rules
 from zsim.study.published.table import PublishedRun, read_runs
 from zsim.study.published.write import write_experiments
 
@@ -103,7 +103,7 @@ def test_every_rule_of_the_sources_is_of_some_row() -> None:
     """A rule that applies to nothing is a mistake in it. (Pinned memory of runs that also offload parameters
     goes with that of their optimizer; rows with model parallelism and mixtures of experts are kept
     elsewhere, and so are most of Megatron's tests that a rule knows by name.)"""
-    known = [known_run(run).run for run in runs()]
+    known = [complete_run(run).run for run in runs()]
     unused = []
     for rule in source_rules():
         of_columns = rule.model_copy(update={"when": {**rule.when, "kind": ""}})

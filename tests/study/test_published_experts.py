@@ -9,7 +9,7 @@ import pytest
 from zsim.errors import NotSimulatedError
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.study.published.job import row_experiment, row_job
-from zsim.study.published.parallelism import written_layers
+from zsim.study.published.parallelism import parse_pipeline_layout
 from zsim.study.published.table import PublishedRun
 
 QWEN = {
@@ -122,7 +122,7 @@ def test_rows_that_are_skipped_say_why(base: dict[str, str], old: str, new: str,
     ],
 )
 def test_a_layout_of_stages(layout: str, stages: int, expected: list[int]) -> None:
-    assert written_layers(f"x; pp_layout={layout}; y", stages) == expected
+    assert parse_pipeline_layout(f"x; pp_layout={layout}; y", stages) == expected
 
 
 @pytest.mark.parametrize(

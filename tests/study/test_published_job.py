@@ -10,7 +10,7 @@ import pytest
 from zsim.errors import NotSimulatedError
 from zsim.specs.model.spec import Attention, Loss
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1
+from zsim.specs.strategy.frameworks import Fsdp1Config
 from zsim.study.published.job import row_job
 from zsim.study.published.table import PublishedRun
 
@@ -142,7 +142,7 @@ def test_composers_releases_are_known_by_their_date() -> None:
     assert (old.training.autocast, new.training.autocast) == (True, False)
     assert (old.training.checkpoint_stops_early, new.training.checkpoint_stops_early) == (False, True)
     assert new.strategy.backward_prefetch == "BACKWARD_POST"  # type: ignore[union-attr]
-    losses = [module.work for module in new.model.after if isinstance(module.work, Loss)]
+    losses = [module.op_spec for module in new.model.after if isinstance(module.op_spec, Loss)]
     assert losses == [Loss(50368, 2, "as they are")]
     assert (old.training.cross_entropy, new.training.cross_entropy) == ("autocast", "fused")
     assert (old.training.optimizer_implementation, new.training.optimizer_implementation) == (
@@ -162,7 +162,7 @@ def test_composers_releases_are_known_by_their_date() -> None:
 )
 def test_torch_before_2_is_known_by_its_release(software: str, before_torch_2: bool) -> None:
     strategy = row_job(run(**{**MOSAIC, "software": software})).job.strategy
-    assert isinstance(strategy, Fsdp1)
+    assert isinstance(strategy, Fsdp1Config)
     assert strategy.before_torch_2 == before_torch_2
 
 
@@ -172,7 +172,7 @@ def test_composers_old_name_for_a_precision_tells_of_torch_1_13() -> None:
     changes = {**MOSAIC, "strategy": "FSDP1 FULL_SHARD (MP mode PURE)", "act_ckpt": "full-block"}
     old, new = (row_job(run(**changes | {"precision": name})).job for name in ("bf16", "amp_bf16"))
     for job, is_old in ((old, True), (new, False)):
-        assert isinstance(job.strategy, Fsdp1)
+        assert isinstance(job.strategy, Fsdp1Config)
         assert (job.strategy.before_torch_2, job.strategy.param_dtype) == (is_old, "bf16")
         assert job.training.checkpoint_stops_early != is_old
         assert job.training.cross_entropy == "fused"
@@ -190,9 +190,9 @@ def test_composers_old_name_for_a_precision_tells_of_torch_1_13() -> None:
 )
 def test_loops_that_hold_their_logits_are_known_by_their_date(source: str, date: str, holds: str) -> None:
     job = row_job(replace(run(date=date), source=source)).job
-    assert [module.work.holds_logits for module in job.model.after if isinstance(module.work, Loss)] == [
-        holds
-    ]
+    assert [
+        module.op_spec.holds_logits for module in job.model.after if isinstance(module.op_spec, Loss)
+    ] == [holds]
 
 
 def test_checkpoints_are_reentrant_where_their_trainer_left_them_so() -> None:
@@ -207,15 +207,15 @@ def test_composers_early_models_run_slower_kernels_and_every_release_logs_its_me
     """torch's cross-entropy and a padding mask until February 2023; two metrics a micro-batch always; its own
     AdamW goes tensor by tensor."""
     early = row_job(run(**MOSAIC, date="2023-02", optimizer="DecoupledAdamW fp32 states")).job
-    assert [module.work for module in early.model.after if isinstance(module.work, Loss)] == [
+    assert [module.op_spec for module in early.model.after if isinstance(module.op_spec, Loss)] == [
         Loss(50368, 2, "as they are")
     ]
     assert early.training.cross_entropy == "autocast"
-    cores = [m.work for m in early.model.blocks[0].modules if isinstance(m.work, Attention)]
+    cores = [m.op_spec for m in early.model.blocks[0].modules if isinstance(m.op_spec, Attention)]
     assert [core.unpads for core in cores] == [True]
     assert early.training.optimizer_implementation == "for_loop"
     plain = row_job(run(date="2023-02")).job
-    assert [m.work for m in plain.model.after if isinstance(m.work, Loss)] == [Loss(50368)]
+    assert [m.op_spec for m in plain.model.after if isinstance(m.op_spec, Loss)] == [Loss(50368)]
 
 
 def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:

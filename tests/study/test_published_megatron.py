@@ -10,8 +10,8 @@ from zsim.plan.make import make_plan
 from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.model.spec import Residual
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import Fsdp2Config
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.study.published.job import RowJob, row_job
 from zsim.study.published.table import PublishedRun
 
@@ -44,9 +44,9 @@ def row(**changes: str) -> RowJob:
     return row_job(PublishedRun("r-1", source, "", {**CELLS, **changes}, "runs.csv: line 2"))
 
 
-def megatron(**changes: str) -> Megatron:
+def megatron(**changes: str) -> MegatronConfig:
     strategy = row(**changes).job.strategy
-    assert isinstance(strategy, Megatron)
+    assert isinstance(strategy, MegatronConfig)
     return strategy
 
 
@@ -66,7 +66,7 @@ def test_a_row_of_megatron_core_is_of_the_release_of_its_date(
 ) -> None:
     """0.4.0 until February 2024, 0.7.0 until 0.8.0 of August, 0.12.0 until 0.13.0 of July 2025."""
     found = row(**{**CORE, "date": date, "source": source})
-    assert isinstance(found.job.strategy, Megatron)
+    assert isinstance(found.job.strategy, MegatronConfig)
     assert found.job.strategy.keeps_placeholders == placeholders
     assert found.job.training.cross_entropy == loss
 
@@ -76,7 +76,7 @@ def test_a_row_without_settings_is_megatrons_command_line_of_its_date() -> None:
     fuses only fp32 sums; its kernels are its own, its gradients are clipped."""
     found = row()
     strategy = found.job.strategy
-    assert isinstance(strategy, Megatron)
+    assert isinstance(strategy, MegatronConfig)
     assert (strategy.distributed_optimizer, strategy.overlap_grad_reduce) == (False, False)
     assert (strategy.grad_dtype, strategy.is_contiguous, strategy.fuses_accumulation) == ("fp16", True, False)
     assert found.job.training.compile
@@ -138,13 +138,13 @@ def test_megatrons_tests_ran_with_the_timers_and_hosts_of_their_day(
 ) -> None:
     """As their rules say; without one a cluster has its file's host."""
     found = row(source="megatron-ci", gpu=gpu, source_ref=f"NVIDIA/Megatron-LM@d98e8a64:{test}")
-    assert isinstance(found.job.strategy, Megatron)
-    assert (found.job.strategy.synchronizes, found.job.cluster.host.overhead_factor) == expected
+    assert isinstance(found.job.strategy, MegatronConfig)
+    assert (found.job.strategy.synchronizes_timers, found.job.cluster.host.overhead_factor) == expected
 
 
 def test_vtrains_single_node_skips_its_updates() -> None:
     found = row(source="vtrain-single", inter_gbps_per_gpu="", n_gpus="8", global_batch="64")
-    assert isinstance(found.job.strategy, Megatron)
+    assert isinstance(found.job.strategy, MegatronConfig)
     assert found.job.strategy.skips_update
     assert any("loss scale" in assumption for assumption in found.assumptions)
     assert not megatron(source="vtrain-multi").skips_update
@@ -168,8 +168,12 @@ def test_internevo_sums_on_all_ranks_and_shards_states_within_its_group() -> Non
     """Two groups of 8 among 16; 512 Mi elements to a bucket; the mapping is said."""
     found = row(**INTERNEVO)
     strategy = found.job.strategy
-    assert isinstance(strategy, Megatron)
-    assert (strategy.has_owners, strategy.is_contiguous, strategy.optimizer_instances) == (True, False, 2)
+    assert isinstance(strategy, MegatronConfig)
+    assert (strategy.has_whole_tensor_owners, strategy.is_contiguous, strategy.optimizer_instances) == (
+        True,
+        False,
+        2,
+    )
     assert strategy.bucket_size == 512 * 2**20
     assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (True, False)
     assert strategy.block_overhead is None
@@ -186,7 +190,7 @@ def test_nanotron_reduces_behind_backward_with_zero_1_and_in_ddps_buckets_withou
     assert (sharded.overlap_grad_reduce, whole.overlap_grad_reduce) == (False, True)
     for strategy in (sharded, whole):
         assert strategy.is_nanotron
-        assert not strategy.has_owners
+        assert not strategy.has_whole_tensor_owners
         assert not strategy.overlap_param_gather
         assert (strategy.grad_dtype, strategy.block_overhead) == ("fp32", "nanotron_block")
 
@@ -270,7 +274,7 @@ def test_written_out_attention_of_megatrons_has_dropout(
     attention: str, kind: str | None, dropout: float
 ) -> None:
     found: Any = row(attn_kernel=attention).job
-    core = next(module.work for module in found.model.blocks[0].modules if module.name == "attn.core")
+    core = next(module.op_spec for module in found.model.blocks[0].modules if module.name == "attn.core")
     assert core.dropout == dropout
     assert kind in (None, found.training.attention)
 
@@ -338,7 +342,7 @@ def test_transformer_engine_keeps_a_placeholder_of_every_shape_of_weights(
     hidden, ranks = int(CELLS["hidden"]), int(changes.get("tp", 1))
     expected = sorted(2 * features * hidden**2 // ranks for features in (3, 1, 4, 4))
     strategy = job.strategy
-    assert isinstance(strategy, Megatron)
+    assert isinstance(strategy, MegatronConfig)
     held = [memory.bytes for memory in make_plan(job).programs[0].resident if memory.category == "buffers"]
     assert sorted(held) == sorted([*strategy.workspaces, *(expected if is_kept else [])])
 
@@ -347,9 +351,9 @@ def test_tests_of_megatrons_drop_out_unless_they_have_context_parallelism() -> N
     """Their files leave --hidden-dropout at 0.1, which adds a mask to every residual."""
     adds = [
         [
-            m.work.dropout
+            m.op_spec.dropout
             for m in row(**TESTS, **cells).job.model.blocks[0].modules
-            if isinstance(m.work, Residual)
+            if isinstance(m.op_spec, Residual)
         ]
         for cells in ({}, {"cp": "2", "n_gpus": "32"}, {"n_kv_heads": "4"})
     ]
@@ -385,7 +389,7 @@ def test_kempnerforge_has_the_types_the_reductions_and_the_board_of_its_code() -
         "inter_gbps_per_gpu": "400", "global_batch": "16", "optimizer": "AdamW fused fp32",
     }  # fmt: skip
     job = row(**cells).job
-    assert isinstance(job.strategy, Fsdp2)
+    assert isinstance(job.strategy, Fsdp2Config)
     assert (job.strategy.reduce_dtype, job.strategy.no_sync) == ("fp32", True)
     assert (job.training.stored_dtype, job.training.gradient_clipping) == ("bf16", 1.0)
     assert job.cluster.node_link.kind == "mesh"

@@ -66,7 +66,7 @@ def test_a_published_curve_bends_the_same_way_for_its_reason(
     curve: str, counts: list[int], cause: str, tmp_path: Path
 ) -> None:
     scaling = scaled(curve, counts, tmp_path)
-    (bend,) = scaling.bends()
+    (bend,) = scaling.changes()
     measured = published(curve)
     # ZeRO's curve rises from 64 to 256 GPUs for 60B, from 80 to 256 for the 13B that stands in for it.
     first, last = (64, 256) if curve == "zero2-13b" else counts

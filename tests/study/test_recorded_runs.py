@@ -10,7 +10,7 @@ import pytest
 
 from tests.study.test_published_megatron import CELLS
 from zsim.study.published.predict import RowResult, predict_row
-from zsim.study.published.recorded import joined, record, recorded_runs
+from zsim.study.published.recorded import merge_runs, record, recorded_runs
 from zsim.study.published.table import PublishedRun
 from zsim.validated.runs import ValidatedRun
 
@@ -71,7 +71,7 @@ def test_a_few_first_steps_vouch_for_nothing(
 
 def test_a_tables_own_runs_go_before_recorded_ones(three_runs: list[ValidatedRun]) -> None:
     own, older, other = three_runs
-    assert joined([own], [replace(older, row_id=own.row_id), other]) == [own, other]
+    assert merge_runs([own], [replace(older, row_id=own.row_id), other]) == [own, other]
 
 
 @pytest.fixture

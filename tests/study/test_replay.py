@@ -299,7 +299,7 @@ def test_a_faster_transfer_ends_the_step_sooner(
     trace = two_ranks(kineto, metadata, tmp_path)
     replay = zsim.replay(trace, cluster="dgx-h100", recorded_on="h100-sxm-80gb")
     (row,) = replay.collectives()
-    gathered = [end - start for _, info, start, end in replay.replayed.of_rank(1).rows() if info.group]
+    gathered = [end - start for _, info, start, end in replay.replayed.select_rank(1).rows() if info.group]
     assert row["bytes"] == 4_000_000
     assert gathered[0] < 100e-6
     assert replay.step_seconds == pytest.approx(211e-6 + gathered[0], abs=1e-9)

@@ -24,10 +24,10 @@ from zsim.specs.topology.topology import Topology
 from zsim.study.topologies.routings import (
     collective_seconds,
     compare_routings,
+    explain_routing,
     flows_per_pair,
-    routing_words,
+    set_routing,
     uplink_use,
-    with_routing,
 )
 from zsim.study.topologies.topologies import compare_topologies
 
@@ -65,7 +65,7 @@ def test_hashed_flows_move_the_same_bytes_up_and_down(keys: dict[str, Any], seed
     """Over all uplinks together as much as where flows are spread, from every leaf and to every leaf."""
     hashed = cluster_with(**keys, routing="hash", flows_per_pair=flows, hash_seed=seed)
     totals = []
-    for cluster in (with_routing(hashed), hashed):
+    for cluster in (set_routing(hashed), hashed):
         topology = Topology(cluster, 8, 8)
         usage = sum_of_pairs(topology)
         own = [topology.classes[name] for name in ("nic_out", "leaf_up", "leaf_down", "nic_in")]
@@ -92,7 +92,7 @@ def test_hashed_is_never_faster_than_ideal(keys: dict[str, Any], seed: int, stra
     job = job_on(cluster_with(**keys), 8, strategy)
     plan = make_plan(job)
     ideal, hashed = (
-        collective_seconds(job_topology(replace(job, cluster=with_routing(job.cluster, one))), plan)
+        collective_seconds(job_topology(replace(job, cluster=set_routing(job.cluster, one))), plan)
         for one in (None, seed)
     )
     assert hashed >= ideal * (1 - 1e-12)
@@ -105,7 +105,7 @@ def test_with_one_path_there_is_nothing_to_hash() -> None:
     assert found.num_paths == 1
     assert found.ideal_seconds == found.hashed_seconds == found.hashed_p95_seconds == 1.0
     assert found.slowdowns == (1.0, 1.0)
-    hashed = replace(job, cluster=with_routing(job.cluster, 3))
+    hashed = replace(job, cluster=set_routing(job.cluster, 3))
     plan = make_plan(job)
     assert collective_seconds(job_topology(hashed), plan) == collective_seconds(job_topology(job), plan)
 
@@ -114,7 +114,7 @@ def test_draws_differ_and_the_same_draw_is_the_same() -> None:
     job = job_on(cluster_with(nodes_per_leaf=1), 8)
     plan = make_plan(job)
     drawn = [
-        collective_seconds(job_topology(replace(job, cluster=with_routing(job.cluster, seed))), plan)
+        collective_seconds(job_topology(replace(job, cluster=set_routing(job.cluster, seed))), plan)
         for seed in (0, 1, 2, 3, 4, 5, 0)
     ]
     assert drawn[0] == drawn[-1]
@@ -146,7 +146,7 @@ def test_the_short_way_is_as_slow_as_every_rank_by_itself_or_slower(
 ) -> None:
     """Every rank simulated is the oracle: one group is met exactly; of several groups of a kind the slowest
     stands for all, which costs less than 5 % of the step here."""
-    cluster = with_routing(cluster_with(nodes_per_leaf=1, oversubscription=4.0), 1)
+    cluster = set_routing(cluster_with(nodes_per_leaf=1, oversubscription=4.0), 1)
     job = job_on(cluster, 4, strategy)
     short = simulate_job(job, is_for_network=True).trace.step_seconds
     every = simulate_job(job, unfold=True).trace.step_seconds
@@ -179,9 +179,9 @@ def test_a_leaf_that_holds_all_nodes_makes_routing_and_oversubscription_moot() -
     rails = job_on(cluster_with(kind="rail-optimized", nodes_per_leaf=32, oversubscription=4.0), 16)
     found = compare_routings(rails, 1.0)
     assert found.slowdowns == (1.0, 1.0)
-    assert "none of a ring's 16 hops between nodes leaves its switch" in routing_words(found)
+    assert "none of a ring's 16 hops between nodes leaves its switch" in explain_routing(found)
     alone = compare_routings(job_on(cluster_with(nodes_per_leaf=4), 1), 1.0)
-    assert routing_words(alone) == "every group stays inside a node: no link between switches is used"
+    assert explain_routing(alone) == "every group stays inside a node: no link between switches is used"
 
 
 def test_compare_shows_both_routings_and_says_why_they_differ(tmp_path: Path) -> None:
@@ -230,6 +230,6 @@ def test_a_fabric_that_hashes_is_shown_ideal_too(tmp_path: Path) -> None:
         'kind = "fat-tree"\nnodes_per_leaf = 1\nrouting = "hash"\n'
     )
     (row,) = compare_topologies([str(path)], model="llama-3.2-1b", gpus=64, scales=(1.0,))
-    assert row.routing.given == "hash"
+    assert row.routing.configured == "hash"
     assert row.routing.ideal_seconds < row.report.step_seconds
     assert row.routing.ideal_seconds < row.routing.hashed_p95_seconds

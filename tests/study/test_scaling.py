@@ -19,9 +19,16 @@ from zsim.plan.memory.capacity import fits
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.scaling.page import causes, scaling_dict, scaling_page
-from zsim.study.scaling.scaling import Bend, Scale, Scaling, best_of, parse_counts, run_scaling
+from zsim.study.scaling.scaling import (
+    EfficiencyChange,
+    Scaling,
+    ScalingPoint,
+    best_of,
+    parse_counts,
+    run_scaling,
+)
 from zsim.study.scaling.text import range_of_efficiency, sentences
-from zsim.study.search import most_that_fits
+from zsim.study.search import largest_fitting
 from zsim.validated.ratios import NO_DIFFERENCE, ratio_range, shipped_bound
 
 GPT2: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "training": {"sequence_length": 256}}
@@ -40,7 +47,7 @@ def batches(scaling: Scaling) -> list[tuple[int, int, int]]:
 def by_hand(*costs: tuple[int, dict[str, float]]) -> Scaling:
     """Scales of one token per GPU and step, with what it costs by cause."""
     scales = tuple(
-        Scale(gpus, None, 1, 1, 1, sum(parts.values()), gpus, 0.4, True, 10**9, 2 * 10**9, parts)
+        ScalingPoint(gpus, None, 1, 1, 1, sum(parts.values()), gpus, 0.4, True, 10**9, 2 * 10**9, parts)
         for gpus, parts in costs
     )
     return Scaling("by hand", "weak", scales, scales[0])  # against the first, whichever is best
@@ -96,7 +103,7 @@ def test_strong_scaling_keeps_the_batch_of_all(tmp_path: Path) -> None:
     training = {"sequence_length": 256, "micro_batch_size": 4}
     scaling = ran(tmp_path, [8, 16, 32, 64], "strong", training=training, global_batch=96)
     assert batches(scaling) == [(8, 4, 3), (16, 3, 2), (32, 3, 1)]
-    assert scaling.scales[3].error == "a batch of 96 sequences does not divide over 64 GPUs"
+    assert scaling.points[3].error == "a batch of 96 sequences does not divide over 64 GPUs"
 
 
 def test_strong_scaling_takes_the_experiments_own_batch(tmp_path: Path) -> None:
@@ -119,9 +126,9 @@ def test_a_batch_in_deepspeeds_json_scales_too(tmp_path: Path) -> None:
 def test_shard_groups_keep_their_size(tmp_path: Path) -> None:
     """2 replicas of 8 are 4 replicas of 8 on 32 GPUs; 4 GPUs are no multiple of 8."""
     scaling = ran(tmp_path, [4, 32], gpus=16, strategy={"kind": "fsdp2", "replicate": 2})
-    assert scaling.scales[0].error == "gpus: found 4, expected a multiple of the shard group's 8"
+    assert scaling.points[0].error == "gpus: found 4, expected a multiple of the shard group's 8"
     own = resolve(Experiment(**GPT2, gpus=32, strategy={"kind": "fsdp2", "replicate": 4}))
-    assert scaling.scales[1].step_seconds == simulate_job(own).trace.step_seconds
+    assert scaling.points[1].step_seconds == simulate_job(own).trace.step_seconds
 
 
 def test_filling_takes_the_largest_micro_batch_that_fits(tmp_path: Path) -> None:
@@ -156,16 +163,18 @@ def test_filling_says_where_it_takes_less_than_fits_and_why(tmp_path: Path) -> N
 
 def test_bends_begin_where_it_fits() -> None:
     """The first of three does not fit: no sentence starts from it."""
-    scales = [Scale(gpus, None, fits=gpus > 8, step_seconds=1.0, step_tokens=gpus) for gpus in (8, 16, 32)]
+    scales = [
+        ScalingPoint(gpus, None, fits=gpus > 8, step_seconds=1.0, step_tokens=gpus) for gpus in (8, 16, 32)
+    ]
     scaling = Scaling("t", "weak", tuple(scales), scales[1])
-    assert [(bend.start, bend.end) for bend in scaling.bends()] == [(16, 32)]
+    assert [(bend.start, bend.end) for bend in scaling.changes()] == [(16, 32)]
 
 
 def test_the_most_that_fits_may_be_none_or_all() -> None:
     big = Experiment(model="llama-3-70b", cluster="dgx-h100", gpus=8, strategy={"kind": "ddp"})
-    assert most_that_fits(lambda _: big) == 0
+    assert largest_fitting(lambda _: big) == 0
     small = Experiment(**GPT2, gpus=8)
-    assert most_that_fits(lambda _: small, most=5) == 5
+    assert largest_fitting(lambda _: small, upper_bound=5) == 5
 
 
 def test_a_global_batch_is_for_strong_scaling(tmp_path: Path) -> None:
@@ -175,7 +184,7 @@ def test_a_global_batch_is_for_strong_scaling(tmp_path: Path) -> None:
 
 def test_counts_that_cannot_be_are_rows_unless_none_can(tmp_path: Path) -> None:
     scaling = ran(tmp_path, [8, 12])
-    assert "expected a multiple of the 8 GPUs" in (scaling.scales[1].error or "")
+    assert "expected a multiple of the 8 GPUs" in (scaling.points[1].error or "")
     with pytest.raises(InputError, match=r"none of 2 counts of GPUs can be simulated: gpus: found 12"):
         ran(tmp_path, [12, 20])
 
@@ -201,8 +210,8 @@ def test_a_bend_is_judged_by_its_own_ends_and_by_the_degree_that_grows() -> None
     bounds = [shipped_bound(["GPUs"], is_shared=is_shared) for is_shared in (False, True)]
     between = sum(bounds) / 2
     found = by_hand((8, {"compute": 1.0}), (16, {"compute": 1.0}), (32, {"compute": exp(between)}))
-    *others, last = found.scales
-    other = replace(found, scales=(*others, replace(last, is_shared=True)))
+    *others, last = found.points
+    other = replace(found, points=(*others, replace(last, is_shared=True)))
     said = [next(sentences(scaling)) for scaling in (found, other)]
     assert [NO_DIFFERENCE in words for words in said] == [bound > between for bound in bounds]
     grown = range_of_efficiency(0.9, replace(found, grow="tensor"), last)
@@ -213,14 +222,14 @@ def test_a_knee_has_the_cause_that_grew_most_and_neighbours_are_one() -> None:
     """16 to 64: a token costs 1.0 more for the network; 64 to 128: 1.0 more for latency, of 2.0."""
     first, second = LOST.knees()
     one = about(1.0)
-    assert first == Bend(16, 64, 1.0, 0.5, "network", one, one, one)
-    assert second == Bend(64, 128, 0.5, about(1 / 3), "latency", 0.5, 0.5, 0.5)
+    assert first == EfficiencyChange(16, 64, 1.0, 0.5, "network", one, one, one)
+    assert second == EfficiencyChange(64, 128, 0.5, about(1 / 3), "latency", 0.5, 0.5, 0.5)
     assert LOST.gains() == []
 
 
 def test_a_gain_has_the_cause_that_shrank_most() -> None:
     gained = by_hand((8, {"compute": 1.0, "cpu": 1.0}), (16, {"compute": 1.0, "cpu": 0.6}))
-    assert gained.gains() == [Bend(8, 16, 1.0, 1.25, "cpu", -0.2, about(-0.2), about(-0.2))]
+    assert gained.gains() == [EfficiencyChange(8, 16, 1.0, 1.25, "cpu", -0.2, about(-0.2), about(-0.2))]
     assert list(sentences(gained)) == [
         "8 -> 16 GPUs: efficiency rises from 100 % to 125 %; a token costs 20 % less because of the CPU."
     ]
@@ -231,15 +240,15 @@ def test_a_cause_is_netted_against_what_it_replaced() -> None:
     The 25 % more are 20 % latency's and 5 % the network's, as 2.0 to 0.5."""
     moved = by_hand((8, {"compute": 2.0}), (16, {"latency": 2.0, "network": 0.5}))
     (knee,) = moved.knees()
-    assert knee == Bend(8, 16, 1.0, 0.8, "latency", 1.0, 0.25, 0.2, "compute")
+    assert knee == EfficiencyChange(8, 16, 1.0, 0.8, "latency", 1.0, 0.25, 0.2, "compute")
     assert list(sentences(moved)) == [
         "8 -> 16 GPUs: efficiency falls from 100 % to 80 %; a token costs 25 % more, 20 % because of "
         "collectives' latency (100 % more, partly offset by less compute on the critical path)."
     ]
 
 
-def scale_of(gpus: int, seconds: float, **more: Any) -> Scale:
-    return Scale(gpus, None, step_seconds=seconds, step_tokens=gpus, **{"fits": True, **more})
+def scale_of(gpus: int, seconds: float, **more: Any) -> ScalingPoint:
+    return ScalingPoint(gpus, None, step_seconds=seconds, step_tokens=gpus, **{"fits": True, **more})
 
 
 def test_linear_is_the_best_point_that_has_room() -> None:
@@ -316,13 +325,13 @@ def test_degrees_stay_or_one_of_them_grows(tmp_path: Path) -> None:
     )  # fmt: skip
     kept = run_scaling(small, [4, 8], "weak", tmp_path, is_quiet=True)
     grown = run_scaling(small, [2, 4, 8], "weak", tmp_path, grow="tensor", is_quiet=True)
-    assert [scale.step_tokens for scale in kept.scales] == [2048, 4096]
-    assert [scale.step_tokens for scale in grown.scales] == [2048, 2048, 2048]
-    assert kept.scales[0].step_seconds == grown.scales[1].step_seconds
+    assert [scale.step_tokens for scale in kept.points] == [2048, 4096]
+    assert [scale.step_tokens for scale in grown.points] == [2048, 2048, 2048]
+    assert kept.points[0].step_seconds == grown.points[1].step_seconds
     strong = run_scaling(small, [8], "strong", tmp_path, grow="tensor", is_quiet=True)
-    assert strong.scales[0].gradient_accumulation_steps == 2
+    assert strong.points[0].gradient_accumulation_steps == 2
     odd = run_scaling(small, [4, 5], "weak", tmp_path, grow="tensor", is_quiet=True)
     expected = "gpus: found 5, expected a multiple of 2: tensor grows from 2 on 4 GPUs"
-    assert odd.scales[1].error == expected
+    assert odd.points[1].error == expected
     with pytest.raises(InputError, match="did you mean 'tensor'"):
         run_scaling(small, [4], "weak", tmp_path, grow="tensr", is_quiet=True)

@@ -15,8 +15,8 @@ from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.cluster.gpu import with_attention_variant
-from zsim.specs.experiment.load import changed
+from zsim.specs.cluster.gpu import select_attention_variant
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
@@ -28,12 +28,18 @@ from zsim.study.sensitivity.page import (
 )
 from zsim.study.sensitivity.requirements import (
     Requirement,
-    left_out,
+    excluded_resources,
     memory_to_fit,
     parse_target,
     requirements,
 )
-from zsim.study.sensitivity.sensitivity import Bar, Sensitivity, Turn, hardware_turns, run_sensitivity
+from zsim.study.sensitivity.sensitivity import (
+    Sensitivity,
+    SensitivityBar,
+    Variation,
+    hardware_variations,
+    run_sensitivity,
+)
 from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
 
 H100 = load_cluster("dgx-h100")
@@ -64,8 +70,10 @@ def test_every_knob_sets_what_it_scales(name: str, cluster: str) -> None:
         return
     changes = {key.removeprefix("cluster."): value for key, value in knob.overrides(before, 0.8).items()}
     assert changes
-    experiment = changed(llama(cluster=cluster), {f"cluster.{key}": value for key, value in changes.items()})
-    scaled = knob.scaled(before, 0.8)
+    experiment = change_experiment(
+        llama(cluster=cluster), {f"cluster.{key}": value for key, value in changes.items()}
+    )
+    scaled = knob.scale_cluster(before, 0.8)
     assert knob.amount(load_cluster(experiment.cluster)) == pytest.approx(knob.amount(scaled))
 
 
@@ -78,15 +86,15 @@ def test_fractions_stop_at_one_and_excess_is_what_is_above_one() -> None:
 
 def test_scaled_fractions_stop_at_one_and_scaled_slowdowns_above_it() -> None:
     """However much more of 0.95 is 1, and of a slowdown by 20 % a thousandth less is 1.0002."""
-    assert HARDWARE["network efficiency"].scaled(H100, 1000.0).nic.efficiency == 1.0
-    least = HARDWARE["slowdown beside collectives"].scaled(H100, 0.001)
+    assert HARDWARE["network efficiency"].scale_cluster(H100, 1000.0).nic.efficiency == 1.0
+    least = HARDWARE["slowdown beside collectives"].scale_cluster(H100, 0.001)
     assert least.gpu.interference.compute_slowdown == pytest.approx(1.0002)
 
 
 def test_kernels_for_narrow_heads_are_scaled_with_the_ones_for_wide_heads() -> None:
-    gpu = with_attention_variant(load_cluster("dgx-a100-80gb").gpu, "flash1")
+    gpu = select_attention_variant(load_cluster("dgx-a100-80gb").gpu, "flash1")
     before = load_cluster("dgx-a100-80gb").model_copy(update={"gpu": gpu})
-    after = HARDWARE["attention's efficiency"].scaled(before, 1.1).gpu.attention
+    after = HARDWARE["attention's efficiency"].scale_cluster(before, 1.1).gpu.attention
     for head_dim in (64, 128):
         for is_backward in (False, True):
             was = gpu.attention.fraction(head_dim, is_backward=is_backward)
@@ -103,7 +111,7 @@ def test_quantities_are_set_with_their_units() -> None:
 def test_faster_host_memory_is_what_the_same_key_of_a_run_is() -> None:
     """The CPU's rates are fractions of the memory's, and stay so."""
     knob = HARDWARE["host memory bandwidth"]
-    faster = knob.scaled(H100, 2.0)
+    faster = knob.scale_cluster(H100, 2.0)
     assert faster.host.memory_bandwidth == 2 * H100.host.memory_bandwidth
     assert faster.offload == H100.offload
     assert set(knob.overrides(H100, 2.0)) == {"cluster.host.memory_bandwidth"}
@@ -124,15 +132,15 @@ def test_the_sizes_of_a_stage_are_its_own() -> None:
 
 def test_a_stated_spread_is_taken_instead_of_the_default() -> None:
     """NVLink's efficiency of 0.81 was measured as 0.803 to 0.822; the slowdown of 1.2 is 1.14 to 1.32."""
-    turns = {turn.name: turn for turn in hardware_turns(H100, 0.2)}
+    turns = {turn.name: turn for turn in hardware_variations(H100, 0.2)}
     link, slowdown = turns["NVLink efficiency"], turns["slowdown beside collectives"]
-    assert (link.is_known, link.low, link.high) == (
+    assert (link.is_spread_stated, link.low, link.high) == (
         True,
         about(0.803 / 0.81),
         about(0.822 / 0.81),
     )
     assert (slowdown.low, slowdown.high) == (about(0.7), about(1.6))
-    assert (turns["HBM bandwidth"].is_known, turns["HBM bandwidth"].low) == (False, 0.8)
+    assert (turns["HBM bandwidth"].is_spread_stated, turns["HBM bandwidth"].low) == (False, 0.8)
     assert turns["network efficiency"].high == pytest.approx(1 / 0.95)
 
 
@@ -154,7 +162,7 @@ def test_numbers_come_in_the_order_in_which_they_matter(tmp_path: Path) -> None:
     swings = [bar.swing(found.step_seconds) for bar in found.bars]
     assert swings == sorted(swings, reverse=True)
     assert found.step_seconds == simulate_job(resolve(experiment)).trace.step_seconds
-    by_name = {bar.turn.name: bar for bar in found.bars}
+    by_name = {bar.variation.name: bar for bar in found.bars}
     memory, network = by_name["HBM bandwidth"], by_name["network bandwidth"]
     assert memory.low_seconds is not None
     assert memory.high_seconds is not None
@@ -166,9 +174,11 @@ def test_numbers_come_in_the_order_in_which_they_matter(tmp_path: Path) -> None:
 def test_a_bar_is_repeated_by_what_it_says(tmp_path: Path) -> None:
     experiment = llama(strategy={"kind": "deepspeed", "config": CPU_OFFLOAD})
     found = run_sensitivity(experiment, tmp_path, is_quiet=True)
-    bar = next(bar for bar in found.bars if bar.turn.name == "CPU optimizer")
-    assert bar.turn.overrides[0]["cluster.offload.optimizer_fraction"] == pytest.approx(0.8 * 0.359)
-    again = simulate_job(resolve(changed(experiment, bar.turn.overrides[0]))).trace.step_seconds
+    bar = next(bar for bar in found.bars if bar.variation.name == "CPU optimizer")
+    assert bar.variation.overrides[0]["cluster.offload.optimizer_fraction"] == pytest.approx(0.8 * 0.359)
+    again = simulate_job(
+        resolve(change_experiment(experiment, bar.variation.overrides[0]))
+    ).trace.step_seconds
     assert again == bar.low_seconds
     assert again > found.step_seconds
 
@@ -224,7 +234,7 @@ def test_what_is_needed_reaches_the_target_and_a_little_less_does_not() -> None:
     assert network.best_seconds == pytest.approx(now)
     factor = cpu.needed / cpu.available
     for times, is_enough in ((factor, True), (0.98 * factor, False)):
-        varied = replace(job, cluster=HARDWARE["CPU optimizer"].scaled(job.cluster, times))
+        varied = replace(job, cluster=HARDWARE["CPU optimizer"].scale_cluster(job.cluster, times))
         assert (simulate_job(varied).trace.step_seconds <= limit) == is_enough
 
 
@@ -247,7 +257,7 @@ def test_a_faster_peak_is_no_way_to_a_higher_mfu() -> None:
     """MFU is of the peak of the GPU that runs: with twice the peak a step is shorter and its MFU lower, so
     the peak is left out of a target of MFU, with why, and stays in one of seconds."""
     experiment = llama(training={"sequence_length": 2048, "compile": True})  # the GPU is the limit
-    faster = changed(experiment, HARDWARE["peak arithmetic"].overrides(H100, 2.0))
+    faster = change_experiment(experiment, HARDWARE["peak arithmetic"].overrides(H100, 2.0))
     before, after = simulate(experiment).report, simulate(faster).report
     assert before.mfu_fraction is not None
     assert after.mfu_fraction is not None
@@ -255,12 +265,12 @@ def test_a_faster_peak_is_no_way_to_a_higher_mfu() -> None:
     assert after.mfu_fraction < before.mfu_fraction
     names = [need.name for need in requirements(experiment, f"mfu={before.mfu_fraction / 2}")]
     assert "peak arithmetic" not in names
-    assert left_out(parse_target("mfu=0.5", resolve(experiment))) == {
+    assert excluded_resources(parse_target("mfu=0.5", resolve(experiment))) == {
         "peak arithmetic": "an MFU is a fraction of it, so more of it lowers the MFU"
     }
     with pytest.raises(InputError, match="--resource peak arithmetic: an MFU is a fraction of it"):
         requirements(experiment, "mfu=0.5", ["peak arithmetic"])
-    assert left_out(parse_target("step_seconds=1", resolve(experiment))) == {}
+    assert excluded_resources(parse_target("step_seconds=1", resolve(experiment))) == {}
     (need,) = requirements(experiment, "step_seconds=1000", ["peak arithmetic"])
     assert need.needed == need.available
 
@@ -276,7 +286,7 @@ def test_an_mfu_that_is_reached_is_that_of_the_changed_machine() -> None:
     assert need.available < need.needed < 1
     for times, is_enough in ((1.0001, True), (0.98, False)):
         changes = HARDWARE[need.name].overrides(H100, times * need.needed / need.available)
-        mfu = simulate(changed(experiment, changes)).report.mfu_fraction
+        mfu = simulate(change_experiment(experiment, changes)).report.mfu_fraction
         assert mfu is not None
         assert (mfu >= target) == is_enough
 
@@ -286,14 +296,14 @@ def test_efficiencies_are_asked_for_no_more_than_one() -> None:
     experiment = llama()
     (need,) = requirements(experiment, "step_seconds=1e-6", ["matrix products' efficiency"])
     assert (need.needed, need.bound) == (None, 1.0)
-    perfect = changed(experiment, HARDWARE[need.name].overrides(H100, 1000.0))
+    perfect = change_experiment(experiment, HARDWARE[need.name].overrides(H100, 1000.0))
     assert need.best_seconds == simulate_job(resolve(perfect)).trace.step_seconds
     assert "not by itself; at 1 a step takes" in need.sentence()
 
 
 def test_every_number_of_the_tornado_is_asked_about() -> None:
     asked = {need.name for need in requirements(llama(), "step_seconds=1000")}
-    assert asked == {turn.name for turn in hardware_turns(H100, 0.2)}
+    assert asked == {turn.name for turn in hardware_variations(H100, 0.2)}
 
 
 def test_an_unknown_resource_is_named() -> None:
@@ -314,10 +324,13 @@ def by_hand() -> Sensitivity:
     """A step of 10 s; memory takes it to 12 and 9, the card to 10.5 and 10, the drives nowhere."""
     changes = ({"cluster.x": "1 B/s"}, {"cluster.x": "2 B/s"})
     turns = [
-        Turn(name, "hardware", 3.0, "GB/s", 0.8, 1.2, changes, False) for name in ("HBM", "card", "drives")
+        Variation(name, "hardware", 3.0, "GB/s", 0.8, 1.2, changes, False)
+        for name in ("HBM", "card", "drives")
     ]
     ends = [(12.0, 9.0, None), (10.5, 10.0, None), (10.0, 10.0, None)]
-    return Sensitivity("by hand", 10.0, 0.2, tuple(Bar(t, *e) for t, e in zip(turns, ends, strict=True)))
+    return Sensitivity(
+        "by hand", 10.0, 0.2, tuple(SensitivityBar(t, *e) for t, e in zip(turns, ends, strict=True))
+    )
 
 
 def test_the_tornado_shows_what_has_an_effect() -> None:
@@ -344,9 +357,11 @@ def test_what_is_printed_fits_80_columns() -> None:
     """Also where a long name stands beside a long unit: what it is per gives way."""
     found = by_hand()
     name = "stage3_param_persistence_threshold"
-    turn = replace(found.bars[0].turn, name=name, unit="GB/s read per drive", value=12_345.6)
-    refused = Bar(found.bars[2].turn, None, None, "cluster.x: found 1, expected " + "more " * 20)
-    found = replace(found, bars=(Bar(turn, 25.0, 9.0, None), found.bars[1], refused))
+    turn = replace(found.bars[0].variation, name=name, unit="GB/s read per drive", value=12_345.6)
+    refused = SensitivityBar(
+        found.bars[2].variation, None, None, "cluster.x: found 1, expected " + "more " * 20
+    )
+    found = replace(found, bars=(SensitivityBar(turn, 25.0, 9.0, None), found.bars[1], refused))
     needs = [*NEEDS, Requirement("network efficiency", "", 0.95, None, 9.5, 1.0)]
     left_out = {"peak arithmetic": "a reason of many words " * 5}
     text = "\n".join([*sensitivity_lines(found), *requirement_lines(needs, "mfu=0.5", left_out)])

@@ -33,7 +33,7 @@ def recording(speed: float, efficiency: float) -> dict[str, Any]:
     }
     for way, prefetch in (("serial", 0), ("ahead", 1)):
         job = shaped_link._on(shaped_link._job(content, prefetch=prefetch), speed, efficiency)
-        trace = simulate_job(job).trace.of_rank(0)
+        trace = simulate_job(job).trace.select_rank(0)
         gathers, _ = shaped_link._seconds(trace)
         content[way] = {
             "step_seconds": {"mean": trace.step_seconds, "median": trace.step_seconds},

@@ -15,7 +15,7 @@ from zsim.cli import app
 from zsim.comparison import planted
 from zsim.comparison.compare import compare
 from zsim.errors import InputError
-from zsim.study.check.targets import load_side
+from zsim.study.check.targets import load_trace
 from zsim.trace.chrome.write import write_chrome_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recorded(job: Path) -> Path:
-    return write_chrome_trace(load_side(job), job.parent / "run.json.gz")
+    return write_chrome_trace(load_trace(job), job.parent / "run.json.gz")
 
 
 def test_an_experiment_is_simulated_and_compared_with_a_trace_of_it(job: Path, recorded: Path) -> None:
@@ -56,7 +56,7 @@ def test_an_experiment_is_simulated_and_compared_with_a_trace_of_it(job: Path, r
 
 
 def test_a_difference_is_exit_code_1_and_everything_is_written(job: Path, recorded: Path) -> None:
-    write_chrome_trace(planted.swap_calls(load_side(job), 3), recorded)
+    write_chrome_trace(planted.swap_calls(load_trace(job), 3), recorded)
     page, data = job.parent / "page.html", job.parent / "data.json"
     code, text = invoke(job, recorded, "--out", page, "--json", data)
     assert code == 1
@@ -75,7 +75,7 @@ def test_a_setting_changes_the_simulated_side_alone(job: Path, recorded: Path) -
 
 def test_a_tolerance_decides(job: Path, recorded: Path) -> None:
     """The last kernel ends late, the step is 3 % longer: past 2 %, within 5 %."""
-    trace = load_side(job)
+    trace = load_trace(job)
     ends = trace.end_seconds.copy()
     ends[ends.argmax()] += 0.03 * trace.step_seconds
     write_chrome_trace(replace(trace, step_seconds=1.03 * trace.step_seconds, end_seconds=ends), recorded)
@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused(job: Path, recorded: Path) -> None:
 
 def test_whether_the_recorded_step_lies_inside_the_interval_is_said(job: Path) -> None:
     """A recording of the same step, and of one that took three times as long."""
-    simulated = load_side(job)
+    simulated = load_trace(job)
     low, high = simulated.metadata["step_seconds_range"]
     assert low < simulated.step_seconds < high
     same = compare(simulated, replace(simulated, source="recorded"))
@@ -132,13 +132,13 @@ def test_whether_the_recorded_step_lies_inside_the_interval_is_said(job: Path) -
 
 
 def test_a_step_that_zsim_wrote_is_not_called_recorded(job: Path, tmp_path: Path) -> None:
-    simulated = load_side(job)
-    own = load_side(write_chrome_trace(simulated, tmp_path / "own.json"))
+    simulated = load_trace(job)
+    own = load_trace(write_chrome_trace(simulated, tmp_path / "own.json"))
     assert compare(simulated, own).range_sentence.startswith("the other trace's step, ")
-    copy = load_side(write_chrome_trace(replace(simulated, source="recorded"), tmp_path / "recorded.json"))
+    copy = load_trace(write_chrome_trace(replace(simulated, source="recorded"), tmp_path / "recorded.json"))
     assert compare(simulated, copy).range_sentence.startswith("the recorded step, ")
 
 
 def test_two_simulations_are_not_judged_by_an_interval(job: Path) -> None:
-    simulated = load_side(job)
+    simulated = load_trace(job)
     assert compare(simulated, simulated).range_sentence == ""

@@ -12,10 +12,10 @@ from tests.browser import as_plotly
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.presets import topology_preset_names
 from zsim.specs.topology.topology import Topology
-from zsim.study.topologies.figures import draw, drawing, heat
+from zsim.study.topologies.figures import drawing_figure, fabric_figure, heat_color
 from zsim.study.topologies.page import comparison_page, topology_page
-from zsim.study.topologies.picture import picture
-from zsim.study.topologies.text import undecided
+from zsim.study.topologies.picture import draw_fabric
+from zsim.study.topologies.text import tie_sentences
 from zsim.study.topologies.topologies import compare_topologies, describe_topology
 
 
@@ -24,7 +24,7 @@ def test_every_preset_is_described_and_drawn(name: str) -> None:
     facts = describe_topology(name, 4)
     assert facts["bisection_bytes_per_second"] > 0
     assert facts["num_cables"] > 0
-    figure = as_plotly(drawing(name, 4))
+    figure = as_plotly(fabric_figure(name, 4))
     assert all("<b>" in text for text in figure.data[-1].hovertext)
 
 
@@ -34,7 +34,7 @@ def test_every_preset_is_described_and_drawn(name: str) -> None:
 )
 def test_a_fabric_is_drawn_with_the_switches_it_is_built_of(name: str, nodes: int) -> None:
     """As counted: 8 leaves and 4 spines; one leaf, with nothing above it; three levels."""
-    drawn = [text.split("<br>")[0] for text in as_plotly(drawing(name, nodes)).data[-1].hovertext]
+    drawn = [text.split("<br>")[0] for text in as_plotly(fabric_figure(name, nodes)).data[-1].hovertext]
     switches = [text for text in drawn if not text.startswith("<b>node")]
     assert len(switches) == describe_topology(name, nodes)["num_switches"]
 
@@ -91,17 +91,17 @@ def step_of(cluster: str, seconds: float, gpu: str = "h100") -> Any:
 def test_clusters_are_undecided_only_if_no_two_of_them_can_be_told_apart() -> None:
     """Of neighbours 1.15 and 1.13 apart zsim cannot tell which is faster, of those 1.46 apart it can."""
     rows = [step_of("a", 1.0), step_of("b", 1.15), step_of("c", 1.3), step_of("d", 1.9)]
-    assert undecided(rows) == [
+    assert tie_sentences(rows) == [
         "a, b: no difference that zsim can tell.",
         "b, c: no difference that zsim can tell.",
     ]
-    assert undecided([rows[3], rows[0]]) == []
+    assert tie_sentences([rows[3], rows[0]]) == []
 
 
 def test_clusters_of_two_gpus_are_told_apart_no_better_than_two_networks() -> None:
     same = [step_of("a", 1.0), step_of("b", 1.18)]
     other = [step_of("a", 1.0), step_of("b", 1.18, "b200")]
-    assert undecided(same) == undecided(other) != []
+    assert tie_sentences(same) == tie_sentences(other) != []
 
 
 def test_a_comparisons_drawing_has_the_load_of_every_line_not_of_its_tier() -> None:
@@ -124,7 +124,7 @@ def test_a_comparisons_drawing_has_the_load_of_every_line_not_of_its_tier() -> N
     )
     loads = {
         name: load
-        for line, load in zip(row.picture.lines, row.line_loads, strict=True)
+        for line, load in zip(row.drawing.lines, row.line_loads, strict=True)
         for name in line.ends
         if name.startswith("node")
     }
@@ -139,7 +139,7 @@ def test_a_comparisons_drawing_has_the_load_of_every_line_not_of_its_tier() -> N
 
 def test_lines_of_one_tier_may_differ_and_are_drawn_so() -> None:
     cluster = load_cluster("dgx-h100")
-    drawn = picture(Topology(cluster, 4, cluster.gpus_per_node))
-    figure = as_plotly(draw(drawn, cluster, [0.0, 1.0, *[0.5] * (len(drawn.lines) - 2)]))
+    drawn = draw_fabric(Topology(cluster, 4, cluster.gpus_per_node))
+    figure = as_plotly(drawing_figure(drawn, cluster, [0.0, 1.0, *[0.5] * (len(drawn.lines) - 2)]))
     colours = [trace.line.color for trace in figure.data[:-1]]
-    assert set(colours) == {heat(0.0), heat(0.5), heat(1.0)}
+    assert set(colours) == {heat_color(0.0), heat_color(0.5), heat_color(1.0)}

@@ -15,7 +15,7 @@ from zsim.study.scaling.whole_runs import run_lines
 from zsim.study.sensitivity.whole_runs import run_bar_dict, run_bar_lines, run_bar_section, run_sensitivity_of
 from zsim.study.sweep.study_file import load_study
 from zsim.study.sweep.sweep import run_sweep
-from zsim.study.tune.text import tuned_lines, tuned_to_dict
+from zsim.study.tune.text import tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import tune
 
 STATED = {"every": "20 min", "blocking": "5 s", "durable": "60 s", "load": "1 min", "bytes": "96 GB"}
@@ -90,7 +90,7 @@ def test_a_row_says_what_the_run_alone_says(tmp_path: Path) -> None:
 def test_goodput_falls_with_the_number_of_gpus(tmp_path: Path) -> None:
     """The same tokens and spares on more GPUs: fewer days, as long as failures do not take them back."""
     done = run_scaling(experiment(), [16, 64, 256], "weak", tmp_path / "points", is_quiet=True)
-    runs = [scale.whole_run for scale in done.scales]
+    runs = [scale.whole_run for scale in done.points]
     goodput = [run["goodput_fraction"] for run in runs if run is not None]
     assert len(goodput) == 3
     assert goodput[0] > goodput[1] > goodput[2]
@@ -174,8 +174,8 @@ def test_the_fewest_days_count_saves_and_failures() -> None:
     assert best.days == min(one.days for one in days)
     assert best.days > best.ideal_days > 0
     assert best.settings()["run.checkpoint.mode"] == best.mode
-    assert any("goodput: mode" in line for line in tuned_lines(found))
-    assert tuned_to_dict(found)["best"][0]["run"]["days"] == best.days
+    assert any("goodput: mode" in line for line in tuning_lines(found))
+    assert tuning_to_dict(found)["best"][0]["run"]["days"] == best.days
 
 
 def test_the_fewest_days_need_a_length() -> None:

@@ -28,7 +28,7 @@ def refusal(path: Path) -> str:
 def test_three_gigabytes_in_three_megabytes_are_refused_where_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: bytes
 ) -> None:
-    monkeypatch.setattr("zsim.trace.readers.content._SURELY_SMALL", 2 * MEGABYTE)
+    monkeypatch.setattr("zsim.trace.readers.content._ALWAYS_ALLOWED_BYTES", 2 * MEGABYTE)
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [') + gzip.compress(piece) * 3072)
     assert "unpacks to more than 200 times its size" in refusal(path)
@@ -48,7 +48,7 @@ def test_a_trace_that_packs_well_is_read_whatever_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kineto's JSON packs 10 to 60 times; here the size from which the ratio counts is nothing."""
-    monkeypatch.setattr("zsim.trace.readers.content._SURELY_SMALL", 0)
+    monkeypatch.setattr("zsim.trace.readers.content._ALWAYS_ALLOWED_BYTES", 0)
     number = random.Random(0).random
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm" * 20, "pid": 0, "tid": 7, "args": {"stream": 7}}
     events = [{**kernel, "ts": round(1e6 * number(), 3), "dur": 2.5} for _ in range(2000)]
@@ -122,6 +122,6 @@ def test_lines_come_one_at_a_time_and_a_line_without_end_is_refused(
     monkeypatch.setattr("zsim.trace.readers.content.CHUNK_BYTES", 3)
     path = tmp_path / "log"
     path.write_text("one\ntwenty\n\nthree")
-    assert list(Content(path).lines(most=10)) == ["one", "twenty", "", "three"]
+    assert list(Content(path).lines(max_characters=10)) == ["one", "twenty", "", "three"]
     with pytest.raises(zsim.InputError, match="a line of more than 3 characters"):
-        list(Content(path).lines(most=3))
+        list(Content(path).lines(max_characters=3))

@@ -26,7 +26,7 @@ def test_resnet50_has_the_buckets_that_ddp_makes() -> None:
     trace = zsim.read_trace(FOLDER / "resnet50_ddp_2xA100_rank0_nccl_data.json.gz")
     assert [step.number for step in trace.steps] == [4, 5, 6]
     for step in trace.steps:
-        infos = [info for _, info, _, _ in trace.of_step(step.number).rows() if info.kind in COLLECTIVES]
+        infos = [info for _, info, _, _ in trace.select_step(step.number).rows() if info.kind in COLLECTIVES]
         reduced = [info.bytes // 4 for info in infos if info.kind == "all_reduce"]
         assert reduced == [2_049_000, 7_875_584, 6_563_840, 6_637_568, 2_431_040]
         assert [info.bytes for info in infos if info.kind == "broadcast"] == [4 * 53_120, 8 * 53]
@@ -40,7 +40,7 @@ def test_dlrm_of_2023_is_sized_by_shapes_and_its_ranks_wait_for_each_other(tmp_p
         archive.extractall(tmp_path, filter="data")
     trace = zsim.read_trace(tmp_path / "dlrm_kineto")
     assert trace.metadata["ranks"] == tuple(range(8))
-    first = trace.of_rank(0)
+    first = trace.select_rank(0)
     found = [
         (info.kind, info.bytes, round((end - start) * 1e6), round(transfer * 1e6))
         for (_, info, start, end), transfer in zip(first.rows(), there(first.transfer_seconds), strict=True)

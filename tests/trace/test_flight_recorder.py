@@ -40,7 +40,7 @@ def two_steps(**more: Any) -> list[dict[str, Any]]:
 def test_a_dump_says_which_collectives_in_which_order(tmp_path: Path) -> None:
     trace = zsim.read_trace(write_dump(tmp_path / "trace_rank_0.json", two_steps()))
     assert [step.number for step in trace.steps] == [0, 1]
-    step = trace.of_step(1)
+    step = trace.select_step(1)
     assert [(i.kind, i.bytes, i.dtype, i.group_size) for _, i, _, _ in step.rows()] == [
         ("all_gather", 8000, "fp32", 2),
         ("all_gather", 8000, "fp32", 2),

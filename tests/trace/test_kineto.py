@@ -144,7 +144,7 @@ def test_a_step_ends_with_its_last_kernel_and_the_next_begins_there(
         (1, about(60e-6)),
         (2, about(40e-6)),
     ]
-    second = trace.of_step(2)
+    second = trace.select_step(2)
     assert second.start_seconds.tolist() == pytest.approx([0.0])
     assert second.step_seconds == pytest.approx(40e-6)
     assert trace.typical_step().step_seconds == pytest.approx(40e-6)

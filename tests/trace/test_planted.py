@@ -101,7 +101,7 @@ def test_a_leak_in_a_recorded_run_fails_the_check_and_is_named(
     for rank in ranks:
         without_a_free(folder, rank, unit)
     report = run_check([folder], tmp_path)
-    (row,) = report.moved
+    (row,) = report.failed_rows
     assert (report.verdict, row.name) == ("fail", "gpu buffers after 2 steps")
     assert row.sentence == f"'{unit}' holds back {size} on {where}"
     comparison = compare(read_trace(RECORDED), read_trace(folder))

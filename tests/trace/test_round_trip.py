@@ -143,7 +143,9 @@ def test_where_an_allocator_that_runs_short_held_the_host_up_comes_back_and_is_r
     assert "torch's allocator" in [metric.name for metric in comparison.clock.step]
     (step,) = read.steps
     middle = step.seconds / 2
-    late = replace(read, steps=(replace(step, start_seconds=middle),)).of_step(step.number).allocator_blocks
+    late = (
+        replace(read, steps=(replace(step, start_seconds=middle),)).select_step(step.number).allocator_blocks
+    )
     assert min(start for _, start, _ in late) >= 0
     assert sum(end - start for _, start, end in late) == pytest.approx(
         sum(end - max(start, middle) for _, start, end in read.allocator_blocks if end > middle)

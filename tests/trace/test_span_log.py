@@ -148,7 +148,7 @@ def test_every_recorded_run_is_read_with_the_calls_of_its_summary(case: str) -> 
         times, calls = (row["times"], row["calls"]) if isinstance(row, dict) else (1, [row])
         for kind, count, dtype, size, _, _ in calls:
             expected[kind, count, dtype, size] += times
-    step = trace.of_step(trace.steps[-1].number)
+    step = trace.select_step(trace.steps[-1].number)
     for rank in range(trace.world_size):
         infos = [info for of_rank, info, _, _ in step.rows() if of_rank == rank]
         found = Counter((i.kind, i.bytes, i.dtype, i.group_size) for i in infos if i.kind in COLLECTIVES)

@@ -15,7 +15,7 @@ from tests.pipelines import one_f_one_b, pipeline_plan
 from tests.report.test_bubbles import LONG, SHORT, free_job, seconds_of
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.explain.pipeline import pipeline_of
-from zsim.trace.chrome.together import RankMarks, ranks_together, write_ranks_together
+from zsim.trace.chrome.together import RankMarks, merged_rank_traces, write_rank_traces
 from zsim.trace.chrome.write import chrome_trace
 
 
@@ -28,7 +28,7 @@ def outcome() -> Outcome:
 def together(found: Outcome) -> dict[str, Any]:
     section = pipeline_of(found)
     assert section is not None
-    return ranks_together(found.trace, [RankMarks(row.first_rank, row.marks(1)) for row in section.rows])
+    return merged_rank_traces(found.trace, [RankMarks(row.first_rank, row.marks(1)) for row in section.rows])
 
 
 def events_of(document: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
@@ -82,7 +82,9 @@ def test_no_event_is_before_the_beginning() -> None:
         end_seconds=trace.end_seconds - early,
         issue_seconds=trace.issue_seconds - early,
     )
-    document = ranks_together(trace, [RankMarks(0, [("F0", 0.0, 1.0)]), RankMarks(6, [("F0", -2.0, -1.0)])])
+    document = merged_rank_traces(
+        trace, [RankMarks(0, [("F0", 0.0, 1.0)]), RankMarks(6, [("F0", -2.0, -1.0)])]
+    )
     timed = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert min(event["ts"] for event in timed) == 0.0
     marks = {event["pid"]: event["ts"] for event in events_of(document, cat="gpu_user_annotation")}
@@ -98,6 +100,6 @@ def test_a_file_of_one_rank_has_the_name_of_its_program() -> None:
 def test_the_same_trace_gives_the_same_bytes(tmp_path: Path) -> None:
     found = outcome()
     ranks = [RankMarks(0, ()), RankMarks(2, ())]
-    first = write_ranks_together(found.trace, ranks, tmp_path / "a.json.gz").read_bytes()
-    assert write_ranks_together(found.trace, ranks, tmp_path / "b.json.gz").read_bytes() == first
+    first = write_rank_traces(found.trace, ranks, tmp_path / "a.json.gz").read_bytes()
+    assert write_rank_traces(found.trace, ranks, tmp_path / "b.json.gz").read_bytes() == first
     assert json.loads(gzip.decompress(first))["source"] == "zsim, simulated, 2 ranks"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.browser import chromium, in_browser, listen
 from tests.ui.test_form import made
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.ui import serve
 from zsim.ui.app import make_app
 
@@ -26,8 +26,8 @@ LENGTHS = """name => (document.querySelector(`#plot-${name} .js-plotly-plot`)?.c
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serve.listening("127.0.0.1", 0) as place:
-        app = make_app(changed(made(), {"model.n_layer": 2}), tmp_path_factory.mktemp("ui"))
+    with serve.open_socket("127.0.0.1", 0) as place:
+        app = make_app(change_experiment(made(), {"model.n_layer": 2}), tmp_path_factory.mktemp("ui"))
         server = serve.make_server(app, place, "127.0.0.1")
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

@@ -9,7 +9,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.ui.answers import Answers
-from zsim.ui.prediction import token_of
+from zsim.ui.prediction import setting_token
 
 
 def counted(result: Any) -> tuple[Answers, list[str]]:
@@ -28,7 +28,7 @@ def test_a_setting_shown_again_is_not_simulated_again_and_the_oldest_is_let_go()
     """Three are kept: 1, 2, 3, again 1 is three simulations; 4 lets 1 go, so that 1 is a fifth. A new setting
     ends what is under way for the one before, one that is known does not."""
     answers, happened = counted(lambda shown: shown["size"])
-    found: list[Any] = [answers.of({"size": size}, "") for size in (1, 2, 3, 1, 4, 1)]
+    found: list[Any] = [answers.get({"size": size}, "") for size in (1, 2, 3, 1, 4, 1)]
     assert found == [1, 2, 3, 1, 4, 1]
     assert happened == ["end", "1", "end", "2", "end", "3", "end", "4", "end", "1"]
 
@@ -45,7 +45,7 @@ def test_who_asks_for_an_answer_that_is_under_way_waits_for_it() -> None:
     found: list[Any] = []
     answers.begin({"size": 1})
     assert begun.wait(30)
-    second = threading.Thread(target=lambda: found.append(answers.of({"size": 1}, "")))
+    second = threading.Thread(target=lambda: found.append(answers.get({"size": 1}, "")))
     second.start()
     go_on.set()
     second.join(30)
@@ -59,11 +59,11 @@ def test_what_failed_is_said_to_each_and_tried_anew() -> None:
     answers, happened = counted(wrong)
     for _ in range(2):
         with pytest.raises(InputError, match="found 8192"):
-            answers.of({"size": 8192}, "")
-    assert answers.kept == {}
+            answers.get({"size": 8192}, "")
+    assert answers.futures == {}
     assert happened.count("8192") == 2
 
 
 def test_a_number_is_the_same_setting_as_the_browser_writes_it() -> None:
     """JavaScript has no 2.0."""
-    assert token_of({"a": 2.0, "b": 0.5}, "") == token_of({"b": 0.5, "a": 2}, "")
+    assert setting_token({"a": 2.0, "b": 0.5}, "") == setting_token({"b": 0.5, "a": 2}, "")

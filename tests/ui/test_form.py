@@ -10,12 +10,12 @@ import pytest
 
 from tests.expect import of_kind, there
 from zsim.errors import InputError
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.tables import DdpTable, Fsdp2Table
-from zsim.ui.form import Form, form_of, resolved
+from zsim.ui.form import Form, make_form, resolved_values
 
 ZERO3: dict[str, Any] = {
     "model": "gpt2", "cluster": "dgx-h100", "nodes": 2, "training": {"sequence_length": 512},
@@ -43,7 +43,7 @@ STRATEGIES = [
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
 def test_untouched_fields_say_the_experiment_itself(strategy: dict[str, Any]) -> None:
     experiment = made(strategy=strategy)
-    form = form_of(experiment)
+    form = make_form(experiment)
     assert form.experiment(form.initial) == experiment
     assert form.initial["strategy.kind"] == {
         "ddp": "DDP", "deepspeed": "DeepSpeed ZeRO", "fsdp1": "FSDP1", "fsdp2": "FSDP2"
@@ -51,15 +51,15 @@ def test_untouched_fields_say_the_experiment_itself(strategy: dict[str, Any]) ->
 
 
 def test_values_that_are_no_preset_are_choices_too() -> None:
-    form = form_of(made(strategy=STRATEGIES[2]))
+    form = make_form(made(strategy=STRATEGIES[2]))
     assert form.initial["strategy.wrapping"] == "size:1000000"
-    assert form_of(made(strategy=STRATEGIES[3])).initial["strategy.reshard_after_forward"] == "2"
+    assert make_form(made(strategy=STRATEGIES[3])).initial["strategy.reshard_after_forward"] == "2"
 
 
 def test_a_model_and_a_cluster_of_the_experiments_own_stand_beside_the_presets() -> None:
     """A changed gpt2 is not the preset of that name, which can still be chosen."""
-    experiment = changed(made(), {"model.n_layer": 2, "cluster.nvme.drives": 3})
-    form = form_of(experiment)
+    experiment = change_experiment(made(), {"model.n_layer": 2, "cluster.nvme.drives": 3})
+    form = make_form(experiment)
     assert form.initial["model"] == "gpt2 (the experiment's own)"
     assert form.initial["cluster"] == "dgx-h100, changed (the experiment's own)"
     assert form.experiment(form.initial) == experiment
@@ -68,43 +68,43 @@ def test_a_model_and_a_cluster_of_the_experiments_own_stand_beside_the_presets()
 
 
 def test_a_field_turned_is_that_key_alone() -> None:
-    form = form_of(made())
+    form = make_form(made())
     experiment = turned(form, training__micro_batch_size=4)
     assert experiment == made(training={"sequence_length": 512, "micro_batch_size": 4})
 
 
 def test_an_emptied_field_leaves_the_value_open() -> None:
     """GPT-2's longest is 1024."""
-    experiment = turned(form_of(made()), training__sequence_length=None)
+    experiment = turned(make_form(made()), training__sequence_length=None)
     assert experiment.training.sequence_length is None
-    assert resolved(resolve(experiment))["training.sequence_length"] == "1024"
+    assert resolved_values(resolve(experiment))["training.sequence_length"] == "1024"
 
 
 def test_an_emptied_field_goes_back_to_the_frameworks_default() -> None:
     """torch's DDP has buckets of 25 MiB."""
-    form = form_of(made(strategy=STRATEGIES[0]))
+    form = make_form(made(strategy=STRATEGIES[0]))
     emptied = turned(form, strategy__bucket_cap_mb=None)
     assert of_kind(emptied.strategy, DdpTable).bucket_cap_mb == 25.0
 
 
 def test_nodes_and_gpus_are_as_the_page_shows_them() -> None:
     """Nodes emptied and 4 GPUs; both, 2 nodes with 4 GPUs each."""
-    form = form_of(made())
+    form = make_form(made())
     assert resolve(turned(form, nodes=None, gpus=4)).world_size == 4
     assert resolve(turned(form, gpus=8)).gpus_per_node == 4
 
 
 def test_another_framework_starts_with_its_own_defaults() -> None:
     """The stage is DeepSpeed's and is gone; back again it is the page's."""
-    form = form_of(made())
+    form = make_form(made())
     assert turned(form, strategy__kind="FSDP2").strategy == made(strategy={"kind": "fsdp2"}).strategy
-    form = form_of(made(strategy={"kind": "fsdp2", "replicate": 2}))
+    form = make_form(made(strategy={"kind": "fsdp2", "replicate": 2}))
     changed = turned(form, strategy__kind="DeepSpeed ZeRO", strategy__stage="1: optimizer states")
     assert changed.strategy.model_dump(exclude_unset=True) == {"kind": "deepspeed", "stage": 1}
 
 
 def test_a_value_of_the_experiments_own_is_no_default_of_another_framework() -> None:
-    form = form_of(made(strategy={"kind": "fsdp1", "wrapping": "size:1000000"}))
+    form = make_form(made(strategy={"kind": "fsdp1", "wrapping": "size:1000000"}))
     changed_kind = turned(form, strategy__kind="FSDP2", strategy__wrapping="default")
     assert changed_kind.strategy == made(strategy={"kind": "fsdp2"}).strategy
     kept = turned(form, strategy__kind="FSDP2")
@@ -113,7 +113,7 @@ def test_a_value_of_the_experiments_own_is_no_default_of_another_framework() -> 
 
 def test_offloading_is_deepspeeds_own_block() -> None:
     """The largest shard of gpt2 on 16 GPUs, 50,257 x 768 / 16, is smaller than the least buffer, 1e8."""
-    job = resolve(turned(form_of(made()), offload_optimizer="host memory", offload_param="NVMe"))
+    job = resolve(turned(make_form(made()), offload_optimizer="host memory", offload_param="NVMe"))
     zero = of_kind(job.strategy, DeepSpeedConfig).zero
     param = there(zero.offload_param)
     assert there(zero.offload_optimizer).device == "cpu"
@@ -123,7 +123,7 @@ def test_offloading_is_deepspeeds_own_block() -> None:
 
 def test_parameters_are_offloaded_at_stage_3_alone() -> None:
     """The field is hidden at stage 2, where DeepSpeed would not do what it says."""
-    experiment = turned(form_of(made()), strategy__stage="2: gradients too", offload_param="host memory")
+    experiment = turned(make_form(made()), strategy__stage="2: gradients too", offload_param="host memory")
     assert experiment == made(strategy={"kind": "deepspeed", "stage": 2})
 
 
@@ -135,7 +135,7 @@ def from_json(tmp_path: Path) -> Form:
     }  # fmt: skip
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(config))
-    return form_of(made(strategy={"kind": "deepspeed", "config": str(path)}))
+    return make_form(made(strategy={"kind": "deepspeed", "config": str(path)}))
 
 
 def test_a_deepspeed_json_fills_the_fields(from_json: Form) -> None:
@@ -166,7 +166,7 @@ def test_a_deepspeed_json_is_changed_where_a_field_is_and_kept_where_not(from_js
 
 def test_other_settings_are_any_key() -> None:
     more = "\ncluster.nvme.drives = 3\n  strategy.config.zero_optimization.reduce_bucket_size = 1000\n"
-    job = resolve(turned(form_of(made()), more))
+    job = resolve(turned(make_form(made()), more))
     assert there(job.cluster.nvme).drives == 3
     assert of_kind(job.strategy, DeepSpeedConfig).zero.reduce_bucket_size == 1000
 
@@ -182,7 +182,7 @@ def test_other_settings_are_any_key() -> None:
 )
 def test_other_settings_that_cannot_be_are_refused(more: str, said: str) -> None:
     with pytest.raises(InputError, match=said.replace("?", r"\?")):
-        turned(form_of(made()), more)
+        turned(make_form(made()), more)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_other_settings_that_cannot_be_are_refused(more: str, said: str) -> None
 )
 def test_impossible_settings_are_zsims_own_error(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        resolve(turned(form_of(made()), **changes))
+        resolve(turned(make_form(made()), **changes))
 
 
 def test_degrees_have_their_fields_and_leave_with_a_strategy_that_has_none() -> None:
@@ -207,10 +207,10 @@ def test_degrees_have_their_fields_and_leave_with_a_strategy_that_has_none() -> 
         nodes=1, strategy={"kind": "megatron"}, parallelism={"tensor": 2, "pipeline": 2},
         training={"sequence_length": 512, "gradient_accumulation_steps": 4},
     )  # fmt: skip
-    form = form_of(experiment)
+    form = make_form(experiment)
     assert (form.initial["parallelism.tensor"], form.initial["parallelism.schedule"]) == (2, "default")
     assert form.experiment(form.initial) == experiment
     job = resolve(turned(form, parallelism__pipeline=4, parallelism__schedule="1f1b"))
     assert (job.parallelism.tensor, job.parallelism.pipeline) == (2, 4)
     assert resolve(turned(form, strategy__kind="DDP")).parallelism.is_trivial
-    assert resolved(job)["parallelism.virtual_stages"] == "1"
+    assert resolved_values(job)["parallelism.virtual_stages"] == "1"

@@ -16,8 +16,8 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.formats.export import export_files
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.ui.form import form_of
-from zsim.ui.given import content_of, setting_of, taken, text_of, with_line
+from zsim.ui.form import make_form
+from zsim.ui.given import apply_text, decode_text, decode_upload, set_line, setting_of
 from zsim.ui.layout import MAX_UPLOAD
 from zsim.ui.recorded import Recordings, is_recorded
 
@@ -39,9 +39,9 @@ def test_a_config_json_is_the_pages_model_with_what_was_turned_kept() -> None:
     """GPT-2 of two layers: the fields stay as they are, and a second paste replaces the first."""
     text = (PRESETS / "models" / "gpt2.json").read_text().replace('"n_layer": 12', '"n_layer": 2')
     key, value = setting_of(text, "mine.json")
-    more = with_line("model = 1\ntraining.compile = true", key, value)
+    more = set_line("model = 1\ntraining.compile = true", key, value)
     assert more.count("\n") == 1
-    experiment = turned(form_of(made()), more, nodes=1)
+    experiment = turned(make_form(made()), more, nodes=1)
     assert len(resolve(experiment).model.blocks) == 2
     assert resolve(experiment).world_size == 8
     assert experiment.training.compile
@@ -51,12 +51,12 @@ def test_nvidia_smis_matrix_is_the_pages_cluster() -> None:
     """Four GPUs a node, as the matrix has."""
     key, value = setting_of(TOPO, "the pasted text")
     assert key == "cluster"
-    assert resolve(turned(form_of(made()), with_line("", key, value))).world_size == 2 * 4
+    assert resolve(turned(make_form(made()), set_line("", key, value))).world_size == 2 * 4
 
 
 def test_a_topology_toml_is_the_pages_cluster() -> None:
     key, value = setting_of('schema = 1\nextends = "dgx-a100-80gb"\nname = "mine"\n', "mine.toml")
-    assert resolve(turned(form_of(made()), with_line("", key, value))).cluster.name == "mine"
+    assert resolve(turned(make_form(made()), set_line("", key, value))).cluster.name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_anything_else_is_one_paragraph(text: str, said: str) -> None:
 
 
 def test_an_uploaded_file_must_be_text_of_a_size() -> None:
-    assert text_of(content_of("data:text/plain;base64," + b64encode(TOPO.encode()).decode())) == TOPO
+    assert decode_text(decode_upload("data:text/plain;base64," + b64encode(TOPO.encode()).decode())) == TOPO
     with pytest.raises(InputError, match="did not arrive whole"):
-        content_of("data:;base64,abc")
+        decode_upload("data:;base64,abc")
     with pytest.raises(InputError, match="is not UTF-8 text"):
-        text_of(b"\xff\xfe\x00")
+        decode_text(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="expected at most"):
-        text_of(b"x" * (MAX_UPLOAD + 1))
+        decode_text(b"x" * (MAX_UPLOAD + 1))
 
 
 TORCHTITAN = """
@@ -112,8 +112,8 @@ DEEPSPEED = """{
 
 def test_a_deepspeed_json_turns_fields_and_leaves_the_rest_as_lines() -> None:
     """Stage 2, offloading and batch sizes have fields; the bucket has none. Model and tokens stay."""
-    form = form_of(made())
-    shown, more, said = taken(form, form.initial, "", DEEPSPEED, "ds_config.json")
+    form = make_form(made())
+    shown, more, said = apply_text(form, form.initial, "", DEEPSPEED, "ds_config.json")
     assert shown["strategy.stage"] == "2: gradients too"
     assert shown["offload_optimizer"] == "host memory"
     assert shown["training.micro_batch_size"] == 2
@@ -127,8 +127,8 @@ def test_a_deepspeed_json_turns_fields_and_leaves_the_rest_as_lines() -> None:
 
 
 def test_a_torchtitan_toml_brings_its_model_and_degrees() -> None:
-    form = form_of(made())
-    shown, more, _ = taken(form, form.initial, "", TORCHTITAN, "train.toml")
+    form = make_form(made())
+    shown, more, _ = apply_text(form, form.initial, "", TORCHTITAN, "train.toml")
     job = resolve(form.experiment(shown, more))
     assert (job.model.name, job.kind, job.parallelism.tensor) == ("llama-3-8b", "fsdp2", 2)
     assert (job.training.sequence_length, job.training.compile, job.world_size) == (8192, True, 16)
@@ -137,8 +137,8 @@ def test_a_torchtitan_toml_brings_its_model_and_degrees() -> None:
 def test_an_accelerate_yaml_is_known_by_its_keys() -> None:
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\n"
     text += "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
-    form = form_of(made())
-    shown, more, _ = taken(form, form.initial, "", text, "the pasted text")
+    form = make_form(made())
+    shown, more, _ = apply_text(form, form.initial, "", text, "the pasted text")
     assert resolve(form.experiment(shown, more)).kind == "fsdp2"
 
 
@@ -146,17 +146,17 @@ def test_an_experiment_taken_along_comes_back() -> None:
     """The page's own experiment.toml, of another strategy, size and run."""
     there = made(strategy={"kind": "fsdp2", "replicate": 2}, nodes=4, run={"tokens": 1e9})
     text = export_files(resolve(there)).files["experiment.toml"]
-    form = form_of(made())
-    shown, more, _ = taken(form, form.initial, "", text, "experiment.toml")
+    form = make_form(made())
+    shown, more, _ = apply_text(form, form.initial, "", text, "experiment.toml")
     back = resolve(form.experiment(shown, more))
     assert (back.strategy, back.world_size) == (resolve(there).strategy, 32)
     assert of_kind(form.experiment(shown, more).run, TrainingRunTable).tokens == 1e9
 
 
 def test_a_wrong_training_file_is_one_paragraph() -> None:
-    form = form_of(made())
+    form = make_form(made())
     with pytest.raises(InputError) as caught:
-        taken(form, form.initial, "", DEEPSPEED.replace("stage", "stagge"), "ds_config.json")
+        apply_text(form, form.initial, "", DEEPSPEED.replace("stage", "stagge"), "ds_config.json")
     message = "ds_config.json: zero_optimization: unknown key 'stagge'; did you mean 'stage'?"
     assert str(caught.value) == message
 
@@ -170,20 +170,20 @@ def test_a_recorded_trace_stands_beside_the_simulated_step() -> None:
     assert not is_recorded(DEEPSPEED.encode(), "ds_config.json")
     recordings = Recordings()
     key = recordings.take(content, trace.name)
-    beside = recordings.beside(key, trace.name, simulate_step(resolve(made())))
+    beside = recordings.compare_step(key, trace.name, simulate_step(resolve(made())))
     assert "on 2 ranks" in beside["words"]
     assert "The page's job has 16 ranks" in beside["words"]
     two = simulate_step(resolve(made(nodes=None, gpus=2, strategy={"kind": "ddp"})))
-    compared = recordings.beside(key, trace.name, two)
+    compared = recordings.compare_step(key, trace.name, two)
     assert "differ" in compared["words"]
     assert compared["twins"]["data"]
     with pytest.raises(InputError, match=r"broken\.gz"):
         recordings.take(b"\x1f\x8bnot gzip", "broken.gz")
     with pytest.raises(InputError, match=r"rank0.* stood here; .* choose the file again"):
-        Recordings().beside(key, trace.name, two)
+        Recordings().compare_step(key, trace.name, two)
 
 
 def test_experts_have_fields() -> None:
     """Mixtral's eight experts on eight ranks, from a field of the page."""
-    form = form_of(made(model="mixtral-8x7b", strategy={"kind": "fsdp2"}))
+    form = make_form(made(model="mixtral-8x7b", strategy={"kind": "fsdp2"}))
     assert resolve(turned(form, parallelism__expert=8)).parallelism.experts.ranks == 8

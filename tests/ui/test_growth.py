@@ -8,9 +8,9 @@ from threading import Thread
 from typing import Any
 
 from tests.ui.test_form import made
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.ui.app import make_app
-from zsim.ui.form import Form, form_of
+from zsim.ui.form import Form, make_form
 
 PARTS = ("error", "stale", "answer", "figures", "asked", "views", "files")
 
@@ -43,8 +43,8 @@ def objects() -> int:
 def test_the_server_keeps_of_each_setting_its_numbers_alone(tmp_path: Path) -> None:
     """At most five objects a setting, of which one is the kept prediction (of at most 64); a simulated step
     has tens of thousands, and an answer's figures thousands."""
-    experiment = changed(made(), {"model.n_layer": 1})
-    app, form = make_app(experiment, tmp_path), form_of(experiment)
+    experiment = change_experiment(made(), {"model.n_layer": 1})
+    app, form = make_app(experiment, tmp_path), make_form(experiment)
     client = app.server.test_client()
     client.get("/_dash-layout")
     dependency = next(

@@ -20,7 +20,7 @@ from tests.ui.test_form import made
 from zsim.errors import InputError
 from zsim.ui import serve
 from zsim.ui.app import make_app
-from zsim.ui.words import said
+from zsim.ui.words import run_safely
 
 ZSIM = [sys.executable, "-c", "from zsim.cli import main; main()"]
 SMALL = ["--model", "gpt2", "--gpus", "8"]
@@ -28,7 +28,7 @@ SMALL = ["--model", "gpt2", "--gpus", "8"]
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serve.listening("127.0.0.1", 0) as place:
+    with serve.open_socket("127.0.0.1", 0) as place:
         server = serve.make_server(make_app(made(), tmp_path_factory.mktemp("ui")), place, "127.0.0.1")
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -89,7 +89,7 @@ def test_a_request_that_is_too_large_is_not_read(address: str) -> None:
      ("box.example", "box.example", True), (socket.gethostname().lower(), "0.0.0.0", True)],
 )  # fmt: skip
 def test_only_names_that_nobody_else_can_point_here_are_its_own(name: str, host: str, is_own: bool) -> None:
-    assert serve.is_own_name(name, host) is is_own
+    assert serve.is_local_name(name, host) is is_own
 
 
 @pytest.mark.parametrize("name", ["localhost", "localhost:1", "[::1]:80", "127.0.0.1"])
@@ -99,7 +99,7 @@ def test_this_machines_own_names_are_answered(address: str, name: str) -> None:
 
 
 def test_a_port_in_use_is_one_sentence_and_exit_code_2() -> None:
-    with serve.listening("127.0.0.1", 0) as place:
+    with serve.open_socket("127.0.0.1", 0) as place:
         port = place.getsockname()[1]
         done = subprocess.run([*ZSIM, "ui", *SMALL, "--port", str(port)], capture_output=True, text=True)
     assert done.returncode == 2
@@ -109,7 +109,7 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2() -> None:
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(InputError, match=r"--host 192\.0\.2\.1: cannot be listened on"):
-        serve.listening("192.0.2.1", 0)
+        serve.open_socket("192.0.2.1", 0)
 
 
 def test_without_dash_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_host_that_others_reach_is_warned_of() -> None:
 
 def test_a_mistake_of_ours_is_no_traceback_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     nothing: dict[str, str] = {}
-    found, text = said(lambda: nothing["missing"])
+    found, text = run_safely(lambda: nothing["missing"])
     assert found is None
     assert text == "zsim made a mistake here (KeyError); the terminal has the details"
     assert "Traceback" in capsys.readouterr().err

@@ -13,11 +13,11 @@ import pytest
 from tests.ui.test_form import made
 from zsim.engine.micro_batches import simulate_step
 from zsim.specs.experiment.resolve import resolve
-from zsim.ui.answer import answer, mends
+from zsim.ui.answer import answer, remedy_settings
 from zsim.ui.comparison import MAX_PINS, ratio_words
-from zsim.ui.form import form_of
-from zsim.ui.prediction import Predictions, differences, token_of
-from zsim.ui.settings import mended, with_pin, without
+from zsim.ui.form import make_form
+from zsim.ui.prediction import Predictions, differences, setting_token
+from zsim.ui.settings import add_pin, apply_remedy, remove_pin
 from zsim.ui.taken import file_content
 
 MICRO_BATCH = "training.micro_batch_size"
@@ -28,16 +28,16 @@ def asked(**shown: Any) -> dict[str, Any]:
 
 
 def test_a_setting_is_pinned_once_and_there_is_an_end() -> None:
-    pins = with_pin(with_pin([], asked(a=1)), asked(a=1))
+    pins = add_pin(add_pin([], asked(a=1)), asked(a=1))
     assert pins == [asked(a=1)]
     for number in range(2, 20):
-        pins = with_pin(pins, asked(a=number))
+        pins = add_pin(pins, asked(a=number))
     assert len(pins) == MAX_PINS
-    assert without(pins, 0)[0] == asked(a=2)
+    assert remove_pin(pins, 0)[0] == asked(a=2)
 
 
 def test_only_settings_that_differ_are_told() -> None:
-    form = form_of(made())
+    form = make_form(made())
     other = {**form.initial, MICRO_BATCH: 4}
     assert dict(differences(form.fields, [(form.initial, ""), (other, "")])) == {
         "Micro-batch sequences per GPU": ["left open", "4"]
@@ -50,8 +50,8 @@ def test_what_is_kept_of_settings_has_bounds() -> None:
     """Of 100 settings the numbers of the last 64 and the steps of the last three."""
     outcomes, found, step = Predictions(), answer(made()).outcome, simulate_step(resolve(made()))
     for number in range(100):
-        outcomes.keep(str(number), found, step)
-    assert list(outcomes.kept) == [str(number) for number in range(36, 100)]
+        outcomes.store(str(number), found, step)
+    assert list(outcomes.predictions) == [str(number) for number in range(36, 100)]
     assert list(outcomes.steps) == ["97", "98", "99"]
 
 
@@ -61,30 +61,30 @@ def test_a_small_difference_is_none_that_zsim_can_tell() -> None:
 
 
 def test_an_outcome_is_the_answers_and_is_simulated_once() -> None:
-    form, outcomes = form_of(made()), Predictions()
-    token = token_of(form.initial, "")
-    found = outcomes.outcome_of(token, form, form.initial, "")
+    form, outcomes = make_form(made()), Predictions()
+    token = setting_token(form.initial, "")
+    found = outcomes.get_prediction(token, form, form.initial, "")
     assert found == answer(made()).outcome
-    assert outcomes.outcome_of(token, form, form.initial, "") is found
+    assert outcomes.get_prediction(token, form, form.initial, "") is found
 
 
 def test_what_does_not_fit_is_mended_by_its_own_switches() -> None:
     """Optimizer states of 7 billion parameters, 12 bytes each, fit no GPU of 80 GB; each change that is
     offered is made on the page, and the job fits."""
     experiment = made(model="llama-2-7b", nodes=None, gpus=1, strategy={"kind": "fsdp2"})
-    form, found = form_of(experiment), answer(experiment)
+    form, found = make_form(experiment), answer(experiment)
     assert found.fit.verdict.word == "does not fit"
-    offered = mends(experiment)
+    offered = remedy_settings(experiment)
     assert offered
     for overrides in offered.values():
-        changed = form.experiment(*mended(form, form.initial, "", overrides))
+        changed = form.experiment(*apply_remedy(form, form.initial, "", overrides))
         assert resolve(changed)
         assert answer(changed).fit.verdict.word == "fits"
 
 
 def test_a_change_without_a_field_is_a_line_and_replaces_the_line_before() -> None:
-    form = form_of(made())
-    shown, more = mended(form, form.initial, "training.loss_chunks = 2\n", {"training.loss_chunks": 8})
+    form = make_form(made())
+    shown, more = apply_remedy(form, form.initial, "training.loss_chunks = 2\n", {"training.loss_chunks": 8})
     assert shown == dict(form.initial)
     assert more == "training.loss_chunks = 8"
 

@@ -14,7 +14,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import Tier, answer, scaling_counts
 from zsim.ui.taken import file_content
 from zsim.ui.words import answer_words, change_words, sentence
-from zsim.validated.ratios import ANY, NO_DIFFERENCE, shipped_bound
+from zsim.validated.ratios import NO_DIFFERENCE, SEVERAL_SETTINGS, shipped_bound
 
 SAID = {"source": "made up", "evidence": "assumed"}
 
@@ -42,7 +42,7 @@ def test_a_change_is_said_against_what_stood_there_before(
 
 def test_a_change_from_shared_replicas_is_judged_as_one() -> None:
     """Between what is told apart with a rank to a replica before and now, and with several before."""
-    bounds = [shipped_bound([ANY], is_shared=is_shared) for is_shared in (False, True)]
+    bounds = [shipped_bound([SEVERAL_SETTINGS], is_shared=is_shared) for is_shared in (False, True)]
     found, between = answer(made(nodes=1)), sum(bounds) / 2
     last = {"tokens_per_second": found.tokens_per_second * exp(-between)}
     assert not found.outcome.is_shared

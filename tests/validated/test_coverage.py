@@ -8,17 +8,17 @@ from tests.expect import there
 from zsim.study.published.predict import shipped_tables
 from zsim.study.published.recorded import recorded_runs
 from zsim.study.published.table import read_runs
-from zsim.validated.coverage import Judged, coverage_of, leave_one_source_out, mean_of_sources
+from zsim.validated.coverage import JudgedRun, coverage_of, leave_one_source_out, mean_of_sources
 from zsim.validated.runs import ESTIMATES, TABLE, validated_runs
 from zsim.validated.write import shipped_texts
 
 
 @pytest.fixture(scope="module")
-def judged() -> list[Judged]:
+def judged() -> list[JudgedRun]:
     return leave_one_source_out(validated_runs())
 
 
-def test_over_all_rows_75_to_90_percent_lie_within(judged: list[Judged]) -> None:
+def test_over_all_rows_75_to_90_percent_lie_within(judged: list[JudgedRun]) -> None:
     found = there(coverage_of(judged))
     assert 0.75 <= found.covered <= 0.90
     assert 0.65 <= found.covered_by_source <= 0.95
@@ -26,7 +26,7 @@ def test_over_all_rows_75_to_90_percent_lie_within(judged: list[Judged]) -> None
 
 @pytest.mark.parametrize(("framework", "is_several"), [(None, False), ("FSDP", True), ("DeepSpeed", True)])
 def test_in_each_regime_65_to_95_percent_do(
-    judged: list[Judged], framework: str | None, is_several: bool
+    judged: list[JudgedRun], framework: str | None, is_several: bool
 ) -> None:
     found = there(
         coverage_of(judged, lambda job: job.is_several == is_several and framework in (None, job.framework))
@@ -35,7 +35,7 @@ def test_in_each_regime_65_to_95_percent_do(
     assert 0.65 <= found.covered_by_source <= 0.95
 
 
-def test_half_the_intervals_of_fsdp_are_narrower_than_8_percent_each_way(judged: list[Judged]) -> None:
+def test_half_the_intervals_of_fsdp_are_narrower_than_8_percent_each_way(judged: list[JudgedRun]) -> None:
     assert there(coverage_of(judged, lambda job: job.framework == "FSDP")).half_width <= 0.08
 
 

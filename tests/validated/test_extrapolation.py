@@ -10,9 +10,9 @@ from tests.validated.conftest import FEATURES
 from zsim.validated.extrapolation import (
     RESPECTS,
     estimate_widening,
+    extrapolation_scores,
     extrapolations,
-    scores_without,
-    stretch_of,
+    widening_factor,
 )
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun
@@ -61,16 +61,16 @@ def test_excesses_add_in_squares_and_doublings_as_well(make_run: Callable[..., V
     runs = [make_run("one", 0.0)]
     both = extrapolations(replace(FEATURES, gpu="b200", fabric="EFA"), runs)
     more = extrapolations(replace(FEATURES, gpus=64), runs)
-    assert stretch_of([], WIDENING) == 1.0
-    assert stretch_of(both, WIDENING) == pytest.approx(1 + 0.5**0.5)
-    assert stretch_of(more, WIDENING) == pytest.approx(1 + 0.5**0.5)
+    assert widening_factor([], WIDENING) == 1.0
+    assert widening_factor(both, WIDENING) == pytest.approx(1 + 0.5**0.5)
+    assert widening_factor(more, WIDENING) == pytest.approx(1 + 0.5**0.5)
 
 
 def test_each_further_doubling_and_respect_stretches_more(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [make_run("one", 0.0)]
     jobs = [replace(FEATURES, gpus=count) for count in (16, 17, 32, 64, 1024)]
     jobs.append(replace(FEATURES, gpus=1024, gpu="b200"))
-    stretches = [stretch_of(extrapolations(job, runs), WIDENING) for job in jobs]
+    stretches = [widening_factor(extrapolations(job, runs), WIDENING) for job in jobs]
     assert stretches == sorted(stretches)
     assert len(set(stretches)) == len(stretches)
 
@@ -82,7 +82,7 @@ def test_widening_is_what_left_out_groups_need(make_run: Callable[..., Validated
     runs = []
     for chip, error in (("a", 0.01), ("b", 0.01), ("c", 0.01), ("d", 0.05)):
         runs += [make_run(f"{chip}{n}", error * (-1) ** n, gpu=chip) for n in range(2)]
-    assert set(scores_without(runs, RESPECTS["gpu"])) == set(runs)
+    assert set(extrapolation_scores(runs, RESPECTS["gpu"])) == set(runs)
     assert estimate_widening(runs)["gpu"] == pytest.approx(4.5, abs=0.5)
     assert all(factor >= 1.0 for factor in estimate_widening(runs).values())
 
@@ -94,7 +94,7 @@ def test_a_source_is_never_among_those_that_judge_it(make_run: Callable[..., Val
         *(make_run(f"s{n}", 0.01 * (-1) ** n) for n in range(6)),
         *(make_run("bad", 0.5) for _ in range(50)),
     ]
-    scores = scores_without(runs)
+    scores = extrapolation_scores(runs)
     assert min(score for run, score in scores.items() if run.source == "bad") > 5
 
 

@@ -9,15 +9,15 @@ import pytest
 
 from zsim.validated.memory import (
     COLUMNS,
+    MAX_PROBABILITY,
     RAN,
     RAN_OUT,
-    SUREST,
     MemoryErrors,
     MemoryRun,
-    errors_of,
+    estimate_memory_errors,
+    format_memory_table,
     fraction_that_ran,
     memory_runs,
-    memory_text,
     read_memory,
 )
 
@@ -41,14 +41,14 @@ def test_the_probability_is_that_of_an_error_that_still_leaves_room() -> None:
 
 def test_no_probability_is_0_or_1() -> None:
     errors = MemoryErrors(np.array([0.1, -0.1]), np.array([0.5, 0.5]), 2, 2, 0.5, 0)
-    assert errors.probability(0.0) == errors.probability(0.1) == SUREST
-    assert errors.probability(10.0) == pytest.approx(1 - SUREST)
+    assert errors.probability(0.0) == errors.probability(0.1) == MAX_PROBABILITY
+    assert errors.probability(10.0) == pytest.approx(1 - MAX_PROBABILITY)
 
 
 def test_sources_count_alike_and_one_more_has_the_opposite_errors() -> None:
     """Two sources of one framework, +0.2 once and -0.1 three times: each half of 2/3, the mirrored source the
     rest: 1/3 on +0.2, 1/3 on -0.1, 1/6 on -0.2 and 1/6 on +0.1."""
-    errors = errors_of("FSDP", [run("a", 0.2), run("b", -0.1), run("b", -0.1), run("b", -0.1)])
+    errors = estimate_memory_errors("FSDP", [run("a", 0.2), run("b", -0.1), run("b", -0.1), run("b", -0.1)])
     weight_of = {
         value: float(errors.weights[np.isclose(errors.values, value)].sum())
         for value in (0.2, -0.1, -0.2, 0.1)
@@ -61,23 +61,23 @@ def test_another_frameworks_errors_count_less_than_its_own() -> None:
     that of FSDP; of what is left each source has half: 1/2 + 1/4 + 1/8. A mixture's closest cell is empty:
     1/2 + 1/4."""
     runs = [run("a", 0.2), run("b", 0.4, framework="Megatron")]
-    errors = errors_of("FSDP", runs)
+    errors = estimate_memory_errors("FSDP", runs)
     of_fsdp = errors.weights[np.isclose(np.abs(errors.values), 0.2)].sum()
     assert of_fsdp == pytest.approx(7 / 8)
     assert errors.weights.sum() == pytest.approx(1.0)
-    mixture = errors_of("FSDP", runs, is_mixture=True)
+    mixture = estimate_memory_errors("FSDP", runs, is_mixture=True)
     of_fsdp = mixture.weights[np.isclose(np.abs(mixture.values), 0.2)].sum()
     assert of_fsdp == pytest.approx(3 / 4)
 
 
 def test_rows_that_numbers_are_fitted_to_have_no_part_in_the_errors() -> None:
-    errors = errors_of("FSDP", [run("a", 0.2), run("b", 0.9, role="calibrate")])
+    errors = estimate_memory_errors("FSDP", [run("a", 0.2), run("b", 0.9, role="calibrate")])
     assert (errors.rows, errors.sources) == (1, 1)
     assert errors.values.tolist() == [0.2, -0.2]
 
 
 def test_rows_that_use_little_of_their_gpu_have_no_part_in_the_errors() -> None:
-    errors = errors_of("FSDP", [run("a", 0.2, load=0.25), run("b", 0.9, load=0.24)])
+    errors = estimate_memory_errors("FSDP", [run("a", 0.2, load=0.25), run("b", 0.9, load=0.24)])
     assert errors.values.tolist() == [0.2, -0.2]
 
 
@@ -90,7 +90,7 @@ def test_jobs_that_run_short_fit_as_often_as_published_ones_did() -> None:
     fraction, rows = fraction_that_ran([*short, out, unknown])
     assert fraction == pytest.approx(0.625)
     assert rows == 4
-    errors = errors_of("FSDP", [*short, out, run("d", 0.0), run("e", load=1.4, retries=9.0)])
+    errors = estimate_memory_errors("FSDP", [*short, out, run("d", 0.0), run("e", load=1.4, retries=9.0)])
     assert errors.rows_short == 4, "a load above 1 does not fit, whatever the allocator does"
     assert errors.probability_short(0.5) == pytest.approx(0.625)
 
@@ -98,12 +98,12 @@ def test_jobs_that_run_short_fit_as_often_as_published_ones_did() -> None:
 def test_a_job_that_runs_short_is_not_likelier_to_fit_than_its_tensors_are() -> None:
     errors = MemoryErrors(np.array([0.1, -0.1]), np.array([0.5, 0.5]), 2, 2, 0.4, 5)
     assert errors.probability_short(0.5) == 0.4
-    assert errors.probability_short(exp(0.11)) == pytest.approx(1 - SUREST)
+    assert errors.probability_short(exp(0.11)) == pytest.approx(1 - MAX_PROBABILITY)
 
 
 def test_a_table_is_read_as_it_was_written() -> None:
     runs = (run("a", 0.12345, retries=2.5), run("b", None, kind="", outcome=""))
-    assert read_memory(memory_text(runs)) == runs
+    assert read_memory(format_memory_table(runs)) == runs
     with pytest.raises(ValueError, match="other columns"):
         read_memory("row_id,load\n")
 

@@ -13,7 +13,7 @@ from tests.validated.conftest import FEATURES
 from zsim.validated.nearest import nearest_runs
 from zsim.validated.runs import ValidatedRun, validated_runs
 from zsim.validated.validation import validation_of
-from zsim.validated.width import cell_words, dtype_of, uncounted, width_stages
+from zsim.validated.width import describe_cell, dtype_of, uncounted_respects, width_stages
 
 Make = Callable[..., ValidatedRun]
 
@@ -82,18 +82,18 @@ def test_a_job_without_a_run_as_close_is_no_better_than_each_closer_kind(make_ru
 
 def test_a_cell_is_named_with_what_makes_it_one() -> None:
     job = replace(FEATURES, model_ranks=2, is_mixture=True)
-    assert cell_words(job, 0).endswith("on H100 with several ranks to a replica of a mixture of experts")
-    assert cell_words(job, 1) == cell_words(FEATURES, 1)
+    assert describe_cell(job, 0).endswith("on H100 with several ranks to a replica of a mixture of experts")
+    assert describe_cell(job, 1) == describe_cell(FEATURES, 1)
 
 
 def test_length_and_precision_beyond_the_runs_are_said(make_run: Make) -> None:
     runs = [make_run("a", 0.0), make_run("b", 0.0, training="amp_fp8, none")]
-    assert uncounted(FEATURES, 16384, "bf16", runs) == ()
-    assert uncounted(FEATURES, 16385, "fp16", runs) == (
+    assert uncounted_respects(FEATURES, 16384, "bf16", runs) == ()
+    assert uncounted_respects(FEATURES, 16385, "fp16", runs) == (
         "sequences of 16,385: the longest of a validated run of FSDP is 8,192",
         "fp16: the validated runs of FSDP are in bf16, fp8",
     )
-    assert uncounted(replace(FEATURES, framework="MXNet"), 10**6, "fp16", runs) == ()
+    assert uncounted_respects(replace(FEATURES, framework="MXNet"), 10**6, "fp16", runs) == ()
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import pytest
 from zsim.validated import ratios
 from zsim.validated.features import ALLOCATOR
 from zsim.validated.ratios import (
-    ANY,
+    ALLOCATOR_SHORT,
     KINDS,
-    SHORT,
+    SEVERAL_SETTINGS,
     bound_of,
-    can_tell,
     estimate_ratio_errors,
+    is_ratio_significant,
     kind_of,
     ratio_range,
 )
@@ -40,7 +40,7 @@ def test_pairs_that_run_short_of_memory_are_their_own_kind(make_run: Callable[..
     ]
     found = estimate_ratio_errors(runs)
     assert found["GPUs"] == pytest.approx(0.04)
-    assert found[SHORT] > 0.1
+    assert found[ALLOCATOR_SHORT] > 0.1
 
 
 def test_a_setting_that_few_vary_leans_on_all(make_run: Callable[..., ValidatedRun]) -> None:
@@ -55,14 +55,14 @@ def test_a_setting_that_few_vary_leans_on_all(make_run: Callable[..., ValidatedR
 def test_the_batch_follows_from_the_length_and_the_number_of_gpus() -> None:
     assert kind_of(["batch", "GPUs"]) == "GPUs"
     assert kind_of(["batch"]) == "batch"
-    assert kind_of(["strategy", "network"]) == ANY
+    assert kind_of(["strategy", "network"]) == SEVERAL_SETTINGS
 
 
 def test_a_difference_within_the_interval_cannot_be_told() -> None:
     bound = shipped_estimates()["ratios"]["GPUs"]
-    assert not can_tell(1.0, 1.0 + bound / 2, ["GPUs"], is_shared=False)
-    assert can_tell(1.0, 1.0 + 2 * bound, ["GPUs"], is_shared=False)
-    assert can_tell(1.0 + 2 * bound, 1.0, ["GPUs"], is_shared=False)
+    assert not is_ratio_significant(1.0, 1.0 + bound / 2, ["GPUs"], is_shared=False)
+    assert is_ratio_significant(1.0, 1.0 + 2 * bound, ["GPUs"], is_shared=False)
+    assert is_ratio_significant(1.0 + 2 * bound, 1.0, ["GPUs"], is_shared=False)
 
 
 def test_the_interval_of_a_ratio_is_about_the_ratio() -> None:
@@ -106,15 +106,15 @@ def test_pairs_of_a_source_are_judged_by_those_of_others(make_run: Callable[...,
 
 
 def test_what_differs_in_several_settings_is_no_better_known_than_in_one_of_them() -> None:
-    bounds = {"batch": 0.1, "strategy": 0.3, "network": 0.4, SHORT: 0.9, ANY: 0.2}
+    bounds = {"batch": 0.1, "strategy": 0.3, "network": 0.4, ALLOCATOR_SHORT: 0.9, SEVERAL_SETTINGS: 0.2}
     assert bound_of(["batch", "strategy"], bounds) == 0.3
     assert bound_of(["batch", "training"], bounds | {"training": 0.1}) == 0.2
     assert bound_of(["batch"], bounds) == 0.1
-    assert bound_of(["batch", SHORT], bounds) == 0.9
+    assert bound_of(["batch", ALLOCATOR_SHORT], bounds) == 0.9
 
 
 def test_another_gpu_is_no_better_known_than_any_setting() -> None:
     shipped = shipped_estimates()["ratios"]
-    settings = {kind: bound for kind, bound in shipped.items() if kind != SHORT}
+    settings = {kind: bound for kind, bound in shipped.items() if kind != ALLOCATOR_SHORT}
     for kinds in (["another model or GPU"], ["network", "GPU"]):
         assert bound_of(kinds, shipped) == max(settings.values())

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from zsim.validated.features import binding_of
-from zsim.validated.runs import ValidatedRun, read_validated, validated_text
+from zsim.validated.runs import ValidatedRun, format_validated_table, read_validated
 
 
 def test_a_table_reads_back_as_it_was_written(make_run: Callable[..., ValidatedRun]) -> None:
     runs = (make_run("one", 0.12345, fabric="", training='bf16, "full", none'), make_run("two", -0.5))
-    assert read_validated(validated_text(runs)) == runs
+    assert read_validated(format_validated_table(runs)) == runs
 
 
 def test_a_table_of_other_columns_is_not_read(make_run: Callable[..., ValidatedRun]) -> None:

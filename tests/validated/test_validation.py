@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.validated.conftest import FEATURES
-from zsim.validated.errors import errors_like
+from zsim.validated.errors import estimate_errors
 from zsim.validated.extrapolation import RESPECTS
 from zsim.validated.runs import ValidatedRun, validated_runs
-from zsim.validated.validation import range_words, validation_of, validation_words
+from zsim.validated.validation import format_range, format_validation, validation_of
 
 NONE = dict.fromkeys(RESPECTS, 1.0)
 
@@ -60,7 +60,7 @@ def test_without_runs_of_its_like_there_are_no_errors_but_an_interval(
     assert found.mean_absolute_error is None
     assert found.to_dict()["worst_absolute_error"] is None
     assert found.low < 1 < found.high
-    assert validation_words(found, 10.0).endswith("(80 %), by runs that are not like it")
+    assert format_validation(found, 10.0).endswith("(80 %), by runs that are not like it")
 
 
 def test_a_source_does_not_vouch_for_itself(make_run: Callable[..., ValidatedRun]) -> None:
@@ -68,7 +68,10 @@ def test_a_source_does_not_vouch_for_itself(make_run: Callable[..., ValidatedRun
         *(make_run(f"s{n}", 0.01 * (-1) ** n) for n in range(8)),
         *(make_run("bad", 0.5) for _ in range(9)),
     ]
-    with_it, without = validation_of(FEATURES, runs, NONE), validation_of(FEATURES, runs, NONE, without="bad")
+    with_it, without = (
+        validation_of(FEATURES, runs, NONE),
+        validation_of(FEATURES, runs, NONE, excluded_source="bad"),
+    )
     assert without.high < exp(0.05) < with_it.high
     assert without.runs == 8
 
@@ -122,7 +125,7 @@ def test_a_gpu_without_a_run_is_trusted_no_more_than_any_with_one() -> None:
     ],
 )
 def test_ranges_have_three_digits_and_one_unit(seconds: tuple[float, float], text: str) -> None:
-    assert range_words(seconds) == text
+    assert format_range(seconds) == text
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
@@ -133,7 +136,7 @@ def test_a_framework_without_a_run_is_trusted_less_than_any_regime_of_one_with_r
     """Of the shipped runs; judged by those of the cells that all its jobs of this size are in."""
     job = replace(FEATURES, nodes=nodes, gpus=8 * nodes, gpu="a100-sxm-80gb", fabric="")
     unknown = validation_of(replace(job, framework="the reference engine", strategy="ZeRO stage 3"))
-    low, high = errors_like(replace(job, framework=framework), validated_runs(), 2).interval()
+    low, high = estimate_errors(replace(job, framework=framework), validated_runs(), 2).interval()
     assert unknown.low <= exp(low)
     assert unknown.high >= exp(high)
     assert unknown.extrapolates[0] == "no validated run of the reference engine"
@@ -143,5 +146,5 @@ def test_what_it_leans_on_is_said(make_run: Callable[..., ValidatedRun]) -> None
     runs = [make_run("net", 0.01, binding="the network"), *(make_run(f"s{n}", 0.1) for n in range(4))]
     found = validation_of(runs[0].features, runs, NONE)
     assert (found.runs, found.runs_less_alike, found.to_dict()["runs_less_alike"]) == (1, 4, 4)
-    assert validation_words(found, 1.0).endswith("(80 %), by 1 run like it and 4 less alike")
-    assert validation_words(validation_of(FEATURES, runs, NONE), 1.0).endswith("by 4 runs like it")
+    assert format_validation(found, 1.0).endswith("(80 %), by 1 run like it and 4 less alike")
+    assert format_validation(validation_of(FEATURES, runs, NONE), 1.0).endswith("by 4 runs like it")

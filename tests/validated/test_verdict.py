@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zsim.validated.memory import MemoryErrors
-from zsim.validated.verdict import Verdict, mark_meanings, unless_fits, verdict_content, verdict_of
+from zsim.validated.verdict import Verdict, mark_meanings, verdict_content, verdict_of, verdict_suffix
 
 # Even from -0.1 to +0.1: the probability at load exp(-x) is 1/2 + 5 x (2.5 % at the ends' middles).
 ERRORS = MemoryErrors(np.linspace(-0.1, 0.1, 21), np.full(21, 1 / 21), 21, 5, 0.3, 7)
@@ -52,8 +52,8 @@ def test_a_verdict_is_broken_where_it_is_likelier_not_to_fit() -> None:
 def test_marks_and_words_in_tables() -> None:
     barely = Verdict("fits barely", 0.6)
     assert barely.mark == "?"
-    assert unless_fits(barely) == " (fits barely)"
-    assert unless_fits(Verdict("fits", 0.99)) == unless_fits(None) == ""
+    assert verdict_suffix(barely) == " (fits barely)"
+    assert verdict_suffix(Verdict("fits", 0.99)) == verdict_suffix(None) == ""
     assert [line[:3] for line in mark_meanings({"fits", "runs short", "does not fit"})] == ["~  ", "!  "]
 
 

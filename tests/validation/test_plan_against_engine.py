@@ -21,7 +21,7 @@ from validation.oracle.run import fake_world  # noqa: E402
 from validation.record.cases import MODELS  # noqa: E402
 from validation.tracing import SILENT  # noqa: E402
 from zsim.comparison.calls import Call, calls_of_plan  # noqa: E402
-from zsim.plan.memory.peaks import held_before_update  # noqa: E402
+from zsim.plan.memory.peaks import bytes_before_update  # noqa: E402
 from zsim.plan.ops import Device, Plan  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -126,7 +126,7 @@ def test_the_plan_makes_the_calls_of_the_engine_and_holds_its_bytes(way: str, tm
     assert plan_check.first_difference(calls_of_plan(plan), calls) is None
     pools: dict[str, Device] = {"device": "gpu", "host": "host"}
     for place, device in pools.items():
-        planned = held_before_update(plan, device)
+        planned = bytes_before_update(plan, device)
         for category in ("parameters", "gradients", "optimizer_states"):
             assert planned[category] == held[place].get(category, 0), (place, category)
 

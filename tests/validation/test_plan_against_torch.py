@@ -22,7 +22,7 @@ from validation.oracle.answer import Answer
 from validation.oracle.case import Case
 from zsim.comparison.call_lists import unfold
 from zsim.comparison.calls import Call, calls_of_plan
-from zsim.plan.memory.peaks import held_before_update, plan_peaks
+from zsim.plan.memory.peaks import bytes_before_update, plan_peaks
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch: pip install zsim[validate]"
@@ -74,7 +74,7 @@ def test_model_states_are_the_recorded_runs(path: Path) -> None:
     keep whole what begins or ends in a rank's partition; what is not the rank's own counts as a buffer here.
     """
     summary = json.loads(path.read_text())
-    planned = held_before_update(plan_check.recorded_plan(summary))
+    planned = bytes_before_update(plan_check.recorded_plan(summary))
     held = [rank["device"] for rank in summary["held_bytes_before_update"]]
     if path.parent.name.startswith(("deepspeed1", "deepspeed2")):
         planned["gradients"] += planned["buffers"]

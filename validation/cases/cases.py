@@ -22,16 +22,16 @@ from zsim.comparison.compare import compare
 from zsim.comparison.plan_check import check_plan
 from zsim.comparison.verdict import MAX_FOREIGN_FRACTION, judge
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.memory.peaks import held_before_update, plan_peaks
+from zsim.plan.memory.peaks import bytes_before_update, plan_peaks
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
 from zsim.report.views.meanings import MEMORY
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.check.cases import kind_of
-from zsim.study.check.rows import CheckRow, Outcome, from_metric
+from zsim.study.check.rows import CheckRow, Outcome, row_of_metric
 from zsim.trace.readers.content import Content
 from zsim.trace.readers.read import read_trace
-from zsim.trace.readers.span_log import objects
+from zsim.trace.readers.span_log import read_objects
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
 
@@ -112,9 +112,9 @@ def _memory_name(category: str) -> str:
 
 
 def _bytes_row(name: str, category: str, mine: int, there: int, tolerance: float) -> CheckRow:
-    metric = judge(_memory_name(category), mine, there, unit="bytes", whole=there, tolerance=tolerance)
+    metric = judge(_memory_name(category), mine, there, unit="bytes", total=there, tolerance=tolerance)
     text = f"{format_bytes(mine)} planned, {format_bytes(there)} measured ({mine - there:+,} B)"
-    return from_metric(name, metric, text if metric.verdict != "pass" else "")
+    return row_of_metric(name, metric, text if metric.verdict != "pass" else "")
 
 
 def _calls_row(name: str, plan: Plan, content: Mapping[str, Any], path: Path) -> CheckRow:
@@ -166,7 +166,7 @@ def _states_rows(name: str, plan: Plan, content: Mapping[str, Any]) -> Iterator[
     """Bytes of model states at the end of the last backward, on the rank with the maximum; they must match
     exactly. DeepSpeed's stages 1 and 2 keep whole gradients at both ends of a rank's partition; a plan counts
     the part outside of the partition as a buffer."""
-    planned = held_before_update(plan)
+    planned = bytes_before_update(plan)
     if content["case"]["name"].startswith(("deepspeed1", "deepspeed2")):
         planned["gradients"] += planned["buffers"]
     for category in ("parameters", "gradients", "optimizer_states"):
@@ -217,9 +217,9 @@ def _run_times(
 
 
 def _time_row(name: str, what: str, mine: float, there: float, tolerance: float, doubt: str) -> CheckRow:
-    metric = judge(what, mine, there, unit="seconds", whole=there, tolerance=tolerance, doubt=doubt)
+    metric = judge(what, mine, there, unit="seconds", total=there, tolerance=tolerance, doubt=doubt)
     text = f"{format_seconds(mine)} simulated, {format_seconds(there)} measured"
-    return from_metric(name, metric, "; ".join(part for part in (text, doubt) if part))
+    return row_of_metric(name, metric, "; ".join(part for part in (text, doubt) if part))
 
 
 def _cpu_seconds(folder: Path, content: Mapping[str, Any]) -> float | None:
@@ -232,7 +232,7 @@ def _cpu_seconds(folder: Path, content: Mapping[str, Any]) -> float | None:
         return None
     by_step: dict[int, int] = {}
     try:
-        for event in islice(objects(Content(log)), 1, None):
+        for event in islice(read_objects(Content(log)), 1, None):
             if event["kind"] == "phase":
                 by_step[event["step"]] = by_step.get(event["step"], 0) + event["cpu_ns"]
     except (TypeError, KeyError) as error:
@@ -247,8 +247,8 @@ def _shaped(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[Check
         declared = content[turn]["declared_wire_bytes"]
         for received in content[turn]["received_bytes"]:
             title = f"{turn}, bytes on the wire"
-            metric = judge(title, declared, received, unit="bytes", whole=received, tolerance=WIRE)
-            yield from_metric(name, metric)
+            metric = judge(title, declared, received, unit="bytes", total=received, tolerance=WIRE)
+            yield row_of_metric(name, metric)
     if "sequence_length" not in content:
         yield CheckRow(name, "step", "skipped", "an older recording, which does not say what it trained")
         return

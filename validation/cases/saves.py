@@ -14,15 +14,15 @@ from zsim.comparison.verdict import judge
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import cost_of
 from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.machine import step_beside
+from zsim.goodput.checkpoints.machine import overlapped_step
 from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates
-from zsim.goodput.checkpoints.saved import Saved
+from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.check.rows import CheckRow, Outcome, from_metric
+from zsim.study.check.rows import CheckRow, Outcome, row_of_metric
 
 CPU_CLUSTER = "cpu-gloo"
 BLOCKING = 0.30
@@ -36,7 +36,7 @@ def recorded_job(entry: Mapping[str, Any], models: Mapping[str, Any], cluster: s
     return resolve(Experiment.of_data({**described, "model": models[described["model"]], "cluster": cluster}))
 
 
-def recorded_saved(job: Job, entry: Mapping[str, Any]) -> Saved:
+def recorded_saved(job: Job, entry: Mapping[str, Any]) -> SavedFiles:
     """What zsim says that it writes."""
     how = entry["checkpoint"]
     return saved_files(job, how["format"], **{key: how[key] for key in _OPTIONS if key in how})
@@ -64,8 +64,8 @@ def clock_rows(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[Ch
             there = entry["seconds"].get(f"{phase}_processor")
             if there is not None:
                 text = f"{seconds:.3f} s predicted, {there:.3f} s measured"
-                metric = judge(phase, seconds, there, unit="seconds", whole=there, tolerance=BLOCKING)
-                yield from_metric(f"{name} {case}", metric, text)
+                metric = judge(phase, seconds, there, unit="seconds", total=there, tolerance=BLOCKING)
+                yield row_of_metric(f"{name} {case}", metric, text)
 
 
 def predicted(entry: Mapping[str, Any], content: Mapping[str, Any]) -> Checkpoint:
@@ -78,12 +78,12 @@ def predicted(entry: Mapping[str, Any], content: Mapping[str, Any]) -> Checkpoin
         saved,
         CheckpointTable(mode=entry["checkpoint"].get("mode", "sync")),
         _store(rates, saved, entry["experiment"]["gpus"]),
-        replace(step_beside(result), copying_seconds=0.0),
+        replace(overlapped_step(result), copying_seconds=0.0),
         _rates(rates, content["plans"], content["own_plans"]),
     )
 
 
-def _store(rates: Mapping[str, float], saved: Saved, ranks: int) -> StorageTable:
+def _store(rates: Mapping[str, float], saved: SavedFiles, ranks: int) -> StorageTable:
     """The machine's disk, whose rate is of each rank while all write."""
     written = rates["write_bytes_per_second"] if saved.is_synced else _IN_FILE_RATE
     return StorageTable(

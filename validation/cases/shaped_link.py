@@ -38,13 +38,13 @@ def predict_ahead(content: Mapping[str, Any]) -> AheadPrediction:
     job = _job(content, prefetch=0)
     speed, efficiency = 1.0, 0.8
     for _ in range(_ROUNDS):
-        trace = simulate_job(_on(job, speed, efficiency)).trace.of_rank(0)
+        trace = simulate_job(_on(job, speed, efficiency)).trace.select_rank(0)
         gathers, rest = _seconds(trace)
         computing = serial["step_seconds"]["mean"] - (trace.step_seconds - rest)
         efficiency = min(1.0, efficiency * gathers / serial["gather_seconds"])
         speed *= rest / computing if computing > 0 else 2.0
     ahead = _on(_job(content, prefetch=1), speed, efficiency)
-    trace = simulate_job(ahead).trace.of_rank(0)
+    trace = simulate_job(ahead).trace.select_rank(0)
     return AheadPrediction(trace.step_seconds, trace.step_seconds + _hidden_seconds(trace))
 
 

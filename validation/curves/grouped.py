@@ -56,7 +56,9 @@ class Timed(NamedTuple):
         each = 2 * DTYPE_BYTES[self.gradient] if self.product == "weight" else 2
         moved = float(self.experts * (2 * m * (n + k) + each * n * k))
         flops = 2.0 * self.experts * m * n * k
-        return Kernel("gemm", flops, moved, "bf16", shape, self.experts, layout=layout, side_by_side=STREAMS)
+        return Kernel(
+            "gemm", flops, moved, "bf16", shape, self.experts, layout=layout, concurrent_launches=STREAMS
+        )
 
 
 def read_grouped(path: Path = GROUPED) -> Iterator[Timed]:

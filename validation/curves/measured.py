@@ -72,7 +72,7 @@ class Curve:
         size_bytes = bus_bytes(self.kind, size, self.gpus)
         inside = size_bytes / (option.intra * costs.intra_fraction)
         across = size_bytes / (option.inter * costs.inter_fraction)
-        latency = ring_latency(rounds, costs, self.communicator.longer) + ramp_seconds(rounds, costs, size)
+        latency = ring_latency(rounds, costs, self.communicator.extra) + ramp_seconds(rounds, costs, size)
         if method.shape == "tree":
             channels, domains = self.cluster.collectives.channels, self.communicator.num_domains
             pieces = tree_pieces(option.protocol, size, channels, self.gpus, domains)

@@ -15,17 +15,17 @@ from pathlib import Path
 
 from zsim.study.check.baseline import Baseline, read_baseline
 from zsim.study.check.check import run_check
-from zsim.study.published.bars import bar_of_all, bars, table_lines
+from zsim.study.published.bars import error_summaries, overall_error_summary, table_lines
 from zsim.study.published.frameworks import framework_lines
 from zsim.study.published.likeness import validated_runs_of
 from zsim.study.published.predict import CheckResult, RowResult, shipped_tables
-from zsim.study.published.recorded import joined, recorded_runs
+from zsim.study.published.recorded import merge_runs, recorded_runs
 from zsim.study.published.regimes import accuracy_lines, regime_lines
 from zsim.study.published.statistics import error_figures, summarise
 from zsim.study.published.table import read_runs
 from zsim.study.published.text import markdown_lines
-from zsim.validated.coverage import Judged, leave_one_source_out
-from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, read_validated, validated_text
+from zsim.validated.coverage import JudgedRun, leave_one_source_out
+from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, format_validated_table, read_validated
 from zsim.validated.write import shipped_texts
 from zsim.version import __version__
 
@@ -128,14 +128,16 @@ def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
     """Write the table of validated runs, the recorded ones included, and the estimates derived from it;
     returns the runs, read back."""
     found = validated_runs_of(read_runs(shipped_tables()).runs, result.rows)
-    runs = read_validated(validated_text(joined(found, recorded_runs())))
+    runs = read_validated(format_validated_table(merge_runs(found, recorded_runs())))
     texts = shipped_texts(runs)
     for path, text in zip((TABLE, ESTIMATES), texts, strict=True):
         path.write_text(text, encoding="utf-8")
     return runs
 
 
-def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]], judged: Sequence[Judged]) -> list[str]:
+def page(
+    result: CheckResult, by_gpus: Mapping[int, Sequence[float]], judged: Sequence[JudgedRun]
+) -> list[str]:
     """docs/accuracy.md."""
     lines = [
         "# Accuracy",
@@ -151,7 +153,7 @@ def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]], judged: Se
         *framework_lines(result.rows),
         "## By source",
         "",
-        *table_lines(bars(result.rows), bar_of_all(result.rows)),
+        *table_lines(error_summaries(result.rows), overall_error_summary(result.rows)),
         "",
     ]
     for role, title in ROLES.items():

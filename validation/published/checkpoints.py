@@ -20,7 +20,7 @@ from typing import Any
 from zsim.api import simulate
 from zsim.goodput.checkpoints.cost import cost_of
 from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.machine import StepBeside, step_beside
+from zsim.goodput.checkpoints.machine import OverlappedStep, overlapped_step
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.checkpoint import CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "checkpoints.md"
 FACTOR = 2.0  # that a prediction may be off by
 _OWN_KEYS = ("what", "bound", "storage", "checkpoint")
-_NO_STEP = StepBeside(1.0, 0.0, 1.0, 0)  # a save that blocks has none beside it
+_NO_STEP = OverlappedStep(1.0, 0.0, 1.0, 0)  # a save that blocks has none beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _predict(row: Mapping[str, str], entry: Mapping[str, Any]) -> PredictedRow:
     job, step = resolve(experiment), _NO_STEP
     if table.mode != "sync":
         result = simulate(experiment)
-        job, step = result.job, step_beside(result)
+        job, step = result.job, overlapped_step(result)
     found = cost_of(job, saved_files(job, table.format), table, storage, step)
     values = {
         "blocking": found.blocking_seconds, "durable": found.durable_seconds,

@@ -20,7 +20,7 @@ from zsim.goodput.runs import HIGH, LOW, Runs, quantile, run_seeds
 from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.report.fit import fit_of
-from zsim.specs.experiment.load import changed, load_experiment
+from zsim.specs.experiment.load import change_experiment, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "goodput.md"
@@ -230,7 +230,9 @@ def _llama() -> Iterator[str]:
     yield "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|"
     steps = []
     for title, changes in WAYS:
-        run = simulate_run(changed(experiment, changes) if changes else experiment, compares=False, jobs=2)
+        run = simulate_run(
+            change_experiment(experiment, changes) if changes else experiment, compares=False, jobs=2
+        )
         low, high = run.failures_range
         good, place = run.goodput_range, run.checkpoint
         ettr = run.definitions["effective_training_time_llama_3"]

@@ -24,7 +24,7 @@ from zsim.api import simulate
 from zsim.errors import ZsimError
 from zsim.report.fit import allocated_bytes
 from zsim.report.report import Report
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.study.published.predict import RowResult, predict_row, shipped_tables
 from zsim.study.published.table import PublishedRun, read_runs
 from zsim.validated.memory import (
@@ -33,9 +33,9 @@ from zsim.validated.memory import (
     TABLE,
     MemoryRun,
     Outcome,
-    errors_of,
+    estimate_memory_errors,
+    format_memory_table,
     memory_runs,
-    memory_text,
     read_memory,
 )
 from zsim.validated.verdict import Verdict, verdict_of
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
         for run in rows_of([*shipped_tables(), REPORTS, *given]):
             known[run.row_id] = run
             print(run.row_id, f"{run.load:.3f}", run.outcome, run.error, flush=True)
-        TABLE.write_text(memory_text(known[name] for name in sorted(known)), encoding="utf-8")
+        TABLE.write_text(format_memory_table(known[name] for name in sorted(known)), encoding="utf-8")
     print("\n".join(calibration_lines(read_memory(TABLE.read_text(encoding="utf-8")))))
 
 
@@ -112,7 +112,7 @@ def _of_experiments(path: Path) -> Iterator[MemoryRun]:
         if row["status"] != "oom" and not measured and "reference" not in row:
             continue
         try:
-            asked = changed(Experiment(**row["experiment"]), {"simulation.known_to_fit": False})
+            asked = change_experiment(Experiment(**row["experiment"]), {"simulation.known_to_fit": False})
             report = simulate(asked).report
         except ZsimError as error:
             print(f"{row['row_id']}: {error}", file=sys.stderr)
@@ -163,7 +163,7 @@ def judged(runs: Sequence[MemoryRun]) -> list[tuple[MemoryRun, Verdict]]:
 
 
 def _errors(run: MemoryRun, others: dict[str, list[MemoryRun]]) -> Any:
-    return errors_of(run.framework, others[run.source], is_mixture=run.is_mixture)
+    return estimate_memory_errors(run.framework, others[run.source], is_mixture=run.is_mixture)
 
 
 def calibration_lines(runs: Sequence[MemoryRun]) -> list[str]:

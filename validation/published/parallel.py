@@ -20,7 +20,7 @@ from random import Random
 from zsim.report.views.text.plain import markdown, named_columns
 from zsim.study.published.frameworks import parallelism_table_lines
 from zsim.study.published.parallelism import model_ranks_of
-from zsim.study.published.predict import RowResult, predicted_rows
+from zsim.study.published.predict import RowResult, iterate_predictions
 from zsim.study.published.recorded import record, recorded_runs
 from zsim.study.published.statistics import error_figures
 from zsim.study.published.table import PublishedRun, read_runs
@@ -47,7 +47,7 @@ def main() -> None:
         runs = read_runs([asked.table]).runs
         todo = [run for run in chosen(runs) if run.row_id not in known][: asked.rows]
         recorded_runs()  # raises now, not after hours, if its columns are of another release
-        append(todo, predicted_rows(todo, processes=asked.processes), asked.seconds)
+        append(todo, iterate_predictions(todo, processes=asked.processes), asked.seconds)
         known = read_errors(TABLE)
     PAGE.write_text("\n".join(page(list(known.values()))) + "\n", encoding="utf-8")
     print(f"wrote {PAGE}")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import zsim
-from zsim.study.tune.text import change_words
-from zsim.study.tune.tune import Tuned, tune
+from zsim.study.tune.text import format_change
+from zsim.study.tune.tune import Tuning, tune
 from zsim.units import format_bytes, format_seconds
 
 RESULTS = Path(__file__).with_name("tuned.json")
@@ -92,17 +92,17 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def result_of(tuned: Tuned) -> dict[str, Any]:
+def result_of(tuned: Tuning) -> dict[str, Any]:
     """The stored result of a search: the best as overrides of the experiment, time and memory of both
     sides."""
     assert tuned.given is not None
     best = tuned.best[0]
     return {
         "overrides": best.candidate.overrides,
-        "changes": [change_words(change) for step in tuned.steps for change in step.changes],
+        "changes": [format_change(change) for step in tuned.steps for change in step.changes],
         "given": {"seconds": tuned.given.seconds, "gpu_bytes": tuned.given.gpu_bytes},
         "found": {"seconds": best.seconds, "gpu_bytes": best.gpu_bytes},
-        "configurations": tuned.found.num_candidates,
+        "configurations": tuned.search.num_candidates,
         "simulated": tuned.num_simulated,
     }
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zsim.engine.simulate import simulate_job
-from zsim.plan.builder import moves
+from zsim.plan.builder import move_kernels
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Op, Plan
 from zsim.specs.experiment.load import load_experiment
@@ -55,7 +55,7 @@ def early_plan(plan: Plan) -> Plan:
         )
         for change in plan.memory
     )
-    return plan.with_programs(lambda program: replace(program, ops=tuple(ops), memory=memory))
+    return plan.map_programs(lambda program: replace(program, ops=tuple(ops), memory=memory))
 
 
 def _copies(op: Op, ranks: int) -> Iterator[Op]:
@@ -64,7 +64,7 @@ def _copies(op: Op, ranks: int) -> Iterator[Op]:
     if isinstance(op.work, Collective) and op.work.kind == "all_gather":
         size = op.work.bytes
         for name, launches in (("copies of", ranks), ("copy of", 1)):
-            work = Kernels(moves(size, size, launches=launches))
+            work = Kernels(move_kernels(size, size, launches=launches))
             yield Op(
                 f"{name} {op.name}", op.stream, work, launches=launches, phase=op.phase, module=op.module
             )

@@ -7,28 +7,28 @@ from typing import Any
 from zsim.errors import InputError, did_you_mean
 
 # No measured value is outside this range; products of a few such numbers are still finite, and not 0.
-LEAST, MAXIMUM = 1e-15, 1e24
+MINIMUM, MAXIMUM = 1e-15, 1e24
 COUNT, FLAG, TEXT = f"a number above 0, below {MAXIMUM:g}", "true or false", "a text"
 
 
-class Part:
+class CheckedTable:
     """A table of the file. `path_text` names its position in error messages."""
 
     def __init__(self, content: Any, where: str) -> None:
         if not isinstance(content, dict):
-            raise InputError(f"{where}: found {shown(content)}, expected a table")
+            raise InputError(f"{where}: found {excerpt(content)}, expected a table")
         self.content: dict[str, Any] = content
-        self.where = where
+        self.path_text = where
 
-    def part(self, key: str) -> Part:
-        return Part(self._value(key), f"{self.where}: {key}")
+    def subtable(self, key: str) -> CheckedTable:
+        return CheckedTable(self._value(key), f"{self.path_text}: {key}")
 
-    def part_or_empty(self, key: str) -> Part:
-        return Part(self.content.get(key) or {}, f"{self.where}: {key}")
+    def optional_subtable(self, key: str) -> CheckedTable:
+        return CheckedTable(self.content.get(key) or {}, f"{self.path_text}: {key}")
 
     def _value(self, key: str) -> Any:
         if key not in self.content:
-            raise InputError(f"{self.where}: '{key}' is missing{did_you_mean(key, self.content)}")
+            raise InputError(f"{self.path_text}: '{key}' is missing{did_you_mean(key, self.content)}")
         return self.content[key]
 
     def required(self, key: str, kind: str | tuple[str, ...]) -> Any:
@@ -38,15 +38,15 @@ class Part:
             if value not in kind:
                 nearest = did_you_mean(value, kind) if isinstance(value, str) else ""
                 expected = f"one of {', '.join(kind)}{nearest}"
-                raise InputError(f"{self.where}: {key}: found {shown(value)}, expected {expected}")
+                raise InputError(f"{self.path_text}: {key}: found {excerpt(value)}, expected {expected}")
             return value
         is_right = {
-            COUNT: _is_number(value) and value >= LEAST,
+            COUNT: _is_number(value) and value >= MINIMUM,
             FLAG: isinstance(value, bool),
             TEXT: isinstance(value, str),
         }
         if not is_right[kind]:
-            raise InputError(f"{self.where}: {key}: found {shown(value)}, expected {kind}")
+            raise InputError(f"{self.path_text}: {key}: found {excerpt(value)}, expected {kind}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -56,7 +56,8 @@ class Part:
             return default
         if not _is_number(value) or value < 0:
             raise InputError(
-                f"{self.where}: {key}: found {shown(value)}, expected a number, 0 or more, below {MAXIMUM:g}"
+                f"{self.path_text}: {key}: found {excerpt(value)}, expected a number, 0 or more, below "
+                f"{MAXIMUM:g}"
             )
         return float(value)
 
@@ -65,6 +66,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAXIMUM
 
 
-def shown(value: Any) -> str:
+def excerpt(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -60,35 +60,37 @@ def calibrate(
     Rows measured while others used more than `quiet` of the machine are left out. Raises InputError when
     nothing in the cluster follows from the measurements.
     """
-    kept = tuple(row for row in measured.rows if row.foreign_cpu_fraction <= quiet)
+    quiet_rows = tuple(row for row in measured.rows if row.foreign_cpu_fraction <= quiet)
     notes = list(measured.notes)
-    if len(kept) < len(measured.rows):
-        lost = len(measured.rows) - len(kept)
-        notes.append(f"{lost} rows left out: others used more than {quiet:.0%} of the machine meanwhile")
-    rows = Measurements(kept, measured.machines, (), measured.sources)
+    if len(quiet_rows) < len(measured.rows):
+        num_dropped = len(measured.rows) - len(quiet_rows)
+        notes.append(
+            f"{num_dropped} rows left out: others used more than {quiet:.0%} of the machine meanwhile"
+        )
+    rows = Measurements(quiet_rows, measured.machines, (), measured.sources)
     gpu, gpu_fits = fit_gpu(cluster.gpu, rows)
     changes, cluster_fits = fit_cluster(cluster.model_copy(update={"gpu": gpu}), rows)
     fits = (*gpu_fits, *cluster_fits)
     if not fits:
-        families = ", ".join(sorted({row.family for row in kept}))
+        families = ", ".join(sorted({row.family for row in quiet_rows}))
         raise InputError(f"nothing of '{base}' follows from these measurements (families: {families})")
     tables: dict[str, dict[str, Any]] = {}
     for fit in gpu_fits:
         for dotted, value in fit.values.items():
             table, _, key = dotted.partition(".")
-            own = [other for other in gpu_fits if _belongs(other, table)]
-            content = tables.setdefault(f"gpu.{table}", _origin(own, rows))
+            table_fits = [fit for fit in gpu_fits if _is_fit_of(fit, table)]
+            content = tables.setdefault(f"gpu.{table}", _origin(table_fits, rows))
             if key.startswith("by_dtype."):
-                content.setdefault("by_dtype", {})[key.removeprefix("by_dtype.")] = _rounded(value)
+                content.setdefault("by_dtype", {})[key.removeprefix("by_dtype.")] = _round_digits(value)
             else:
                 content[key] = _quantity(value, fit.units.get(dotted, ""))
             if dotted == "gemm.max_fraction" and cluster.gpu.gemm.transformer_engine_ratio != 1:
                 content["transformer_engine_ratio"] = 1.0  # the base's is to what that sustains, not to these
             content["measured_range"] = {**content.get("measured_range", {}), **fit.ranges}
     for table, values in changes.items():
-        own = [fit for fit in cluster_fits if _belongs(fit, table)]
-        content = _origin(own, rows) | {key: _plain(key, value) for key, value in values.items()}
-        content["measured_range"] = {key: span for fit in own for key, span in fit.ranges.items()}
+        table_fits = [fit for fit in cluster_fits if _is_fit_of(fit, table)]
+        content = _origin(table_fits, rows) | {key: _file_value(key, value) for key, value in values.items()}
+        content["measured_range"] = {key: span for fit in table_fits for key, span in fit.ranges.items()}
         tables[table] = content
     return Calibration(name, base, tables, fits, measured.machines, tuple(notes))
 
@@ -100,7 +102,7 @@ def sources(fits: Sequence[CurveFit]) -> list[str]:
 _TABLE_OF = {"collectives within": ("node_link", "collectives"), "collectives across": ("nic", "collectives")}
 
 
-def _belongs(fit: CurveFit, table: str) -> bool:
+def _is_fit_of(fit: CurveFit, table: str) -> bool:
     for start, tables in _TABLE_OF.items():
         if fit.title.startswith(start):
             return table in tables
@@ -110,8 +112,8 @@ def _belongs(fit: CurveFit, table: str) -> bool:
 def _origin(fits: Sequence[CurveFit], measured: Measurements) -> dict[str, Any]:
     """`source` and `evidence` of a table: each of its fits, with its points and errors."""
     machine = f" on {'; '.join(measured.machines)}" if measured.machines else ""
-    found = "; ".join(f"{fit.title}: {', '.join(fit.sources)}{machine}: {_errors(fit)}" for fit in fits)
-    return {"source": f"zsim calibrate, {found}", "evidence": "calibrated"}
+    fit_texts = "; ".join(f"{fit.title}: {', '.join(fit.sources)}{machine}: {_errors(fit)}" for fit in fits)
+    return {"source": f"zsim calibrate, {fit_texts}", "evidence": "calibrated"}
 
 
 def _errors(fit: CurveFit) -> str:
@@ -122,9 +124,9 @@ def _errors(fit: CurveFit) -> str:
     return f"{len(fit.points)} points, {errors}{bound}"
 
 
-def _plain(key: str, value: Any) -> Any:
+def _file_value(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _plain(name, item) for name, item in value.items()}
+        return {name: _file_value(name, item) for name, item in value.items()}
     if isinstance(value, float):
         return _quantity(value, _UNIT_OF.get(key, ""))
     return f"{value} B" if key in ("capacity", "write_cache") and value is not None else value
@@ -141,17 +143,17 @@ _UNIT_OF = {
 def _quantity(value: float, unit: str) -> Any:
     """A number as files have it: seconds in microseconds, rates in GB/s or GFLOP/s, bytes as integers."""
     if unit == "s":
-        return f"{_rounded(value * 1e6)} us"
+        return f"{_round_digits(value * 1e6)} us"
     if unit == "B/s":
-        return f"{_rounded(value / 1e9)} GB/s"
+        return f"{_round_digits(value / 1e9)} GB/s"
     if unit == "FLOP/s":
-        return f"{_rounded(value / 1e9)} GFLOP/s"
+        return f"{_round_digits(value / 1e9)} GFLOP/s"
     if unit == "B":
         return f"{round(value)} B"
-    return _rounded(value)
+    return _round_digits(value)
 
 
-def _rounded(value: float) -> float:
+def _round_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 

@@ -26,149 +26,153 @@ from zsim.trace.collective_names import is_collective_kernel
 from zsim.trace.readers.kineto.file import DeviceEvent
 from zsim.trace.trace import COLLECTIVES, Trace
 
-LEAST_SECONDS = 10e-6
-ALL, NONE = 0.95, 0.01  # fractions of a duration that count as all of it and as none
+MIN_SECONDS = 10e-6
+MIN_OVERLAPPED, MAX_ISOLATED = 0.95, 0.01  # fractions of a duration that count as all of it and as none
 _GPU_KINDS = frozenset({"compute", "optimizer", "copy"})
 
 
-class BesidePair(NamedTuple):
+class OverlapPair(NamedTuple):
     """One piece of work that was done both isolated and overlapping: its name, its seconds each way and how
     often it was done.
     """
 
     name: str
     shape: str
-    alone_seconds: float
-    beside_seconds: float
-    num_alone: int
-    num_beside: int
+    isolated_seconds: float
+    overlapped_seconds: float
+    num_isolated: int
+    num_overlapped: int
 
     @property
     def ratio(self) -> float:
-        return self.beside_seconds / self.alone_seconds
+        return self.overlapped_seconds / self.isolated_seconds
 
 
-class Covered:
+class IntervalUnion:
     """A union of intervals, which gives the fraction of a time that it covers."""
 
     def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
         self._starts: list[float] = []
         self._ends: list[float] = []
-        self._before: list[float] = []  # length of all intervals before each
+        self._cumulative_seconds: list[float] = []  # length of all intervals before each
         total = 0.0
         for start, end in sorted(intervals):
             if self._ends and start <= self._ends[-1]:
                 total += max(0.0, end - self._ends[-1])
                 self._ends[-1] = max(end, self._ends[-1])
             else:
-                self._before.append(total)
+                self._cumulative_seconds.append(total)
                 self._starts.append(start)
                 self._ends.append(end)
                 total += end - start
 
     def share(self, start: float, end: float) -> float:
         """Fraction of the time from `start` to `end` that the intervals cover: 0 to 1."""
-        return (self._until(end) - self._until(start)) / (end - start) if end > start else 0.0
+        return (
+            (self._covered_seconds(end) - self._covered_seconds(start)) / (end - start)
+            if end > start
+            else 0.0
+        )
 
-    def _until(self, time: float) -> float:
-        place = bisect_right(self._starts, time) - 1
-        if place < 0:
+    def _covered_seconds(self, time: float) -> float:
+        index = bisect_right(self._starts, time) - 1
+        if index < 0:
             return 0.0
-        return self._before[place] + min(time, self._ends[place]) - self._starts[place]
+        return self._cumulative_seconds[index] + min(time, self._ends[index]) - self._starts[index]
 
 
-def slowdown(pairs: Sequence[BesidePair]) -> float:
+def slowdown(pairs: Sequence[OverlapPair]) -> float:
     """Total duration of the overlapping calls over the duration of as many isolated calls, or NaN without
     pairs.
     """
-    alone = sum(pair.alone_seconds * pair.num_beside for pair in pairs)
-    beside = sum(pair.beside_seconds * pair.num_beside for pair in pairs)
-    return beside / alone if alone else float("nan")
+    isolated = sum(pair.isolated_seconds * pair.num_overlapped for pair in pairs)
+    overlapped = sum(pair.overlapped_seconds * pair.num_overlapped for pair in pairs)
+    return overlapped / isolated if isolated else float("nan")
 
 
-def kernel_pairs(events: Sequence[DeviceEvent]) -> list[BesidePair]:
+def kernel_pairs(events: Sequence[DeviceEvent]) -> list[OverlapPair]:
     """Kernels of one rank's file, by name and launch: isolated, and overlapping the rank's collectives."""
     kernels = [event for event in events if event.kind == "kernel" and event.end > event.start]
-    collectives = _by_device(event for event in kernels if is_collective_kernel(event.name))
+    collectives = _collectives_per_device(event for event in kernels if is_collective_kernel(event.name))
     others = [event for event in kernels if not is_collective_kernel(event.name)]
     busy: dict[Hashable, list[DeviceEvent]] = {}
     for event in sorted(others, key=lambda event: (event.start, event.end)):
         busy.setdefault(event.device, []).append(event)
-    found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    for device, row in busy.items():
-        covered = collectives.get(device)
-        for event in _one_at_a_time(row):
-            share = covered.share(event.start, event.end) if covered else 0.0
+    durations: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for device, device_kernels in busy.items():
+        device_collectives = collectives.get(device)
+        for event in _exclusive_kernels(device_kernels):
+            share = device_collectives.share(event.start, event.end) if device_collectives else 0.0
             key = event.name, str(event.args.get("launch", ""))
-            _note(found, key, (event.end - event.start) * 1e-9, share)
-    return [pair for pair in _pairs(found, median) if pair.alone_seconds >= LEAST_SECONDS]
+            _add_duration(durations, key, (event.end - event.start) * 1e-9, share)
+    return [pair for pair in _pairs(durations, median) if pair.isolated_seconds >= MIN_SECONDS]
 
 
-def collective_pairs(trace: Trace) -> list[BesidePair]:
+def collective_pairs(trace: Trace) -> list[OverlapPair]:
     """Collectives of a recording, by kind, size and group: isolated, and overlapping kernels on any of its
     ranks.
     """
-    kernels = kernels_of(trace)
+    kernels = kernel_intervals(trace)
     is_bounded = bool(trace.metadata.get("transfers_bounded")) or trace.transfer_seconds is None
-    found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    for place, (_, info, start, end) in enumerate(trace.rows()):
+    durations: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for span, (_, info, start, end) in enumerate(trace.rows()):
         if info.kind not in COLLECTIVES or not info.bytes:
             continue
         if not is_bounded and trace.transfer_seconds is not None:
-            start = max(start, end - float(trace.transfer_seconds[place]))
+            start = max(start, end - float(trace.transfer_seconds[span]))
         if end > start:
             key = info.kind, f"{info.bytes:,} B, {info.group_size} ranks"
-            _note(found, key, end - start, kernels.share(start, end))
-    return _pairs(found, min if is_bounded else median)
+            _add_duration(durations, key, end - start, kernels.share(start, end))
+    return _pairs(durations, min if is_bounded else median)
 
 
-def kernels_of(trace: Trace) -> Covered:
+def kernel_intervals(trace: Trace) -> IntervalUnion:
     """The intervals in which kernels ran on any of the recorded ranks."""
-    return Covered(
+    return IntervalUnion(
         (start, end) for _, info, start, end in trace.rows() if info.kind in _GPU_KINDS and end > start
     )
 
 
-def _by_device(events: Iterable[DeviceEvent]) -> Mapping[Hashable, Covered]:
+def _collectives_per_device(events: Iterable[DeviceEvent]) -> Mapping[Hashable, IntervalUnion]:
     intervals: dict[Hashable, list[tuple[float, float]]] = {}
     for event in events:
         intervals.setdefault(event.device, []).append((event.start, event.end))
-    return {device: Covered(found) for device, found in intervals.items()}
+    return {device: IntervalUnion(device_intervals) for device, device_intervals in intervals.items()}
 
 
-def _one_at_a_time(kernels: Sequence[DeviceEvent]) -> list[DeviceEvent]:
+def _exclusive_kernels(kernels: Sequence[DeviceEvent]) -> list[DeviceEvent]:
     """The kernels, in order of their starts, that overlapped no other kernel."""
-    found = []
+    exclusive = []
     last_end = 0
-    for place, kernel in enumerate(kernels):
-        is_before_next = place + 1 == len(kernels) or kernels[place + 1].start >= kernel.end
+    for index, kernel in enumerate(kernels):
+        is_before_next = index + 1 == len(kernels) or kernels[index + 1].start >= kernel.end
         if kernel.start >= last_end and is_before_next:
-            found.append(kernel)
+            exclusive.append(kernel)
         last_end = max(last_end, kernel.end)
-    return found
+    return exclusive
 
 
-def _note(
-    found: dict[tuple[str, str], tuple[list[float], list[float]]],
+def _add_duration(
+    durations: dict[tuple[str, str], tuple[list[float], list[float]]],
     key: tuple[str, str],
     seconds: float,
     share: float,
 ) -> None:
-    alone, beside = found.setdefault(key, ([], []))
-    if share <= NONE:
-        alone.append(seconds)
-    elif share >= ALL:
-        beside.append(seconds)
+    isolated, overlapped = durations.setdefault(key, ([], []))
+    if share <= MAX_ISOLATED:
+        isolated.append(seconds)
+    elif share >= MIN_OVERLAPPED:
+        overlapped.append(seconds)
 
 
 def _pairs(
-    found: Mapping[tuple[str, str], tuple[list[float], list[float]]],
-    middle: Callable[[list[float]], float],
-) -> list[BesidePair]:
+    durations: Mapping[tuple[str, str], tuple[list[float], list[float]]],
+    average: Callable[[list[float]], float],
+) -> list[OverlapPair]:
     """Work that was done both ways, with the longest total of overlapping calls first."""
     pairs = [
-        BesidePair(*key, middle(alone), middle(beside), len(alone), len(beside))
-        for key, (alone, beside) in found.items()
-        if alone and beside
+        OverlapPair(*key, average(isolated), average(overlapped), len(isolated), len(overlapped))
+        for key, (isolated, overlapped) in durations.items()
+        if isolated and overlapped
     ]
-    return sorted(pairs, key=lambda pair: -pair.beside_seconds * pair.num_beside)
+    return sorted(pairs, key=lambda pair: -pair.overlapped_seconds * pair.num_overlapped)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.calibrate.robust_fit import CurveFit, FitParameter, points_of, robust_fit, span
+from zsim.calibrate.robust_fit import CurveFit, FitParameter, fit_points, robust_fit, value_range
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
@@ -33,20 +33,20 @@ def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """
     fits: list[CurveFit] = []
     for fit in (_launch, _peaks, _memory, _optimizer, _gemm, _attention, _interference):
-        gpu, found = fit(gpu, measured)
-        fits += found
+        gpu, new_fits = fit(gpu, measured)
+        fits += new_fits
     return gpu, fits
 
 
-def replaced(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
+def replace_values(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
     """The GPU with these values replaced, by dotted name ("gemm.k_half", "gemm.by_dtype.bf16")."""
     tables: dict[str, dict[str, Any]] = {}
     for dotted, value in values.items():
         table, _, name = dotted.partition(".")
         changes = tables.setdefault(table, {})
         if name.startswith("by_dtype."):
-            kept = changes.get("by_dtype", dict(gpu.gemm.by_dtype))
-            changes["by_dtype"] = kept | {name.removeprefix("by_dtype."): value}
+            fractions = changes.get("by_dtype", dict(gpu.gemm.by_dtype))
+            changes["by_dtype"] = fractions | {name.removeprefix("by_dtype."): value}
         else:
             changes[name] = round(value) if name == "bytes_half" else value
     return gpu.model_copy(
@@ -56,7 +56,7 @@ def replaced(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
 
 def _launch(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """On a CPU the thread that issues an operation runs it, so the dispatch is part of the kernel's time."""
-    rows = measured.of("host", what="launch")
+    rows = measured.select("host", what="launch")
     if gpu.vendor != "cpu" or not rows:
         return gpu, []
     seconds = min(row.seconds / row.calls for row in rows)
@@ -64,7 +64,7 @@ def _launch(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     fit = CurveFit(
         "dispatch of one operation", value, (), {}, sources(rows), {"launch.seconds_per_kernel": "s"}
     )
-    return replaced(gpu, value), [fit]
+    return replace_values(gpu, value), [fit]
 
 
 def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
@@ -73,7 +73,7 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     values: dict[str, float] = {}
     used: list[Measurement] = []
     for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
-        rows = [row for row in measured.of("gemm", dtype=dtype) if row.flops > 0]
+        rows = [row for row in measured.select("gemm", dtype=dtype) if row.flops > 0]
         if not rows:
             continue
         best = max(row.flops / row.seconds for row in rows)
@@ -82,8 +82,10 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
             used += rows
     rows = [
         row
-        for row in measured.of("copy", "fill", "adamw")
-        if row.bytes > _BEYOND_CACHES and row["place"] in (None, _place(gpu)) and row["threads"] in (None, 1)
+        for row in measured.select("copy", "fill", "adamw")
+        if row.bytes > _BEYOND_CACHES
+        and row["place"] in (None, _device_name(gpu))
+        and row["threads"] in (None, 1)
     ]
     if rows:
         best = max(row.bytes / row.seconds for row in rows)
@@ -93,30 +95,32 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     if not values:
         return gpu, []
     units = {name: "B/s" if name.startswith("memory") else "FLOP/s" for name in values}
-    return replaced(gpu, values), [CurveFit("best rates seen", values, (), {}, sources(used), units)]
+    return replace_values(gpu, values), [CurveFit("best rates seen", values, (), {}, sources(used), units)]
 
 
 def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """The rates of kernels bound by memory. A CPU's copies count only where they exceed every cache, as in a
     step.
     """
-    least = _BEYOND_CACHES if gpu.vendor == "cpu" else 0.0
-    copies = [(row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.of("copy") if row.bytes > least]
-    others: list[Timed] = [
+    min_bytes = _BEYOND_CACHES if gpu.vendor == "cpu" else 0.0
+    copies = [
+        (row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.select("copy") if row.bytes > min_bytes
+    ]
+    elementwise: list[Timed] = [
         (row, (Kernel("elementwise", 0.0, row.bytes),))
-        for row in measured.of(*_ELEMENTWISE)
-        if row.bytes > 0 and not _backward(row)
+        for row in measured.select(*_ELEMENTWISE)
+        if row.bytes > 0 and not _has_backward(row)
     ]
     parameters = [FitParameter("memory_bound.bytes_half", max(gpu.memory_bound.bytes_half, 1024), 64, 64e6)]
     if copies:
-        parameters.append(_fraction("memory_bound.copy_fraction", gpu.memory_bound.copy_fraction))
-    if others:
+        parameters.append(_fraction_parameter("memory_bound.copy_fraction", gpu.memory_bound.copy_fraction))
+    if elementwise:
         parameters.append(
-            _fraction("memory_bound.elementwise_fraction", gpu.memory_bound.elementwise_fraction)
+            _fraction_parameter("memory_bound.elementwise_fraction", gpu.memory_bound.elementwise_fraction)
         )
     if gpu.vendor == "cpu":
-        others += _modules(measured)
-    return _fit(gpu, "kernels bound by memory", parameters, [*copies, *others], "bytes", _bytes_of)
+        elementwise += _modules(measured)
+    return _fit(gpu, "kernels bound by memory", parameters, [*copies, *elementwise], "bytes", _bytes_of)
 
 
 def _bytes_of(row: Measurement) -> float:
@@ -132,11 +136,11 @@ def _modules(measured: Measurements) -> list[Timed]:
     """
     options = WorkOptions("fp32")
     timed: list[Timed] = []
-    for row in measured.of("rms_norm_eager", "cross_entropy", dtype="fp32"):
+    for row in measured.select("rms_norm_eager", "cross_entropy", dtype="fp32"):
         is_loss = row.family == "cross_entropy"
         module = Module("module", Loss(int(row["vocab"])) if is_loss else Norm(int(row["width"]), "rms"))
         shape = BatchShape(1, int(row["tokens"]))
-        backward = backward_kernels(module, shape, options) if _backward(row) else ()
+        backward = backward_kernels(module, shape, options) if _has_backward(row) else ()
         timed.append((row, (*forward_kernels(module, shape, options), *backward)))
     return timed
 
@@ -145,20 +149,20 @@ def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """Fits AdamW of every implementation. Each passes over memory as often as zsim counts for it."""
     rows = [
         row
-        for row in measured.of("adamw", place=_place(gpu))
+        for row in measured.select("adamw", place=_device_name(gpu))
         if row.bytes > 0 and (gpu.vendor != "cpu" or row["threads"] == 1)
     ]
     timed: list[Timed] = [
         (row, optimizer_kernels(int(row["numel"]), "adamw", ADAMW_IMPLEMENTATIONS[str(row["kind"])]))
         for row in rows
     ]
-    parameters = [_fraction("memory_bound.optimizer_fraction", gpu.memory_bound.optimizer_fraction)]
+    parameters = [_fraction_parameter("memory_bound.optimizer_fraction", gpu.memory_bound.optimizer_fraction)]
     return _fit(gpu, "AdamW", parameters, timed, "bytes", lambda row: row.bytes)
 
 
 def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     timed: list[Timed] = []
-    for row in measured.of("gemm"):
+    for row in measured.select("gemm"):
         if getattr(gpu.peak, str(row["dtype"]), None) is None:
             continue
         shape = (int(row["m"]), int(row["n"]), int(row["k"]))
@@ -169,7 +173,7 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     parameters = [FitParameter("gemm.k_half", max(gpu.gemm.k_half, 4.0), 1.0, 4096.0)]
     for index, dtype in enumerate(dtypes):
         name = "gemm.max_fraction" if index == 0 else f"gemm.by_dtype.{dtype}"
-        parameters.append(_fraction(name, gpu.gemm.by_dtype.get(dtype, gpu.gemm.max_fraction)))
+        parameters.append(_fraction_parameter(name, gpu.gemm.by_dtype.get(dtype, gpu.gemm.max_fraction)))
     return _fit(gpu, "matrix products", parameters, timed, "flops", lambda row: row.flops)
 
 
@@ -177,27 +181,27 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """Fits fused attention. Rows of both directions are a forward and a backward, whose FLOPs are 2.5 times
     as many."""
     timed: list[Timed] = []
-    for row in measured.of("attention"):
+    for row in measured.select("attention"):
         dtype = str(row["dtype"])
         if getattr(gpu.peak, dtype, None) is None:
             continue
         length, width = int(row["length"]), int(row["head_dim"])
         shape = (int(row["batch"]) * int(row["heads"]), length, length, width)
-        both = row["direction"] == "both"
-        forward = row.flops / 3.5 if both else row.flops
+        is_both_directions = row["direction"] == "both"
+        forward = row.flops / 3.5 if is_both_directions else row.flops
         kernels = [Kernel("attention_forward", forward, 0.0, dtype, shape)]
-        if both:
+        if is_both_directions:
             kernels.append(Kernel("attention_backward", 2.5 * forward, 0.0, dtype, shape, 3))
         timed.append((row, tuple(kernels)))
     parameters = [
-        _fraction("attention.forward_fraction", gpu.attention.forward_fraction),
-        _fraction("attention.backward_fraction", gpu.attention.backward_fraction),
+        _fraction_parameter("attention.forward_fraction", gpu.attention.forward_fraction),
+        _fraction_parameter("attention.backward_fraction", gpu.attention.backward_fraction),
         FitParameter("attention.sequence_half", max(gpu.attention.sequence_half, 8.0), 1.0, 4096.0),
     ]
-    of_backward = gpu.attention.backward_sequence_half
-    if of_backward is not None:
+    backward_half = gpu.attention.backward_sequence_half
+    if backward_half is not None:
         name = "attention.backward_sequence_half"
-        parameters.append(FitParameter(name, max(of_backward, 8.0), 1.0, 4096.0))
+        parameters.append(FitParameter(name, max(backward_half, 8.0), 1.0, 4096.0))
     return _fit(gpu, "fused attention", parameters, timed, "flops", lambda row: row.flops)
 
 
@@ -212,16 +216,16 @@ def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]
         ("compute_slowdown", "gemm", "products beside a collective"),
         ("communication_slowdown", "all_reduce", "a collective beside products"),
     ):
-        rows = measured.of("interference", measured=what)
-        alone = {row["ranks"]: row.seconds for row in rows if not row["beside"]}
-        beside = {row["ranks"]: row.seconds for row in rows if row["beside"]}
-        both = sorted(set(alone) & set(beside))
-        if not both:
+        rows = measured.select("interference", measured=what)
+        isolated = {row["ranks"]: row.seconds for row in rows if not row["beside"]}
+        overlapped = {row["ranks"]: row.seconds for row in rows if row["beside"]}
+        measured_sizes = sorted(set(isolated) & set(overlapped))
+        if not measured_sizes:
             continue
-        ratios = sorted(max(1.0, beside[ranks] / alone[ranks]) for ranks in both)
+        ratios = sorted(max(1.0, overlapped[ranks] / isolated[ranks]) for ranks in measured_sizes)
         value = {f"interference.{name}": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
-        gpu = replaced(gpu, value)
-        ranges = {"ranks": span([float(ranks) for ranks in both])}
+        gpu = replace_values(gpu, value)
+        ranges = {"ranks": value_range([float(ranks) for ranks in measured_sizes])}
         fits.append(CurveFit(title, value, (), ranges, sources(rows)))
     return gpu, fits
 
@@ -239,28 +243,28 @@ def _fit(
     measured = [row.seconds for row, _ in timed]
 
     def predict(values: Mapping[str, float]) -> list[float]:
-        changed = replaced(gpu, values)
+        changed = replace_values(gpu, values)
         return [sum(kernel_seconds(kernel, changed) for kernel in kernels) for _, kernels in timed]
 
     values, stuck = robust_fit(parameters, predict, measured)
     xs = [x(row) for row, _ in timed]
-    points = points_of([_label(row) for row, _ in timed], xs, measured, predict(values))
+    points = fit_points([_label(row) for row, _ in timed], xs, measured, predict(values))
     units = {name: "B" for name in values if name.endswith("bytes_half")}
     fit = CurveFit(
-        title, values, points, {range_name: span(xs)}, sources(row for row, _ in timed), units, stuck
+        title, values, points, {range_name: value_range(xs)}, sources(row for row, _ in timed), units, stuck
     )
-    return replaced(gpu, values), [fit]
+    return replace_values(gpu, values), [fit]
 
 
-def _fraction(name: str, start: float) -> FitParameter:
+def _fraction_parameter(name: str, start: float) -> FitParameter:
     return FitParameter(name, start, 0.01, 1.0)
 
 
-def _place(gpu: Gpu) -> str:
+def _device_name(gpu: Gpu) -> str:
     return "cpu" if gpu.vendor == "cpu" else "cuda"
 
 
-def _backward(row: Measurement) -> bool:
+def _has_backward(row: Measurement) -> bool:
     return bool(row["direction"] == "both")
 
 
@@ -269,7 +273,7 @@ def sources(rows: Iterator[Measurement] | Sequence[Measurement] | Any) -> tuple[
 
 
 def _label(row: Measurement) -> str:
-    shown = {
+    shown_parameters = {
         key: value for key, value in row.parameters.items() if key != "measured_threads" and value is not None
     }
-    return f"{row.family} " + " ".join(str(value) for value in shown.values())
+    return f"{row.family} " + " ".join(str(value) for value in shown_parameters.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 from zsim.calibrate.kernel_fits import sources
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.calibrate.robust_fit import CurveFit, FitParameter, points_of, robust_fit, span
+from zsim.calibrate.robust_fit import CurveFit, FitParameter, fit_points, robust_fit, value_range
 from zsim.cost.collectives.rounds import bus_bytes, ring_rounds
 from zsim.cost.rates.host_calls import load_host_costs
 from zsim.cost.rates.nvme import stream_bytes_per_second
@@ -24,23 +24,23 @@ def fit_cluster(cluster: Cluster, measured: Measurements) -> tuple[dict[str, dic
     tables: dict[str, dict[str, Any]] = {}
     fits: list[CurveFit] = []
     for fit in (_host, _framework, _collectives, _host_copies, _drives, _host_optimizer):
-        changes, found = fit(cluster, measured)
+        changes, new_fits = fit(cluster, measured)
         for table, values in changes.items():
             tables.setdefault(table, {}).update(values)
-        fits += found
+        fits += new_fits
     return tables, fits
 
 
-Found = tuple[dict[str, dict[str, Any]], list[CurveFit]]
+TablesAndFits = tuple[dict[str, dict[str, Any]], list[CurveFit]]
 
 
-def _host(cluster: Cluster, measured: Measurements) -> Found:
+def _host(cluster: Cluster, measured: Measurements) -> TablesAndFits:
     """The host's cost of issuing one kernel.
 
     On a CPU that is part of the kernel (`_launch`), and the machine's cores are taken from its name ("2 x AMD
     EPYC").
     """
-    rows = measured.of("host", what="launch")
+    rows = measured.select("host", what="launch")
     if cluster.gpu.vendor == "cpu" and (cores := cpu_cores(measured)):
         fit = CurveFit("the machine", {"host.cores": cores}, (), {}, measured.sources)
         return {"host": {"cores": cores}}, [fit]
@@ -57,10 +57,10 @@ def _seconds_per_call(rows: list[Measurement]) -> float:
     return min(row.seconds / row.calls for row in rows)
 
 
-def _framework(cluster: Cluster, measured: Measurements) -> Found:
+def _framework(cluster: Cluster, measured: Measurements) -> TablesAndFits:
     """Factor on the frameworks' Python of this host relative to the reference host: of a call of
     `nn.Identity`, which is the same with and without a GPU."""
-    rows = measured.of("host", what="module_call")
+    rows = measured.select("host", what="module_call")
     if not rows:
         return {}, []
     factor = _seconds_per_call(rows) / load_host_costs().seconds["identity_call"]
@@ -69,7 +69,7 @@ def _framework(cluster: Cluster, measured: Measurements) -> Found:
     return {"host": {"overhead_factor": factor}}, [fit]
 
 
-def _collectives(cluster: Cluster, measured: Measurements) -> Found:
+def _collectives(cluster: Cluster, measured: Measurements) -> TablesAndFits:
     """Fits start, round and rate of one ring edge, for groups within a node and groups across nodes.
 
         t = base + n_intra r_intra + n_inter r_inter + b / x
@@ -79,50 +79,56 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
     of all ranks of a node side by side, so there x is the number of those ranks times a GPU's share of the
     cards times the cards' efficiency, as long as the links inside the node are not slower.
     """
-    rows = [row for row in measured.of("collective") if row["kind"] in _RING_KINDS and row.bytes > 0]
+    rows = [row for row in measured.select("collective") if row["kind"] in _RING_KINDS and row.bytes > 0]
     if cluster.collectives.backend == "gloo":  # its reduce-scatter is an all-reduce, its broadcast not a ring
         rows = [row for row in rows if row["kind"] in ("all_gather", "all_reduce")]
-    within = [
-        row for row in rows if int(row["nodes"] or 1) == 1 and _own_core(cluster, row, cpu_cores(measured))
+    inner_rows = [
+        row
+        for row in rows
+        if int(row["nodes"] or 1) == 1 and _has_core_per_rank(cluster, row, cpu_cores(measured))
     ]
-    across = [row for row in rows if int(row["nodes"] or 1) > 1]
+    outer_rows = [row for row in rows if int(row["nodes"] or 1) > 1]
     tables: dict[str, dict[str, Any]] = {}
     fits: list[CurveFit] = []
     protocol = "tcp" if "tcp" in cluster.collectives.protocols else "simple"
     base = cluster.collectives.protocols[protocol]
-    inside = cluster.node_link.bandwidth * cluster.node_link.efficiency
-    if len(within) >= 4:
+    inner_rate = cluster.node_link.bandwidth * cluster.node_link.efficiency
+    if len(inner_rows) >= 4:
         start = cluster.node_link.bandwidth * cluster.node_link.efficiency or 1e9
-        fit, values = _ring_fit("collectives within a node", within, start, base.base, base.intra_round)
-        inside = values["rate"]
+        fit, values = _ring_fit("collectives within a node", inner_rows, start, base.base, base.intra_round)
+        inner_rate = values["rate"]
         fits.append(fit)
         tables |= _ring_tables(cluster, protocol, values, "node_link", "intra_round")
-    if len(across) >= 4:
+    if len(outer_rows) >= 4:
         start = cluster.nic.bandwidth * cluster.nic.per_node / cluster.gpus_per_node * cluster.nic.efficiency
-        if inside > 0:  # begin where the cards are what is slower
-            start = min(start, 0.9 * inside / max(int(row["ranks"]) // int(row["nodes"]) for row in across))
+        if inner_rate > 0:  # begin where the cards are what is slower
+            start = min(
+                start, 0.9 * inner_rate / max(int(row["ranks"]) // int(row["nodes"]) for row in outer_rows)
+            )
         fit, values = _ring_fit(
-            "collectives across nodes", across, start, base.base, base.inter_round, inside=inside
+            "collectives across nodes", outer_rows, start, base.base, base.inter_round, inner_rate=inner_rate
         )
         fits.append(fit)
-        found = _ring_tables(cluster, protocol, values, "nic", "inter_round")
-        for table, changes in found.items():
+        ring_tables = _ring_tables(cluster, protocol, values, "nic", "inter_round")
+        for table, changes in ring_tables.items():
             tables.setdefault(table, {}).update(changes)
     return tables, fits
 
 
 def cpu_cores(measured: Measurements) -> int | None:
     """The cores of the machine if only one was measured and its name begins with their number, else None."""
-    found = {int(match[1]) for machine in measured.machines if (match := re.match(r"(\d+) x ", machine))}
-    return found.pop() if len(found) == 1 else None
+    core_counts = {
+        int(match[1]) for machine in measured.machines if (match := re.match(r"(\d+) x ", machine))
+    }
+    return core_counts.pop() if len(core_counts) == 1 else None
 
 
-def _own_core(cluster: Cluster, row: Measurement, cores: int | None) -> bool:
+def _has_core_per_rank(cluster: Cluster, row: Measurement, cores: int | None) -> bool:
     """False on a CPU for more ranks than cores: ranks that share a core do not measure the link."""
     return cluster.gpu.vendor != "cpu" or int(row["ranks"]) <= (cores or cluster.host.cores)
 
 
-_NO_LINE = 0.5  # with a median error above this the points are no measurement of a link
+_MAX_MEDIAN_ERROR = 0.5  # with a median error above this the points are no measurement of a link
 
 
 def _ring_fit(
@@ -132,7 +138,7 @@ def _ring_fit(
     base: float,
     round_seconds: float,
     *,
-    inside: float | None = None,
+    inner_rate: float | None = None,
 ) -> tuple[CurveFit, dict[str, float]]:
     parameters = [
         FitParameter("base", max(base, 1e-6), 1e-7, 1e-1),
@@ -142,15 +148,19 @@ def _ring_fit(
     measured = [row.seconds for row in rows]
 
     def predict(values: Mapping[str, float]) -> list[float]:
-        found = []
+        seconds = []
         for row in rows:
             ranks, nodes = int(row["ranks"]), int(row["nodes"] or 1)
             rounds = ring_rounds(str(row["kind"]), ranks, nodes)
             steps = rounds.inter if nodes > 1 else rounds.intra
-            moved = bus_bytes(str(row["kind"]), row.bytes, ranks)
-            edge = values["rate"] if inside is None else _node_edge(values["rate"], inside, ranks // nodes)
-            found.append(values["base"] + steps * values["round"] + moved / edge)
-        return found
+            moved_bytes = bus_bytes(str(row["kind"]), row.bytes, ranks)
+            edge = (
+                values["rate"]
+                if inner_rate is None
+                else _node_edge(values["rate"], inner_rate, ranks // nodes)
+            )
+            seconds.append(values["base"] + steps * values["round"] + moved_bytes / edge)
+        return seconds
 
     values, stuck = robust_fit(parameters, predict, measured)
     labels = [f"{row['kind']} of {row.bytes:.0f} B on {row['ranks']}" for row in rows]
@@ -158,13 +168,13 @@ def _ring_fit(
     fit = CurveFit(
         title,
         {"start": values["base"], "round": values["round"], "edge": values["rate"]},
-        points_of(labels, xs, measured, predict(values)),
-        {"bytes": span(xs), "ranks": span([float(row["ranks"]) for row in rows])},
+        fit_points(labels, xs, measured, predict(values)),
+        {"bytes": value_range(xs), "ranks": value_range([float(row["ranks"]) for row in rows])},
         sources(rows),
         {"start": "s", "round": "s", "edge": "B/s"},
         stuck,
     )
-    if fit.median_error > _NO_LINE:
+    if fit.median_error > _MAX_MEDIAN_ERROR:
         raise InputError(
             f"{title}: no start, round and rate fit these {len(rows)} points (half are off by more than "
             f"{fit.median_error:.0%}); were they taken beside other work, or stamped when calls had returned?"
@@ -172,13 +182,13 @@ def _ring_fit(
     return fit, values
 
 
-def _node_edge(per_gpu: float, inside: float, ranks: int) -> float:
+def _node_edge(per_gpu: float, inner_rate: float, ranks: int) -> float:
     """Bytes per second of a ring from node to node.
 
     Each of a node's `ranks` has `per_gpu` of the cards, and the ring also runs over links of `inner_rate` (0:
     none) between them.
     """
-    return per_gpu * ranks if ranks <= 1 or inside <= 0 else min(per_gpu * ranks, inside)
+    return per_gpu * ranks if ranks <= 1 or inner_rate <= 0 else min(per_gpu * ranks, inner_rate)
 
 
 def _ring_tables(
@@ -201,10 +211,12 @@ def _ring_tables(
     return {link: rate, "collectives": {"protocols": protocols}}
 
 
-def _host_copies(cluster: Cluster, measured: Measurements) -> Found:
+def _host_copies(cluster: Cluster, measured: Measurements) -> TablesAndFits:
     """Fits pinned copies over PCIe, one way at a time: t = latency + bytes / rate."""
     rows = [
-        row for row in measured.of("host_copy", pinned=True) if row["way"] in ("h2d", "d2h") and row.bytes > 0
+        row
+        for row in measured.select("host_copy", pinned=True)
+        if row["way"] in ("h2d", "d2h") and row.bytes > 0
     ]
     if len(rows) < 2:
         return {}, []
@@ -220,25 +232,33 @@ def _host_copies(cluster: Cluster, measured: Measurements) -> Found:
     measured_seconds, xs = [row.seconds for row in rows], [row.bytes for row in rows]
     values, stuck = robust_fit(parameters, predict, measured_seconds)
     labels = [f"{row['way']} {row.bytes:.0f} B" for row in rows]
-    points = points_of(labels, xs, measured_seconds, predict(values))
+    points = fit_points(labels, xs, measured_seconds, predict(values))
     fit = CurveFit(
-        "copies over PCIe", values, points, {"bytes": span(xs)}, sources(rows), {"pcie.latency": "s"}, stuck
+        "copies over PCIe",
+        values,
+        points,
+        {"bytes": value_range(xs)},
+        sources(rows),
+        {"pcie.latency": "s"},
+        stuck,
     )
     return {"pcie": {"latency": values["pcie.latency"], "efficiency": values["pcie.efficiency"]}}, [fit]
 
 
-def _drives(cluster: Cluster, measured: Measurements) -> Found:
+def _drives(cluster: Cluster, measured: Measurements) -> TablesAndFits:
     """Fits bandwidth and latency of one drive each way, by Little's law (`zsim.cost.rates.nvme`)."""
     tables: dict[str, Any] = {}
     fits: list[CurveFit] = []
     base = cluster.nvme
     if base is None:
-        rows = measured.of("file")
+        rows = measured.select("file")
         if not rows:
             return {}, []
         base = Nvme.model_validate(_UNKNOWN_DRIVE)
     for op, name in (("read", "read_bandwidth"), ("write", "write_bandwidth")):
-        rows = [row for row in measured.of("file", op=op) if row["direct"] is not False and _rate_of(row) > 0]
+        rows = [
+            row for row in measured.select("file", op=op) if row["direct"] is not False and _rate_of(row) > 0
+        ]
         if len(rows) < 2:
             continue
         fit, values = _drive_fit(base, op, name, rows)
@@ -281,15 +301,15 @@ def _drive_fit(base: Nvme, op: str, name: str, rows: list[Measurement]) -> tuple
     labels = [f"{op} {row['block_bytes']} B x {row['depth']}" for row in rows]
     xs = [float(row["block_bytes"] * row["depth"]) for row in rows]
     ranges = {
-        "block_bytes": span([float(row["block_bytes"]) for row in rows]),
-        "depth": span([float(row["depth"]) for row in rows]),
+        "block_bytes": value_range([float(row["block_bytes"]) for row in rows]),
+        "depth": value_range([float(row["depth"]) for row in rows]),
     }
-    shown = {f"nvme.{name}": values[name], f"nvme.{op}_latency": values["latency"]}
+    drive_values = {f"nvme.{name}": values[name], f"nvme.{op}_latency": values["latency"]}
     units = {f"nvme.{name}": "B/s", f"nvme.{op}_latency": "s"}
     fit = CurveFit(
         f"drive, {op}",
-        shown,
-        points_of(labels, xs, measured, predict(values)),
+        drive_values,
+        fit_points(labels, xs, measured, predict(values)),
         ranges,
         sources(rows),
         units,
@@ -298,10 +318,10 @@ def _drive_fit(base: Nvme, op: str, name: str, rows: list[Measurement]) -> tuple
     return fit, values
 
 
-def _host_optimizer(cluster: Cluster, measured: Measurements) -> Found:
+def _host_optimizer(cluster: Cluster, measured: Measurements) -> TablesAndFits:
     """Fused AdamW on the CPU with the maximum number of threads measured, as a fraction of the host's memory
     bandwidth, and with one, as bytes per second."""
-    rows = [row for row in measured.of("adamw", kind="fused", place="cpu") if row.bytes > 0]
+    rows = [row for row in measured.select("adamw", kind="fused", place="cpu") if row.bytes > 0]
     if not rows:
         return {}, []
     threads = max(int(row["threads"] or 1) for row in rows)
@@ -310,15 +330,15 @@ def _host_optimizer(cluster: Cluster, measured: Measurements) -> Found:
         return max((row for row in rows if int(row["threads"] or 1) == count), key=lambda row: row.bytes)
 
     row = largest(threads)
-    found = {"optimizer_fraction": min(1.0, row.bytes / row.seconds / cluster.host.memory_bandwidth)}
+    fitted = {"optimizer_fraction": min(1.0, row.bytes / row.seconds / cluster.host.memory_bandwidth)}
     if any(int(row["threads"] or 1) == 1 for row in rows):
-        found["thread_bandwidth"] = largest(1).bytes / largest(1).seconds
+        fitted["thread_bandwidth"] = largest(1).bytes / largest(1).seconds
     fit = CurveFit(
         "AdamW on the CPU",
-        {f"offload.{name}": value for name, value in found.items()},
+        {f"offload.{name}": value for name, value in fitted.items()},
         (),
         {"threads": (threads, threads)},
         sources([row]),
     )
     rates = {key: value for key, value in cluster.offload if key not in (*_ORIGIN, "spread")}
-    return {"offload": rates | found}, [fit]
+    return {"offload": rates | fitted}, [fit]

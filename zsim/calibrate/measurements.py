@@ -26,7 +26,7 @@ class Measurement:
     bytes: float = 0.0
     calls: float = 1.0
     rate_bytes_per_second: float = 0.0
-    spread: float = 0.0
+    relative_deviation: float = 0.0
     """Relative distance from the median to the tenth or ninetieth percentile, whichever is larger. 0 if
     unknown.
     """
@@ -47,7 +47,7 @@ class Measurements:
     """Counts of what was read and not used."""
     sources: tuple[str, ...] = field(default=())
 
-    def of(self, *families: str, **parameters: object) -> list[Measurement]:
+    def select(self, *families: str, **parameters: object) -> list[Measurement]:
         """The rows of these families whose parameters have these values."""
         return [
             row
@@ -56,16 +56,16 @@ class Measurements:
         ]
 
 
-def joined(parts: Sequence[Measurements]) -> Measurements:
+def merge_measurements(files: Sequence[Measurements]) -> Measurements:
     """The measurements of several files. Raises InputError if there are none."""
-    rows = tuple(row for part in parts for row in part.rows)
+    rows = tuple(row for part in files for row in part.rows)
     if not rows:
         raise InputError(
-            "no measurement in " + ", ".join(source for part in parts for source in part.sources)
+            "no measurement in " + ", ".join(source for part in files for source in part.sources)
         )
     return Measurements(
         rows,
-        tuple(dict.fromkeys(machine for part in parts for machine in part.machines)),
-        tuple(note for part in parts for note in part.notes),
-        tuple(source for part in parts for source in part.sources),
+        tuple(dict.fromkeys(machine for part in files for machine in part.machines)),
+        tuple(note for part in files for note in part.notes),
+        tuple(source for part in files for source in part.sources),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zsim.calibrate.checked_table import COUNT, FLAG, TEXT, Part, shown
+from zsim.calibrate.checked_table import COUNT, FLAG, TEXT, CheckedTable, excerpt
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.errors import InputError, did_you_mean
 
@@ -71,40 +71,43 @@ def microbench_measurements(path: Path, data: Mapping[str, Any]) -> Measurements
     """
     if data.get("format") != _FORMAT:
         raise InputError(f"{path.name}: format {data.get('format')!r}, expected {_FORMAT}")
-    found = data["measurements"]
-    if not isinstance(found, list):
-        raise InputError(f"{path.name}: measurements: found {shown(found)}, expected a list of rows")
-    rows = [_row(path, Part(row, f"{path.name}: measurement {n}")) for n, row in enumerate(found)]
-    about = Part(data.get("provenance") or {}, f"{path.name}: provenance").content
-    versions = Part(about.get("versions") or {}, f"{path.name}: provenance: versions").content
-    named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    machine = f"{about.get('machine', 'unknown machine')} ({named}, {about.get('date', 'no date')})"
+    row_list = data["measurements"]
+    if not isinstance(row_list, list):
+        raise InputError(f"{path.name}: measurements: found {excerpt(row_list)}, expected a list of rows")
+    rows = [_row(path, CheckedTable(row, f"{path.name}: measurement {n}")) for n, row in enumerate(row_list)]
+    provenance = CheckedTable(data.get("provenance") or {}, f"{path.name}: provenance").content
+    versions = CheckedTable(provenance.get("versions") or {}, f"{path.name}: provenance: versions").content
+    version_text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    machine = (
+        f"{provenance.get('machine', 'unknown machine')} ({version_text}, "
+        f"{provenance.get('date', 'no date')})"
+    )
     return Measurements(tuple(rows), (machine,), (), (path.name,))
 
 
-def _row(path: Path, row: Part) -> Measurement:
+def _row(path: Path, row: CheckedTable) -> Measurement:
     name = row.required("family", TEXT)
     family = FAMILIES.get(name)
     if family is None:
-        known = ", ".join(FAMILIES)
+        family_names = ", ".join(FAMILIES)
         raise InputError(
-            f"{row.where}: unknown family '{name}', expected {known}{did_you_mean(name, FAMILIES)}"
+            f"{row.path_text}: unknown family '{name}', expected {family_names}{did_you_mean(name, FAMILIES)}"
         )
-    parameters, work, seconds = row.part("parameters"), row.part("work"), row.part("seconds")
+    parameters, work, seconds = row.subtable("parameters"), row.subtable("work"), row.subtable("seconds")
     for key, kind in family.parameters.items():
         parameters.required(key, kind)
-    middle = seconds.required("median", COUNT)
-    low, high = seconds.number("p10", middle), seconds.number("p90", middle)
+    median_seconds = seconds.required("median", COUNT)
+    low, high = seconds.number("p10", median_seconds), seconds.number("p90", median_seconds)
     if family.work:
         work.required(family.work, COUNT)
     return Measurement(
         family=name,
         parameters={**parameters.content, "measured_threads": row.content.get("threads")},
-        seconds=float(middle),
+        seconds=float(median_seconds),
         source=path.name,
         flops=work.number("flops", 0.0),
         bytes=work.number("bytes", 0.0),
         calls=work.number("calls", 1.0),
-        spread=max(abs(high - middle), abs(middle - low)) / middle,
+        relative_deviation=max(abs(high - median_seconds), abs(median_seconds - low)) / median_seconds,
         foreign_cpu_fraction=row.number("foreign_cpu_fraction", 0.0),
     )

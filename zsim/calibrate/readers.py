@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim.calibrate.checked_table import MAXIMUM, Part, shown
+from zsim.calibrate.checked_table import MAXIMUM, CheckedTable, excerpt
 from zsim.calibrate.measurements import GIB, Measurement, Measurements
 from zsim.calibrate.microbench import microbench_measurements
 from zsim.calibrate.trace_rows import looks_like_trace, trace_measurements
@@ -100,16 +100,16 @@ def _nccl_tests(path: Path, text: str, ranks: int | None, nodes: int | None) -> 
     lines.
     """
     hosts = re.findall(r"^#\s+Rank\s+\d+.*? on\s+(\S+) device", text, re.MULTILINE)
-    found_ranks, found_nodes = ranks or len(hosts), nodes or len(set(hosts)) or 1
-    named = re.search(r"\b(\w+)_perf", text) or re.search(r"Collective test starting: (\w+)", text)
-    kind = _KINDS.get(named.group(1).lower()) if named else None
+    num_ranks, num_nodes = ranks or len(hosts), nodes or len(set(hosts)) or 1
+    name_match = re.search(r"\b(\w+)_perf", text) or re.search(r"Collective test starting: (\w+)", text)
+    kind = _KINDS.get(name_match.group(1).lower()) if name_match else None
     if kind is None:
         kind = _KINDS.get(path.stem.lower().replace("-", "_").removesuffix("_perf"))
     if kind is None:
         raise InputError(
             f"{path.name}: which collective? Neither the text nor the file's name says (all_gather_perf ...)"
         )
-    if found_ranks < 2:
+    if num_ranks < 2:
         raise InputError(f"{path.name}: how many ranks? No '# Rank' lines; say it with --ranks")
     rows = []
     for line in text.splitlines():
@@ -118,10 +118,10 @@ def _nccl_tests(path: Path, text: str, ranks: int | None, nodes: int | None) -> 
             continue
         size, microseconds = int(_number(path, cells[0])), _number(path, cells[5])
         if size > 0 and microseconds > 0:
-            rows.append(_collective(path, kind, size, microseconds * 1e-6, found_ranks, found_nodes))
+            rows.append(_collective(path, kind, size, microseconds * 1e-6, num_ranks, num_nodes))
     if not rows:
         raise InputError(f"{path.name}: no row of sizes and times; is the output cut short?")
-    return Measurements(tuple(rows), (f"{found_ranks} ranks on {found_nodes} nodes",), (), (path.name,))
+    return Measurements(tuple(rows), (f"{num_ranks} ranks on {num_nodes} nodes",), (), (path.name,))
 
 
 _COMM = re.compile(
@@ -165,17 +165,19 @@ _DS_IO = re.compile(r"E2E (Read|Write) Speed\s*[=:]\s*([\d.]+)")
 
 def _fio(path: Path, data: dict[str, Any]) -> Measurements:
     rows = []
-    common = Part(data.get("global options") or {}, f"{path.name}: global options").content
+    common = CheckedTable(data.get("global options") or {}, f"{path.name}: global options").content
     jobs = data.get("jobs") or []
     if not isinstance(jobs, list):
-        raise InputError(f"{path.name}: jobs: found {shown(jobs)}, expected a list of jobs")
-    for number, found in enumerate(jobs):
-        job = Part(found, f"{path.name}: job {number}")
-        options = Part(common | job.part_or_empty("job options").content, f"{job.where}: options")
+        raise InputError(f"{path.name}: jobs: found {excerpt(jobs)}, expected a list of jobs")
+    for number, job_content in enumerate(jobs):
+        job = CheckedTable(job_content, f"{path.name}: job {number}")
+        options = CheckedTable(
+            common | job.optional_subtable("job options").content, f"{job.path_text}: options"
+        )
         for op in ("read", "write"):
-            rate = job.part_or_empty(op).number("bw_bytes", 0.0)
+            rate = job.optional_subtable(op).number("bw_bytes", 0.0)
             if rate > 0:
-                block = _size(str(options.content.get("bs", "4k")), f"{options.where}: bs")
+                block = _size(str(options.content.get("bs", "4k")), f"{options.path_text}: bs")
                 depth = _count(options, "iodepth") * _count(options, "numjobs")
                 rows.append(_rate(path, op, block, depth, rate))
     if not rows:
@@ -210,27 +212,29 @@ def _rate(path: Path, op: str, block: int, depth: int, rate: float) -> Measureme
     return Measurement("file", parameters, 0.0, path.name, rate_bytes_per_second=rate)
 
 
-def _count(options: Part, key: str) -> int:
+def _count(options: CheckedTable, key: str) -> int:
     """A whole number, which fio writes as text. 1 if it is left out."""
-    found = options.content.get(key, 1)
-    if not re.fullmatch(r"[1-9]\d{0,8}", str(found)):
-        raise InputError(f"{options.where}: {key}: found {shown(found)}, expected a whole number above 0")
-    return int(found)
+    count_value = options.content.get(key, 1)
+    if not re.fullmatch(r"[1-9]\d{0,8}", str(count_value)):
+        raise InputError(
+            f"{options.path_text}: {key}: found {excerpt(count_value)}, expected a whole number above 0"
+        )
+    return int(count_value)
 
 
 def _number(path: Path, text: str) -> float:
     """A number from a log, where there may also be other text."""
     try:
-        found = float(text)
+        number_value = float(text)
     except ValueError:
-        found = MAXIMUM
-    if not found < MAXIMUM:
+        number_value = MAXIMUM
+    if not number_value < MAXIMUM:
         raise InputError(f"{path.name}: found {text[:40]!r}, expected a number below {MAXIMUM:g}")
-    return found
+    return number_value
 
 
 def _size(text: str, where: str) -> int:
     match = re.fullmatch(r"(\d{1,12})\s*([kKmMgG]?)(?:i?[bB])?", text.split(",")[0].strip())
     if match is None:
-        raise InputError(f"{where}: found {shown(text)}, expected a block size, a number with k, m or g")
+        raise InputError(f"{where}: found {excerpt(text)}, expected a block size, a number with k, m or g")
     return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match[2].lower()]

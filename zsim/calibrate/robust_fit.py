@@ -15,7 +15,7 @@ Predict = Callable[[Mapping[str, float]], Sequence[float]]
 
 # Residuals of the logarithm beyond this count as disturbance rather than error: about the spread of one
 # quiet microbenchmark.
-_QUIET = 0.05
+_RESIDUAL_SCALE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +98,25 @@ def robust_fit(
     low = np.log([parameter.low for parameter in parameters])
     high = np.log([parameter.high for parameter in parameters])
     start = np.clip(np.log([parameter.start for parameter in parameters]), low + 1e-6, high - 1e-6)
-    found = least_squares(
-        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=_QUIET, diff_step=[1e-3], max_nfev=200
+    solution = least_squares(
+        residuals,
+        start,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=_RESIDUAL_SCALE,
+        diff_step=[1e-3],
+        max_nfev=200,
     )
-    values = dict(zip(names, np.exp(found.x).tolist(), strict=True))
-    stuck = (np.abs(found.x - low) < 1e-3) | (np.abs(found.x - high) < 1e-3)
-    return values, tuple(name for name, at in zip(names, stuck.tolist(), strict=True) if at)
+    values = dict(zip(names, np.exp(solution.x).tolist(), strict=True))
+    is_at_bound = (np.abs(solution.x - low) < 1e-3) | (np.abs(solution.x - high) < 1e-3)
+    return values, tuple(name for name, is_stuck in zip(names, is_at_bound.tolist(), strict=True) if is_stuck)
 
 
-def points_of(
+def fit_points(
     labels: Sequence[str], xs: Sequence[float], measured: Sequence[float], predicted: Sequence[float]
 ) -> tuple[FitPoint, ...]:
     return tuple(FitPoint(*row) for row in zip(labels, xs, measured, predicted, strict=True))
 
 
-def span(values: Sequence[float]) -> tuple[float, float]:
+def value_range(values: Sequence[float]) -> tuple[float, float]:
     return (float(min(values)), float(max(values)))

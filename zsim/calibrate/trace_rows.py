@@ -64,33 +64,35 @@ def trace_measurements(path: Path, nodes: int | None) -> Measurements:
 def _collectives(trace: Trace, source: str, nodes: int) -> Iterator[Measurement]:
     if trace.transfer_seconds is None:
         return
-    found: dict[tuple[str, int, int], list[float]] = {}
+    seconds_per_key: dict[tuple[str, int, int], list[float]] = {}
     for index, seconds in zip(trace.info_indices.tolist(), trace.transfer_seconds.tolist(), strict=True):
         info = trace.infos[index]
         is_known = nodes == 1 or info.group_size == trace.world_size
         if is_known and info.group_size > 1 and info.bytes > 0 and np.isfinite(seconds) and seconds > 0:
-            found.setdefault((info.kind, info.bytes, info.group_size), []).append(seconds)
-    for (kind, size, ranks), times in sorted(found.items()):
+            seconds_per_key.setdefault((info.kind, info.bytes, info.group_size), []).append(seconds)
+    for (kind, size, ranks), times in sorted(seconds_per_key.items()):
         parameters = {"kind": kind, "bytes": size, "ranks": ranks, "nodes": nodes}
         yield _row("collective", parameters, size, times, source)
 
 
 def _copies(trace: Trace, source: str) -> Iterator[Measurement]:
-    found: dict[tuple[str, bool, int], list[float]] = {}
+    seconds_per_key: dict[tuple[str, bool, int], list[float]] = {}
     spans = (trace.end_seconds - trace.start_seconds).tolist()
     for index, seconds in zip(trace.info_indices.tolist(), spans, strict=True):
         info = trace.infos[index]
         if info.kind in ("h2d", "d2h") and info.bytes > 0 and seconds > 0:
             is_pinned = "pageable" not in info.name.lower()
-            found.setdefault((info.kind, is_pinned, info.bytes), []).append(seconds)
-    for (way, is_pinned, size), times in sorted(found.items()):
+            seconds_per_key.setdefault((info.kind, is_pinned, info.bytes), []).append(seconds)
+    for (way, is_pinned, size), times in sorted(seconds_per_key.items()):
         yield _row("host_copy", {"way": way, "pinned": is_pinned, "bytes": size}, size, times, source)
 
 
 def _row(
     family: str, parameters: dict[str, object], size: int, times: list[float], source: str
 ) -> Measurement:
-    middle = statistics.median(times)
+    median_seconds = statistics.median(times)
     low, high = np.percentile(times, [10, 90])
-    spread = max(float(high) - middle, middle - float(low)) / middle
-    return Measurement(family, parameters, middle, source, bytes=float(size), spread=spread)
+    relative_deviation = max(float(high) - median_seconds, median_seconds - float(low)) / median_seconds
+    return Measurement(
+        family, parameters, median_seconds, source, bytes=float(size), relative_deviation=relative_deviation
+    )

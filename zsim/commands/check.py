@@ -20,7 +20,7 @@ from zsim.commands.options import (
     print_file,
 )
 from zsim.errors import InputError
-from zsim.files import check_file, write_whole
+from zsim.files import check_file, write_atomically
 
 if TYPE_CHECKING:
     from zsim.study.check.baseline import Baseline
@@ -78,7 +78,7 @@ def check(
     from zsim.study.check.targets import checkout
     from zsim.study.check.text import report_lines
     from zsim.study.progress import Counts
-    from zsim.study.published.bars import bar_of_all, bars, table_lines
+    from zsim.study.published.bars import error_summaries, overall_error_summary, table_lines
     from zsim.validated.runs import validated_runs
 
     if write_experiments is not None:
@@ -106,12 +106,12 @@ def check(
     lines: Iterable[str]
     if markdown:
         rows = report.published.rows
-        lines = table_lines(bars(rows), bar_of_all(rows), validated_runs())
+        lines = table_lines(error_summaries(rows), overall_error_summary(rows), validated_runs())
     else:
         lines = report_lines(report, is_long=bool(targets))
     answer(lines, report.to_dict, json_)
     if junit is not None:
-        write_whole(junit, junit_xml(report.rows))
+        write_atomically(junit, junit_xml(report.rows))
         if not is_output(json_):
             print_file("junit", junit)
     if update_baseline and pins is not None:

@@ -47,12 +47,12 @@ def compare(
     """
     from zsim.comparison.compare import compare as compare_traces
     from zsim.comparison.verdict import Tolerances
-    from zsim.study.check.targets import load_side
+    from zsim.study.check.targets import load_trace
 
     tolerances, code = Tolerances.parse(tolerance) if tolerance else None, permission(allow_code)
     comparison = compare_traces(
-        load_side(simulated, settings(set_), code),
-        load_side(recorded, code=code),
+        load_trace(simulated, settings(set_), code),
+        load_trace(recorded, code=code),
         tolerances=tolerances,
         rank=rank,
         names=(str(simulated), str(recorded)),

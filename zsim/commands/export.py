@@ -10,7 +10,7 @@ from zsim.commands.options import ExperimentOptions, folder_option, print_note, 
 
 @takes_experiment()
 def export(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     out: Annotated[Path, folder_option(help="Write the files there.")],
 ) -> None:
     """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML, a Megatron script: what
@@ -19,7 +19,7 @@ def export(
     from zsim.specs.experiment.resolve import resolve
     from zsim.specs.formats.export import export_files
 
-    exported = export_files(resolve(asked.load()))
+    exported = export_files(resolve(options.load()))
     for path in write_files(exported.files, out):
         print(path)
     for name, reason in exported.missing.items():

@@ -21,7 +21,7 @@ from zsim.commands.options import (
 
 @takes_experiment()
 def goodput(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs that are drawn; else run.seeds.")] = None,
     json_: Annotated[Path | None, json_option("the answer")] = None,
     out: Annotated[Path | None, folder_option(help="Write goodput.html and goodput.json there.")] = None,
@@ -30,11 +30,11 @@ def goodput(
     """Simulate a whole run: days and money to the last token, with saves, failures and recovery."""
     from zsim.notebook.runs import simulate_run
 
-    with garbage_collection.paused():
-        run = simulate_run(asked.load(), seeds=seeds, jobs=jobs)
+    with garbage_collection.pause():
+        run = simulate_run(options.load(), seeds=seeds, jobs=jobs)
     answer(run.lines(), run.to_dict, json_)
     if out is not None:
         for path in run.save(out):
             print_file(path.suffix[1:], path)
-    if code := run.tightest.verdict.exit_code:
+    if code := run.tightest_report.verdict.exit_code:
         raise typer.Exit(code)

@@ -11,7 +11,7 @@ import typer
 
 from zsim.commands.options import ExperimentOptions, file_option, print_note, takes_experiment
 from zsim.errors import InputError
-from zsim.files import write_whole
+from zsim.files import write_atomically
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -19,7 +19,7 @@ EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 @takes_experiment(without=("experiment",))
 def import_file(
     context: typer.Context,
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     file: Annotated[
         str, typer.Argument(help="Accelerate YAML, torchtitan TOML, DeepSpeed JSON, Megatron's script.")
     ],
@@ -39,15 +39,15 @@ def import_file(
             "an experiment)"
         )
     if Path(file).suffix.lower() == ".json" and not context.args:
-        experiment = replace(asked, experiment=Path(file)).load()
+        experiment = replace(options, experiment=Path(file)).load()
     else:
         config = shlex.join([file, *context.args]) if context.args else file
-        experiment = replace(asked, set_=[f"strategy.config={config}", *(asked.set_ or [])]).load()
+        experiment = replace(options, set_=[f"strategy.config={config}", *(options.set_ or [])]).load()
     resolve(experiment)
     text = experiment_toml(experiment)
     if output is None:
         print(text, end="")
         return
-    print(write_whole(output, text))
+    print(write_atomically(output, text))
     for note in experiment.notes:
         print_note(note)

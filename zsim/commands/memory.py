@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @takes_experiment()
 def memory(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUES", help="Side by side: strategy.replicate=1,2,4, or a TOML list."),
@@ -31,7 +31,7 @@ def memory(
     from zsim.notebook.memories import MemoryVariants, variant_words, variants_heading
     from zsim.notebook.memories import memory as find_memory
 
-    experiment, axes, is_quiet = asked.load(), _axes(vary or []), is_output(json_)
+    experiment, axes, is_quiet = options.load(), _axes(vary or []), is_output(json_)
     is_begun = False
 
     def show(variant: Variant) -> None:
@@ -42,12 +42,12 @@ def memory(
         if not is_quiet:
             print(variant_words(variant, by))
 
-    found = find_memory(experiment, vary=axes, by=by, on_variant=show)
-    if isinstance(found, MemoryVariants):
-        lines, code = found.legend(), 0
+    result = find_memory(experiment, vary=axes, by=by, on_variant=show)
+    if isinstance(result, MemoryVariants):
+        lines, code = result.legend(), 0
     else:
-        lines, code = found.lines(limit), found.verdict.exit_code
-    answer([*lines, *([""] if json_ is not None else [])], found.to_dict, json_)
+        lines, code = result.lines(limit), result.verdict.exit_code
+    answer([*lines, *([""] if json_ is not None else [])], result.to_dict, json_)
     if code:
         raise typer.Exit(code)
 
@@ -69,11 +69,11 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 
 def _axis(text: str) -> tuple[str, list[Any]]:
     """A dotted key and its values, from `nodes=1,2` or `nodes=[1, 2]`."""
-    from zsim.study.given import setting
+    from zsim.study.given import parse_setting
 
-    key, value = setting(text)
+    key, value = parse_setting(text)
     if isinstance(value, list):
         return key, value
     if isinstance(value, str) and "," in value:
-        return key, [setting(f"{key}={part}")[1] for part in value.split(",")]
+        return key, [parse_setting(f"{key}={part}")[1] for part in value.split(",")]
     return key, [value]

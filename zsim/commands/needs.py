@@ -12,7 +12,7 @@ from zsim.commands.options import ExperimentOptions, answer, json_option, takes_
 
 @takes_experiment()
 def needs(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     resource: Annotated[
         list[str] | None,
         typer.Option(help="drives, drive bandwidth, pcie, host memory or cpu; all of them without."),
@@ -22,5 +22,5 @@ def needs(
     """How much more of what would hide the offloading, found by simulation."""
     from zsim.notebook.sensitivities import needs as find_needs
 
-    found = find_needs(asked.load(), resource)
-    answer(found.lines(), found.to_dict, json_)
+    result = find_needs(options.load(), resource)
+    answer(result.lines(), result.to_dict, json_)

@@ -13,26 +13,26 @@ import typer
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.files import check_file, check_folder, make_folder, write_whole
+from zsim.files import check_file, check_folder, make_folder, write_atomically
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
     from zsim.specs.model.spec import ModelSpec
-    from zsim.specs.own_code import OwnCode
+    from zsim.specs.own_code import UserCode
 
 
-def offered(what: str) -> Callable[[str], list[str]]:
+def completion_of(what: str) -> Callable[[str], list[str]]:
     """The function that completes a half-typed value in the shell: the function `what` of
     `zsim.reference.completion`.
     """
 
-    def found(incomplete: str) -> list[str]:
+    def complete(incomplete: str) -> list[str]:
         from zsim.reference import completion
 
         values: list[str] = getattr(completion, what)(incomplete)
         return values
 
-    return found
+    return complete
 
 
 Set = Annotated[
@@ -41,7 +41,7 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Any key of the experiment and of the files it names: strategy.stage=2, cluster.nvme.drives=9.",
-        autocompletion=offered("key_values"),
+        autocompletion=completion_of("key_values"),
     ),
 ]
 AllowCode = Annotated[
@@ -75,12 +75,14 @@ class ExperimentOptions:
         typer.Option(
             help="Model preset, path to a Hugging Face config.json, or package.module:function: a function "
             "of yours that returns (torch module, inputs), which is imported and called.",
-            autocompletion=offered("models"),
+            autocompletion=completion_of("models"),
         ),
     ] = None
     cluster: Annotated[
         str | None,
-        typer.Option(help="Cluster preset, or path to a topology TOML.", autocompletion=offered("clusters")),
+        typer.Option(
+            help="Cluster preset, or path to a topology TOML.", autocompletion=completion_of("clusters")
+        ),
     ] = None
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None
@@ -112,16 +114,16 @@ class ExperimentOptions:
 
 def named_model(text: str) -> str | ModelSpec:
     """The model that `--model` names. A function is run. See [Note: who may run code]."""
-    from zsim.specs.own_code import OwnCode
+    from zsim.specs.own_code import UserCode
 
-    return OwnCode().named(text)
+    return UserCode().resolve(text)
 
 
-def permission(is_given: bool | None) -> OwnCode | None:
+def permission(is_given: bool | None) -> UserCode | None:
     """The permission that `--allow-code` gives."""
-    from zsim.specs.own_code import OwnCode
+    from zsim.specs.own_code import UserCode
 
-    return OwnCode() if is_given else None
+    return UserCode() if is_given else None
 
 
 Command = Callable[..., None]
@@ -141,7 +143,7 @@ def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Co
         if name not in without
     ]  # fmt: skip
 
-    def decorated(command: Command) -> Command:
+    def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         parameters: list[inspect.Parameter] = []
         bundle = ""
@@ -154,22 +156,24 @@ def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Co
 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
-            asked = ExperimentOptions(**{option.name: values.pop(option.name) for option in options})
-            command(**{bundle: asked}, **values)
+            experiment_options = ExperimentOptions(
+                **{option.name: values.pop(option.name) for option in options}
+            )
+            command(**{bundle: experiment_options}, **values)
 
-        shown = signature.replace(parameters=parameters)
+        command_signature = signature.replace(parameters=parameters)
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        wrapper.__signature__ = shown  # type: ignore[attr-defined]
+        wrapper.__signature__ = command_signature  # type: ignore[attr-defined]
         return wrapper
 
-    return decorated
+    return decorate
 
 
 def settings(texts: Iterable[str] | None) -> dict[str, Any]:
     """The values of `--set`, by dotted key."""
-    from zsim.study.given import setting
+    from zsim.study.given import parse_setting
 
-    return dict(setting(text) for text in texts or ())
+    return dict(parse_setting(text) for text in texts or ())
 
 
 def json_option(content: str) -> Any:
@@ -180,23 +184,23 @@ def json_option(content: str) -> Any:
 def file_option(*names: str, help: str, metavar: str | None = "FILE") -> Any:
     """An option for a file to write. An unwritable path is refused before the work starts."""
 
-    def checked(path: Path | None) -> Path | None:
+    def check_path(path: Path | None) -> Path | None:
         if path is not None and not is_output(path):
             check_file(path)
         return path
 
-    return typer.Option(*names, metavar=metavar, callback=checked, help=help)
+    return typer.Option(*names, metavar=metavar, callback=check_path, help=help)
 
 
 def folder_option(*names: str, help: str) -> Any:
     """An option for a folder to write to. An unwritable path is refused before the work starts."""
 
-    def checked(path: Path | None) -> Path | None:
+    def check_path(path: Path | None) -> Path | None:
         if path is not None:
             check_folder(path)
         return path
 
-    return typer.Option(*names, metavar="DIR", callback=checked, help=help)
+    return typer.Option(*names, metavar="DIR", callback=check_path, help=help)
 
 
 def is_output(path: Path | None) -> bool:
@@ -207,7 +211,7 @@ def is_output(path: Path | None) -> bool:
 def answer(lines: Iterable[str], content: Callable[[], Any], json_: Path | None) -> None:
     """Print the lines, and write the content to the file of `--json`. For `-`, print only the content."""
     if is_output(json_):
-        print(as_json(content()), end="")
+        print(format_json(content()), end="")
         return
     for line in lines:
         print(line)
@@ -228,16 +232,16 @@ def print_note(note: str) -> None:
         print(line)
 
 
-def as_json(content: Any) -> str:
+def format_json(content: Any) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
 def write_json(content: Any, path: Path) -> Path:
-    return write_whole(path, as_json(content))
+    return write_atomically(path, format_json(content))
 
 
 def write_files(files: dict[str, str], folder: Path) -> list[Path]:
     """Write {path below `folder`: text}, making folders as needed. Returns the paths."""
     for parent in {(folder / name).parent for name in files}:
         make_folder(parent)
-    return [write_whole(folder / name, text) for name, text in files.items()]
+    return [write_atomically(folder / name, text) for name, text in files.items()]

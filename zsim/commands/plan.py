@@ -9,7 +9,7 @@ import typer
 
 from zsim.commands.options import (
     ExperimentOptions,
-    as_json,
+    format_json,
     is_output,
     json_option,
     takes_experiment,
@@ -19,7 +19,7 @@ from zsim.commands.options import (
 
 @takes_experiment()
 def plan(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     json_: Annotated[Path | None, json_option("the plan")] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
     rank: Annotated[
@@ -30,9 +30,9 @@ def plan(
     from zsim.api import make_plan
     from zsim.report.views.text.plan import plan_to_dict, print_plan
 
-    made = make_plan(asked.load())
+    rank_plan = make_plan(options.load())
     if is_output(json_):
-        print(as_json(plan_to_dict(made, rank)), end="")
+        print(format_json(plan_to_dict(rank_plan, rank)), end="")
         return
-    files = {"json": write_json(plan_to_dict(made, rank), json_)} if json_ is not None else {}
-    print_plan(made, limit=limit, rank=rank, files=files)
+    files = {"json": write_json(plan_to_dict(rank_plan, rank), json_)} if json_ is not None else {}
+    print_plan(rank_plan, limit=limit, rank=rank, files=files)

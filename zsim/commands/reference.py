@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import answer, as_json, json_option, offered
+from zsim.commands.options import answer, completion_of, format_json, json_option
 
 
 def explain(
     key: Annotated[
         str | None,
         typer.Argument(
-            help="A key, a table, or a kind of file; none: the tables.", autocompletion=offered("keys")
+            help="A key, a table, or a kind of file; none: the tables.", autocompletion=completion_of("keys")
         ),
     ] = None,
     markdown: Annotated[
@@ -33,15 +33,15 @@ def explain(
     if markdown:
         if key is None or key not in FILES:
             raise InputError(f"--markdown: found {key!r}, expected one of {', '.join(FILES)}")
-        answer([page_of(key).rstrip("\n")], lambda: [asdict(one) for one in keys_of(key)], json_)
+        answer([page_of(key).rstrip("\n")], lambda: [asdict(entry) for entry in keys_of(key)], json_)
         return
     if key is None:
-        answer(_tables(), lambda: [asdict(one) for file in FILES for one in keys_of(file)], json_)
+        answer(_tables(), lambda: [asdict(entry) for file in FILES for entry in keys_of(file)], json_)
         return
-    found = keys_of(key) if key in FILES else find_keys(key)
-    is_few = len(found) <= 3
-    lines = (line for one in found for line in entry_lines(one)) if is_few else table_lines(found)
-    answer(lines, lambda: [asdict(one) for one in found], json_)
+    entries = keys_of(key) if key in FILES else find_keys(key)
+    is_few = len(entries) <= 3
+    lines = (line for entry in entries for line in entry_lines(entry)) if is_few else table_lines(entries)
+    answer(lines, lambda: [asdict(entry) for entry in entries], json_)
 
 
 def _tables() -> Iterator[str]:
@@ -70,5 +70,5 @@ def schema(
     """
     from zsim.reference import schema_of
 
-    found = schema_of(file)
-    answer([as_json(found).rstrip("\n")] if json_ is None else [], lambda: found, json_)
+    json_schema = schema_of(file)
+    answer([format_json(json_schema).rstrip("\n")] if json_ is None else [], lambda: json_schema, json_)

@@ -11,8 +11,8 @@ from zsim import garbage_collection
 from zsim.commands.options import (
     ExperimentOptions,
     answer,
-    as_json,
     folder_option,
+    format_json,
     is_output,
     json_option,
     settings,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @takes_experiment()
 def run(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     unfold: Annotated[bool, typer.Option(help="Simulate every rank instead of one per class.")] = False,
     json_: Annotated[Path | None, json_option("the report")] = None,
     out: Annotated[
@@ -37,15 +37,15 @@ def run(
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
-    with garbage_collection.paused():
-        code = _run(asked, unfold, json_, out)
+    with garbage_collection.pause():
+        code = _run(options, unfold, json_, out)
     if code:
         raise typer.Exit(code)
 
 
 @takes_experiment()
 def trust(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     measured: Annotated[
         str | None,
         typer.Option(
@@ -65,19 +65,19 @@ def trust(
     """
     from zsim.report.trust.trust import trust_of
     from zsim.study.advice import simulate
-    from zsim.study.anchored import anchored
+    from zsim.study.anchored import anchor_step
 
     if at and measured is None:
         raise InputError(f"--at {at[0]}: expected --measured SECONDS beside it, the step measured there")
     seconds = None if measured is None else _seconds(measured)
-    experiment = asked.load()
+    experiment = options.load()
     result = simulate(experiment)
-    found = trust_of(result.report)
-    content, lines = found.to_dict(), list(found.lines())
+    trust_report = trust_of(result.report)
+    content, lines = trust_report.to_dict(), list(trust_report.lines())
     if seconds is not None:
-        known = anchored(result, experiment, settings(at), seconds)
-        content["anchored"] = known.to_dict()
-        lines += ["", "From your measured step", *known.lines()]
+        anchored_step = anchor_step(result, experiment, settings(at), seconds)
+        content["anchored"] = anchored_step.to_dict()
+        lines += ["", "From your measured step", *anchored_step.lines()]
     answer(lines, lambda: content, json_)
 
 
@@ -92,17 +92,17 @@ def _seconds(text: str) -> float:
         raise InputError(f"--measured: {error}") from None
 
 
-def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> int:
+def _run(options: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> int:
     """Simulate, write and print. Returns the exit code."""
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
-    result = simulate(asked.load(), unfold=unfold, on_job=_warn_of_size)
+    result = simulate(options.load(), unfold=unfold, on_job=_warn_of_size)
     files: dict[str, Path] = {}
     if out is not None:
         files |= _write_all(result, out)
     if is_output(json_):
-        print(as_json(result.report.to_dict()), end="")
+        print(format_json(result.report.to_dict()), end="")
     else:
         if json_ is not None:
             files["json"] = write_json(result.report.to_dict(), json_)
@@ -112,18 +112,18 @@ def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path |
 
 def _warn_of_size(job: Job) -> None:
     """Say on stderr, before it is simulated, that a step is large."""
-    from zsim.specs.experiment.training.settled import size_words
+    from zsim.specs.experiment.training.settled import size_warning
 
     every = job.simulation.every_micro_batch
-    said = size_words(job.model, job.training, job.parallelism, every_micro_batch=every)
-    if said is not None:
-        typer.echo(f"note: {said}", err=True)
+    warning = size_warning(job.model, job.training, job.parallelism, every_micro_batch=every)
+    if warning is not None:
+        typer.echo(f"note: {warning}", err=True)
 
 
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:
     """The files that were written, by kind."""
     from zsim.report.views.html.report import write_html_report
-    from zsim.trace.chrome.together import RankMarks, write_ranks_together
+    from zsim.trace.chrome.together import RankMarks, write_rank_traces
     from zsim.trace.chrome.write import write_chrome_trace
 
     make_folder(folder)
@@ -138,5 +138,5 @@ def _write_all(result: Result, folder: Path) -> dict[str, Path]:
     section = result.report.pipeline
     if section is not None:
         ranks = [RankMarks(row.first_rank, row.marks(section.num_chunks)) for row in section.rows]
-        files["ranks"] = write_ranks_together(result.trace, ranks, folder / "pipeline.json.gz")
+        files["ranks"] = write_rank_traces(result.trace, ranks, folder / "pipeline.json.gz")
     return files

@@ -13,7 +13,7 @@ from zsim.errors import InputError
 
 @takes_experiment(without=("nodes", "gpus"))
 def scaling(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     counts: Annotated[
         str, typer.Option("--gpus", metavar="COUNTS", help="8..16384 (doubling), 8..4096:4, or 8,24,64.")
     ] = "8..1024",
@@ -43,16 +43,16 @@ def scaling(
 
     if strong and fill:
         raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")
-    done = run_scaling(
-        asked.load(), counts, mode="fill" if fill else "strong" if strong else "weak", jobs=jobs,
+    result = run_scaling(
+        options.load(), counts, mode="fill" if fill else "strong" if strong else "weak", jobs=jobs,
         global_batch=global_batch, grow=grow, cache=out / "points",
     )  # fmt: skip
-    print(done)
-    if not done.runs:
+    print(result)
+    if not result.runs:
         raise typer.Exit(130)
     print()
-    for path in done.save(out):
+    for path in result.save(out):
         print_file(path.suffix[1:], path)
-    if done.is_stopped:
+    if result.is_stopped:
         print("stopped: the same command goes on")
         raise typer.Exit(130)

@@ -12,7 +12,7 @@ from zsim.commands.options import ExperimentOptions, Jobs, folder_option, print_
 
 @takes_experiment()
 def sensitivity(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     spread: Annotated[float, typer.Option(help="How far a number is turned, each way.")] = 0.2,
     target: Annotated[
         str | None,
@@ -37,16 +37,16 @@ def sensitivity(
     from zsim.notebook.sensitivities import sensitivity as find_sensitivity
     from zsim.study.sensitivity.requirements import memory_to_fit
 
-    experiment = asked.load()
+    experiment = options.load()
     if target == "fits":
         print(memory_to_fit(experiment))
         return
-    found = find_sensitivity(
+    result = find_sensitivity(
         experiment, spread=spread, target=target, resources=resource or (), jobs=jobs, cache=out / "points"
     )
-    print(f"{found}\n")
-    for path in found.save(out):
+    print(f"{result}\n")
+    for path in result.save(out):
         print_file(path.suffix[1:], path)
-    if found.is_stopped:
+    if result.is_stopped:
         print("stopped: the same command goes on")
         raise typer.Exit(130)

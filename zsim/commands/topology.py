@@ -22,7 +22,7 @@ from zsim.commands.options import (
     print_file,
 )
 from zsim.errors import InputError
-from zsim.files import write_whole
+from zsim.files import write_atomically
 
 app = typer.Typer(
     help="Draw a cluster, time collectives on it, compare clusters, import other people's descriptions.",
@@ -36,7 +36,7 @@ SomeNodes = Annotated[int | None, typer.Option(help=_NODES.format(4), min=1, max
 Json = Annotated[Path | None, file_option("--json", help="Write JSON ('-': standard output).")]
 
 
-def _listed_nodes(cluster: str, usual: int) -> int:
+def _num_nodes(cluster: str, usual: int) -> int:
     """The number of nodes that a cluster of several types lists, or `usual` if all its nodes are
     identical.
     """
@@ -56,13 +56,13 @@ def show(
     from zsim.study.topologies.text import topology_lines
     from zsim.study.topologies.topologies import describe_topology
 
-    nodes = nodes or _listed_nodes(cluster, 4)
+    nodes = nodes or _num_nodes(cluster, 4)
     facts = describe_topology(cluster, nodes)
     answer(topology_lines(facts), lambda: facts, json_)
     if out is not None:
         from zsim.study.topologies.page import topology_page
 
-        write_whole(out, topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"))
+        write_atomically(out, topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"))
         print_file("page", out)
 
 
@@ -100,18 +100,18 @@ def bench(
         if out is not None:
             from zsim.study.topologies.page import curves_page
 
-            write_whole(out, curves_page(points))
+            write_atomically(out, curves_page(points))
             if not is_output(json_):
                 print_file("page", out)
         return
     if cluster is None:
         raise InputError("topology bench: expected a cluster, or --curves FILE.csv")
-    nodes = nodes or _listed_nodes(cluster, 1)
-    found = bench_collectives(
+    nodes = nodes or _num_nodes(cluster, 1)
+    result = bench_collectives(
         cluster, nodes, collective, group=group, algorithm=algorithm, protocol=protocol,
         nccl_choice=nccl_choice,
     )  # fmt: skip
-    answer(found.lines(), found.to_dict, json_)
+    answer(result.lines(), result.to_dict, json_)
 
 
 @app.command()
@@ -135,10 +135,10 @@ def compare(
 
     overrides = {} if model is None else {"model": named_model(model)}
     base = experiment_of(experiment, overrides, origin="command line", code=permission(allow_code))
-    found = compare_topologies(clusters, base, gpus=gpus)
-    print(found)
+    result = compare_topologies(clusters, base, gpus=gpus)
+    print(result)
     if out is not None:
-        found.save(out)
+        result.save(out)
         print_file("page", out / "compare.html")
 
 
@@ -160,64 +160,66 @@ def new(
 ) -> None:
     """Write a topology TOML. On a terminal it asks for what no option says."""
     from zsim.specs.cluster.files import load_cluster
-    from zsim.specs.formats.topology.new_file import NewTopology, fabric_of, shape_of
+    from zsim.specs.formats.topology.new_file import NewTopology, parse_fabric, parse_shape
 
     if file.exists():
         raise InputError(f"{file}: exists; expected the name of a new file")
-    asks = sys.stdin.isatty() and sys.stdout.isatty()
-    if not asks and (like is None or fabric is None):
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_interactive and (like is None or fabric is None):
         raise InputError(
             "topology new: nobody to ask here; expected --like (such as dgx-h100) and --fabric (such as "
             "fat-tree)"
         )
-    if asks:
-        like = like or _asked("Nodes like (a preset or a TOML)", "dgx-h100", load_cluster)
-        fabric = fabric or _asked("Fabric", "fat-tree", fabric_of)
+    if is_interactive:
+        like = like or _prompt_until_valid("Nodes like (a preset or a TOML)", "dgx-h100", load_cluster)
+        fabric = fabric or _prompt_until_valid("Fabric", "fat-tree", parse_fabric)
         if fabric in ("fat-tree", "rail-optimized"):
-            nodes_per_leaf = nodes_per_leaf or int(_asked("Nodes per leaf switch", "16", _at_least_one(int)))
+            nodes_per_leaf = nodes_per_leaf or int(
+                _prompt_until_valid("Nodes per leaf switch", "16", _require_at_least_one(int))
+            )
             oversubscription = oversubscription or float(
-                _asked("Oversubscription (2 for 2:1)", "1", _at_least_one(float))
+                _prompt_until_valid("Oversubscription (2 for 2:1)", "1", _require_at_least_one(float))
             )
         if fabric == "torus":
-            shape = shape or _asked("Nodes along each dimension", "4x4", shape_of)
+            shape = shape or _prompt_until_valid("Nodes along each dimension", "4x4", parse_shape)
         if source is None:
             source = typer.prompt("Where these numbers come from", default="", show_default=False) or None
     assert like is not None
     assert fabric is not None
-    asked = NewTopology(
+    topology = NewTopology(
         file.stem, like, fabric, nodes_per_leaf, oversubscription, cards, card_bandwidth, source,
-        None if shape is None else shape_of(shape),
+        None if shape is None else parse_shape(shape),
     )  # fmt: skip
-    write_whole(file, asked.text())
+    write_atomically(file, topology.text())
     print(f"written: {file}")
     print(f"look at it: zsim topology show {file} --nodes 8")
 
 
-def _at_least_one(number: type[int] | type[float]) -> Callable[[str], None]:
+def _require_at_least_one(number: type[int] | type[float]) -> Callable[[str], None]:
     def check(text: str) -> None:
         try:
-            is_one = 1 <= number(text) < inf
+            is_valid = 1 <= number(text) < inf
         except ValueError:
-            is_one = False
-        if not is_one:
+            is_valid = False
+        if not is_valid:
             kind = "a whole number" if number is int else "a number"
             raise InputError(f"found '{text}', expected {kind} of 1 or more")
 
     return check
 
 
-def _asked(question: str, default: str, check: Callable[[str], object]) -> str:
+def _prompt_until_valid(question: str, default: str, check: Callable[[str], object]) -> str:
     """The answer to a question, which is repeated until `check` raises no InputError."""
 
-    def taken(text: str) -> str:
+    def check_answer(text: str) -> str:
         try:
             check(text)
         except InputError as error:
             raise typer.BadParameter(str(error)) from None
         return text
 
-    answered: str = typer.prompt(question, default=default, value_proc=taken)
-    return answered
+    reply: str = typer.prompt(question, default=default, value_proc=check_answer)
+    return reply
 
 
 @app.command("import")
@@ -246,7 +248,7 @@ def import_(
     from zsim.specs.formats.topology.read import import_topology
 
     imported = import_topology(file, format_=format_, base=base, network=network, name=output.stem)
-    write_whole(output, imported.toml)
+    write_atomically(output, imported.toml)
     from zsim.specs.cluster.files import load_cluster
 
     load_cluster(output)
@@ -267,5 +269,5 @@ def export(
     from zsim.specs.cluster.files import load_cluster
     from zsim.specs.formats.topology.astra_sim import astra_sim_yaml
 
-    write_whole(output, astra_sim_yaml(load_cluster(cluster), nodes or _listed_nodes(cluster, 4)))
+    write_atomically(output, astra_sim_yaml(load_cluster(cluster), nodes or _num_nodes(cluster, 4)))
     print(f"written: {output}")

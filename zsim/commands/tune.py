@@ -21,7 +21,7 @@ from zsim.commands.options import (
 
 @takes_experiment()
 def tune(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     goal: Annotated[
         str,
         typer.Option(
@@ -63,14 +63,16 @@ def tune(
     """
     from zsim.notebook.tuning import tune as find_best
 
-    is_open = asked.experiment is None and not any(text.startswith("strategy.") for text in asked.set_ or [])
+    is_open = options.experiment is None and not any(
+        text.startswith("strategy.") for text in options.set_ or []
+    )
     kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])
-    found = find_best(
-        asked.load(), goal, kinds=kinds, keep=keep or (), quantised=quantised, parallelism=parallelism,
+    result = find_best(
+        options.load(), goal, kinds=kinds, keep=keep or (), quantised=quantised, parallelism=parallelism,
         simulations=simulations, headroom=headroom, top=top, jobs=jobs, cache=cache,
     )  # fmt: skip
-    answer(found.lines(), found.to_dict, json_)
+    answer(result.lines(), result.to_dict, json_)
     if out is not None:
-        found.save(out)
+        result.save(out)
         if not is_output(json_):
             print_file("files", f"{out}/best, tune.html")

@@ -11,7 +11,7 @@ from zsim.commands.options import ExperimentOptions, takes_experiment
 
 @takes_experiment(without=("allow_code",))
 def ui(
-    asked: ExperimentOptions,
+    options: ExperimentOptions,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")] = 8050,
     host: Annotated[
         str, typer.Option(help="Another address than this machine's own lets others run simulations.")
@@ -24,4 +24,4 @@ def ui(
     from zsim.ui.serve import require_dash, serve
 
     require_dash()
-    serve(asked.load(), host, port)
+    serve(options.load(), host, port)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from zsim.dataclass import dataclass
 
 MAX_EDITS = 1_000  # maximum; two sequences with more edits are unrelated
-_FAR = 16  # maximum of places by which a call may have moved and still count as the same
+_MAX_DISTANCE = 16  # maximum of places by which a call may have moved and still count as the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Alignment:
     """Entries without a counterpart."""
     only_second: tuple[int, ...]
     """Entries without a counterpart."""
-    is_whole: bool = True
+    is_complete: bool = True
     """False where the sequences differ so much that only their ends were aligned."""
 
 
@@ -45,29 +45,31 @@ def align(
     `likeness(i, j)` in 0..1 is the similarity of two unequal entries. From 0.5 on, entries between the same
     matches count as one changed entry.
     """
-    matches, is_whole = _matches(first, second)
+    matches, is_complete = _find_matches(first, second)
     gaps = _gaps(matches, len(first), len(second))
-    moved = _moved(gaps, first, second)
-    taken_first, taken_second = {i for i, _ in moved}, {j for _, j in moved}
+    moved = _find_moves(gaps, first, second)
+    used_first, used_second = {i for i, _ in moved}, {j for _, j in moved}
     changed: list[tuple[int, int]] = []
     if likeness is not None:
         for left, right in gaps:
-            free_left = [i for i in left if i not in taken_first]
-            free_right = [j for j in right if j not in taken_second]
-            changed += _changed(free_left, free_right, likeness)
-    taken_first |= {i for i, _ in changed}
-    taken_second |= {j for _, j in changed}
+            free_left = [i for i in left if i not in used_first]
+            free_right = [j for j in right if j not in used_second]
+            changed += _pair_changes(free_left, free_right, likeness)
+    used_first |= {i for i, _ in changed}
+    used_second |= {j for _, j in changed}
     return Alignment(
         same=tuple(matches),
         changed=tuple(changed),
         moved=tuple(moved),
-        only_first=tuple(i for left, _ in gaps for i in left if i not in taken_first),
-        only_second=tuple(j for _, right in gaps for j in right if j not in taken_second),
-        is_whole=is_whole,
+        only_first=tuple(i for left, _ in gaps for i in left if i not in used_first),
+        only_second=tuple(j for _, right in gaps for j in right if j not in used_second),
+        is_complete=is_complete,
     )
 
 
-def _matches(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[list[tuple[int, int]], bool]:
+def _find_matches(
+    first: Sequence[Hashable], second: Sequence[Hashable]
+) -> tuple[list[tuple[int, int]], bool]:
     """Pairs of a longest common subsequence, and whether it is complete within `MAX_EDITS`."""
     start, limit = 0, min(len(first), len(second))
     while start < limit and first[start] == second[start]:
@@ -91,38 +93,38 @@ def _shortest_edit(first: Sequence[Hashable], second: Sequence[Hashable]) -> lis
     `history[d]` is the part of `reach` that round d starts from.
     """
     rows, columns = len(first), len(second)
-    most = min(rows + columns, MAX_EDITS)
-    zero = most + 1  # index of diagonal 0
-    reach = array("i", [0]) * (2 * most + 3)
+    max_edits = min(rows + columns, MAX_EDITS)
+    zero = max_edits + 1  # index of diagonal 0
+    reach = array("i", [0]) * (2 * max_edits + 3)
     history: list[array[int]] = []
-    for edits in range(most + 1):
+    for edits in range(max_edits + 1):
         history.append(reach[zero - edits - 1 : zero + edits + 2])
         for diagonal in range(-edits, edits + 1, 2):
             below, left = reach[zero + diagonal + 1], reach[zero + diagonal - 1]
-            i = below if _comes_from_above(diagonal, edits, left, below) else left + 1
+            i = below if _is_from_above(diagonal, edits, left, below) else left + 1
             j = i - diagonal
             while i < rows and j < columns and first[i] == second[j]:
                 i, j = i + 1, j + 1
             reach[zero + diagonal] = i
             if i >= rows and j >= columns:
-                return _walk_back(history, rows, columns)
+                return _backtrack(history, rows, columns)
     return None
 
 
-def _comes_from_above(diagonal: int, edits: int, left: int, above: int) -> bool:
+def _is_from_above(diagonal: int, edits: int, left: int, above: int) -> bool:
     """Whether the furthest path on a diagonal comes down from the diagonal above, not right from the one
     before."""
     return diagonal == -edits or (diagonal != edits and left < above)
 
 
-def _walk_back(history: list[array[int]], rows: int, columns: int) -> list[tuple[int, int]]:
+def _backtrack(history: list[array[int]], rows: int, columns: int) -> list[tuple[int, int]]:
     """The matches on the path that ended at (rows, columns), in order."""
     matches: list[tuple[int, int]] = []
     i, j = rows, columns
     for edits in range(len(history) - 1, 0, -1):
         reach, zero, diagonal = history[edits], edits + 1, i - j
         left, above = reach[zero + diagonal - 1], reach[zero + diagonal + 1]
-        is_down = _comes_from_above(diagonal, edits, left, above)
+        is_down = _is_from_above(diagonal, edits, left, above)
         before_i = above if is_down else left
         before_j = before_i - (diagonal + 1 if is_down else diagonal - 1)
         while i > before_i and j > before_j:
@@ -147,34 +149,36 @@ def _gaps(matches: list[tuple[int, int]], rows: int, columns: int) -> list[_Gap]
     return gaps
 
 
-def _moved(gaps: list[_Gap], first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
+def _find_moves(
+    gaps: list[_Gap], first: Sequence[Hashable], second: Sequence[Hashable]
+) -> list[tuple[int, int]]:
     """Pairs of equal entries that are unmatched on both sides, at most `_MAX_DISTANCE` positions apart."""
     waiting: dict[Hashable, list[tuple[int, int]]] = {}
     for number, (_, right) in enumerate(gaps):
         for j in right:
             waiting.setdefault(second[j], []).append((number, j))
-    moved = []
+    moves = []
     for left, _ in gaps:
         for i in left:
-            near = [entry for entry in waiting.get(first[i], []) if abs(entry[1] - i) <= _FAR]
-            if near:
-                nearest = min(near, key=lambda entry: abs(entry[1] - i))
+            candidates = [entry for entry in waiting.get(first[i], []) if abs(entry[1] - i) <= _MAX_DISTANCE]
+            if candidates:
+                nearest = min(candidates, key=lambda entry: abs(entry[1] - i))
                 waiting[first[i]].remove(nearest)
-                moved.append((i, nearest[1]))
-    return moved
+                moves.append((i, nearest[1]))
+    return moves
 
 
-def _changed(
+def _pair_changes(
     left: list[int], right: list[int], likeness: Callable[[int, int], float]
 ) -> list[tuple[int, int]]:
     """Pairs in order. Each entry of `left` gets the most similar remaining entry of `right`."""
     pairs: list[tuple[int, int]] = []
-    at = 0
+    next_index = 0
     for i in left:
         best = max(
-            range(at, len(right)), key=lambda k: (likeness(i, right[k]), -k), default=None
+            range(next_index, len(right)), key=lambda k: (likeness(i, right[k]), -k), default=None
         )  # the earliest among equals
         if best is not None and likeness(i, right[best]) >= 0.5:
             pairs.append((i, right[best]))
-            at = best + 1
+            next_index = best + 1
     return pairs

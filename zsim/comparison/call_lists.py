@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zsim.comparison.calls import Call, without_numbers
+from zsim.comparison.calls import Call, mask_numbers
 from zsim.errors import InputError
 
 _LONGEST_PERIOD = 6
@@ -57,7 +57,7 @@ def _row(call: Call) -> list[Any]:
         call.dtype,
         call.group_size,
         call.group_stride,
-        without_numbers(call.module),
+        mask_numbers(call.module),
     ]
     return [*row, call.stream] if call.stream else row
 

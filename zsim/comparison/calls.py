@@ -39,7 +39,7 @@ class Call:
     @property
     def generic(self) -> Call:
         """The same call with the numbers of blocks in its module replaced by `*`."""
-        return replace(self, module=without_numbers(self.module))
+        return replace(self, module=mask_numbers(self.module))
 
     @property
     def title(self) -> str:
@@ -48,8 +48,8 @@ class Call:
         if self.group_stride not in (None, 1):
             ranks += f" {self.group_stride} apart"
         size = f"{format_bytes(self.bytes)} {self.dtype}".rstrip()
-        of = f" of {self.module}" if self.module else ""
-        return f"{span_meaning(self.kind).label}{of} ({size}, {ranks})"
+        module_suffix = f" of {self.module}" if self.module else ""
+        return f"{span_meaning(self.kind).label}{module_suffix} ({size}, {ranks})"
 
 
 def calls_of_plan(plan: Plan, rank: int = 0) -> list[Call]:
@@ -70,10 +70,10 @@ def calls_of_trace(trace: Trace, rank: int) -> list[Call]:
     if not len(trace):
         return []
     spans = np.flatnonzero((trace.ranks == rank) & is_collective[trace.info_indices])
-    called = np.where(np.isnan(trace.issue_seconds), trace.start_seconds, trace.issue_seconds)[spans]
+    issue_times = np.where(np.isnan(trace.issue_seconds), trace.start_seconds, trace.issue_seconds)[spans]
     groups = trace.metadata.get("groups", {})
     calls = []
-    for span in spans[np.argsort(called, kind="stable")].tolist():
+    for span in spans[np.argsort(issue_times, kind="stable")].tolist():
         info = trace.infos[trace.info_indices[span]]
         size, stride = groups.get(info.group, (info.group_size, None))
         stride = stride if size == info.group_size else None
@@ -92,20 +92,20 @@ def calls_of_trace(trace: Trace, rank: int) -> list[Call]:
     return calls
 
 
-def as_gloo_runs_them(calls: Iterable[Call], recorded: Iterable[Call]) -> list[Call]:
+def convert_to_gloo(calls: Iterable[Call], recorded: Iterable[Call]) -> list[Call]:
     """`calls` with every reduce-scatter as gloo, which has none, runs it: as an all-reduce of the same tensor
     or, where the recording has all-to-alls, as an all-to-all."""
     kind = "all_to_all" if any(call.kind == "all_to_all" for call in recorded) else "all_reduce"
     return [replace(call, kind=kind) if call.kind == "reduce_scatter" else call for call in calls]
 
 
-def names_are_shared(first: Sequence[Call], second: Sequence[Call]) -> bool:
+def has_shared_names(first: Sequence[Call], second: Sequence[Call]) -> bool:
     """Whether both sides use the same names of modules: at least half of the names of either are in both."""
-    mine, theirs = {call.module for call in first}, {call.module for call in second}
-    common = len((mine & theirs) - {""})
-    return common > 0 and 2 * common >= len(mine - {""}) and 2 * common >= len(theirs - {""})
+    first_names, second_names = {call.module for call in first}, {call.module for call in second}
+    common = len((first_names & second_names) - {""})
+    return common > 0 and 2 * common >= len(first_names - {""}) and 2 * common >= len(second_names - {""})
 
 
-def without_numbers(module: str) -> str:
+def mask_numbers(module: str) -> str:
     """The name with its numbers replaced by `*`: `model.layers.3.mlp` -> `model.layers.*.mlp`."""
     return re.sub(r"\b\d+\b", "*", module)

@@ -17,11 +17,11 @@ from zsim.comparison.op_classes import (
     KERNELS,
     OpPair,
     OpsOfClass,
-    explain,
+    explain_error,
+    group_ops,
     has_kernels,
-    knows_phases,
-    ops_by_class,
-    pairs_by_class,
+    has_phases_recorded,
+    pair_ops,
 )
 from zsim.comparison.op_times import waiting_seconds
 from zsim.comparison.plan_check import PlanCheck
@@ -97,13 +97,13 @@ def check_clock(
             simulated.step_seconds,
             recorded.step_seconds,
             unit="seconds",
-            whole=recorded.step_seconds,
+            total=recorded.step_seconds,
             tolerance=tolerances.step,
             doubt=doubt,
         )
         rows = _class_metrics(simulated, recorded, plan, False, tolerances, doubt)
         return ClockCheck((step,), tuple(row for row in rows if row.name != KERNELS), ())
-    has_phases = knows_phases(simulated) and knows_phases(recorded)
+    has_phases = has_phases_recorded(simulated) and has_phases_recorded(recorded)
     return ClockCheck(
         tuple(_step_metrics(simulated, recorded, has_phases, tolerances, doubt)),
         tuple(_class_metrics(simulated, recorded, plan, has_phases, tolerances, doubt)),
@@ -114,69 +114,97 @@ def check_clock(
 def _step_metrics(
     simulated: Trace, recorded: Trace, has_phases: bool, tolerances: Tolerances, doubt: str
 ) -> Iterator[Metric]:
-    time = partial(judge, unit="seconds", whole=recorded.step_seconds, doubt=doubt)
-    yield time("step", simulated.step_seconds, recorded.step_seconds, tolerance=tolerances.step)
-    mine, theirs = step_breakdown(simulated).seconds, step_breakdown(recorded).seconds
+    judge_seconds = partial(judge, unit="seconds", total=recorded.step_seconds, doubt=doubt)
+    yield judge_seconds("step", simulated.step_seconds, recorded.step_seconds, tolerance=tolerances.step)
+    simulated_seconds, recorded_seconds = step_breakdown(simulated).seconds, step_breakdown(recorded).seconds
     if not has_phases:
-        mine, theirs = _without_optimizer(mine), _without_optimizer(theirs)
-    if recorded.source == "recorded" and not recorded.allocator_blocks:
-        mine, theirs = _without_allocator(mine), _without_allocator(theirs)
-    for name in mine:
-        if mine[name] or theirs[name]:
-            yield time(BREAKDOWN[name].label, mine[name], theirs[name], tolerance=tolerances.time)
-    mine_waits, theirs_wait = waiting_seconds(simulated), waiting_seconds(recorded)
-    if mine_waits or theirs_wait:
-        yield time(
-            "waiting for other ranks", mine_waits or 0.0, theirs_wait or 0.0, tolerance=tolerances.time
+        simulated_seconds, recorded_seconds = (
+            _merge_optimizer(simulated_seconds),
+            _merge_optimizer(recorded_seconds),
         )
-    one, other = overlap_fraction(simulated), overlap_fraction(recorded)
-    if one is not None and other is not None:
+    if recorded.source == "recorded" and not recorded.allocator_blocks:
+        simulated_seconds, recorded_seconds = (
+            _merge_allocator(simulated_seconds),
+            _merge_allocator(recorded_seconds),
+        )
+    for name in simulated_seconds:
+        if simulated_seconds[name] or recorded_seconds[name]:
+            yield judge_seconds(
+                BREAKDOWN[name].label,
+                simulated_seconds[name],
+                recorded_seconds[name],
+                tolerance=tolerances.time,
+            )
+    simulated_waits, recorded_waits = waiting_seconds(simulated), waiting_seconds(recorded)
+    if simulated_waits or recorded_waits:
+        yield judge_seconds(
+            "waiting for other ranks",
+            simulated_waits or 0.0,
+            recorded_waits or 0.0,
+            tolerance=tolerances.time,
+        )
+    simulated_overlap, recorded_overlap = overlap_fraction(simulated), overlap_fraction(recorded)
+    if simulated_overlap is not None and recorded_overlap is not None:
         tolerance = tolerances.overlap
-        yield judge("overlap", one, other, unit="fraction", whole=1.0, tolerance=tolerance, doubt=doubt)
+        yield judge(
+            "overlap",
+            simulated_overlap,
+            recorded_overlap,
+            unit="fraction",
+            total=1.0,
+            tolerance=tolerance,
+            doubt=doubt,
+        )
 
 
-def _without_optimizer(seconds: Mapping[str, float]) -> dict[str, float]:
+def _merge_optimizer(seconds: Mapping[str, float]) -> dict[str, float]:
     """The breakdown with the optimizer as part of compute. Without phases a recording cannot distinguish
     them.
     """
-    kept = {name: value for name, value in seconds.items() if name != "optimizer"}
-    return kept | {"compute": seconds["compute"] + seconds["optimizer"]}
+    other_parts = {name: value for name, value in seconds.items() if name != "optimizer"}
+    return other_parts | {"compute": seconds["compute"] + seconds["optimizer"]}
 
 
-def _without_allocator(seconds: Mapping[str, float]) -> dict[str, float]:
+def _merge_allocator(seconds: Mapping[str, float]) -> dict[str, float]:
     """The breakdown with torch's allocator as part of host-bound. Only zsim's traces distinguish them."""
-    kept = {name: value for name, value in seconds.items() if name != "allocator"}
-    return kept | {"host_bound": seconds["host_bound"] + seconds["allocator"]}
+    other_parts = {name: value for name, value in seconds.items() if name != "allocator"}
+    return other_parts | {"host_bound": seconds["host_bound"] + seconds["allocator"]}
 
 
 def _class_metrics(
     simulated: Trace, recorded: Trace, plan: PlanCheck, has_phases: bool, tolerances: Tolerances, doubt: str
 ) -> Iterator[OpClass]:
-    mine, theirs = ops_by_class(simulated, has_phases), ops_by_class(recorded, has_phases)
-    pairs = pairs_by_class(simulated, recorded, plan, has_phases)
-    nothing = OpsOfClass((), 0.0)
-    for name in dict.fromkeys([*mine, *theirs]):
-        one, other, matched = mine.get(name, nothing), theirs.get(name, nothing), pairs.get(name, [])
+    simulated_classes, recorded_classes = group_ops(simulated, has_phases), group_ops(recorded, has_phases)
+    pairs = pair_ops(simulated, recorded, plan, has_phases)
+    no_ops = OpsOfClass((), 0.0)
+    for name in dict.fromkeys([*simulated_classes, *recorded_classes]):
+        simulated_ops, recorded_ops, matched = (
+            simulated_classes.get(name, no_ops),
+            recorded_classes.get(name, no_ops),
+            pairs.get(name, []),
+        )
         metric = judge(
             name,
-            one.seconds,
-            other.seconds,
+            simulated_ops.seconds,
+            recorded_ops.seconds,
             unit="seconds",
-            whole=recorded.step_seconds,
+            total=recorded.step_seconds,
             tolerance=tolerances.time,
             doubt=doubt,
-            reason=_reason(one, other, matched, tolerances.time),
+            reason=_reason(simulated_ops, recorded_ops, matched, tolerances.time),
         )
-        yield OpClass(name, len(one.spans), len(other.spans), metric, tuple(matched))
+        yield OpClass(name, len(simulated_ops.spans), len(recorded_ops.spans), metric, tuple(matched))
 
 
-def _reason(one: OpsOfClass, other: OpsOfClass, matched: Sequence[OpPair], tolerance: float) -> str:
+def _reason(
+    simulated_ops: OpsOfClass, recorded_ops: OpsOfClass, matched: Sequence[OpPair], tolerance: float
+) -> str:
     """The number of missing or extra ops, else how the matched ops differ."""
-    fewer = len(one.spans) - len(other.spans)
-    if fewer and matched:
-        ops = f"{abs(fewer):,} op{'s' * (abs(fewer) > 1)}"
-        return f"{ops} {'fewer' if fewer > 0 else 'more'} recorded"
-    return explain(matched, tolerance)
+    num_missing = len(simulated_ops.spans) - len(recorded_ops.spans)
+    if num_missing and matched:
+        ops = f"{abs(num_missing):,} op{'s' * (abs(num_missing) > 1)}"
+        return f"{ops} {'fewer' if num_missing > 0 else 'more'} recorded"
+    return explain_error(matched, tolerance)
 
 
 def _stream_metrics(
@@ -185,20 +213,20 @@ def _stream_metrics(
     """Busy time of each stream with a counterpart: the compute streams, and streams that share calls."""
     votes: dict[str, Counter[str]] = {}
     for i, j in plan.pairs:
-        mine, theirs = plan.simulated[i].stream, plan.recorded[j].stream
-        if mine and theirs:
-            votes.setdefault(mine, Counter())[theirs] += 1
+        simulated_stream, recorded_stream = plan.simulated[i].stream, plan.recorded[j].stream
+        if simulated_stream and recorded_stream:
+            votes.setdefault(simulated_stream, Counter())[recorded_stream] += 1
     partners = {compute_stream(simulated): compute_stream(recorded)}
-    for stream, counted in votes.items():
-        partners.setdefault(stream, counted.most_common(1)[0][0])
-    for stream, other in partners.items():
-        busy = _busy_seconds(simulated, stream), _busy_seconds(recorded, other)
-        if list(partners.values()).count(other) == 1 and any(busy):
+    for stream, counter in votes.items():
+        partners.setdefault(stream, counter.most_common(1)[0][0])
+    for stream, partner in partners.items():
+        busy = _busy_seconds(simulated, stream), _busy_seconds(recorded, partner)
+        if list(partners.values()).count(partner) == 1 and any(busy):
             yield judge(
-                f"stream {stream}" + (f" (recorded: {other})" if other != stream else ""),
+                f"stream {stream}" + (f" (recorded: {partner})" if partner != stream else ""),
                 *busy,
                 unit="seconds",
-                whole=recorded.step_seconds,
+                total=recorded.step_seconds,
                 tolerance=tolerances.time,
                 doubt=doubt,
             )
@@ -206,13 +234,15 @@ def _stream_metrics(
 
 def _busy_seconds(trace: Trace, stream: str) -> float:
     """Seconds during which the stream ran a span."""
-    is_on = np.array([info.stream == stream and info.kind != "host" for info in trace.infos], dtype=bool)
-    spans = np.flatnonzero(is_on[trace.info_indices])
+    is_on_stream = np.array(
+        [info.stream == stream and info.kind != "host" for info in trace.infos], dtype=bool
+    )
+    spans = np.flatnonzero(is_on_stream[trace.info_indices])
     spans = spans[np.argsort(trace.start_seconds[spans], kind="stable")]
-    reached = total = 0.0
+    busy_until = total = 0.0
     for start, end in zip(
         trace.start_seconds[spans].tolist(), trace.end_seconds[spans].tolist(), strict=True
     ):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
+        total += max(0.0, end - max(start, busy_until))
+        busy_until = max(busy_until, end)
     return total

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from zsim.comparison.calls import as_gloo_runs_them, calls_of_trace
+from zsim.comparison.calls import calls_of_trace, convert_to_gloo
 from zsim.comparison.clock_check import check_clock
 from zsim.comparison.comparison import ComparedRuns
 from zsim.comparison.memory_check import check_memory
-from zsim.comparison.op_times import with_alike_times
+from zsim.comparison.op_times import match_transfers
 from zsim.comparison.plan_check import PlanCheck, check_plan
-from zsim.comparison.verdict import PREDICTIONS, Tolerances, doubt_about_times
+from zsim.comparison.verdict import PREDICTIONS, Tolerances, timing_doubt
 from zsim.comparison.views.page import write_compare_page
 from zsim.comparison.views.text import comparison_lines
 from zsim.errors import InputError
@@ -56,33 +56,40 @@ def compare(
     recorded.
     """
     are_simulated = simulated.source == recorded.source == "simulated"
-    chosen = PREDICTIONS if tolerances is None and are_simulated else Tolerances.of(tolerances)
+    resolved_tolerances = PREDICTIONS if tolerances is None and are_simulated else Tolerances.of(tolerances)
     notes = _notes_of(recorded)
-    simulated, recorded = with_alike_times(simulated.typical_step(), recorded.typical_step())
+    simulated, recorded = match_transfers(simulated.typical_step(), recorded.typical_step())
     partners = _partners(simulated, recorded, names, notes)
     rank = next(iter(partners)) if rank is None else rank
     if rank not in partners:
-        known = ", ".join(str(other) for other in list(partners)[:8])
-        raise InputError(f"compare: found rank {rank}, expected one that {names[1]} holds: {known}")
-    is_gloo = _shows_gloos_own_calls(recorded)
+        recorded_ranks = ", ".join(str(partner_rank) for partner_rank in list(partners)[:8])
+        raise InputError(f"compare: found rank {rank}, expected one that {names[1]} holds: {recorded_ranks}")
+    is_gloo = _shows_gloo_calls(recorded)
     if is_gloo:
         notes.append("gloo runs a reduce-scatter as an all-reduce or an all-to-all; it is compared as one")
     plans: dict[int, PlanCheck] = {}
-    for theirs, mine in partners.items():
-        calls = calls_of_trace(simulated.of_rank(mine), mine)
-        others = calls_of_trace(recorded.of_rank(theirs), theirs)
-        plans[theirs] = check_plan(as_gloo_runs_them(calls, others) if is_gloo else calls, others)
-    doubt = doubt_about_times(recorded) or doubt_about_times(simulated)
-    one, other = simulated.of_rank(partners[rank]), recorded.of_rank(rank)
-    notes += dict.fromkeys([*_whose_step(one, names[0], partners[rank]), *_whose_step(other, names[1], rank)])
+    for recorded_rank, simulated_rank in partners.items():
+        simulated_calls = calls_of_trace(simulated.select_rank(simulated_rank), simulated_rank)
+        recorded_calls = calls_of_trace(recorded.select_rank(recorded_rank), recorded_rank)
+        plans[recorded_rank] = check_plan(
+            convert_to_gloo(simulated_calls, recorded_calls) if is_gloo else simulated_calls, recorded_calls
+        )
+    doubt = timing_doubt(recorded) or timing_doubt(simulated)
+    simulated_trace, recorded_trace = simulated.select_rank(partners[rank]), recorded.select_rank(rank)
+    notes += dict.fromkeys(
+        [
+            *_step_rank_note(simulated_trace, names[0], partners[rank]),
+            *_step_rank_note(recorded_trace, names[1], rank),
+        ]
+    )
     return Comparison(
-        simulated=one,
-        recorded=other,
+        simulated=simulated_trace,
+        recorded=recorded_trace,
         rank=rank,
-        tolerances=chosen,
+        tolerances=resolved_tolerances,
         plans=plans,
-        clock=check_clock(one, other, plans[rank], chosen, doubt),
-        memory=check_memory(simulated, recorded, chosen),
+        clock=check_clock(simulated_trace, recorded_trace, plans[rank], resolved_tolerances, doubt),
+        memory=check_memory(simulated, recorded, resolved_tolerances),
         doubt=doubt,
         notes=tuple(notes),
         names=names,
@@ -97,20 +104,20 @@ def _notes_of(recorded: Trace) -> list[str]:
     return notes
 
 
-def _whose_step(trace: Trace, name: str, rank: int) -> list[str]:
+def _step_rank_note(trace: Trace, name: str, rank: int) -> list[str]:
     """A note where the step is that of another rank than the one whose times are compared."""
     if not trace.steps:
         return []
-    step, own = trace.steps[0], format_seconds(trace.steps[0].seconds_of(rank))
-    if own == format_seconds(step.seconds):
+    step, rank_seconds = trace.steps[0], format_seconds(trace.steps[0].seconds_of(rank))
+    if rank_seconds == format_seconds(step.seconds):
         return []
     return [
         f"{name}: the step is that of rank {step.slowest_rank()}, the slowest; it took rank {rank}, whose "
-        f"times are compared, {own}, and what remains is counted as host-bound"
+        f"times are compared, {rank_seconds}, and what remains is counted as host-bound"
     ]
 
 
-def _shows_gloos_own_calls(trace: Trace) -> bool:
+def _shows_gloo_calls(trace: Trace) -> bool:
     """Whether the recording has the calls that gloo ran, not those that were requested (as a Flight Recorder
     has)."""
     kinds = {info.kind for info in trace.infos}
@@ -128,14 +135,16 @@ def _partners(simulated: Trace, recorded: Trace, names: tuple[str, str], notes: 
             f"compare: {names[0]} is of {simulated.world_size:,} ranks and {names[1]} of "
             f"{recorded.world_size:,}; expected traces of the same job"
         )
-    mine = np.unique(simulated.ranks).tolist()
+    simulated_ranks = np.unique(simulated.ranks).tolist()
     partners = {
-        rank: mine[max(bisect_right(mine, rank) - 1, 0)] for rank in np.unique(recorded.ranks).tolist()
+        rank: simulated_ranks[max(bisect_right(simulated_ranks, rank) - 1, 0)]
+        for rank in np.unique(recorded.ranks).tolist()
     }
-    stand_ins = sum(rank != partner for rank, partner in partners.items())
-    if stand_ins:
+    num_representatives = sum(rank != partner for rank, partner in partners.items())
+    if num_representatives:
         notes.append(
-            f"{stand_ins} of {len(partners)} recorded ranks are compared with a simulated rank that stands "
+            f"{num_representatives} of {len(partners)} recorded ranks are compared with a simulated rank "
+            "that stands "
             "for them"
         )
     return partners

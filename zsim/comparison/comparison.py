@@ -12,11 +12,11 @@ from typing import Any
 from zsim.comparison.clock_check import ClockCheck
 from zsim.comparison.memory_check import MemoryCheck
 from zsim.comparison.plan_check import PlanCheck
-from zsim.comparison.verdict import Metric, Tolerances, Verdict, overall
+from zsim.comparison.verdict import Metric, Tolerances, Verdict, overall_verdict
 from zsim.dataclass import dataclass
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
-from zsim.validated.validation import range_words
+from zsim.validated.validation import format_range
 from zsim.version import __version__
 
 STEP_RANGE = "step_seconds_range"  # key in a simulated trace's metadata: the 80 % interval of its step
@@ -63,34 +63,34 @@ class ComparedRuns:
         """
         if self.recorded.source == "simulated":
             return None
-        found: tuple[float, float] | None = self.simulated.metadata.get(STEP_RANGE)
-        return found
+        interval: tuple[float, float] | None = self.simulated.metadata.get(STEP_RANGE)
+        return interval
 
     @property
     def is_within_range(self) -> bool | None:
         """Whether the recorded step lies inside the interval of the simulated one."""
-        found = self.step_seconds_range
-        return None if found is None else found[0] <= self.recorded.step_seconds <= found[1]
+        interval = self.step_seconds_range
+        return None if interval is None else interval[0] <= self.recorded.step_seconds <= interval[1]
 
     @property
     def range_sentence(self) -> str:
         """Whether the recorded step lies inside the interval, in words, or "" where there is no interval."""
-        found = self.step_seconds_range
-        if found is None:
+        interval = self.step_seconds_range
+        if interval is None:
             return ""
         where = "inside" if self.is_within_range else "outside"
         recorded = format_seconds(self.recorded.step_seconds)
         whose = "other trace's" if self.recorded.metadata.get("source") == SIMULATED else "recorded"
-        return f"the {whose} step, {recorded}, lies {where} {range_words(found)} (80 %)"
+        return f"the {whose} step, {recorded}, lies {where} {format_range(interval)} (80 %)"
 
     @property
     def verdict(self) -> Verdict:
         """Fail where the plan or a figure fails, else inconclusive where a figure is, else pass."""
-        return overall([self.plan_verdict, *(metric.verdict for metric in self.metrics)])
+        return overall_verdict([self.plan_verdict, *(metric.verdict for metric in self.metrics)])
 
     @property
     def plan_verdict(self) -> Verdict:
-        return overall(plan.verdict for plan in self.plans.values())
+        return overall_verdict(plan.verdict for plan in self.plans.values())
 
     @property
     def plan(self) -> PlanCheck:
@@ -99,15 +99,17 @@ class ComparedRuns:
 
     @property
     def not_checked(self) -> tuple[str, ...]:
-        found = [text for plan in self.plans.values() for text in plan.not_checked]
-        return tuple(dict.fromkeys([*found, *self.clock.not_checked, *self.memory.not_checked]))
+        plan_texts = [text for plan in self.plans.values() for text in plan.not_checked]
+        return tuple(dict.fromkeys([*plan_texts, *self.clock.not_checked, *self.memory.not_checked]))
 
     @property
     def differences(self) -> tuple[Difference, ...]:
         """All differences, the most important first: wrong calls, then misses, then inconclusive figures."""
-        found = [*_plan_differences(self.plans), *_metric_differences(self)]
-        found.sort(key=lambda row: (row.verdict != "fail", row.check != "plan", -round(row.share, _DIGITS)))
-        return tuple(found)
+        differences = [*_plan_differences(self.plans), *_metric_differences(self)]
+        differences.sort(
+            key=lambda row: (row.verdict != "fail", row.check != "plan", -round(row.share, _DIGITS))
+        )
+        return tuple(differences)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim compare --json` writes."""
@@ -118,7 +120,7 @@ class ComparedRuns:
             "step_seconds_range": None if self.step_seconds_range is None else [*self.step_seconds_range],
             "is_within_range": self.is_within_range,
             "plan": {str(rank): plan.to_dict() for rank, plan in self.plans.items()},
-            "metrics": [_metric(metric) for metric in self.metrics],
+            "metrics": [_metric_content(metric) for metric in self.metrics],
             "classes": [row.to_dict() for row in self.clock.classes],
             "differences": [
                 {"check": d.check, "verdict": d.verdict, "share": d.share, "sentence": d.sentence}
@@ -142,11 +144,11 @@ def _plan_differences(plans: Mapping[int, PlanCheck]) -> Iterator[Difference]:
             seen.setdefault(row.sentence, []).append(rank)
             shares[row.sentence] = row.count / max(len(plan.recorded), len(plan.simulated), 1)
     for sentence, ranks in seen.items():
-        where = "" if len(ranks) == len(plans) else f" (rank{'s' * (len(ranks) > 1)} {_listed(ranks)})"
+        where = "" if len(ranks) == len(plans) else f" (rank{'s' * (len(ranks) > 1)} {_format_ranks(ranks)})"
         yield Difference("plan", sentence + where, min(shares[sentence], 1.0), "fail")
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
 
 
@@ -174,7 +176,7 @@ def _percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
 
 
-def _metric(metric: Metric) -> dict[str, Any]:
+def _metric_content(metric: Metric) -> dict[str, Any]:
     return {
         "name": metric.name,
         "unit": metric.unit,

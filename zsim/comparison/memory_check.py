@@ -26,7 +26,7 @@ class MemoryCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _DeviceUsage:
     """One device of one side."""
 
     peaks: dict[str, int]
@@ -50,95 +50,123 @@ def check_memory(simulated: Trace, recorded: Trace, tolerances: Tolerances) -> M
     metrics: list[Metric] = []
     not_checked: list[str] = []
     for device in DEVICES:
-        one, other = _categories(simulated.memory, device), _categories(recorded.memory, device)
-        if not one or not other:
-            if one or other:
+        simulated_categories, recorded_categories = (
+            _categories(simulated.memory, device),
+            _categories(recorded.memory, device),
+        )
+        if not simulated_categories or not recorded_categories:
+            if simulated_categories or recorded_categories:
                 not_checked.append(f"{device} memory (known to one side only)")
             continue
-        are_shared = bool((one & other) - {_FRAMEWORK})
-        left_out = {_FRAMEWORK} - (one & other)
-        if left_out & (one | other):
+        are_shared = bool((simulated_categories & recorded_categories) - {_FRAMEWORK})
+        excluded = {_FRAMEWORK} - (simulated_categories & recorded_categories)
+        if excluded & (simulated_categories | recorded_categories):
             not_checked.append(f"{device} memory of the framework (known to one side only)")
-        mine = _held(simulated.memory, device, left_out)
-        theirs = _held(recorded.memory, device, left_out)
-        metrics += _metrics(simulated, recorded, device, mine, theirs, are_shared, tolerances)
+        simulated_usage = _device_usage(simulated.memory, device, excluded)
+        recorded_usage = _device_usage(recorded.memory, device, excluded)
+        metrics += _metrics(
+            simulated, recorded, device, simulated_usage, recorded_usage, are_shared, tolerances
+        )
         if not are_shared:
             not_checked.append(f"categories of {device} memory (not recorded)")
     return MemoryCheck(tuple(metrics), tuple(not_checked))
 
 
 def _categories(events: MemoryEvents, device: str) -> set[str]:
-    return {name for name, on in zip(events.categories, events.devices, strict=True) if on == device}
+    return {
+        name
+        for name, event_device in zip(events.categories, events.devices, strict=True)
+        if event_device == device
+    }
 
 
-def _held(events: MemoryEvents, device: str, left_out: set[str]) -> _Held:
+def _device_usage(events: MemoryEvents, device: str, excluded: set[str]) -> _DeviceUsage:
     ledger = Ledger.of(events)
-    kept = [index for index, name in enumerate(ledger.categories) if name not in left_out]
-    names = [*(ledger.categories[index] for index in kept), "total"]
+    kept_indices = [index for index, name in enumerate(ledger.categories) if name not in excluded]
+    names = [*(ledger.categories[index] for index in kept_indices), "total"]
     peaks: list[dict[str, int]] = []
     lasts: list[tuple[dict[str, int], int]] = []
     for pool in ledger.pools(device, 1, None):
-        levels = ledger.usage(device, pool).levels[:, kept]
+        levels = ledger.usage(device, pool).levels[:, kept_indices]
         levels = np.column_stack([levels, levels.sum(axis=1)])
         peaks.append(dict(zip(names, levels.max(axis=0).tolist(), strict=True)))
         lasts.append((dict(zip(names, levels[-1].tolist(), strict=True)), next(iter(pool))))
-    last, rank = max(lasts, key=lambda held: held[0]["total"])
-    return _Held(max(peaks, key=lambda held: held["total"]), last, rank)
+    last_levels, rank = max(lasts, key=lambda levels_and_rank: levels_and_rank[0]["total"])
+    return _DeviceUsage(max(peaks, key=lambda category_peaks: category_peaks["total"]), last_levels, rank)
 
 
 def _metrics(
     simulated: Trace,
     recorded: Trace,
     device: str,
-    mine: _Held,
-    theirs: _Held,
+    simulated_usage: _DeviceUsage,
+    recorded_usage: _DeviceUsage,
     are_shared: bool,
     tolerances: Tolerances,
 ) -> Iterator[Metric]:
-    whole = theirs.peaks["total"]
+    peak_total = recorded_usage.peaks["total"]
     assert simulated.memory is not None
     assert recorded.memory is not None
-    names = [name for name in dict.fromkeys([*mine.peaks, *theirs.peaks]) if are_shared or name == "total"]
-    for when, left, right in (("peak", mine.peaks, theirs.peaks), ("at the end", mine.lasts, theirs.lasts)):
+    names = [
+        name
+        for name in dict.fromkeys([*simulated_usage.peaks, *recorded_usage.peaks])
+        if are_shared or name == "total"
+    ]
+    for moment, simulated_levels, recorded_levels in (
+        ("peak", simulated_usage.peaks, recorded_usage.peaks),
+        ("at the end", simulated_usage.lasts, recorded_usage.lasts),
+    ):
         for name in sorted(names, key=lambda name: name != "total"):
-            one, other = left.get(name, 0), right.get(name, 0)
-            if not one and not other:
+            simulated_bytes, recorded_bytes = simulated_levels.get(name, 0), recorded_levels.get(name, 0)
+            if not simulated_bytes and not recorded_bytes:
                 continue
             label = MEMORY[name].label if name in MEMORY else name
-            title = f"{device} {label}, {when}"
-            metric = judge(title, one, other, unit="bytes", whole=whole, tolerance=tolerances.memory)
-            if metric.verdict == "fail" and when == "at the end" and name != "total":
-                ranks = mine.last_rank, theirs.last_rank
-                why = _who_kept(simulated.memory, recorded.memory, device, name, ranks)
-                metric = replace(metric, reason=why)
+            title = f"{device} {label}, {moment}"
+            metric = judge(
+                title,
+                simulated_bytes,
+                recorded_bytes,
+                unit="bytes",
+                total=peak_total,
+                tolerance=tolerances.memory,
+            )
+            if metric.verdict == "fail" and moment == "at the end" and name != "total":
+                ranks = simulated_usage.last_rank, recorded_usage.last_rank
+                reason = _leaking_op(simulated.memory, recorded.memory, device, name, ranks)
+                metric = replace(metric, reason=reason)
             yield metric
 
 
-def _who_kept(
+def _leaking_op(
     simulated: MemoryEvents, recorded: MemoryEvents, device: str, category: str, ranks: tuple[int, int]
 ) -> str:
     """Words for the op whose net change of memory differs most between the sides. Where the sides share no
     names (ops, units), for the op with the largest net change in the recording."""
-    mine = _by_op(simulated, device, category, ranks[0])
-    theirs = _by_op(recorded, device, category, ranks[1])
-    if not mine or not theirs:
+    simulated_net = _net_bytes_per_op(simulated, device, category, ranks[0])
+    recorded_net = _net_bytes_per_op(recorded, device, category, ranks[1])
+    if not simulated_net or not recorded_net:
         return ""
-    if mine.keys().isdisjoint(theirs):
-        mine = {}
-    differences = {name: theirs.get(name, 0) - mine.get(name, 0) for name in [*mine, *theirs]}
+    if simulated_net.keys().isdisjoint(recorded_net):
+        simulated_net = {}
+    differences = {
+        name: recorded_net.get(name, 0) - simulated_net.get(name, 0)
+        for name in [*simulated_net, *recorded_net]
+    }
     name = max(differences, key=lambda name: abs(differences[name]))
-    more = differences[name]
-    if not more:
+    difference = differences[name]
+    if not difference:
         return ""
-    what = "holds back" if more > 0 else "frees"
-    return f"'{name}' {what} {format_bytes(abs(more))} {'' if more > 0 else 'more '}in the recording"
+    what = "holds back" if difference > 0 else "frees"
+    return (
+        f"'{name}' {what} {format_bytes(abs(difference))} {'' if difference > 0 else 'more '}in the recording"
+    )
 
 
-def _by_op(events: MemoryEvents, device: str, category: str, rank: int) -> dict[str, int]:
+def _net_bytes_per_op(events: MemoryEvents, device: str, category: str, rank: int) -> dict[str, int]:
     """Net bytes of each op's changes on one rank, or {} where ops are not known."""
     net: dict[str, int] = {}
     rows = zip(events.names, events.ranks.tolist(), events.devices, events.categories, strict=False)
-    for (name, *where), change in zip(rows, events.deltas.tolist(), strict=False):
-        if where == [rank, device, category]:
+    for (name, *event_key), change in zip(rows, events.deltas.tolist(), strict=False):
+        if event_key == [rank, device, category]:
             net[name] = net.get(name, 0) + change
     return net

@@ -60,7 +60,7 @@ def has_kernels(trace: Trace) -> bool:
     return bool(len(trace)) and bool(is_kernel[trace.info_indices].any())
 
 
-def knows_phases(trace: Trace) -> bool:
+def has_phases_recorded(trace: Trace) -> bool:
     """Whether (nearly all of) the kernels' time belongs to a named phase of the step."""
     if not len(trace):
         return False
@@ -68,11 +68,11 @@ def knows_phases(trace: Trace) -> bool:
     is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
     is_known = np.array([bool(info.phase) or info.kind == "optimizer" for info in trace.infos], dtype=bool)
     kernels = is_kernel[trace.info_indices]
-    known = float(seconds[kernels & is_known[trace.info_indices]].sum())
-    return known >= _KNOWN_PHASES * float(seconds[kernels].sum()) and known > 0
+    known_seconds = float(seconds[kernels & is_known[trace.info_indices]].sum())
+    return known_seconds >= _KNOWN_PHASES * float(seconds[kernels].sum()) and known_seconds > 0
 
 
-def ops_by_class(trace: Trace, has_phases: bool) -> dict[str, OpsOfClass]:
+def group_ops(trace: Trace, has_phases: bool) -> dict[str, OpsOfClass]:
     """Ops by class, in the order of each class's first op."""
     names = [class_name(info, has_phases) for info in trace.infos]
     spans: dict[str, list[int]] = {}
@@ -84,46 +84,55 @@ def ops_by_class(trace: Trace, has_phases: bool) -> dict[str, OpsOfClass]:
     return {name: OpsOfClass(tuple(rows), float(seconds[rows].sum())) for name, rows in spans.items()}
 
 
-def pairs_by_class(
-    simulated: Trace, recorded: Trace, plan: PlanCheck, has_phases: bool
-) -> dict[str, list[OpPair]]:
+def pair_ops(simulated: Trace, recorded: Trace, plan: PlanCheck, has_phases: bool) -> dict[str, list[OpPair]]:
     """Pairs of ops by class: collectives as the plan check has paired them, other ops by name where both
     sides use the same names."""
-    found: dict[str, list[OpPair]] = {}
+    pairs_per_class: dict[str, list[OpPair]] = {}
     times = op_seconds(simulated).tolist(), op_seconds(recorded).tolist()
     for i, j in plan.pairs:
-        mine, theirs = plan.simulated[i], plan.recorded[j]
-        if (mine.kind, mine.bytes) == (theirs.kind, theirs.bytes) and min(mine.span, theirs.span) >= 0:
-            name = class_name(simulated.infos[simulated.info_indices[mine.span]], has_phases)
-            pair = OpPair(mine.title, mine.bytes, times[0][mine.span], times[1][theirs.span])
-            found.setdefault(name, []).append(pair)
-    mine_by_class, theirs_by_class = ops_by_class(simulated, has_phases), ops_by_class(recorded, has_phases)
-    for name, ops in mine_by_class.items():
-        if name in found or name not in theirs_by_class:
+        simulated_call, recorded_call = plan.simulated[i], plan.recorded[j]
+        if (simulated_call.kind, simulated_call.bytes) == (recorded_call.kind, recorded_call.bytes) and min(
+            simulated_call.span, recorded_call.span
+        ) >= 0:
+            name = class_name(simulated.infos[simulated.info_indices[simulated_call.span]], has_phases)
+            pair = OpPair(
+                simulated_call.title,
+                simulated_call.bytes,
+                times[0][simulated_call.span],
+                times[1][recorded_call.span],
+            )
+            pairs_per_class.setdefault(name, []).append(pair)
+    simulated_classes, recorded_classes = group_ops(simulated, has_phases), group_ops(recorded, has_phases)
+    for name, ops in simulated_classes.items():
+        if name in pairs_per_class or name not in recorded_classes:
             continue
-        spans, others = ops.spans, theirs_by_class[name].spans
-        by_name = align_by_name(_names(simulated, spans), _names(recorded, others))
-        pairs = [OpPair(title, 0, times[0][spans[i]], times[1][others[j]]) for title, i, j in by_name]
+        spans, recorded_spans = ops.spans, recorded_classes[name].spans
+        by_name = align_by_name(_names(simulated, spans), _names(recorded, recorded_spans))
+        pairs = [OpPair(title, 0, times[0][spans[i]], times[1][recorded_spans[j]]) for title, i, j in by_name]
         if pairs:
-            found[name] = pairs
-    return found
+            pairs_per_class[name] = pairs
+    return pairs_per_class
 
 
 def _names(trace: Trace, spans: Sequence[int]) -> list[str]:
     return [trace.infos[trace.info_indices[span]].name for span in spans]
 
 
-def align_by_name(mine: Sequence[str], theirs: Sequence[str]) -> list[tuple[str, int, int]]:
+def align_by_name(
+    simulated_names: Sequence[str], recorded_names: Sequence[str]
+) -> list[tuple[str, int, int]]:
     """(name, index, index) of ops with equal names, in time order.
 
     There are none where less than half of the names are shared.
     """
-    if 2 * len(set(mine) & set(theirs)) < max(len(set(mine)), len(set(theirs))):
+    if 2 * len(set(simulated_names) & set(recorded_names)) < max(
+        len(set(simulated_names)), len(set(recorded_names))
+    ):
         return []
-    return [(mine[i], i, j) for i, j in align(mine, theirs).same]
+    return [(simulated_names[i], i, j) for i, j in align(simulated_names, recorded_names).same]
 
 
-def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
+def explain_error(pairs: Sequence[OpPair], tolerance: float) -> str:
     """The likely cause of a class's error: a link's bandwidth, a latency, or some ops only, or "" within
     tolerance.
 
@@ -131,35 +140,43 @@ def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
     one that varies less over sizes is named.
     """
     timed = [pair for pair in pairs if pair.simulated_seconds > 0 and pair.recorded_seconds > 0]
-    mine = np.array([pair.simulated_seconds for pair in timed])
-    theirs = np.array([pair.recorded_seconds for pair in timed])
-    off = np.flatnonzero(np.abs(theirs - mine) > tolerance * mine).tolist()
-    if not off:
+    simulated_seconds = np.array([pair.simulated_seconds for pair in timed])
+    recorded_seconds = np.array([pair.recorded_seconds for pair in timed])
+    off_indices = np.flatnonzero(
+        np.abs(recorded_seconds - simulated_seconds) > tolerance * simulated_seconds
+    ).tolist()
+    if not off_indices:
         return ""
-    if 2 * len(off) <= len(timed):
-        worst = timed[max(off, key=lambda k: abs(theirs[k] - mine[k]))]
+    if 2 * len(off_indices) <= len(timed):
+        worst = timed[max(off_indices, key=lambda k: abs(recorded_seconds[k] - simulated_seconds[k]))]
         times = (
             f"{format_seconds(worst.simulated_seconds)} simulated, {format_seconds(worst.recorded_seconds)}"
         )
-        return f"{len(off)} of {len(timed)} ops, most of all {worst.title}: {times} recorded"
+        return f"{len(off_indices)} of {len(timed)} ops, most of all {worst.title}: {times} recorded"
     sizes = np.array([pair.bytes for pair in timed])
-    ratios, extras = _by_size(sizes, theirs / mine), _by_size(sizes, theirs - mine)
-    factor, extra = float(np.median(theirs / mine)), float(np.median(theirs - mine))
-    if len(ratios) > 1 and _spread(extras) < _spread(ratios):
-        more = "longer" if extra > 0 else "shorter"
-        return f"every call {format_seconds(abs(extra))} {more}, whatever its size: latency"
+    ratios, extras = (
+        _median_per_size(sizes, recorded_seconds / simulated_seconds),
+        _median_per_size(sizes, recorded_seconds - simulated_seconds),
+    )
+    factor, extra = (
+        float(np.median(recorded_seconds / simulated_seconds)),
+        float(np.median(recorded_seconds - simulated_seconds)),
+    )
+    if len(ratios) > 1 and _relative_range(extras) < _relative_range(ratios):
+        direction = "longer" if extra > 0 else "shorter"
+        return f"every call {format_seconds(abs(extra))} {direction}, whatever its size: latency"
     if not sizes.any():
         return f"the usual op takes {factor:.2f} times as long as simulated"
     low, high = format_bytes(sizes.min()), format_bytes(sizes.max())
-    spread = f", from {low} to {high}" if low != high else ""
-    return f"every call {factor:.2f} times as long{spread}: {1 / factor:.2f} of the simulated bandwidth"
+    size_range = f", from {low} to {high}" if low != high else ""
+    return f"every call {factor:.2f} times as long{size_range}: {1 / factor:.2f} of the simulated bandwidth"
 
 
-def _by_size(sizes: Ints, values: Floats) -> Floats:
+def _median_per_size(sizes: Ints, values: Floats) -> Floats:
     """The median of the values of each size, so that common sizes count no more than rare ones."""
     return np.array([float(np.median(values[sizes == size])) for size in np.unique(sizes)])
 
 
-def _spread(values: Floats) -> float:
+def _relative_range(values: Floats) -> float:
     """Range of the values relative to their mean."""
     return float(np.ptp(values) / max(abs(float(values.mean())), 1e-12))

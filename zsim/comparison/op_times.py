@@ -10,7 +10,7 @@ from zsim.arrays import Floats
 from zsim.trace.trace import COLLECTIVES, Trace
 
 
-def with_transfers(trace: Trace) -> Trace:
+def add_transfers(trace: Trace) -> Trace:
     """The trace with `transfer_seconds` where they are known.
 
     A recording has them. They are dropped where they are only bounds, since one rank of many cannot tell
@@ -26,17 +26,21 @@ def with_transfers(trace: Trace) -> Trace:
     shortest = np.full(len(trace.infos), np.inf)
     np.minimum.at(shortest, trace.info_indices, lengths)
     is_collective = np.array([info.kind in COLLECTIVES for info in trace.infos], dtype=bool)
-    once = np.bincount(trace.info_indices, minlength=len(trace.infos)) <= len(np.unique(trace.ranks))
-    transfers = np.where((is_collective & once)[trace.info_indices], shortest[trace.info_indices], np.nan)
+    is_once_per_rank = np.bincount(trace.info_indices, minlength=len(trace.infos)) <= len(
+        np.unique(trace.ranks)
+    )
+    transfers = np.where(
+        (is_collective & is_once_per_rank)[trace.info_indices], shortest[trace.info_indices], np.nan
+    )
     return replace(trace, transfer_seconds=transfers)
 
 
-def with_alike_times(one: Trace, other: Trace) -> tuple[Trace, Trace]:
+def match_transfers(first: Trace, second: Trace) -> tuple[Trace, Trace]:
     """Both traces with `transfer_seconds`, or both without, so that like is compared with like."""
-    one, other = with_transfers(one), with_transfers(other)
-    if one.transfer_seconds is None or other.transfer_seconds is None:
-        return replace(one, transfer_seconds=None), replace(other, transfer_seconds=None)
-    return one, other
+    first, second = add_transfers(first), add_transfers(second)
+    if first.transfer_seconds is None or second.transfer_seconds is None:
+        return replace(first, transfer_seconds=None), replace(second, transfer_seconds=None)
+    return first, second
 
 
 def op_seconds(trace: Trace) -> Floats:

@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from zsim.comparison.alignment import Alignment, align
-from zsim.comparison.calls import Call, names_are_shared, without_numbers
+from zsim.comparison.calls import Call, has_shared_names, mask_numbers
 from zsim.comparison.verdict import Verdict
 from zsim.dataclass import dataclass
 
@@ -78,34 +78,34 @@ class PlanCheck:
 
 
 def check_plan(
-    simulated: Sequence[Call], recorded: Sequence[Call], words: tuple[str, str] = ("simulated", "recorded")
+    simulated: Sequence[Call], recorded: Sequence[Call], labels: tuple[str, str] = ("simulated", "recorded")
 ) -> PlanCheck:
     """Compare two lists of calls of one rank. `labels` name the lists in the sentences."""
-    compared = _compared_fields(simulated, recorded)
+    fields = _compared_fields(simulated, recorded)
     aligned = align(
-        [_key(call, compared) for call in simulated],
-        [_key(call, compared) for call in recorded],
+        [_key(call, fields) for call in simulated],
+        [_key(call, fields) for call in recorded],
         lambda i, j: _likeness(simulated[i], recorded[j]),
     )
-    found = list(_differences(simulated, recorded, aligned, compared, words))
+    differences = list(_differences(simulated, recorded, aligned, fields, labels))
     pairs = tuple(sorted((*aligned.same, *aligned.changed, *aligned.moved)))
-    unknown = [name for name in ("dtype", "group_stride") if name not in compared]
-    not_checked = [f"{_WORDS[name]} (not {words[1]})" for name in unknown]
-    if _knows_streams(simulated) and _knows_streams(recorded):
-        found += _stream_differences(simulated, recorded, aligned.same, words)
+    unknown = [name for name in ("dtype", "group_stride") if name not in fields]
+    not_checked = [f"{_FIELD_LABELS[name]} (not {labels[1]})" for name in unknown]
+    if _has_streams(simulated) and _has_streams(recorded):
+        differences += _stream_differences(simulated, recorded, aligned.same, labels)
     else:
-        not_checked.append(f"streams (not {words[1]})")
+        not_checked.append(f"streams (not {labels[1]})")
     if not simulated and not recorded:
         not_checked = []
-    return PlanCheck(tuple(simulated), tuple(recorded), pairs, tuple(found), tuple(not_checked))
+    return PlanCheck(tuple(simulated), tuple(recorded), pairs, tuple(differences), tuple(not_checked))
 
 
 def first_difference(check: PlanCheck) -> str | None:
     """The first difference's sentence, with the number of further calls that differ. None without any."""
     if not check.differences:
         return None
-    rest = sum(difference.count for difference in check.differences) - check.differences[0].count
-    return check.differences[0].sentence + (f" (and {rest} more calls differ)" if rest else "")
+    num_others = sum(difference.count for difference in check.differences) - check.differences[0].count
+    return check.differences[0].sentence + (f" (and {num_others} more calls differ)" if num_others else "")
 
 
 # -- what is compared -------------------------------------------------------------------------------------
@@ -113,35 +113,39 @@ def first_difference(check: PlanCheck) -> str | None:
 
 def _compared_fields(simulated: Sequence[Call], recorded: Sequence[Call]) -> tuple[str, ...]:
     """The fields that both sides know for all their calls."""
-    chosen = ["kind", "bytes", "group_size"]
-    both = (*simulated, *recorded)
-    if all(call.dtype for call in both):
-        chosen.append("dtype")
-    if all(call.group_stride is not None for call in both):
-        chosen.append("group_stride")
-    if names_are_shared(simulated, recorded):
-        chosen.append("module")
-    return tuple(chosen)
+    fields = ["kind", "bytes", "group_size"]
+    all_calls = (*simulated, *recorded)
+    if all(call.dtype for call in all_calls):
+        fields.append("dtype")
+    if all(call.group_stride is not None for call in all_calls):
+        fields.append("group_stride")
+    if has_shared_names(simulated, recorded):
+        fields.append("module")
+    return tuple(fields)
 
 
-def _key(call: Call, compared: tuple[str, ...]) -> tuple[object, ...]:
-    return tuple(getattr(call, name) for name in compared)
+def _key(call: Call, fields: tuple[str, ...]) -> tuple[object, ...]:
+    return tuple(getattr(call, name) for name in fields)
 
 
-def _likeness(one: Call, other: Call) -> float:
+def _likeness(first: Call, second: Call) -> float:
     """Similarity of two unequal calls. Kind and module count more than the other fields."""
-    score = 2.0 * (one.kind == other.kind)
-    score += (one.bytes == other.bytes) + (one.dtype == other.dtype) + (one.group_size == other.group_size)
-    return (score + 2.0 * (one.module == other.module and bool(one.module))) / 5.0
+    score = 2.0 * (first.kind == second.kind)
+    score += (
+        (first.bytes == second.bytes)
+        + (first.dtype == second.dtype)
+        + (first.group_size == second.group_size)
+    )
+    return (score + 2.0 * (first.module == second.module and bool(first.module))) / 5.0
 
 
-def _knows_streams(calls: Sequence[Call]) -> bool:
+def _has_streams(calls: Sequence[Call]) -> bool:
     return bool(calls) and all(call.stream for call in calls)
 
 
 # -- in words ---------------------------------------------------------------------------------------------
 
-_WORDS = {
+_FIELD_LABELS = {
     "kind": "kind", "bytes": "bytes", "dtype": "dtype", "group_size": "group size",
     "group_stride": "ranks of the group", "module": "module",
 }  # fmt: skip
@@ -151,51 +155,55 @@ def _differences(
     simulated: Sequence[Call],
     recorded: Sequence[Call],
     aligned: Alignment,
-    compared: tuple[str, ...],
-    words: tuple[str, str],
+    fields: tuple[str, ...],
+    labels: tuple[str, str],
 ) -> Sequence[CallDifference]:
     """Every difference in the order of the recording. Differences of the same kind in identical calls become
     one line.
     """
-    if not aligned.is_whole:
+    if not aligned.is_complete:
         sentence = (
-            f"the {len(simulated)} {words[0]} and the {len(recorded)} {words[1]} calls have too little in "
+            f"the {len(simulated)} {labels[0]} and the {len(recorded)} {labels[1]} calls have too little in "
             "common to be matched: another model, strategy or wrapping?"
         )
         return [CallDifference("unrelated", (), (), sentence)]
-    found: list[tuple[float, str, CallDifference]] = []
-    alike = (
-        _runs([_key(call, compared) for call in simulated]),
-        _runs([_key(call, compared) for call in recorded]),
+    rows: list[tuple[float, str, CallDifference]] = []
+    repeat_texts = (
+        _repeat_texts([_key(call, fields) for call in simulated]),
+        _repeat_texts([_key(call, fields) for call in recorded]),
     )
     for i in aligned.only_first:
-        place = _place(aligned.same, i)
-        found.append(
-            (place, "", CallDifference("only simulated", (i,), (), simulated[i].title + alike[0][i]))
+        position = _recorded_position(aligned.same, i)
+        rows.append(
+            (
+                position,
+                "",
+                CallDifference("only simulated", (i,), (), simulated[i].title + repeat_texts[0][i]),
+            )
         )
-    found += [
-        (j, "", CallDifference("only recorded", (), (j,), recorded[j].title + alike[1][j]))
+    rows += [
+        (j, "", CallDifference("only recorded", (), (j,), recorded[j].title + repeat_texts[1][j]))
         for j in aligned.only_second
     ]
     for i, j in aligned.changed:
-        what = _changes(simulated[i], recorded[j], compared, words)
+        change_text = _change_text(simulated[i], recorded[j], fields, labels)
         title = replace(simulated[i], module=simulated[i].module or recorded[j].module).title
-        found.append((j, what, CallDifference("changed", (i,), (j,), f"{title}: {what}")))
+        rows.append((j, change_text, CallDifference("changed", (i,), (j,), f"{title}: {change_text}")))
     for i, j in aligned.moved:
-        found.append((j, "", CallDifference("moved", (i,), (j,), simulated[i].title)))
-    found.sort(key=lambda row: row[0])
-    return [_sentence(row, words) for row in _grouped(found, simulated, recorded)]
+        rows.append((j, "", CallDifference("moved", (i,), (j,), simulated[i].title)))
+    rows.sort(key=lambda row: row[0])
+    return [_sentence(row, labels) for row in _group_differences(rows, simulated, recorded)]
 
 
-def _place(same: Sequence[tuple[int, int]], i: int) -> float:
+def _recorded_position(same: Sequence[tuple[int, int]], i: int) -> float:
     """The position that call `i` of the first list would have in the second: after the counterpart of its
     predecessor.
     """
-    before = bisect_left(same, (i, 0)) - 1
-    return same[before][1] + 0.5 if before >= 0 else -0.5
+    predecessor = bisect_left(same, (i, 0)) - 1
+    return same[predecessor][1] + 0.5 if predecessor >= 0 else -0.5
 
 
-def _runs(keys: Sequence[object]) -> list[str]:
+def _repeat_texts(keys: Sequence[object]) -> list[str]:
     """Words for each call on the number of equal calls in its row, since any of these could be the one."""
     words: list[str] = []
     for _, run in groupby(keys):
@@ -204,66 +212,75 @@ def _runs(keys: Sequence[object]) -> list[str]:
     return words
 
 
-def _changes(one: Call, other: Call, compared: tuple[str, ...], words: tuple[str, str]) -> str:
+def _change_text(
+    simulated_call: Call, recorded_call: Call, fields: tuple[str, ...], labels: tuple[str, str]
+) -> str:
     """Words such as `bytes 1,048,576 simulated, 2,097,152 recorded (2 x)`."""
-    parts = []
+    changes = []
     for name in _FIELDS:
-        mine, theirs = getattr(one, name), getattr(other, name)
-        if name in compared and mine != theirs:
-            times = f" ({theirs / mine:.3g} x)" if name == "bytes" and mine else ""
+        simulated_value, recorded_value = getattr(simulated_call, name), getattr(recorded_call, name)
+        if name in fields and simulated_value != recorded_value:
+            times = (
+                f" ({recorded_value / simulated_value:.3g} x)" if name == "bytes" and simulated_value else ""
+            )
             times = "" if times == " (1 x)" else times
-            parts.append(f"{_WORDS[name]} {_value(mine)} {words[0]}, {_value(theirs)} {words[1]}{times}")
-    return "; ".join(parts)
+            changes.append(
+                f"{_FIELD_LABELS[name]} {_value(simulated_value)} {labels[0]}, {_value(recorded_value)} "
+                f"{labels[1]}{times}"
+            )
+    return "; ".join(changes)
 
 
 def _value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _grouped(
-    found: list[tuple[float, str, CallDifference]], simulated: Sequence[Call], recorded: Sequence[Call]
+def _group_differences(
+    rows: list[tuple[float, str, CallDifference]], simulated: Sequence[Call], recorded: Sequence[Call]
 ) -> list[CallDifference]:
     """The differences, with those of one kind in calls that differ only by the number of a block joined."""
     groups: dict[tuple[object, ...], CallDifference] = {}
-    for _, what, difference in found:
+    for _, change_text, difference in rows:
         call = (
             simulated[difference.simulated[0]] if difference.simulated else recorded[difference.recorded[0]]
         )
-        alone = len(groups) if difference.kind == "moved" else -1
-        alike = (call.kind, call.bytes, call.dtype, call.group_size, without_numbers(call.module))
-        key = (difference.kind, what, *alike, alone)
-        before = groups.get(key)
-        if before is None:
+        unique_id = len(groups) if difference.kind == "moved" else -1
+        call_key = (call.kind, call.bytes, call.dtype, call.group_size, mask_numbers(call.module))
+        key = (difference.kind, change_text, *call_key, unique_id)
+        group = groups.get(key)
+        if group is None:
             groups[key] = difference
             continue
         groups[key] = replace(
-            before,
-            simulated=before.simulated + difference.simulated,
-            recorded=before.recorded + difference.recorded,
+            group,
+            simulated=group.simulated + difference.simulated,
+            recorded=group.recorded + difference.recorded,
         )
     return list(groups.values())
 
 
-def _sentence(difference: CallDifference, words: tuple[str, str]) -> CallDifference:
+def _sentence(difference: CallDifference, labels: tuple[str, str]) -> CallDifference:
     """The difference with its full sentence."""
     title, count = difference.sentence, difference.count
-    more = f", and {count - 1} more like it" if count > 1 else ""
+    suffix = f", and {count - 1} more like it" if count > 1 else ""
     i, j = _ordinals(difference.simulated), _ordinals(difference.recorded)
     text = {
-        "only simulated": f"dropped: {title} is {words[0]} as {i} and not {words[1]}{more}",
-        "only recorded": f"extra: {title} is {words[1]} as {j} and not {words[0]}{more}",
-        "changed": f"changed: {j}, {title}{more}",
-        "moved": f"order: {title} is {words[0]} as {i} and {words[1]} as {j}",
+        "only simulated": f"dropped: {title} is {labels[0]} as {i} and not {labels[1]}{suffix}",
+        "only recorded": f"extra: {title} is {labels[1]} as {j} and not {labels[0]}{suffix}",
+        "changed": f"changed: {j}, {title}{suffix}",
+        "moved": f"order: {title} is {labels[0]} as {i} and {labels[1]} as {j}",
     }[difference.kind]
     return replace(difference, sentence=text)
 
 
-def _ordinals(places: tuple[int, ...]) -> str:
+def _ordinals(indices: tuple[int, ...]) -> str:
     """`call 34`, `calls 34, 36, ...`: counted from 1."""
-    if not places:
+    if not indices:
         return ""
-    shown = ", ".join(f"{place + 1:,}" for place in places[:_MAX_WORDS])
-    return f"call{'s' if len(places) > 1 else ''} {shown}" + (", ..." if len(places) > _MAX_WORDS else "")
+    ordinals = ", ".join(f"{index + 1:,}" for index in indices[:_MAX_WORDS])
+    return f"call{'s' if len(indices) > 1 else ''} {ordinals}" + (
+        ", ..." if len(indices) > _MAX_WORDS else ""
+    )
 
 
 # -- streams ----------------------------------------------------------------------------------------------
@@ -273,34 +290,38 @@ def _stream_differences(
     simulated: Sequence[Call],
     recorded: Sequence[Call],
     same: Sequence[tuple[int, int]],
-    words: tuple[str, str],
+    labels: tuple[str, str],
 ) -> list[CallDifference]:
     """Differences between streams, [Note: streams by what shares them]."""
     votes: dict[str, Counter[str]] = {}
     for i, j in same:
         votes.setdefault(simulated[i].stream, Counter())[recorded[j].stream] += 1
-    usual = {stream: counted.most_common(1)[0][0] for stream, counted in votes.items()}
-    found = []
-    for stream, counted in votes.items():
-        for other, count in counted.items():
-            if other == usual[stream]:
+    usual_streams = {stream: counter.most_common(1)[0][0] for stream, counter in votes.items()}
+    differences = []
+    for stream, counter in votes.items():
+        for recorded_stream, count in counter.items():
+            if recorded_stream == usual_streams[stream]:
                 continue
-            places = [(i, j) for i, j in same if (simulated[i].stream, recorded[j].stream) == (stream, other)]
-            first = simulated[places[0][0]].title
+            call_pairs = [
+                (i, j)
+                for i, j in same
+                if (simulated[i].stream, recorded[j].stream) == (stream, recorded_stream)
+            ]
+            first = simulated[call_pairs[0][0]].title
             text = (
                 f"stream: {count} call{'s' if count > 1 else ''} of stream {stream}, first {first}, "
-                f"{words[1]} on stream {other} where its others are on {usual[stream]}"
+                f"{labels[1]} on stream {recorded_stream} where its others are on {usual_streams[stream]}"
             )
-            found.append(CallDifference("stream", *_columns(places), text))
-    for target in dict.fromkeys(usual.values()):
-        sharing = [stream for stream, other in usual.items() if other == target]
+            differences.append(CallDifference("stream", *_unzip(call_pairs), text))
+    for target in dict.fromkeys(usual_streams.values()):
+        sharing = [stream for stream, recorded_stream in usual_streams.items() if recorded_stream == target]
         if len(sharing) > 1:
-            places = [(i, j) for i, j in same if simulated[i].stream in sharing[1:]]
-            both = " and ".join(sharing)
-            text = f"stream: {both} are separate streams, {words[1]} on the one stream {target}"
-            found.append(CallDifference("stream", *_columns(places), text))
-    return found
+            call_pairs = [(i, j) for i, j in same if simulated[i].stream in sharing[1:]]
+            stream_names = " and ".join(sharing)
+            text = f"stream: {stream_names} are separate streams, {labels[1]} on the one stream {target}"
+            differences.append(CallDifference("stream", *_unzip(call_pairs), text))
+    return differences
 
 
-def _columns(places: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(i for i, _ in places), tuple(j for _, j in places)
+def _unzip(pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(i for i, _ in pairs), tuple(j for _, j in pairs)

@@ -20,14 +20,14 @@ def drop_call(trace: Trace, number: int, rank: int | None = None) -> Trace:
     """The trace without one collective."""
     trace = trace.typical_step()
     keep = np.ones(len(trace), dtype=bool)
-    keep[_call(trace, number, rank)] = False
-    return trace.only(keep)
+    keep[_nth_call_span(trace, number, rank)] = False
+    return trace.select_spans(keep)
 
 
 def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
     """The trace with twice the bytes in one collective, as when a bucket is sent in a type twice as wide."""
     trace = trace.typical_step()
-    span = _call(trace, number, rank)
+    span = _nth_call_span(trace, number, rank)
     info = trace.infos[trace.info_indices[span]]
     indices = trace.info_indices.copy()
     indices[span] = len(trace.infos)
@@ -39,9 +39,9 @@ def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
 def swap_calls(trace: Trace, number: int, rank: int | None = None) -> Trace:
     """The trace with a collective and the next one swapped: each runs at the time of the other."""
     trace = trace.typical_step()
-    one, other = _call(trace, number, rank), _call(trace, number + 1, rank)
+    first_span, second_span = _nth_call_span(trace, number, rank), _nth_call_span(trace, number + 1, rank)
     indices = trace.info_indices.copy()
-    indices[[one, other]] = indices[[other, one]]
+    indices[[first_span, second_span]] = indices[[second_span, first_span]]
     return replace(trace, info_indices=indices)
 
 
@@ -61,8 +61,8 @@ def slow_link(trace: Trace, factor: float, group_size: int | None = None) -> Tra
         slow = spans[is_slow[trace.info_indices[spans]]]
         moments = trace.end_seconds[slow]
         extra = (factor - 1.0) * (moments - trace.start_seconds[slow])
-        shift = _later(trace.start_seconds[spans], moments, extra)
-        issues[spans] += _later(trace.issue_seconds[spans], moments, extra)
+        shift = _added_delay(trace.start_seconds[spans], moments, extra)
+        issues[spans] += _added_delay(trace.issue_seconds[spans], moments, extra)
         starts[spans] += shift
         ends[spans] += shift
         ends[slow] += extra
@@ -89,44 +89,46 @@ def leak(trace: Trace, category: str = "buffers", device: str = "gpu") -> Trace:
         raise ValueError("the trace has no memory events")
     frees = [
         index
-        for index, (on, what) in enumerate(zip(events.devices, events.categories, strict=True))
-        if (on, what) == (device, category) and events.deltas[index] < 0
+        for index, (event_device, event_category) in enumerate(
+            zip(events.devices, events.categories, strict=True)
+        )
+        if (event_device, event_category) == (device, category) and events.deltas[index] < 0
     ]
     if not frees:
         raise ValueError(f"nothing of {category} is freed on {device}")
-    lost = min(frees, key=lambda index: int(events.deltas[index]))
-    return replace(trace, memory=_without(events, lost))
+    largest_free = min(frees, key=lambda index: int(events.deltas[index]))
+    return replace(trace, memory=_remove_event(events, largest_free))
 
 
-def _without(events: MemoryEvents, lost: int) -> MemoryEvents:
-    keep = [index for index in range(len(events.deltas)) if index != lost]
+def _remove_event(events: MemoryEvents, removed_index: int) -> MemoryEvents:
+    keep = [index for index in range(len(events.deltas)) if index != removed_index]
     return MemoryEvents(
         ranks=events.ranks[keep],
         host_seconds=events.host_seconds[keep],
         stream_seconds=events.stream_seconds[keep],
-        devices=_chosen(events.devices, keep),
-        categories=_chosen(events.categories, keep),
+        devices=_select(events.devices, keep),
+        categories=_select(events.categories, keep),
         deltas=events.deltas[keep],
-        names=_chosen(events.names, keep) if events.names else (),
+        names=_select(events.names, keep) if events.names else (),
     )
 
 
-def _chosen(values: Sequence[str], keep: Sequence[int]) -> tuple[str, ...]:
+def _select(values: Sequence[str], keep: Sequence[int]) -> tuple[str, ...]:
     return tuple(values[index] for index in keep)
 
 
-def _later(times: Floats, moments: Floats, extra: Floats) -> Floats:
+def _added_delay(times: Floats, moments: Floats, extra: Floats) -> Floats:
     """Sum of the `extra` seconds, added at `moments`, that come before each of `times`."""
     order = np.argsort(moments, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(extra[order])])
-    late: Floats = sums[np.searchsorted(moments[order], times, side="right")]
-    return late
+    delays: Floats = sums[np.searchsorted(moments[order], times, side="right")]
+    return delays
 
 
-def _call(trace: Trace, number: int, rank: int | None) -> int:
+def _nth_call_span(trace: Trace, number: int, rank: int | None) -> int:
     """The span of the rank's collective number `number`. Raises IndexError where there are fewer."""
     rank = int(trace.ranks[0]) if rank is None else rank
     is_collective = np.array([info.kind in COLLECTIVES for info in trace.infos], dtype=bool)
     spans: Ints = np.flatnonzero((trace.ranks == rank) & is_collective[trace.info_indices])
-    called = np.where(np.isnan(trace.issue_seconds), trace.start_seconds, trace.issue_seconds)[spans]
-    return int(spans[np.argsort(called, kind="stable")][number])
+    issue_times = np.where(np.isnan(trace.issue_seconds), trace.start_seconds, trace.issue_seconds)[spans]
+    return int(spans[np.argsort(issue_times, kind="stable")][number])

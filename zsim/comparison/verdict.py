@@ -19,7 +19,9 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 Unit = Literal["seconds", "bytes", "fraction"]
 
 MAX_FOREIGN_FRACTION = 0.10  # of the machine; above it, a wall time is not judged
-TOO_SMALL = 0.02  # a difference up to this part of the tolerance times the whole step or peak is no miss
+NEGLIGIBLE_FRACTION = (
+    0.02  # a difference up to this part of the tolerance times the whole step or peak is no miss
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,15 @@ class Tolerances:
     """Maximum difference of fractions."""
 
     @staticmethod
-    def of(given: Tolerances | Mapping[str, float] | float | None) -> Tolerances:
+    def of(tolerances: Tolerances | Mapping[str, float] | float | None) -> Tolerances:
         """Tolerances from an argument of a caller: one number for all, some by name, or None (defaults)."""
-        if given is None:
+        if tolerances is None:
             return Tolerances()
-        if isinstance(given, Tolerances):
-            return given
-        if isinstance(given, Mapping):
-            return Tolerances.parse(f"{name}={value}" for name, value in given.items())
-        return Tolerances.parse([str(given)])
+        if isinstance(tolerances, Tolerances):
+            return tolerances
+        if isinstance(tolerances, Mapping):
+            return Tolerances.parse(f"{name}={value}" for name, value in tolerances.items())
+        return Tolerances.parse([str(tolerances)])
 
     @staticmethod
     def parse(texts: Iterable[str]) -> Tolerances:
@@ -89,7 +91,7 @@ class Metric:
     unit: Unit
     simulated: float
     recorded: float
-    whole: float
+    total: float
     """The step or peak that the figure is a part of."""
     tolerance: float
     verdict: Verdict
@@ -104,7 +106,7 @@ class Metric:
     @property
     def share(self) -> float:
         """The difference as a fraction of `total`, by which metrics of one unit are ranked."""
-        return abs(self.simulated - self.recorded) / self.whole if self.whole else 0.0
+        return abs(self.simulated - self.recorded) / self.total if self.total else 0.0
 
 
 def judge(
@@ -113,7 +115,7 @@ def judge(
     recorded: float,
     *,
     unit: Unit,
-    whole: float,
+    total: float,
     tolerance: float,
     doubt: str = "",
     reason: str = "",
@@ -123,26 +125,32 @@ def judge(
         "inconclusive"
         if doubt
         else "pass"
-        if _is_near(unit, simulated, recorded, whole, tolerance)
+        if _is_near(unit, simulated, recorded, total, tolerance)
         else "fail"
     )
-    return Metric(name, unit, simulated, recorded, whole, tolerance, verdict, doubt or reason)
+    return Metric(name, unit, simulated, recorded, total, tolerance, verdict, doubt or reason)
 
 
-def _is_near(unit: str, simulated: float, recorded: float, whole: float, tolerance: float) -> bool:
+def _is_near(unit: str, simulated: float, recorded: float, total: float, tolerance: float) -> bool:
     difference = abs(simulated - recorded)
     if unit == "fraction":
         return difference <= tolerance
-    return difference <= tolerance * abs(recorded) or difference <= TOO_SMALL * tolerance * whole
+    return difference <= tolerance * abs(recorded) or difference <= NEGLIGIBLE_FRACTION * tolerance * total
 
 
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
+def overall_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Fail where a verdict is fail, else inconclusive where one is, else pass."""
-    found = set(verdicts)
-    return "fail" if "fail" in found else "inconclusive" if "inconclusive" in found else "pass"
+    unique_verdicts = set(verdicts)
+    return (
+        "fail"
+        if "fail" in unique_verdicts
+        else "inconclusive"
+        if "inconclusive" in unique_verdicts
+        else "pass"
+    )
 
 
-def doubt_about_times(trace: Trace) -> str:
+def timing_doubt(trace: Trace) -> str:
     """The reason why the wall times of a recording prove nothing, or "", [Note: inconclusive].
 
     `metadata["foreign_cpu_fraction"]` is the fraction of the machine that other processes used meanwhile. On

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from zsim.specs.model.expert_run import mlp_run
+from zsim.specs.model.expert_run import mlp_module_range
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module
-from zsim.specs.model.traced import Traced
+from zsim.specs.model.traced import TracedModule
 from zsim.specs.strategy.training import Checkpointing
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
 _UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")  # of latent attention, by transformers' names
-_WITH_FROZEN = "6N + 12LdS per token, N with embeddings, 4N of frozen ones"
+_FROZEN_CONVENTION = "6N + 12LdS per token, N with embeddings, 4N of frozen ones"
 TRACED_CONVENTION = "2mnk of every product, forward and backward, attention over all pairs"
 
 
@@ -30,12 +30,12 @@ def flops_convention(model: ModelSpec) -> str:
     """The convention by which `model_flops_per_token` counts."""
     if _counts_products(model):
         return TRACED_CONVENTION
-    return FLOPS_CONVENTION if model.trainable_numel == model.numel else _WITH_FROZEN
+    return FLOPS_CONVENTION if model.trainable_numel == model.numel else _FROZEN_CONVENTION
 
 
 def forward_flops(module: Module, sequence_length: int) -> float:
     """Matrix-product FLOPs of one module, per token."""
-    work = module.work
+    work = module.op_spec
     if isinstance(work, Linear):
         return 2.0 * work.in_features * work.out_features * min(1.0, module.rows_per_token)
     if isinstance(work, Attention):
@@ -45,15 +45,15 @@ def forward_flops(module: Module, sequence_length: int) -> float:
     if isinstance(work, Experts):
         products = 3 if work.is_gated else 2
         return 2.0 * work.top_k * products * work.in_features * work.expert_features
-    if isinstance(work, Traced):
+    if isinstance(work, TracedModule):
         return work.forward_flops / work.samples / sequence_length
     return 0.0
 
 
-def _both_ways(module: Module, sequence_length: int) -> float:
+def _forward_and_backward_flops(module: Module, sequence_length: int) -> float:
     """Matrix-product FLOPs of one module forward and backward, per token."""
-    if isinstance(module.work, Traced):
-        return module.work.flops / module.work.samples / sequence_length
+    if isinstance(module.op_spec, TracedModule):
+        return module.op_spec.flops / module.op_spec.samples / sequence_length
     return 3.0 * forward_flops(module, sequence_length)
 
 
@@ -61,9 +61,9 @@ def _counts_products(model: ModelSpec) -> bool:
     """Whether the model was captured, and has products without a formula."""
     if model.captured is None:
         return False
-    blocks = model.distinct_blocks
+    blocks = model.unique_blocks
     modules = [*model.before, *(module for block in blocks for module in block.modules), *model.after]
-    return any(isinstance(module.work, Traced) and module.work.flops for module in modules)
+    return any(isinstance(module.op_spec, TracedModule) and module.op_spec.flops for module in modules)
 
 
 def attention_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
@@ -81,9 +81,14 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     counts its products.
     """
     if _counts_products(model):
-        around = sum(_both_ways(module, sequence_length) for module in (*model.before, *model.after))
-        return around + _sum_over_blocks(
-            model, lambda block: sum(_both_ways(module, sequence_length) for module in block.modules)
+        outer_flops = sum(
+            _forward_and_backward_flops(module, sequence_length) for module in (*model.before, *model.after)
+        )
+        return outer_flops + _sum_over_blocks(
+            model,
+            lambda block: sum(
+                _forward_and_backward_flops(module, sequence_length) for module in block.modules
+            ),
         )
     frozen = 1 - model.trainable_numel / model.numel if model.numel else 0.0
     return (6.0 - 2.0 * frozen) * active_numel(model) + 3.0 * attention_flops_per_token(
@@ -108,26 +113,35 @@ def hardware_flops_per_token(
     flops = model_flops_per_token(model, sequence_length)
     counts_products = _counts_products(model)
     for policy in sorted({*checkpointing} - {"none"}):
-        blocks = [block for block, own in zip(model.blocks, checkpointing, strict=True) if own == policy]
-        again = _forward_products if counts_products and policy == "full" else _recomputed_flops
-        flops += sum(count * again(block, sequence_length, policy) for block, count in _distinct(blocks))
+        blocks = [
+            block
+            for block, block_policy in zip(model.blocks, checkpointing, strict=True)
+            if block_policy == policy
+        ]
+        recomputed_flops = _forward_products if counts_products and policy == "full" else _recomputed_flops
+        flops += sum(
+            count * recomputed_flops(block, sequence_length, policy) for block, count in _count_unique(blocks)
+        )
     if modules:
-        flops += _sum_over_blocks(model, lambda block: _products_again(block, sequence_length, modules))
+        flops += _sum_over_blocks(model, lambda block: _rerun_flops(block, sequence_length, modules))
     return flops
 
 
-def _products_again(block: Block, sequence_length: int, names: Collection[str]) -> float:
+def _rerun_flops(block: Block, sequence_length: int, names: Collection[str]) -> float:
     """FLOPs of a block's products that run again by Megatron's `names` (`zsim.plan.workload.reruns`)."""
-    behind = [block.modules[number] for number in mlp_run(block.modules)[1]]
-    routed = [module for module in behind if isinstance(module.work, Router | Experts)]
-    again: list[Module] = []
+    mlp_modules = [block.modules[number] for number in mlp_module_range(block.modules)[1]]
+    routed = [module for module in mlp_modules if isinstance(module.op_spec, Router | Experts)]
+    rerun_modules: list[Module] = []
     if ("moe" if routed else "mlp") in names:
-        again = behind
+        rerun_modules = mlp_modules
     elif routed and "shared_experts" in names:
-        again = [module for module in behind if module not in routed]
+        rerun_modules = [module for module in mlp_modules if module not in routed]
     if "mla_up_proj" in names:
-        again = [*again, *(module for module in block.modules if module.name.endswith(_UP_PROJECTIONS))]
-    return sum(forward_flops(module, sequence_length) for module in again)
+        rerun_modules = [
+            *rerun_modules,
+            *(module for module in block.modules if module.name.endswith(_UP_PROJECTIONS)),
+        ]
+    return sum(forward_flops(module, sequence_length) for module in rerun_modules)
 
 
 def _forward_products(block: Block, sequence_length: int, policy: Checkpointing) -> float:
@@ -143,7 +157,7 @@ def _recomputed_flops(block: Block, sequence_length: int, policy: Checkpointing)
 
 
 def _core_flops(block: Block, sequence_length: int) -> float:
-    cores = (module for module in block.modules if isinstance(module.work, Attention))
+    cores = (module for module in block.modules if isinstance(module.op_spec, Attention))
     return sum(forward_flops(module, sequence_length) for module in cores)
 
 
@@ -151,8 +165,8 @@ def _idle_experts(block: Block) -> float:
     """Parameters of the experts of a block that a token is not routed to."""
     idle = 0.0
     for module in block.modules:
-        if isinstance(module.work, Experts):
-            idle += module.numel * (1 - module.work.top_k / module.work.num_experts)
+        if isinstance(module.op_spec, Experts):
+            idle += module.numel * (1 - module.op_spec.top_k / module.op_spec.num_experts)
         elif module.rows_per_token < 1:  # a product of one expert
             idle += module.numel * (1 - module.rows_per_token)
     return idle
@@ -160,10 +174,10 @@ def _idle_experts(block: Block) -> float:
 
 def _sum_over_blocks(model: ModelSpec, measure: Callable[[Block], float]) -> float:
     """Sum of `measure` over all blocks. Every unique block is measured once."""
-    return sum(count * measure(block) for block, count in _distinct(model.blocks))
+    return sum(count * measure(block) for block, count in _count_unique(model.blocks))
 
 
-def _distinct(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
+def _count_unique(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
     counts: dict[int, tuple[Block, int]] = {}
     for block in blocks:
         counts[id(block)] = (block, counts.get(id(block), (block, 0))[1] + 1)

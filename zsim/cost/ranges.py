@@ -18,14 +18,14 @@ _ATTENTION = ("attention_forward", "attention_backward")
 class OutOfRange(NamedTuple):
     """`fraction` of the work of a kind is in kernels or calls outside of the measured range."""
 
-    what: str
+    label: str
     fraction: float
     low: float
     high: float
     unit: str
 
 
-def outside(value: float, ends: tuple[float, float]) -> bool:
+def is_out_of_range(value: float, ends: tuple[float, float]) -> bool:
     """Whether a size is more than a factor of two outside of the measured range."""
     return value < ends[0] / _SLACK or value > ends[1] * _SLACK
 
@@ -34,7 +34,7 @@ def extrapolated_kernels(gpu: Gpu, kernels: Iterable[tuple[Kernel, int]]) -> Ite
     """Kinds of kernels with more than 5 % of their work out of range. `kernels` are (kernel, count). Tables
     without a `measured_range` are skipped."""
     counted = list(kernels)
-    for what, table, key, kinds in (
+    for label, table, key, kinds in (
         ("matrix products", gpu.gemm, "flops", ("gemm",)),
         ("fused attention", gpu.attention, "flops", _ATTENTION),
         ("kernels bound by memory", gpu.memory_bound, "bytes", _MEMORY_BOUND),
@@ -46,7 +46,7 @@ def extrapolated_kernels(gpu: Gpu, kernels: Iterable[tuple[Kernel, int]]) -> Ite
                 for kernel, times in counted
                 if kernel.kind in kinds
             ]
-            yield from _share(what, sizes, ends, "FLOP" if key == "flops" else "B")
+            yield from _share_out_of_range(label, sizes, ends, "FLOP" if key == "flops" else "B")
 
 
 def _size(kernel: Kernel, key: str) -> float:
@@ -59,15 +59,15 @@ def extrapolated_calls(
     """Collectives, when more than 5 % of their bytes are out of range. `calls` are (bytes of the full tensor,
     count)."""
     if "bytes" in ranges:
-        yield from _share(
+        yield from _share_out_of_range(
             "collectives", [(float(size), times) for size, times in calls], ranges["bytes"], "B"
         )
 
 
-def _share(
-    what: str, sizes: list[tuple[float, int]], ends: tuple[float, float], unit: str
+def _share_out_of_range(
+    label: str, sizes: list[tuple[float, int]], ends: tuple[float, float], unit: str
 ) -> Iterator[OutOfRange]:
     total = sum(size * times for size, times in sizes)
-    beyond = sum(size * times for size, times in sizes if outside(size, ends))
-    if total > 0 and beyond > _SMALL * total:
-        yield OutOfRange(what, beyond / total, *ends, unit)
+    outside_work = sum(size * times for size, times in sizes if is_out_of_range(size, ends))
+    if total > 0 and outside_work > _SMALL * total:
+        yield OutOfRange(label, outside_work / total, *ends, unit)

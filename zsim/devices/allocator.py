@@ -28,7 +28,7 @@ from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.plan.memory.tensors import TensorChange, TensorColumns
 
 
-class Changes:
+class AllocatorChanges:
     """Tensors allocated and freed, by the op just before which that happens: the `columns` of the changes in
     that order."""
 
@@ -38,9 +38,9 @@ class Changes:
         self.columns = TensorColumns(op, tensor, count, stream, until, columns.streams)
 
     @classmethod
-    def of(cls, changes: Iterable[TensorChange]) -> Changes:
+    def of(cls, changes: Iterable[TensorChange]) -> AllocatorChanges:
         """The changes of these rows."""
-        return cls(TensorColumns.of(list(changes)))
+        return cls(TensorColumns.from_changes(list(changes)))
 
     @cached_property
     def ordered(self) -> list[TensorChange]:
@@ -48,12 +48,12 @@ class Changes:
         return self.columns.rows()
 
     @cached_property
-    def by_op(self) -> dict[int, list[TensorChange]]:
+    def changes_of_op(self) -> dict[int, list[TensorChange]]:
         """The changes just before each op that has any."""
         return {op: list(changes) for op, changes in groupby(self.ordered, key=itemgetter(0))}
 
     @cached_property
-    def asking(self) -> frozenset[int]:
+    def request_ops(self) -> frozenset[int]:
         """The ops before which tensors are allocated, where it matters which uses have ended."""
         return frozenset(change.op for change in self.ordered if change.bytes)
 
@@ -81,7 +81,7 @@ class Allocator:
     """One GPU's allocator on its host's clock."""
 
     memory: CachingAllocator
-    changes: Changes
+    changes: AllocatorChanges
     """The tensors that its program allocates and frees."""
     outstanding: Callable[[int], Sequence[int]]
     """`outstanding(op)`: the last op that was issued to each stream before `op`."""
@@ -96,13 +96,13 @@ class Allocator:
     counts_from: int = 0
     """The op with which `counts` begin."""
     counts: AllocatorCounts = field(default_factory=AllocatorCounts)
-    first_changes: Changes | None = None
+    first_changes: AllocatorChanges | None = None
     """The changes of the program's first run, where they differ. Tensors with numbers below 0 are never
     freed.
     """
-    owed_seconds: float = 0.0  # host time at the driver that the host has not yet spent
+    unspent_seconds: float = 0.0  # host time at the driver that the host has not yet spent
     has_retried: bool = False  # in any run
-    _together: float = -math.inf  # when the ranks went on after the last retry
+    _last_retry_end: float = -math.inf  # when the ranks went on after the last retry
     _blocks: dict[int, MemoryBlock] = field(default_factory=dict)
     _protected: list[tuple[int, MemoryBlock]] = field(default_factory=list)
     _next_end: float = math.inf  # no protected block is free before this time; -inf: not known
@@ -116,7 +116,7 @@ class Allocator:
 
         Idempotent per op: a host that is resumed after blocking calls again, and nothing is applied twice.
         """
-        changes = self.current.by_op.get(op)
+        changes = self.current.changes_of_op.get(op)
         if changes is None or op == self._last_op:
             return -1
         if not self._is_counting and op >= self.counts_from:
@@ -133,13 +133,13 @@ class Allocator:
         return -1
 
     @property
-    def current(self) -> Changes:
+    def current(self) -> AllocatorChanges:
         """The changes of the present run."""
         return self.first_changes or self.changes
 
     def take_seconds(self) -> float:
         """Host seconds at the driver since the last call."""
-        seconds, self.owed_seconds = self.owed_seconds, 0.0
+        seconds, self.unspent_seconds = self.unspent_seconds, 0.0
         return seconds
 
     def restart(self) -> None:
@@ -153,7 +153,7 @@ class Allocator:
         self._position, self._last_op = 0, -1
         self._is_counting = False
         self.memory.restart_peaks()
-        self.owed_seconds, self._together = 0.0, -math.inf
+        self.unspent_seconds, self._last_retry_end = 0.0, -math.inf
 
     def copy(self) -> Allocator:
         """An allocator that begins with the same segments. Allowed only before the first run or after
@@ -170,14 +170,14 @@ class Allocator:
             first_changes=self.first_changes,
         )
 
-    def settled_copy(self) -> Allocator:
+    def copy_with_counts(self) -> Allocator:
         """A copy with the counts of what it has done. Allowed only after `restart`."""
         return replace(self.copy(), counts=replace(self.counts), has_retried=self.has_retried)
 
-    def resume(self, settled: Allocator) -> None:
+    def restore(self, source: Allocator) -> None:
         """Take over the segments and counts of one that has run the same program."""
-        self.memory, self.first_changes = settled.memory.copy(), settled.first_changes
-        self.counts, self.has_retried = replace(settled.counts), settled.has_retried
+        self.memory, self.first_changes = source.memory.copy(), source.first_changes
+        self.counts, self.has_retried = replace(source.counts), source.has_retried
 
     def _free(self, change: TensorChange, ended: Sequence[float]) -> None:
         _, tensor, _, _, until = change
@@ -192,24 +192,24 @@ class Allocator:
     def _allocate(self, change: TensorChange, op: int, now: float, ended: Sequence[float]) -> int:
         memory = self.memory
         _, tensor, count, stream, _ = change
-        before, block = memory.num_segments, None
+        segments_before, block = memory.num_segments, None
         if not self._is_draining:
             if self._next_end <= now:
                 self._collect(now, ended)
             block = memory.malloc(count, stream)
         if block is None:
             self._is_draining = True
-            for other in self.outstanding(op):
-                end = ended[other]
+            for outstanding_op in self.outstanding(op):
+                end = ended[outstanding_op]
                 if not end <= now:  # also uses that have not ended: nan
-                    return other
+                    return outstanding_op
             block = self._retry(change, op, now)
             self._is_draining = False
         self._blocks[tensor] = block
-        if memory.num_segments > before:
-            segments = memory.num_segments - before
+        if memory.num_segments > segments_before:
+            segments = memory.num_segments - segments_before
             self.counts.segments += segments
-            self.owed_seconds += segments * self.malloc_seconds
+            self.unspent_seconds += segments * self.malloc_seconds
         return -1
 
     def _retry(self, change: TensorChange, op: int, now: float) -> MemoryBlock:
@@ -219,13 +219,13 @@ class Allocator:
         released = self.memory.release_cached()
         self.counts.released += released
         if released:
-            apart = min(self.retry_seconds(op), now - self._together)
-            self.owed_seconds += apart + released * self.free_seconds
-            self._together = now + self.owed_seconds
+            rank_skew = min(self.retry_seconds(op), now - self._last_retry_end)
+            self.unspent_seconds += rank_skew + released * self.free_seconds
+            self._last_retry_end = now + self.unspent_seconds
         block = self.memory.malloc(change.bytes, change.stream, is_new=True)
         if block is None:
             self.counts.failures += 1
-            block = self.memory.malloc_anyway(change.bytes, change.stream)
+            block = self.memory.malloc_over_capacity(change.bytes, change.stream)
         return block
 
     def _free_protected(self) -> None:
@@ -235,17 +235,17 @@ class Allocator:
 
     def _collect(self, now: float, ended: Sequence[float]) -> None:
         """Free protected blocks whose last use has ended by now."""
-        left, soonest, is_known = [], math.inf, True
+        still_protected, soonest, is_known = [], math.inf, True
         for entry in self._protected:
             until, block = entry
             end = ended[until]
             if end <= now:
                 self.memory.free(block)
                 continue
-            left.append(entry)
+            still_protected.append(entry)
             if end < soonest:
                 soonest = end
             elif end != end:  # nan: has not ended
                 is_known = False
-        self._protected = left
+        self._protected = still_protected
         self._next_end = soonest if is_known else -math.inf

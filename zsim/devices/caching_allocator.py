@@ -53,7 +53,7 @@ class MemoryBlock:
     def pages(self) -> int:
         """Bytes of the pages that lie wholly in the block."""
         page = self.pool.page_bytes
-        first, end = _up(self.address, page), (self.address + self.bytes) // page * page
+        first, end = _round_up(self.address, page), (self.address + self.bytes) // page * page
         return max(0, end - first)
 
 
@@ -76,14 +76,14 @@ class _Pool:
     def insert(self, block: MemoryBlock) -> None:
         """Count `block` as free."""
         key = block.key = _key(block.bytes, block.address)
-        place = bisect_left(self.keys, key)
-        self.keys.insert(place, key)
-        self.free.insert(place, block)
+        index = bisect_left(self.keys, key)
+        self.keys.insert(index, key)
+        self.free.insert(index, block)
 
     def remove(self, block: MemoryBlock) -> None:
         """Count a free block as free no longer."""
-        place = bisect_left(self.keys, block.key)
-        del self.keys[place], self.free[place]
+        index = bisect_left(self.keys, block.key)
+        del self.keys[index], self.free[index]
 
 
 class Request(NamedTuple):
@@ -92,7 +92,7 @@ class Request(NamedTuple):
     pool: _Pool
     size: int
     """The size rounded up."""
-    least_rest: int
+    min_split_bytes: int
     """The minimum remainder of a block that is split off."""
     key: int
     """The key of the first free block that holds the request, if there is one."""
@@ -129,56 +129,58 @@ class CachingAllocator:
 
     def serve(self, request: Request, *, is_new: bool = False) -> MemoryBlock | None:
         """A block for `request`, as of `malloc`."""
-        pool, size, least_rest, key = request
+        pool, size, min_split_bytes, key = request
         keys, free = pool.keys, pool.free
         if self.is_expandable:
             block = self._take_mapped(pool, request) or self._grow_end(pool, size)
         else:
-            place = len(keys) if is_new else bisect_left(keys, key)
-            if place < len(keys):
-                del keys[place]
-                block = free.pop(place)
+            index = len(keys) if is_new else bisect_left(keys, key)
+            if index < len(keys):
+                del keys[index]
+                block = free.pop(index)
             else:
                 block = self._grow(pool, size)
         if block is None:
             return None
-        rest_bytes = block.bytes - size
-        if rest_bytes >= least_rest:  # is split off
-            address, after = block.address + size, block.next
-            key = rest_bytes << _ADDRESS_BITS | address
-            rest = MemoryBlock(pool, address, rest_bytes, block, after, True, block.unmapped_bytes, key)
-            if after is not None:
-                after.previous = rest
+        remainder_bytes = block.bytes - size
+        if remainder_bytes >= min_split_bytes:  # is split off
+            address, next_block = block.address + size, block.next
+            key = remainder_bytes << _ADDRESS_BITS | address
+            remainder = MemoryBlock(
+                pool, address, remainder_bytes, block, next_block, True, block.unmapped_bytes, key
+            )
+            if next_block is not None:
+                next_block.previous = remainder
             elif pool.last is block:
-                pool.last = rest
-            block.next, block.bytes, block.unmapped_bytes = rest, size, 0
-            place = bisect_left(keys, key)
-            keys.insert(place, key)
-            free.insert(place, rest)
+                pool.last = remainder
+            block.next, block.bytes, block.unmapped_bytes = remainder, size, 0
+            index = bisect_left(keys, key)
+            keys.insert(index, key)
+            free.insert(index, remainder)
         block.is_free = False
         active = self.active_bytes = self.active_bytes + block.bytes
         if active > self.peak_active_bytes:
             self.peak_active_bytes = active
         return block
 
-    def passing_bytes(self, request: Request) -> int:
+    def transient_bytes(self, request: Request) -> int:
         """Bytes of the cached block that serves a request which is freed before anything else happens in its
         pool, and so leaves the pool as it is.
 
         It is 0 where the driver would be asked (or might be, in expandable segments).
         """
-        pool, size, least_rest, key = request
-        place = bisect_left(pool.keys, key)
-        if place == len(pool.keys) or self.is_expandable:
+        pool, size, min_split_bytes, key = request
+        index = bisect_left(pool.keys, key)
+        if index == len(pool.keys) or self.is_expandable:
             return 0
-        cached = pool.free[place].bytes
-        taken = size if cached - size >= least_rest else cached
-        active = self.active_bytes + taken
+        cached = pool.free[index].bytes
+        block_bytes = size if cached - size >= min_split_bytes else cached
+        active = self.active_bytes + block_bytes
         if active > self.peak_active_bytes:
             self.peak_active_bytes = active
-        return taken
+        return block_bytes
 
-    def malloc_anyway(self, count: int, stream: str) -> MemoryBlock:
+    def malloc_over_capacity(self, count: int, stream: str) -> MemoryBlock:
         """A new block of `count` bytes, whether the driver has room for it or not."""
         capacity, self.capacity_bytes = self.capacity_bytes, UNLIMITED
         block = self.malloc(count, stream, is_new=True)
@@ -191,28 +193,28 @@ class CachingAllocator:
         size = block.bytes
         self.active_bytes -= size
         block.is_free = True
-        after, before = block.next, block.previous
+        next_block, previous_block = block.next, block.previous
         pool = block.pool
         keys, free = pool.keys, pool.free
-        if after is not None and after.is_free:
-            place = bisect_left(keys, after.key)
-            del keys[place], free[place]
-            size = _absorb(block, after)
-        if before is not None and before.is_free:
-            place = bisect_left(keys, before.key)
-            del keys[place], free[place]
-            size = _absorb(before, block)
-            block = before
+        if next_block is not None and next_block.is_free:
+            index = bisect_left(keys, next_block.key)
+            del keys[index], free[index]
+            size = _absorb(block, next_block)
+        if previous_block is not None and previous_block.is_free:
+            index = bisect_left(keys, previous_block.key)
+            del keys[index], free[index]
+            size = _absorb(previous_block, block)
+            block = previous_block
         key = block.key = size << _ADDRESS_BITS | block.address
-        place = bisect_left(keys, key)
-        keys.insert(place, key)
-        free.insert(place, block)
+        index = bisect_left(keys, key)
+        keys.insert(index, key)
+        free.insert(index, block)
 
     def release_cached(self) -> int:
         """Give segments that are free from end to end (or free pages) back to the driver. Returns how many
         segments were given back.
         """
-        before = self.num_released
+        released_before = self.num_released
         for pool in self._pools.values():
             for block in list(pool.free):
                 if self.is_expandable:
@@ -223,7 +225,7 @@ class CachingAllocator:
                     pool.remove(block)
                     del self._heads[block.address]
                     self._release(block.bytes)
-        return self.num_released - before
+        return self.num_released - released_before
 
     def layout(self) -> tuple[Hashable, ...]:
         """All blocks of all segments and the peaks so far: allocators with equal layouts give the same blocks
@@ -243,37 +245,37 @@ class CachingAllocator:
         use.
         """
         capacity_bytes = self.capacity_bytes if capacity_bytes is None else capacity_bytes
-        other = CachingAllocator(capacity_bytes, is_expandable=self.is_expandable)
+        clone = CachingAllocator(capacity_bytes, is_expandable=self.is_expandable)
         peaks = ("peak_active_bytes", "peak_reserved_bytes")
         counts = ("num_segments", "num_released", "_next_address")
         for name in ("active_bytes", "reserved_bytes", *peaks, *counts):
-            setattr(other, name, getattr(self, name))
-        of = {id(pool): key for key, pool in self._pools.items()}
-        other._pools = {key: _Pool(key[1]) for key in self._pools}
+            setattr(clone, name, getattr(self, name))
+        name_of_pool = {id(pool): key for key, pool in self._pools.items()}
+        clone._pools = {key: _Pool(key[1]) for key in self._pools}
         for address, head in self._heads.items():
-            pool, last, block = other._pools[of[id(head.pool)]], None, head
+            pool, last, block = clone._pools[name_of_pool[id(head.pool)]], None, head
             while block is not None:
-                made = MemoryBlock(
+                copied_block = MemoryBlock(
                     pool, block.address, block.bytes, last, None, block.is_free, block.unmapped_bytes
                 )
                 if last is None:
-                    other._heads[address] = made
+                    clone._heads[address] = copied_block
                 else:
-                    last.next = made
-                if made.is_free:
-                    pool.insert(made)
-                last, following = made, block.next
-                if following is None:
+                    last.next = copied_block
+                if copied_block.is_free:
+                    pool.insert(copied_block)
+                last, next_block = copied_block, block.next
+                if next_block is None:
                     break
-                block = following
+                block = next_block
             if self.is_expandable:
                 pool.last = last
-        return other
+        return clone
 
     @staticmethod
     def pool_of(count: int, stream: str) -> PoolName:
         """The pool to which a request of `count` bytes goes."""
-        return stream, _up(count, MIN_BLOCK) <= SMALL_SIZE
+        return stream, _round_up(count, MIN_BLOCK) <= SMALL_SIZE
 
     def reserved_by_pool(self) -> dict[PoolName, int]:
         """Bytes of the segments of each pool, unmapped bytes not included."""
@@ -312,7 +314,7 @@ class CachingAllocator:
         """
         segment = SMALL_BUFFER
         if not pool.is_small:
-            segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
+            segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _round_up(size, ROUND_LARGE)
         if not self._reserve(segment):
             return None
         block = MemoryBlock(pool, self._next_address, segment)
@@ -323,7 +325,7 @@ class CachingAllocator:
     def _grow_end(self, pool: _Pool, size: int) -> MemoryBlock | None:
         last = pool.last
         at_end = last if last is not None and last.is_free else None
-        missing = _up(size - (at_end.bytes if at_end else 0), pool.page_bytes)
+        missing = _round_up(size - (at_end.bytes if at_end else 0), pool.page_bytes)
         if not self._reserve(missing + (at_end.unmapped_bytes if at_end else 0)):
             return None
         if at_end is not None:
@@ -345,12 +347,12 @@ class CachingAllocator:
     # -- blocks --------------------------------------------------------------------------------------------
 
     def _request(self, count: int, stream: str) -> Request:
-        size, key = _up(count, MIN_BLOCK), self.pool_of(count, stream)
+        size, key = _round_up(count, MIN_BLOCK), self.pool_of(count, stream)
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = _Pool(key[1])
-        least_rest = MIN_BLOCK if pool.is_small or self.is_expandable else SMALL_SIZE + 1
-        request = self._requests[count, stream] = Request(pool, size, least_rest, _key(size, 0))
+        min_split_bytes = MIN_BLOCK if pool.is_small or self.is_expandable else SMALL_SIZE + 1
+        request = self._requests[count, stream] = Request(pool, size, min_split_bytes, _key(size, 0))
         return request
 
     def _take_mapped(self, pool: _Pool, request: Request) -> MemoryBlock | None:
@@ -359,15 +361,15 @@ class CachingAllocator:
         A block with all its pages is preferred. If there is none, the missing pages are mapped again.
         """
         free = pool.free
-        place = bisect_left(pool.keys, request.key)
-        if place == len(free):
+        index = bisect_left(pool.keys, request.key)
+        if index == len(free):
             return None
-        mapped = (block for block in free[place:] if not block.unmapped_bytes)
-        block = next(mapped, free[place])
-        wanted = min(block.unmapped_bytes, _up(request.size, pool.page_bytes))
-        if wanted and not self._reserve(wanted):
+        fully_mapped = (block for block in free[index:] if not block.unmapped_bytes)
+        block = next(fully_mapped, free[index])
+        bytes_to_map = min(block.unmapped_bytes, _round_up(request.size, pool.page_bytes))
+        if bytes_to_map and not self._reserve(bytes_to_map):
             return None
-        block.unmapped_bytes -= wanted
+        block.unmapped_bytes -= bytes_to_map
         pool.remove(block)
         return block
 
@@ -377,19 +379,19 @@ def _key(size: int, address: int) -> int:
     return size << _ADDRESS_BITS | address
 
 
-def _absorb(block: MemoryBlock, after: MemoryBlock) -> int:
+def _absorb(block: MemoryBlock, absorbed: MemoryBlock) -> int:
     """Merge `absorbed` into the block before it, and return the bytes of both."""
-    size = block.bytes = block.bytes + after.bytes
-    if after.unmapped_bytes:
-        block.unmapped_bytes += after.unmapped_bytes
-    behind = block.next = after.next
-    if behind is not None:
-        behind.previous = block
-    elif block.pool.last is after:
+    size = block.bytes = block.bytes + absorbed.bytes
+    if absorbed.unmapped_bytes:
+        block.unmapped_bytes += absorbed.unmapped_bytes
+    following_block = block.next = absorbed.next
+    if following_block is not None:
+        following_block.previous = block
+    elif block.pool.last is absorbed:
         block.pool.last = block
     return size
 
 
-def _up(count: int, unit: int) -> int:
+def _round_up(count: int, unit: int) -> int:
     """`count` rounded up to whole units."""
     return -(-count // unit) * unit

@@ -30,28 +30,42 @@ class GpuKernels(Generic[Owner]):
     """
 
     __slots__ = (
-        "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_lefts", "_on_end", "_on_turn",
-        "_op", "_ops", "_owner", "_second", "_second_left", "_slowdown", "is_busy", "ticket",
+        "_all_remaining",
+        "_collectives",
+        "_is_early",
+        "_last_change",
+        "_on_busy_change",
+        "_on_end",
+        "_op",
+        "_ops",
+        "_owner",
+        "_remaining",
+        "_schedule",
+        "_second",
+        "_second_remaining",
+        "_slowdown",
+        "is_busy",
+        "ticket",
     )  # fmt: skip
 
     def __init__(
         self,
         slowdown: float,
         owner: Owner,
-        call_at: Callable[[float, tuple[GpuKernels[Owner], int]], None],
+        schedule: Callable[[float, tuple[GpuKernels[Owner], int]], None],
         on_end: Callable[[Owner, int, float], None],
-        on_turn: Callable[[bool], None] | None = None,
+        on_busy_change: Callable[[bool], None] | None = None,
     ) -> None:
         self._slowdown = slowdown
         self._owner = owner
-        self._call_at = call_at
+        self._schedule = schedule
         self._on_end = on_end
-        self._on_turn = on_turn
+        self._on_busy_change = on_busy_change
         self.is_busy = False
         self._op = self._second = -1
-        self._left = self._second_left = 0.0
+        self._remaining = self._second_remaining = 0.0
         self._ops: list[int] = []
-        self._lefts: list[float] = []
+        self._all_remaining: list[float] = []
         self._collectives = 0
         self.ticket = 0
         self._is_early = False
@@ -60,50 +74,53 @@ class GpuKernels(Generic[Owner]):
     def start(self, now: float, op: int, seconds: float) -> None:
         """Start the kernels of an op that take `seconds` on an idle GPU."""
         if self._op >= 0 or self._ops:
-            self._join(now, op, seconds)
+            self._start_concurrent(now, op, seconds)
             return
         if not self.is_busy:
             self.is_busy = True
-            if self._on_turn is not None:
-                self._on_turn(True)
-        self._op, self._left, self._last_change = op, seconds, now
+            if self._on_busy_change is not None:
+                self._on_busy_change(True)
+        self._op, self._remaining, self._last_change = op, seconds, now
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._call_at(now + (seconds * self._slowdown if self._collectives else seconds), (self, ticket))
+        self._schedule(now + (seconds * self._slowdown if self._collectives else seconds), (self, ticket))
 
-    def _join(self, now: float, op: int, seconds: float) -> None:
+    def _start_concurrent(self, now: float, op: int, seconds: float) -> None:
         """Start kernels while others run."""
-        self._settle(now)
+        self._update_remaining(now)
         if self._op >= 0 and self._second < 0:
-            self._second, self._second_left = op, seconds
+            self._second, self._second_remaining = op, seconds
         else:
             if self._op >= 0:
-                self._ops, self._lefts = [self._op, self._second], [self._left, self._second_left]
+                self._ops, self._all_remaining = (
+                    [self._op, self._second],
+                    [self._remaining, self._second_remaining],
+                )
                 self._op = self._second = -1
             self._ops.append(op)
-            self._lefts.append(seconds)
-        self._plan_wake_up(now)
+            self._all_remaining.append(seconds)
+        self._schedule_wake_up(now)
 
-    def collective_started(self, now: float) -> None:
+    def begin_collective(self, now: float) -> None:
         if self._collectives == 0 and self._slowdown > 1.0 and (self._op >= 0 or self._ops):
-            self._settle(now)
+            self._update_remaining(now)
             self._is_early = True  # see [Note: late wake-ups]
         self._collectives += 1
 
-    def collective_ended(self, now: float) -> None:
+    def end_collective(self, now: float) -> None:
         if self._collectives == 1 and self._slowdown > 1.0 and (self._op >= 0 or self._ops):
-            self._settle(now)
+            self._update_remaining(now)
             self._collectives = 0
             if not self._is_early:
-                self._plan_wake_up(now)
+                self._schedule_wake_up(now)
         else:
             self._collectives -= 1
 
-    def on_wake(self, now: float) -> None:
+    def wake(self, now: float) -> None:
         """End the kernels with the least work left. To be called for the latest `ticket` only."""
         if self._is_early:
-            self._settle(now)
-            self._plan_wake_up(now)
+            self._update_remaining(now)
+            self._schedule_wake_up(now)
             return
         op = self._op
         if op < 0:
@@ -115,74 +132,74 @@ class GpuKernels(Generic[Owner]):
             self._end_one_of_two(now)
         if self._op < 0 and not self._ops:
             self.is_busy = False
-            if self._on_turn is not None:
-                self._on_turn(False)
+            if self._on_busy_change is not None:
+                self._on_busy_change(False)
 
     def _end_one_of_two(self, now: float) -> None:
         """End the one of two kernels that has less work left, or both."""
-        self._settle(now)
+        self._update_remaining(now)
         first, second = self._op, self._second
-        left, second_left = self._left, self._second_left
+        remaining, second_remaining = self._remaining, self._second_remaining
         self._second = -1
-        if left == second_left:
+        if remaining == second_remaining:
             self._op = -1
             self._on_end(self._owner, first, now)
             self._on_end(self._owner, second, now)
             return
-        if left < second_left:
-            self._op, self._left = second, second_left
-        self._plan_wake_up(now)
-        self._on_end(self._owner, first if left < second_left else second, now)
+        if remaining < second_remaining:
+            self._op, self._remaining = second, second_remaining
+        self._schedule_wake_up(now)
+        self._on_end(self._owner, first if remaining < second_remaining else second, now)
 
     def _end_least(self, now: float) -> None:
         """End those of more than two kernels that have the least work left."""
-        self._settle(now)
-        least = min(self._lefts)
+        self._update_remaining(now)
+        least = min(self._all_remaining)
         ended: list[int] = []
         ops: list[int] = []
-        lefts: list[float] = []
-        for op, left in zip(self._ops, self._lefts, strict=True):
-            if left <= least:
+        remaining: list[float] = []
+        for op, seconds in zip(self._ops, self._all_remaining, strict=True):
+            if seconds <= least:
                 ended.append(op)
             else:
                 ops.append(op)
-                lefts.append(left)
+                remaining.append(seconds)
         if len(ops) == 2:
-            self._second, self._second_left = ops.pop(), lefts.pop()
+            self._second, self._second_remaining = ops.pop(), remaining.pop()
         if len(ops) == 1:
-            self._op, self._left = ops.pop(), lefts.pop()
-        self._ops, self._lefts = ops, lefts
+            self._op, self._remaining = ops.pop(), remaining.pop()
+        self._ops, self._all_remaining = ops, remaining
         if self._op >= 0 or self._ops:
-            self._plan_wake_up(now)
+            self._schedule_wake_up(now)
         for op in ended:
             self._on_end(self._owner, op, now)
 
-    def _settle(self, now: float) -> None:
+    def _update_remaining(self, now: float) -> None:
         """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower still
         while a collective runs."""
-        stretch = self._slowdown if self._collectives else 1.0
+        slowdown = self._slowdown if self._collectives else 1.0
         elapsed, self._last_change = now - self._last_change, now
         if self._second >= 0:
-            done = elapsed / (2 * stretch)
-            self._left -= done
-            self._second_left -= done
+            done = elapsed / (2 * slowdown)
+            self._remaining -= done
+            self._second_remaining -= done
         elif self._op >= 0:
-            self._left -= elapsed / stretch
+            self._remaining -= elapsed / slowdown
         else:
-            done = elapsed / (len(self._ops) * stretch)
-            self._lefts = [each - done for each in self._lefts]
+            done = elapsed / (len(self._ops) * slowdown)
+            self._all_remaining = [seconds - done for seconds in self._all_remaining]
 
-    def _plan_wake_up(self, now: float) -> None:
-        stretch = self._slowdown if self._collectives else 1.0
+    def _schedule_wake_up(self, now: float) -> None:
+        slowdown = self._slowdown if self._collectives else 1.0
         if self._second >= 0:
-            least, other = self._left, self._second_left
-            if other < least:
-                least = other
-            stretch = 2 * stretch
+            least, second_remaining = self._remaining, self._second_remaining
+            if second_remaining < least:
+                least = second_remaining
+            slowdown = 2 * slowdown
         elif self._op >= 0:
-            least = self._left
+            least = self._remaining
         else:
-            least, stretch = min(self._lefts), len(self._lefts) * stretch
+            least, slowdown = min(self._all_remaining), len(self._all_remaining) * slowdown
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._call_at(now + least * stretch if least > 0.0 else now, (self, ticket))
+        self._schedule(now + least * slowdown if least > 0.0 else now, (self, ticket))

@@ -28,18 +28,18 @@ def add_host(pool: NodePool) -> None:
     - `pageable`: time of one rank's driver thread
     """
     cluster = pool.topology.cluster
-    sockets, part = cluster.host.sockets, cluster.offload.dma_fraction / cluster.host.sockets
-    pool.add("dram", "socket", *(host.memory_bandwidth * part for host in cluster.hosts))
+    sockets, socket_fraction = cluster.host.sockets, cluster.offload.dma_fraction / cluster.host.sockets
+    pool.add("dram", "socket", *(host.memory_bandwidth * socket_fraction for host in cluster.hosts))
     pool.add("cpu", "socket", 1.0)
     if sockets > 1:
-        between = [host.socket_bandwidth or cluster.host.socket_bandwidth for host in cluster.hosts]
-        assert all(between)
-        pool.add("socket_out", "socket", *(rate for rate in between if rate))
-        pool.add("socket_in", "socket", *(rate for rate in between if rate))
+        socket_bandwidths = [host.socket_bandwidth or cluster.host.socket_bandwidth for host in cluster.hosts]
+        assert all(socket_bandwidths)
+        pool.add("socket_out", "socket", *(rate for rate in socket_bandwidths if rate))
+        pool.add("socket_in", "socket", *(rate for rate in socket_bandwidths if rate))
     pool.add("pageable", "rank", 1.0)
 
 
-def on_memory(weight: float, sockets: Sockets) -> list[float]:
+def memory_weights(weight: float, sockets: Sockets) -> list[float]:
     """`weight` bytes of host memory, per socket, where the rank's memory is."""
     return [weight * share for share in sockets.memory]
 
@@ -47,17 +47,17 @@ def on_memory(weight: float, sockets: Sockets) -> list[float]:
 def copy_usage(pool: NodePool, work: Copy, rank: int) -> ResourceUsage:
     """Usage of one byte copied between GPU and host: PCIe link, uplink of the switch, host memory."""
     side = "down" if work.direction == "h2d" else "up"
-    own = {f"pcie_{side}": 1.0, f"uplink_{side}": 1.0}
+    rank_weights = {f"pcie_{side}": 1.0, f"uplink_{side}": 1.0}
     traffic = 1.0
     if not work.is_pinned:
         traffic = _PAGEABLE_TRAFFIC
-        own["pageable"] = 1.0 / pool.topology.cluster.offload.pageable_bandwidth
+        rank_weights["pageable"] = 1.0 / pool.topology.cluster.offload.pageable_bandwidth
 
-    def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
+    def weights_of_sockets(sockets: Sockets) -> Mapping[str, Shares]:
         ends = (sockets.memory, sockets.gpu) if work.direction == "h2d" else (sockets.gpu, sockets.memory)
-        return {"dram": on_memory(traffic, sockets), **crossings(*ends)}
+        return {"dram": memory_weights(traffic, sockets), **crossings(*ends)}
 
-    return pool.usage(rank, own, on_sockets=on_sockets)
+    return pool.usage(rank, rank_weights, weights_of_sockets=weights_of_sockets)
 
 
 def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> ResourceUsage:
@@ -70,14 +70,16 @@ def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> ResourceUsage:
     host, rates = cluster.hosts[pool.type_of(rank)], cluster.offload
     is_update = work.kind == "optimizer"
     rate = (optimizer_bytes_per_second if is_update else copy_bytes_per_second)(host, rates)
-    of_element = work.bytes / (_FP32_ADAM_BYTES * work.numel) if is_update and work.numel else 1.0
-    share = thread_share(host, rates, pool.ranks_beside(rank), rate, min(of_element, 1.0))
+    element_fraction = work.bytes / (_FP32_ADAM_BYTES * work.numel) if is_update and work.numel else 1.0
+    share = thread_share(host, rates, pool.ranks_on_node(rank), rate, min(element_fraction, 1.0))
     seconds = 1.0 / (rate * share)
 
-    def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
-        there, back = crossings(sockets.memory, sockets.threads), crossings(sockets.threads, sockets.memory)
-        both = {name: [(a + b) / 2 for a, b in zip(there[name], back[name], strict=True)] for name in there}
-        cores = [seconds * sockets.count * part for part in sockets.threads]
-        return {"dram": on_memory(1.0, sockets), "cpu": cores, **both}
+    def weights_of_sockets(sockets: Sockets) -> Mapping[str, Shares]:
+        reads, writes = crossings(sockets.memory, sockets.threads), crossings(sockets.threads, sockets.memory)
+        link_weights = {
+            name: [(a + b) / 2 for a, b in zip(reads[name], writes[name], strict=True)] for name in reads
+        }
+        cores = [seconds * sockets.count * share for share in sockets.threads]
+        return {"dram": memory_weights(1.0, sockets), "cpu": cores, **link_weights}
 
-    return pool.usage(rank, {}, on_sockets=on_sockets)
+    return pool.usage(rank, {}, weights_of_sockets=weights_of_sockets)

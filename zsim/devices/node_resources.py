@@ -49,9 +49,9 @@ class NodePool:
     class of every rank.
     """
 
-    def __init__(self, topology: Topology, of_rank: Ints) -> None:
+    def __init__(self, topology: Topology, class_of_rank: Ints) -> None:
         self.topology = topology
-        self._of_rank = of_rank
+        self._class_of_rank = class_of_rank
         self.classes: dict[str, ResourceClass] = {}
         scopes: dict[str, Scope] = {
             "pcie_up": "rank", "pcie_down": "rank", "uplink_up": "switch", "uplink_down": "switch",
@@ -62,21 +62,25 @@ class NodePool:
         self._capacities: list[Floats] = []
         self._next = topology.num_links
 
-    def add(self, name: str, scope: Scope, *of_type: float) -> None:
+    def add(self, name: str, scope: Scope, *type_capacities: float) -> None:
         """Add one resource per GPU, per socket or per node, with the capacity of its node's type. A single
         capacity is that of all nodes.
         """
         topology = self.topology
         sockets = topology.num_nodes * topology.cluster.host.sockets
         count = {"rank": topology.num_slots, "node": topology.num_nodes, "socket": sockets}[scope]
-        self.classes[name] = ResourceClass(name, scope, self._next, count, of_type[0])
-        types = topology.cluster.type_of_node if len(of_type) > 1 else np.zeros(topology.num_nodes, np.int64)
-        self._capacities.append(np.repeat(np.array(of_type)[types], count // topology.num_nodes))
+        self.classes[name] = ResourceClass(name, scope, self._next, count, type_capacities[0])
+        types = (
+            topology.cluster.node_type_indices
+            if len(type_capacities) > 1
+            else np.zeros(topology.num_nodes, np.int64)
+        )
+        self._capacities.append(np.repeat(np.array(type_capacities)[types], count // topology.num_nodes))
         self._next += count
 
     def type_of(self, rank: int) -> int:
         """The type of a rank's node, by its index in the cluster's `hosts`."""
-        types = self.topology.cluster.type_of_node
+        types = self.topology.cluster.node_type_indices
         return int(types[self.topology.node_of(self.topology.slots[rank])]) if len(types) else 0
 
     @property
@@ -84,7 +88,7 @@ class NodePool:
         """Capacity of every added resource, in order. Their numbers follow the topology's links."""
         return np.concatenate(self._capacities) if self._capacities else np.zeros(0)
 
-    def ranks_beside(self, rank: int) -> int:
+    def ranks_on_node(self, rank: int) -> int:
         """Number of ranks on the node of `rank`, `rank` included."""
         nodes = self.topology.node_of(self.topology.slots)
         return int((nodes == nodes[rank]).sum())
@@ -92,9 +96,9 @@ class NodePool:
     def usage(
         self,
         rank: int,
-        own: dict[str, float],
-        spread: dict[str, float] | None = None,
-        on_sockets: Callable[[Sockets], Mapping[str, Shares]] | None = None,
+        rank_weights: dict[str, float],
+        switch_weights: dict[str, float] | None = None,
+        weights_of_sockets: Callable[[Sockets], Mapping[str, Shares]] | None = None,
     ) -> ResourceUsage:
         """Usage of one unit of work of every rank in the class of `rank`.
 
@@ -102,46 +106,56 @@ class NodePool:
         {resource: weight}, distributed evenly over all switches of the rank's node. `weights_of_sockets`
         gives {resource: weight per socket} for the ranks of a socket.
         """
-        slots = self.topology.slots[self._of_rank == self._of_rank[rank]]
-        parts = [self._entries(self.classes[name], weight, slots) for name, weight in own.items() if weight]
-        if on_sockets is not None:
-            parts += self._on_sockets(on_sockets, slots)
-        for name, weight in (spread or {}).items():
+        slots = self.topology.slots[self._class_of_rank == self._class_of_rank[rank]]
+        entries = [
+            self._entries(self.classes[name], weight, slots)
+            for name, weight in rank_weights.items()
+            if weight
+        ]
+        if weights_of_sockets is not None:
+            entries += self._socket_entries(weights_of_sockets, slots)
+        for name, weight in (switch_weights or {}).items():
             if weight:
-                parts.append(self._spread(self.classes[name], weight, slots))
-        indices, inverse = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
+                entries.append(self._switch_entries(self.classes[name], weight, slots))
+        indices, inverse = np.unique(np.concatenate([entry[0] for entry in entries]), return_inverse=True)
         weights = np.zeros(len(indices))
-        np.add.at(weights, inverse, np.concatenate([part[1] for part in parts]))
+        np.add.at(weights, inverse, np.concatenate([entry[1] for entry in entries]))
         return ResourceUsage(indices, weights)
 
     def _entries(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
         """Indices and weights when every slot puts `weight` on the resource that belongs to it."""
-        places = {"rank": lambda own: own, "node": self.topology.node_of, "switch": self.topology.switch_of}
-        used, counts = np.unique(places[resource.scope](slots), return_counts=True)
-        return resource.first + used, counts.astype(np.float64) * weight
+        resources_of_slots = {
+            "rank": lambda slot: slot,
+            "node": self.topology.node_of,
+            "switch": self.topology.switch_of,
+        }
+        numbers, counts = np.unique(resources_of_slots[resource.scope](slots), return_counts=True)
+        return resource.first + numbers, counts.astype(np.float64) * weight
 
-    def _spread(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
+    def _switch_entries(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
         """Indices and weights when every slot distributes `weight` over all PCIe switches of its node."""
         switches = self.topology.switches_per_node
         nodes, counts = np.unique(self.topology.node_of(slots), return_counts=True)
         indices = resource.first + (nodes[:, None] * switches + np.arange(switches)).ravel()
         return indices, np.repeat(weight / switches * counts, switches)
 
-    def _on_sockets(
-        self, weights_of: Callable[[Sockets], Mapping[str, Shares]], slots: Ints
+    def _socket_entries(
+        self, weights_of_sockets: Callable[[Sockets], Mapping[str, Shares]], slots: Ints
     ) -> list[tuple[Ints, Floats]]:
         """Indices and weights of the resources that every slot uses on the sockets of its node."""
         cluster = self.topology.cluster
         count = cluster.host.sockets
         numbers, members = np.unique(self.topology.socket_of(slots), return_counts=True)
-        parts = []
-        for own in range(count):
-            here = numbers % count == own
-            for name, weights in weights_of(sockets_of(cluster, own)).items():
-                if name not in self.classes or not here.any():
+        entries = []
+        for socket in range(count):
+            is_on_socket = numbers % count == socket
+            for name, weights in weights_of_sockets(sockets_of(cluster, socket)).items():
+                if name not in self.classes or not is_on_socket.any():
                     continue
-                places = (numbers[here] // count * count)[:, None] + np.arange(count)
-                amounts = members[here][:, None] * np.asarray(weights, dtype=np.float64)
-                used = amounts.ravel() > 0
-                parts.append((self.classes[name].first + places.ravel()[used], amounts.ravel()[used]))
-        return parts
+                sockets = (numbers[is_on_socket] // count * count)[:, None] + np.arange(count)
+                amounts = members[is_on_socket][:, None] * np.asarray(weights, dtype=np.float64)
+                is_used = amounts.ravel() > 0
+                entries.append(
+                    (self.classes[name].first + sockets.ravel()[is_used], amounts.ravel()[is_used])
+                )
+        return entries

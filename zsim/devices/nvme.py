@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.cost.rates.nvme import drive_bytes_per_second, stream_bytes_per_second
-from zsim.devices.host import on_memory
+from zsim.devices.host import memory_weights
 from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.devices.sockets import Shares, Sockets, crossings
 from zsim.plan.ops import DriveIo
@@ -34,30 +34,32 @@ def add_drives(pool: NodePool, nvme: Nvme, written_bytes: float) -> None:
 def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> ResourceUsage:
     """Usage of one byte read from or written to the drives."""
     bandwidth = pool.classes[f"drive_{work.direction}"].capacity
-    stream = stream_bytes_per_second(nvme, work.direction, work.block_bytes, work.queue_depth, work.threads)
+    queue_bandwidth = stream_bytes_per_second(
+        nvme, work.direction, work.block_bytes, work.queue_depth, work.threads
+    )
     is_read = work.direction == "read"
-    own = {
+    rank_weights = {
         f"drive_{work.direction}": 1.0,
         "drive_time": 1.0 / bandwidth,
-        f"{work.direction}_queue": 1.0 / stream,
+        f"{work.direction}_queue": 1.0 / queue_bandwidth,
     }
-    spread: dict[str, float] = {}
+    switch_weights: dict[str, float] = {}
     if work.is_direct:
-        own["pcie_down" if is_read else "pcie_up"] = 1.0
-        own["uplink_down" if is_read else "uplink_up"] = 1.0
+        rank_weights["pcie_down" if is_read else "pcie_up"] = 1.0
+        rank_weights["uplink_down" if is_read else "uplink_up"] = 1.0
 
-    def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
+    def weights_of_sockets(sockets: Sockets) -> Mapping[str, Shares]:
         """Weights per socket. A stripe is on the drives of all sockets."""
-        place = sockets.gpu if work.is_direct else sockets.memory
-        ends = (sockets.everywhere, place) if is_read else (place, sockets.everywhere)
-        memory = {} if work.is_direct else {"dram": on_memory(1.0, sockets)}
+        rank_shares = sockets.gpu if work.is_direct else sockets.memory
+        ends = (sockets.interleaved, rank_shares) if is_read else (rank_shares, sockets.interleaved)
+        memory = {} if work.is_direct else {"dram": memory_weights(1.0, sockets)}
         return {**memory, **crossings(*ends)}
 
     if nvme.attached == "switch":
         # A stripe is on the drives of all switches. 1 / switches of direct traffic stays under the GPU's own
         # switch.
-        local = 1.0 / pool.topology.switches_per_node if work.is_direct else 0.0
+        local_fraction = 1.0 / pool.topology.switches_per_node if work.is_direct else 0.0
         if work.is_direct:
-            own["uplink_down" if is_read else "uplink_up"] = 1.0 - local
-        spread["uplink_up" if is_read else "uplink_down"] = 1.0 - local
-    return pool.usage(rank, own, spread, on_sockets)
+            rank_weights["uplink_down" if is_read else "uplink_up"] = 1.0 - local_fraction
+        switch_weights["uplink_up" if is_read else "uplink_down"] = 1.0 - local_fraction
+    return pool.usage(rank, rank_weights, switch_weights, weights_of_sockets)

@@ -19,46 +19,46 @@ class Sockets:
     """The sockets of a node, as seen by the ranks of one of them (`local`)."""
 
     count: int
-    own: int
+    local: int
     placement: str
     is_bound: bool
 
     @property
     def gpu(self) -> Shares:
         """Where the rank's GPU is attached."""
-        return self._only(self.own)
+        return self._single(self.local)
 
     @property
     def memory(self) -> Shares:
         """Where the rank's host memory is."""
         if self.placement == "first":
-            return self._only(0)
-        return self.everywhere if self.placement == "interleaved" else self._only(self.own)
+            return self._single(0)
+        return self.interleaved if self.placement == "interleaved" else self._single(self.local)
 
     @property
     def threads(self) -> Shares:
         """Where the rank's CPU threads run."""
-        return self._only(self.own) if self.is_bound else self.everywhere
+        return self._single(self.local) if self.is_bound else self.interleaved
 
     @property
-    def everywhere(self) -> Shares:
+    def interleaved(self) -> Shares:
         """Evenly over all sockets, like a stripe over drives."""
         return [1.0 / self.count] * self.count
 
-    def _only(self, socket: int) -> Shares:
+    def _single(self, socket: int) -> Shares:
         return [float(number == socket) for number in range(self.count)]
 
 
-def sockets_of(cluster: Cluster, own: int) -> Sockets:
+def sockets_of(cluster: Cluster, local: int) -> Sockets:
     """The sockets of a cluster's node for ranks on socket `local`."""
-    return Sockets(cluster.host.sockets, own, cluster.offload.placement, cluster.offload.bound)
+    return Sockets(cluster.host.sockets, local, cluster.offload.placement, cluster.offload.bound)
 
 
-def leaving(source: Shares, target: Shares) -> list[float]:
+def outgoing_bytes(source: Shares, target: Shares) -> list[float]:
     """Bytes that leave each socket when one byte goes from `source` to `target`."""
     return [share * (1.0 - target[number]) for number, share in enumerate(source)]
 
 
 def crossings(source: Shares, target: Shares) -> dict[str, list[float]]:
     """Weights on each socket's links, out and in, of one byte from `source` to `target`."""
-    return {"socket_out": leaving(source, target), "socket_in": leaving(target, source)}
+    return {"socket_out": outgoing_bytes(source, target), "socket_in": outgoing_bytes(target, source)}

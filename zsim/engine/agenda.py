@@ -14,7 +14,7 @@ Owner = TypeVar("Owner")
 Entry = TypeVar("Entry")
 
 
-class Agenda(simpy.Event, Generic[Owner, Entry]):
+class EventQueue(simpy.Event, Generic[Owner, Entry]):
     """Entries by the time for which they are scheduled.
 
     `dispatch(owner, entries, now)` is called with the entries of one instant, in the order in which they were
@@ -29,17 +29,17 @@ class Agenda(simpy.Event, Generic[Owner, Entry]):
     """
 
     def __init__(
-        self, env: simpy.Environment, owner: Owner, happen: Callable[[Owner, list[Entry], float], None]
+        self, env: simpy.Environment, owner: Owner, dispatch: Callable[[Owner, list[Entry], float], None]
     ) -> None:
         super().__init__(env)
         self._ok, self._value = True, None
-        self._owner, self._happen = ref(owner), happen
+        self._owner, self._dispatch = ref(owner), dispatch
         self.callbacks = _CALLS
         self._due: dict[float, list[Entry]] = {}
-        self._is_happening = False
+        self._is_dispatching = False
         self._next: tuple[float, EventPriority, int, simpy.Event] | None = None
 
-    def put(self, time: float, entry: Entry) -> None:
+    def schedule(self, time: float, entry: Entry) -> None:
         """Schedule `entry` for `time`."""
         entries = self._due.get(time)
         if entries is not None:
@@ -47,7 +47,7 @@ class Agenda(simpy.Event, Generic[Owner, Entry]):
             return
         self._due[time] = [entry]
         event: tuple[float, EventPriority, int, simpy.Event] = (time, NORMAL, next(self.env._eid), self)
-        if self._is_happening:
+        if self._is_dispatching:
             first = self._next
             if first is None:
                 self._next = event
@@ -56,15 +56,15 @@ class Agenda(simpy.Event, Generic[Owner, Entry]):
                 event, self._next = first, event
         heappush(self.env._queue, event)
 
-    def go_on(self) -> None:
+    def dispatch_due(self) -> None:
         """Dispatch what is due, and what follows it before anything in simpy's queue."""
         self.callbacks = _CALLS  # simpy takes those of an event that it processes
-        env, owner, happen, due = self.env, self._owner(), self._happen, self._due
+        env, owner, dispatch, due = self.env, self._owner(), self._dispatch, self._due
         assert owner is not None
         queue, now = env._queue, env._now
-        self._is_happening = True
+        self._is_dispatching = True
         while True:
-            happen(owner, due.pop(now), now)
+            dispatch(owner, due.pop(now), now)
             event = self._next
             if event is None:
                 break
@@ -73,7 +73,7 @@ class Agenda(simpy.Event, Generic[Owner, Entry]):
                 heappush(queue, event)
                 break
             env._now = now = event[0]
-        self._is_happening = False
+        self._is_dispatching = False
 
 
-_CALLS: list[Callable[[Agenda[Any, Any]], None]] = [Agenda.go_on]
+_CALLS: list[Callable[[EventQueue[Any, Any]], None]] = [EventQueue.dispatch_due]

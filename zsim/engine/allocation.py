@@ -16,9 +16,9 @@ from functools import cached_property
 
 from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
 from zsim.dataclass import dataclass
-from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
+from zsim.devices.allocator import Allocator, AllocatorChanges, AllocatorCounts
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
-from zsim.engine.pools.apart import PoolPasses, ProgramApart, peak_active_bytes
+from zsim.engine.pools.apart import PoolRuns, ProgramPartition, peak_active_bytes
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.memory.capacity import framework_memory
@@ -52,10 +52,10 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Settled:
+class SteadyAllocator:
     """An allocator before the first step, and the result of `reach_steady_state` on a copy of it."""
 
-    empty: Allocator
+    initial: Allocator
     allocation: Allocation
 
 
@@ -70,33 +70,33 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> All
     cost of `cudaMalloc`", and at times a worse one: dmlc/xgboost issue 4194.)
     """
     costs, host = shipped_host_costs(), host_of(job, plan, number)
-    program, again = plan.programs[number], repeated.programs[number]
-    times = len(again.ops) // len(program.ops)
+    program, repeated_program = plan.programs[number], repeated.programs[number]
+    times = len(repeated_program.ops) // len(program.ops)
     capacity = gpu_of(job, plan, number).memory.capacity - framework_memory(job, plan, number).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
     for resident in program.resident:
         if resident.device == "gpu" and not resident.lazy_tensors:
-            _make(memory, resident)
+            _allocate_resident(memory, resident)
     has_lazy = any(resident.device == "gpu" and resident.lazy_tensors for resident in program.resident)
     return Allocator(
         memory,
-        program.once(_changes, times),
-        again.once(_Outstanding),
+        program.memoize(_changes, times),
+        repeated_program.memoize(_OutstandingOps),
         malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor * job.gpus_per_node,
         free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
-        retry_seconds=_RetrySeconds(again, plan.groups),
-        counts_from=len(again.ops) - len(program.ops),
-        first_changes=program.once(_first_changes, times) if has_lazy else None,
+        retry_seconds=_RetrySeconds(repeated_program, plan.groups),
+        counts_from=len(repeated_program.ops) - len(program.ops),
+        first_changes=program.memoize(_first_changes, times) if has_lazy else None,
     )
 
 
-def _make(memory: CachingAllocator, resident: Memory) -> None:
+def _allocate_resident(memory: CachingAllocator, resident: Memory) -> None:
     """Allocate a resident tensor, and the segments of its leftovers if there is room for both."""
     has_room = memory.active_bytes + sum(resident.leftovers) + resident.bytes <= memory.capacity_bytes
-    passing = [_malloc(memory, size) for size in resident.leftovers] if has_room else []
+    leftover_blocks = [_malloc(memory, size) for size in resident.leftovers] if has_room else []
     if resident.bytes:
         _malloc(memory, resident.bytes)
-    for block in passing:
+    for block in leftover_blocks:
         memory.free(block)
 
 
@@ -106,47 +106,51 @@ def _malloc(memory: CachingAllocator, count: int) -> MemoryBlock:
     if block is None:
         memory.release_cached()
         block = memory.malloc(count, COMPUTE)
-    return block or memory.malloc_anyway(count, COMPUTE)
+    return block or memory.malloc_over_capacity(count, COMPUTE)
 
 
-def _changes(program: Program, times: int) -> Changes:
+def _changes(program: Program, times: int) -> AllocatorChanges:
     """The changes of the program `times` times in a row."""
-    return Changes(program.once(tensor_columns, times))
+    return AllocatorChanges(program.memoize(tensor_columns, times))
 
 
-def _first_changes(program: Program, times: int) -> Changes:
+def _first_changes(program: Program, times: int) -> AllocatorChanges:
     """The changes of the first steps, with the tensors that the first update makes
     (`Memory.lazy_tensors`).
     """
     end = times * len(program.ops)
     update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), end)
-    changes = program.once(tensor_columns, times)
+    changes = program.memoize(tensor_columns, times)
     sizes = [
         size for resident in program.resident if resident.device == "gpu" for size in resident.lazy_tensors
     ]
-    made = TensorColumns.of([TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)])
+    lazy_changes = TensorColumns.from_changes(
+        [TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)]
+    )
     is_later = (changes.op > update) | ((changes.op == update) & (changes.bytes > 0))
-    return Changes(changes.taken(~is_later).followed_by(made).followed_by(changes.taken(is_later)))
+    return AllocatorChanges(
+        changes.select(~is_later).concatenate(lazy_changes).concatenate(changes.select(is_later))
+    )
 
 
-class _Outstanding:
+class _OutstandingOps:
     """Callable: for an op, the last op issued before it to each of the GPU's streams."""
 
     def __init__(self, program: Program) -> None:
         self._ops = program.ops
 
     @cached_property
-    def _of_stream(self) -> dict[str, list[int]]:
+    def _ops_per_stream(self) -> dict[str, list[int]]:
         """The ops of each stream. Needed only where the allocator runs short."""
-        found: dict[str, list[int]] = {}
+        ops: dict[str, list[int]] = {}
         for number, op in enumerate(self._ops):
             if op.work is not None and not isinstance(op.work, OffloadWork):
-                found.setdefault(op.stream, []).append(number)
-        return found
+                ops.setdefault(op.stream, []).append(number)
+        return ops
 
     def __call__(self, op: int) -> Sequence[int]:
-        places = ((numbers, bisect_left(numbers, op)) for numbers in self._of_stream.values())
-        return [numbers[place - 1] for numbers, place in places if place]
+        positions = ((numbers, bisect_left(numbers, op)) for numbers in self._ops_per_stream.values())
+        return [numbers[position - 1] for numbers, position in positions if position]
 
 
 class _RetrySeconds:
@@ -162,42 +166,42 @@ class _RetrySeconds:
     @cached_property
     def _collectives(self) -> tuple[list[int], list[int]]:
         """The positions and ranks of the collectives. Needed only where the allocator runs short."""
-        found = [
+        collectives = [
             (number, self._groups[op.work.group].size)
             for number, op in enumerate(self._ops)
             if isinstance(op.work, Collective) and self._groups[op.work.group].size > 1
         ]
-        return [number for number, _ in found], [size for _, size in found]
+        return [number for number, _ in collectives], [size for _, size in collectives]
 
     def __call__(self, op: int) -> float:
-        places, sizes = self._collectives
-        ranks = sizes[min(bisect_left(places, op), len(sizes) - 1)] if sizes else 1
+        positions, sizes = self._collectives
+        ranks = sizes[min(bisect_left(positions, op), len(sizes) - 1)] if sizes else 1
         return retry_seconds(ranks, shipped_host_costs())
 
 
-def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> Allocation:
+def reach_steady_state(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> Allocation:
     """Run the program through the allocator until it reserves no more, at the times of a run without it.
 
     A request that finds the allocator short waits for the end of the run and delays nothing else. The count
     of failures is the maximum over the passes. The allocator is left ready for a run of the program, with its
     segments.
     """
-    memory, before, failures, is_settled = allocator.memory, -1, 0, False
+    memory, previous_peak, failures, is_settled = allocator.memory, -1, 0, False
     for _ in range(_MAX_PASSES):
         segments = memory.num_segments
-        _pass_through(allocator, issue, ended)
+        _run_program(allocator, issue, ended)
         is_settled = memory.num_segments == segments and not memory.num_released
         counts, peak, active = allocator.counts, memory.peak_reserved_bytes, memory.peak_active_bytes
         failures = max(failures, counts.failures)
         allocator.restart()
-        if peak == before or not counts.segments:
+        if peak == previous_peak or not counts.segments:
             break
-        before = peak
+        previous_peak = peak
     limit, pools = memory.capacity_bytes, memory.reserved_by_pool() if is_settled else {}
     return Allocation(active, min(peak, limit), limit, replace(counts, failures=failures), pools=pools)
 
 
-def settle_once(
+def steady_state(
     program: Program, allocator: Allocator, issue: Sequence[float], ended: Sequence[float]
 ) -> Allocation:
     """The same as `reach_steady_state`, with a cache of what the runs of the program have in common. See
@@ -206,81 +210,93 @@ def settle_once(
     The allocator is left unchanged if it never ran short. The clock matters to an allocator only in whether
     the last use of a block has ended at a request.
     """
-    known = _known_of(program, allocator)
-    if known.apart is None:
-        known.apart = ProgramApart(allocator)
-    if known.others is None:
-        known.others = known.apart.others(allocator)
-    places = known.apart.places(issue, ended)
-    key = allocator.memory.capacity_bytes, *(each.tobytes() for each in places)
-    if key not in known.settled:
-        allocation = _settle_apart(allocator, known.others, known.apart.timed(allocator, places), known.apart)
+    cache = _cache_of(program, allocator)
+    if cache.partition is None:
+        cache.partition = ProgramPartition(allocator)
+    if cache.unprotected_runs is None:
+        cache.unprotected_runs = cache.partition.unprotected_runs(allocator)
+    positions = cache.partition.protected_positions(issue, ended)
+    key = allocator.memory.capacity_bytes, *(column.tobytes() for column in positions)
+    if key not in cache.allocations:
+        allocation = _steady_state_of_pools(
+            allocator,
+            cache.unprotected_runs,
+            cache.partition.protected_runs(allocator, positions),
+            cache.partition,
+        )
         if allocation is not None:
-            known.settled[key] = allocation, None
+            cache.allocations[key] = allocation, None
         else:
-            allocation = settle(allocator, issue, ended)
-            known.settled[key] = allocation, allocator.settled_copy() if allocator.has_retried else None
+            allocation = reach_steady_state(allocator, issue, ended)
+            cache.allocations[key] = (
+                allocation,
+                allocator.copy_with_counts() if allocator.has_retried else None,
+            )
             return allocation
-    allocation, settled = known.settled[key]
-    if settled is not None:
-        allocator.resume(settled)
+    allocation, steady_allocator = cache.allocations[key]
+    if steady_allocator is not None:
+        allocator.restore(steady_allocator)
     return allocation
 
 
 @dataclass
-class _KnownRuns:
+class _SteadyStateCache:
     """Cache of `steady_state`, of one program and allocator before its first step."""
 
-    settled: dict[Hashable, tuple[Allocation, Allocator | None]] = field(default_factory=dict)
+    allocations: dict[Hashable, tuple[Allocation, Allocator | None]] = field(default_factory=dict)
     """By the capacity and the order in which blocks can be reused: the result of `reach_steady_state`, and
     the allocator that it leaves if it ran short.
     """
-    apart: ProgramApart | None = None
-    others: PoolPasses | None = None
+    partition: ProgramPartition | None = None
+    unprotected_runs: PoolRuns | None = None
 
 
-def _known_runs(_program: Program, _layout: Hashable, _counts_from: int) -> _KnownRuns:
+def _new_cache(_program: Program, _layout: Hashable, _counts_from: int) -> _SteadyStateCache:
     """An empty cache, which the program keeps per arguments."""
-    return _KnownRuns()
+    return _SteadyStateCache()
 
 
-def _known_of(program: Program, allocator: Allocator) -> _KnownRuns:
-    return program.once(_known_runs, allocator.memory.layout(), allocator.counts_from)
+def _cache_of(program: Program, initial: Allocator) -> _SteadyStateCache:
+    return program.memoize(_new_cache, initial.memory.layout(), initial.counts_from)
 
 
-def _settle_apart(
-    empty: Allocator, others: PoolPasses, timed: PoolPasses, apart: ProgramApart
+def _steady_state_of_pools(
+    initial: Allocator, unprotected_runs: PoolRuns, protected_runs: PoolRuns, partition: ProgramPartition
 ) -> Allocation | None:
     """The allocation of all pools, as `reach_steady_state` has it. None if the driver has no room for all of
     them.
     """
-    memory, before = empty.memory, -1
+    memory, previous_peak = initial.memory, -1
     limit = memory.capacity_bytes
     if memory.num_released:
         return None
     for number in range(_MAX_PASSES):
-        quiet, late = others.number(number), timed.number(number)
-        peak = memory.reserved_bytes + quiet.reserved + late.reserved
+        unprotected, protected = unprotected_runs.nth(number), protected_runs.nth(number)
+        peak = memory.reserved_bytes + unprotected.reserved + protected.reserved
         if peak > limit:
             return None
-        segments = quiet.segments + late.segments
-        if peak == before or not segments:
+        segments = unprotected.segments + protected.segments
+        if peak == previous_peak or not segments:
             break
-        before = peak
+        previous_peak = peak
     pools: Mapping[PoolName, int] = {}
-    if not quiet.has_grown and not late.has_grown:
-        own = {name: count for name, count in late.pools.items() if name in apart.later.timed_pools}
-        pools = {**quiet.pools, **own}
-    active = peak_active_bytes(late, quiet, memory.active_bytes)
+    if not unprotected.has_grown and not protected.has_grown:
+        protected_pools = {
+            name: count
+            for name, count in protected.pools.items()
+            if name in partition.later_changes.protected_pools
+        }
+        pools = {**unprotected.pools, **protected_pools}
+    active = peak_active_bytes(protected, unprotected, memory.active_bytes)
     if not number:  # the peak while resident tensors were allocated counts
         active, peak = max(active, memory.peak_active_bytes), max(peak, memory.peak_reserved_bytes)
     return Allocation(active, peak, limit, AllocatorCounts(segments=segments), pools=pools)
 
 
-def _pass_through(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> None:
+def _run_program(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> None:
     """Run the program once through the allocator."""
     end = max(ended)
-    for op in sorted(allocator.current.by_op):
+    for op in sorted(allocator.current.changes_of_op):
         now = issue[op] if op < len(issue) else end
         if allocator.advance(op, now, ended) >= 0:
             allocator.advance(op, end, ended)
@@ -288,7 +304,7 @@ def _pass_through(allocator: Allocator, issue: Sequence[float], ended: Sequence[
 
 def has_room_at(
     program: Program,
-    empty: Allocator,
+    initial: Allocator,
     allocation: Allocation,
     issue: Sequence[float],
     ended: Sequence[float],
@@ -301,12 +317,15 @@ def has_room_at(
     """
     if not allocation.pools:
         return False
-    known = _known_of(program, empty)
-    apart = known.apart = known.apart or ProgramApart(empty)
-    timed = apart.timed(empty, apart.places(issue, ended))
+    cache = _cache_of(program, initial)
+    partition = cache.partition = cache.partition or ProgramPartition(initial)
+    runs = partition.protected_runs(initial, partition.protected_positions(issue, ended))
     for number in range(_MAX_PASSES):
-        done = timed.number(number)
-        if not done.has_grown:
-            reserved = {**allocation.pools, **{pool: done.pools[pool] for pool in apart.later.timed_pools}}
-            return sum(reserved.values()) <= empty.memory.capacity_bytes
+        run = runs.nth(number)
+        if not run.has_grown:
+            reserved = {
+                **allocation.pools,
+                **{pool: run.pools[pool] for pool in partition.later_changes.protected_pools},
+            }
+            return sum(reserved.values()) <= initial.memory.capacity_bytes
     return False

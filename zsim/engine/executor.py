@@ -15,18 +15,18 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.agenda import Agenda
-from zsim.engine.lane import Lane, Meeting
-from zsim.engine.lane_memory import LaneMemory
+from zsim.engine.agenda import EventQueue
+from zsim.engine.lane import Rendezvous, SimulatedRank
+from zsim.engine.lane_memory import RankMemory
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint
-from zsim.plan.recorded.alone import runs_on_gpu
+from zsim.plan.recorded.alone import shares_gpu
 
-_HOST = -1  # on the agenda, in place of an op: the host goes on
+_HOST = -1  # in the event queue, in place of an op: the host goes on
 
 
 class Executor:
@@ -54,30 +54,32 @@ class Executor:
         self._offload = offload
         self.num_events = 0
         self.on_finish: Callable[[], None] | None = None
-        self._left = sum(program.num_ops for program in programs)
-        memory = LaneMemory(programs)
-        self._agenda: Agenda[Executor, tuple[Lane | GpuKernels[Lane], int]] = Agenda(
-            env, self, Executor._happen
+        self._ops_left = sum(program.num_ops for program in programs)
+        memory = RankMemory(programs)
+        self._event_queue: EventQueue[Executor, tuple[SimulatedRank | GpuKernels[SimulatedRank], int]] = (
+            EventQueue(env, self, Executor._dispatch)
         )
-        self._call_at = self._agenda.put
-        self.lanes: list[Lane] = []
-        meetings: dict[tuple[str, int], Meeting] = {}
-        self._sides: dict[tuple[str, int, int], tuple[Lane, int]] = {}  # come, and waiting for the other side
+        self._schedule = self._event_queue.schedule
+        self.ranks: list[SimulatedRank] = []
+        rendezvous: dict[tuple[str, int], Rendezvous] = {}
+        self._sides: dict[tuple[str, int, int], tuple[SimulatedRank, int]] = {}
         self._is_recorded = any(program.recorded is not None for program in programs)
         self._slows_collectives = fabric is not None and fabric.slowdown > 1
-        distinct = {id(program): program for program in programs}
-        works = {key: [op.work for op in program.program.ops] for key, program in distinct.items()}
-        for number, (rank, program, seconds) in enumerate(zip(ranks, programs, kernel_seconds, strict=True)):
+        programs_by_id = {id(program): program for program in programs}
+        payloads = {key: [op.work for op in program.program.ops] for key, program in programs_by_id.items()}
+        for index, (number, program, seconds) in enumerate(zip(ranks, programs, kernel_seconds, strict=True)):
             groups = () if fabric is None else fabric.groups
-            communicators = {name: self.fabric.communicator_of(name, rank) for name in groups}
-            pending, times = memory.of_next(program)
-            lane = Lane(rank, program, works[id(program)], pending, communicators, seconds, env.now, times)
-            turn = lane.flights.turn if self._slows_collectives else None
-            lane.gpu = GpuKernels(slowdowns[number], lane, self._call_at, self._end, turn)
+            communicators = {name: self.fabric.communicator_of(name, number) for name in groups}
+            pending, times = memory.allocate_rank(program)
+            rank = SimulatedRank(
+                number, program, payloads[id(program)], pending, communicators, seconds, env.now, times
+            )
+            on_turn = rank.transfers_in_flight.set_gpu_busy if self._slows_collectives else None
+            rank.gpu = GpuKernels(slowdowns[index], rank, self._schedule, self._end, on_turn)
             if allocators:
-                lane.allocator = allocators[number].copy()
-            self.lanes.append(lane)
-            lane.join(meetings, communicators if program.recorded is None else program.recorded.groups)
+                rank.allocator = allocators[index].copy()
+            self.ranks.append(rank)
+            rank.join(rendezvous, communicators if program.recorded is None else program.recorded.groups)
 
     @property
     def fabric(self) -> Fabric:
@@ -97,197 +99,201 @@ class Executor:
 
     def begin(self) -> None:
         """Let every host issue ops until it blocks. The rest happens on the clock."""
-        for lane in self.lanes:
-            self._advance_host(lane)
+        for rank in self.ranks:
+            self._advance_host(rank)
 
     def end(self) -> float:
         """The time at which the last op of the ranks ended, after the clock has stopped. See `run`."""
         last = 0.0
-        for lane in self.lanes:
-            ended = np.asarray(lane.ended)
-            if lane.next_op < lane.program.num_ops or np.isnan(ended).any():
-                raise StuckError(lane.who_waits())
-            last = max(last, lane.host_time, float(ended.max(initial=0.0)))
-            del lane.gpu  # which calls back: without it all of this goes with its last user
+        for rank in self.ranks:
+            ended = np.asarray(rank.ended)
+            if rank.next_op < rank.program.num_ops or np.isnan(ended).any():
+                raise StuckError(rank.describe_wait())
+            last = max(last, rank.host_time, float(ended.max(initial=0.0)))
+            del rank.gpu  # which calls back: without it all of this goes with its last user
         return last
 
     # -- the host -----------------------------------------------------------------------------------
 
-    def _advance_host(self, lane: Lane) -> None:
+    def _advance_host(self, rank: SimulatedRank) -> None:
         """Issue ops until the host must block on one that has not ended."""
-        program = lane.program
+        program = rank.program
         if program.recorded is not None:
-            self._advance_recorded_host(lane, program.recorded)
+            self._advance_recorded_host(rank, program.recorded)
             return
-        host_seconds, waits, pending = program.host_seconds, program.host_waits, lane.pending
-        works, successors = lane.works, lane.successors
-        start, ended, issue = lane.start, lane.ended, lane.issue
-        time = lane.host_time
-        op, num_ops = lane.next_op, program.num_ops
-        allocator = lane.allocator
+        host_seconds, waits, pending = program.host_seconds, program.host_waits, rank.pending
+        payloads, successors = rank.payloads, rank.successors
+        start, ended, issue = rank.start, rank.ended, rank.issue
+        time = rank.host_time
+        op, num_ops = rank.next_op, program.num_ops
+        allocator = rank.allocator
         now = self.env.now
         while op < num_ops:
-            if allocator is not None and op in allocator.changes.by_op:
-                if op in allocator.changes.asking and time > now:  # what ends by then must be known
-                    lane.next_op, lane.host_time = op, time
-                    self._call_at(now + (time - now), (lane, _HOST))
+            if allocator is not None and op in allocator.changes.changes_of_op:
+                if op in allocator.changes.request_ops and time > now:  # what ends by then must be known
+                    rank.next_op, rank.host_time = op, time
+                    self._schedule(now + (time - now), (rank, _HOST))
                     return
                 wait = allocator.advance(op, time, ended)
                 while wait >= 0:
                     end = ended[wait]
                     if end != end:
-                        lane.next_op, lane.host_time, lane.blocked_on = op, time, wait
-                        lane.is_in_allocator = True
+                        rank.next_op, rank.host_time, rank.blocked_on = op, time, wait
+                        rank.is_in_allocator = True
                         return
-                    lane.host_blocks.append((time, end, wait))
-                    lane.allocator_blocks.append((time, end))
+                    rank.host_stalls.append((time, end, wait))
+                    rank.allocator_stalls.append((time, end))
                     time = end
                     wait = allocator.advance(op, time, ended)
-                asked = allocator.take_seconds()
-                if asked > 0:
-                    lane.allocator_blocks.append((time, time + asked))
-                    time += asked
+                driver_seconds = allocator.take_seconds()
+                if driver_seconds > 0:
+                    rank.allocator_stalls.append((time, time + driver_seconds))
+                    time += driver_seconds
             for wait in waits[op]:
                 end = ended[wait]
                 if end != end:  # not ended yet
-                    lane.next_op, lane.host_time, lane.blocked_on = op, time, wait
+                    rank.next_op, rank.host_time, rank.blocked_on = op, time, wait
                     return
                 if end > time:
-                    lane.host_blocks.append((time, end, wait))
+                    rank.host_stalls.append((time, end, wait))
                     time = end
             time += host_seconds[op]
             issue[op] = time
             if pending[op] == 0:
-                if works[op] is None:  # over as soon as the host is past it; what follows is issued later
+                if payloads[op] is None:  # over as soon as the host is past it; what follows is issued later
                     start[op] = ended[op] = time
-                    self._left -= 1
+                    self._ops_left -= 1
                     for successor in successors[op]:
                         pending[successor] -= 1
                 else:
                     delay = time - now
                     if delay > 0:
-                        self._call_at(now + delay, (lane, op))
+                        self._schedule(now + delay, (rank, op))
                     else:
-                        self._start(lane, op, now)
+                        self._start(rank, op, now)
             op += 1
-        lane.next_op, lane.host_time = op, time
-        if self._left == 0:
+        rank.next_op, rank.host_time = op, time
+        if self._ops_left == 0:
             self._finish()
 
-    def _advance_recorded_host(self, lane: Lane, recorded: RecordedTimes) -> None:
+    def _advance_recorded_host(self, rank: SimulatedRank, recorded: RecordedTimes) -> None:
         """Make the recorded host's calls and issue ops, until the host must block on an op."""
-        while lane.next_op < lane.program.num_ops:
-            op = lane.next_op
-            work = recorded.works[op]
-            lane.blocked_on = lane.make_calls(work)
-            if lane.blocked_on >= 0:
+        while rank.next_op < rank.program.num_ops:
+            op = rank.next_op
+            work = recorded.recorded_work[op]
+            rank.blocked_on = rank.make_calls(work)
+            if rank.blocked_on >= 0:
                 return
-            lane.host_time += work.host_seconds
-            lane.issue[op] = lane.host_time
-            lane.next_op += 1
+            rank.host_time += work.host_seconds
+            rank.issue[op] = rank.host_time
+            rank.next_op += 1
             if work.is_on_host:
-                lane.start[op] = lane.host_time
-                lane.host_time += work.seconds
-                lane.ended[op] = lane.host_time
-                self._left -= 1
-            elif lane.pending[op] == 0:
-                self._start_recorded(lane, op)
-        if self._left == 0:
+                rank.start[op] = rank.host_time
+                rank.host_time += work.seconds
+                rank.ended[op] = rank.host_time
+                self._ops_left -= 1
+            elif rank.pending[op] == 0:
+                self._start_recorded(rank, op)
+        if self._ops_left == 0:
             self._finish()
 
-    def _happen(self, entries: list[tuple[Lane | GpuKernels[Lane], int]], now: float) -> None:
+    def _dispatch(
+        self, entries: list[tuple[SimulatedRank | GpuKernels[SimulatedRank], int]], now: float
+    ) -> None:
         """Handle entries of the event queue that are due: an op of a rank starts (or its host goes on, or a
         recorded op ends), or a GPU wakes up with a ticket.
         """
         self.num_events += len(entries)
-        for what, number in entries:
-            if type(what) is GpuKernels:
-                if number == what.ticket:
-                    what.on_wake(now)
+        for target, number in entries:
+            if type(target) is GpuKernels:
+                if number == target.ticket:
+                    target.wake(now)
             elif number >= 0:
-                self._start(what, number, now)  # type: ignore[arg-type]
+                self._start(target, number, now)  # type: ignore[arg-type]
             elif number == _HOST:
-                self._advance_host(what)  # type: ignore[arg-type]
+                self._advance_host(target)  # type: ignore[arg-type]
             else:
                 op = _HOST - 1 - number
-                self._end(what, op, what.recorded_end(op))  # type: ignore[arg-type, union-attr]
+                self._end(target, op, target.recorded_end(op))  # type: ignore[arg-type, union-attr]
 
     # -- ops ----------------------------------------------------------------------------------------
 
-    def _start(self, lane: Lane, op: int, now: float) -> None:
-        if lane.ready is not None:
-            self._run_recorded(lane, op, now)
+    def _start(self, rank: SimulatedRank, op: int, now: float) -> None:
+        if rank.ready is not None:
+            self._run_recorded(rank, op, now)
             return
-        lane.start[op] = now
-        if lane.is_queued:
-            self._leave_queue(lane, op, now)
-        seconds = lane.kernel_seconds[op]
+        rank.start[op] = now
+        if rank.is_queued:
+            self._release_next_in_queue(rank, op, now)
+        seconds = rank.kernel_seconds[op]
         if seconds is not None:
-            lane.gpu.start(now, op, seconds)
+            rank.gpu.start(now, op, seconds)
             return
-        work = lane.works[op]
+        work = rank.payloads[op]
         if isinstance(work, Collective):
-            self._arrive(lane, op, work)
+            self._arrive(rank, op, work)
         elif isinstance(work, PointToPoint):
-            self._exchange(lane, op, now)
+            self._exchange_messages(rank, op, now)
         elif isinstance(work, OffloadWork):
-            transfer = self.offload.transfer(work, lane.rank, self.fabric)
-            self.fabric.run(transfer, lambda: self._end(lane, op, self.env.now))
+            transfer = self.offload.transfer(work, rank.number, self.fabric)
+            self.fabric.run(transfer, lambda: self._end(rank, op, self.env.now))
         else:
-            self._end(lane, op, now)
+            self._end(rank, op, now)
 
-    def _start_recorded(self, lane: Lane, op: int) -> None:
+    def _start_recorded(self, rank: SimulatedRank, op: int) -> None:
         """Start an issued op, whose waits are over, after its lag."""
         now = self.env.now
-        self._call_at(now + max(lane.start_recorded(op) - now, 0.0), (lane, op))
+        self._schedule(now + max(rank.start_recorded(op) - now, 0.0), (rank, op))
 
-    def _run_recorded(self, lane: Lane, op: int, now: float) -> None:
-        recorded = lane.program.recorded
+    def _run_recorded(self, rank: SimulatedRank, op: int, now: float) -> None:
+        recorded = rank.program.recorded
         assert recorded is not None
-        work, call = recorded.works[op], recorded.calls[op]
-        if call is not None or op in lane.program.sides:
-            lane.gpu.collective_started(now)
-            self._exchange(lane, op, now) if call is None else self._arrive(lane, op, call)
-        elif recorded.shares_gpu and runs_on_gpu(work):
-            lane.gpu.start(now, op, work.seconds)
+        work, call = recorded.recorded_work[op], recorded.calls[op]
+        if call is not None or op in rank.program.sides:
+            rank.gpu.begin_collective(now)
+            self._exchange_messages(rank, op, now) if call is None else self._arrive(rank, op, call)
+        elif recorded.shares_gpu and shares_gpu(work):
+            rank.gpu.start(now, op, work.seconds)
         else:
-            self._call_at(now + max(lane.start[op] + work.seconds - now, 0.0), (lane, _HOST - 1 - op))
+            self._schedule(now + max(rank.start[op] + work.seconds - now, 0.0), (rank, _HOST - 1 - op))
 
-    def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
+    def _release_next_in_queue(self, rank: SimulatedRank, op: int, now: float) -> None:
         """Release the launch that is queued after this one. See `zsim.plan.passes.queues` [Note: one queue,
         several streams].
         """
-        assert lane.program.behind is not None
-        held = lane.program.behind[op]
-        if held >= 0:
-            lane.pending[held] -= 1
-            if lane.pending[held] == 0 and held < lane.next_op:  # issued already
-                self._call_at(now + max(lane.issue[held] - now, 0.0), (lane, held))
+        assert rank.program.next_in_queue is not None
+        queued_op = rank.program.next_in_queue[op]
+        if queued_op >= 0:
+            rank.pending[queued_op] -= 1
+            if rank.pending[queued_op] == 0 and queued_op < rank.next_op:  # issued already
+                self._schedule(now + max(rank.issue[queued_op] - now, 0.0), (rank, queued_op))
 
-    def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
+    def _arrive(self, rank: SimulatedRank, op: int, work: Collective) -> None:
         """Start a collective once every simulated member of its communicator has arrived at the same call."""
-        meeting = lane.meetings[work.group]
-        if meeting.num_members > 1:
-            call = lane.program.meetings[op]
-            arrived = meeting.arrived.get(call)
-            if arrived is None:
-                meeting.arrived[call] = [(lane, op)]
+        rendezvous = rank.rendezvous[work.group]
+        if rendezvous.num_members > 1:
+            call = rank.program.call_numbers[op]
+            members = rendezvous.pending_collectives.get(call)
+            if members is None:
+                rendezvous.pending_collectives[call] = [(rank, op)]
                 return
-            arrived.append((lane, op))
-            if len(arrived) < meeting.num_members:
+            members.append((rank, op))
+            if len(members) < rendezvous.num_members:
                 return
-            del meeting.arrived[call]
+            del rendezvous.pending_collectives[call]
         else:
-            arrived = [(lane, op)]
-        transfer = meeting.transfers.get(id(work))
+            members = [(rank, op)]
+        transfer = rendezvous.transfers.get(id(work))
         if transfer is None:
-            transfer = meeting.transfers[id(work)] = self.fabric.transfer(work, meeting.communicator)
+            transfer = rendezvous.transfers[id(work)] = self.fabric.transfer(work, rendezvous.communicator)
         now = self.env.now
-        for member, _ in () if self._is_recorded else arrived:  # a recorded one was under way since it came
-            member.gpu.collective_started(now)
-        self._fly(transfer, arrived, partial(self._end_collective, arrived))
+        for member, _ in () if self._is_recorded else members:  # a recorded one was under way since it came
+            member.gpu.begin_collective(now)
+        self._start_transfer(transfer, members, partial(self._end_collective, members))
 
-    def _fly(self, transfer: Transfer, members: list[tuple[Lane, int]], on_end: Callable[[], None]) -> None:
+    def _start_transfer(
+        self, transfer: Transfer, members: list[tuple[SimulatedRank, int]], on_end: Callable[[], None]
+    ) -> None:
         """Run a transfer between `members`. Their kernels slow it, if kernels slow collectives."""
         if not self._slows_collectives:
             self.fabric.run(transfer, on_end)
@@ -295,96 +301,96 @@ class Executor:
         busy = 0
         for member, _ in members:
             busy += member.gpu.is_busy
-        flight = self.fabric.run(transfer, on_end, busy)
-        flight.under_way = [member.flights.under_way for member, _ in members]
-        for flights in flight.under_way:
-            flights.append(flight)
+        transfer_in_flight = self.fabric.run(transfer, on_end, busy)
+        transfer_in_flight.member_transfers = [member.transfers_in_flight.transfers for member, _ in members]
+        for transfers in transfer_in_flight.member_transfers:
+            transfers.append(transfer_in_flight)
 
-    def _end_collective(self, members: list[tuple[Lane, int]]) -> None:
+    def _end_collective(self, members: list[tuple[SimulatedRank, int]]) -> None:
         self.num_events += len(members)
         now = self.env.now
-        for lane, op in members:
-            lane.gpu.collective_ended(now)
-            self._end(lane, op, now)
+        for rank, op in members:
+            rank.gpu.end_collective(now)
+            self._end(rank, op, now)
 
-    def _exchange(self, lane: Lane, op: int, now: float) -> None:
+    def _exchange_messages(self, rank: SimulatedRank, op: int, now: float) -> None:
         """Start each message of a call once the other side has arrived too. See `zsim.plan.ops` [Note: who a
         message meets]. Copy engines and kernels take nothing from each other.
         """
-        sides, work = lane.program.sides[op], lane.works[op]
+        sides, work = rank.program.sides[op], rank.payloads[op]
         on_gpu = not (isinstance(work, PointToPoint) and work.by_copy_engine)
-        lane.messages_left[op] = len(sides)
+        rank.messages_left[op] = len(sides)
         for side in sides:
-            communicator = self.fabric.pair_of(side.work.group, lane.rank, is_sender=side.is_sent)
+            communicator = self.fabric.pair_of(side.work.group, rank.number, is_sender=side.is_sent)
             message = side.work.group, communicator, side.number
-            other = self._sides.pop(message, None)
-            if other is None:
-                self._sides[message] = lane, op
+            first_side = self._sides.pop(message, None)
+            if first_side is None:
+                self._sides[message] = rank, op
                 continue
-            both = [other, (lane, op)]
-            for (member, number), (peer, peers_op) in zip(both, reversed(both), strict=True):
-                member.peers.setdefault(number, []).append((peer.rank, peers_op))
+            members = [first_side, (rank, op)]
+            for (member, number), (peer, peer_op) in zip(members, reversed(members), strict=True):
+                member.peers.setdefault(number, []).append((peer.number, peer_op))
                 if on_gpu and not self._is_recorded:  # a recorded call was under way since it came
-                    member.gpu.collective_started(now)
+                    member.gpu.begin_collective(now)
             transfer = self.fabric.transfer(side.work, communicator)
-            on_end = partial(self._end_message, both, on_gpu)
-            self._fly(transfer, both, on_end) if on_gpu else self.fabric.run(transfer, on_end)
+            on_end = partial(self._end_message, members, on_gpu)
+            self._start_transfer(transfer, members, on_end) if on_gpu else self.fabric.run(transfer, on_end)
 
-    def _end_message(self, both: list[tuple[Lane, int]], on_gpu: bool) -> None:
-        self.num_events += len(both)
+    def _end_message(self, members: list[tuple[SimulatedRank, int]], on_gpu: bool) -> None:
+        self.num_events += len(members)
         now = self.env.now
-        for lane, op in both:
-            lane.messages_left[op] -= 1
-            if on_gpu and not (self._is_recorded and lane.messages_left[op]):
-                lane.gpu.collective_ended(now)
-            if not lane.messages_left[op]:
-                del lane.messages_left[op]
-                self._end(lane, op, now)
+        for rank, op in members:
+            rank.messages_left[op] -= 1
+            if on_gpu and not (self._is_recorded and rank.messages_left[op]):
+                rank.gpu.end_collective(now)
+            if not rank.messages_left[op]:
+                del rank.messages_left[op]
+                self._end(rank, op, now)
 
-    def _end(self, lane: Lane, op: int, now: float) -> None:
-        lane.ended[op] = now
-        self._left -= 1
-        if lane.ready is not None:
-            self._let_recorded_go(lane, op, now, lane.ready)
+    def _end(self, rank: SimulatedRank, op: int, now: float) -> None:
+        rank.ended[op] = now
+        self._ops_left -= 1
+        if rank.ready is not None:
+            self._release_recorded_ops(rank, op, now, rank.ready)
             return
-        pending = lane.pending
-        for successor in lane.successors[op]:
-            left = pending[successor] - 1
-            pending[successor] = left
-            if left == 0 and successor < lane.next_op:  # issued already
-                delay = lane.issue[successor] - now
+        pending = rank.pending
+        for successor in rank.successors[op]:
+            num_pending = pending[successor] - 1
+            pending[successor] = num_pending
+            if num_pending == 0 and successor < rank.next_op:  # issued already
+                delay = rank.issue[successor] - now
                 if delay > 0:
-                    self._call_at(now + delay, (lane, successor))
+                    self._schedule(now + delay, (rank, successor))
                     continue
-                seconds = lane.kernel_seconds[successor]
-                if seconds is not None and not lane.is_queued:
-                    lane.start[successor] = now
-                    lane.gpu.start(now, successor, seconds)
+                seconds = rank.kernel_seconds[successor]
+                if seconds is not None and not rank.is_queued:
+                    rank.start[successor] = now
+                    rank.gpu.start(now, successor, seconds)
                 else:
-                    self._start(lane, successor, now)
-        if lane.blocked_on == op:
-            lane.go_on(op, now)
-            self._advance_host(lane)
-        elif self._left == 0:
+                    self._start(rank, successor, now)
+        if rank.blocked_on == op:
+            rank.resume_host(op, now)
+            self._advance_host(rank)
+        elif self._ops_left == 0:
             self._finish()
 
-    def _let_recorded_go(self, lane: Lane, op: int, now: float, ready: list[float]) -> None:
+    def _release_recorded_ops(self, rank: SimulatedRank, op: int, now: float, ready: list[float]) -> None:
         """Start the ops that waited only for a recorded rank's op, and resume its host."""
-        for successor in lane.successors[op]:
-            lane.pending[successor] -= 1
+        for successor in rank.successors[op]:
+            rank.pending[successor] -= 1
             ready[successor] = max(ready[successor], now)
-            if lane.pending[successor] == 0 and successor < lane.next_op:
-                self._start_recorded(lane, successor)
-        if lane.blocked_on == op:
-            lane.blocked_on = -1
-            self._advance_host(lane)
-        elif self._left == 0:
+            if rank.pending[successor] == 0 and successor < rank.next_op:
+                self._start_recorded(rank, successor)
+        if rank.blocked_on == op:
+            rank.blocked_on = -1
+            self._advance_host(rank)
+        elif self._ops_left == 0:
             self._finish()
 
     def _finish(self) -> None:
         """Call `on_finish` after the last op has ended and hosts have finished their work after it."""
         if self.on_finish is not None:
             call, self.on_finish = self.on_finish, None
-            delay = max(lane.host_time for lane in self.lanes) - self.env.now
+            delay = max(rank.host_time for rank in self.ranks) - self.env.now
             event = simpy.Timeout(self.env, max(delay, 0.0))
             event.callbacks = [lambda _event: call()]

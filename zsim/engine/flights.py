@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from zsim.fabric.flight import Flight
+from zsim.fabric.flight import InFlightTransfer
 
 
-class Flights:
+class TransfersInFlight:
     """The collectives in flight of one rank."""
 
-    __slots__ = ("under_way",)
+    __slots__ = ("transfers",)
 
     def __init__(self) -> None:
-        self.under_way: list[Flight] = []
+        self.transfers: list[InFlightTransfer] = []
 
-    def turn(self, is_busy: bool) -> None:
+    def set_gpu_busy(self, is_busy: bool) -> None:
         """Tell all collectives in flight that the rank's GPU has become busy, or idle."""
-        for flight in self.under_way:
-            flight.turn(is_busy)
+        for transfer in self.transfers:
+            transfer.set_member_busy(is_busy)

@@ -9,19 +9,19 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.fabric.folding.classes import (
-    Classes,
     JobPlacement,
-    each_by_itself,
-    first_apart,
-    one_class,
-    stable_classes,
+    RankClasses,
+    isolate_representatives,
+    refine_classes,
+    single_class,
+    singleton_classes,
 )
-from zsim.fabric.messages import communicators_of, fabric_works
+from zsim.fabric.messages import communicators_of, fabric_collectives
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.topology.topology import Topology
 
 _MAX_CLASSES = 512
-_ROUGHLY = (
+_APPROXIMATION_NOTE = (
     "groups are at unequal places of the network; those with the same members' work are taken to be as slow "
     "as the slowest"
 )
@@ -34,7 +34,7 @@ def find_classes(
     *,
     unfold: bool,
     by_links: bool = True,
-) -> tuple[Classes, tuple[str, ...]]:
+) -> tuple[RankClasses, tuple[str, ...]]:
     """The classes of a job's ranks and groups, and notes on their approximations.
 
     `slowdowns` holds, per rank, the factor on kernels' seconds. Where `by_links` is False, groups whose
@@ -42,29 +42,31 @@ def find_classes(
     slowest of them. The same approximation is made if links make more than `_MAX_CLASSES` classes.
     """
     if unfold:
-        return each_by_itself(topology, communicators_of(plan)), ()
-    if bool((slowdowns == slowdowns[0]).all()) and _all_meet(plan):
-        return one_class(topology, plan.groups), ()
-    placed = place_job(topology, plan, slowdowns)
+        return singleton_classes(topology, communicators_of(plan)), ()
+    if bool((slowdowns == slowdowns[0]).all()) and _all_ranks_are_equal(plan):
+        return single_class(topology, plan.groups), ()
+    placement = place_job(topology, plan, slowdowns)
     if by_links:
-        classes = stable_classes([placed])[0]
+        classes = refine_classes([placement])[0]
         if len(classes.sizes) <= _MAX_CLASSES:
             return classes, ()
-    return stable_classes([placed], by_links=False)[0], (_ROUGHLY,)
+    return refine_classes([placement], by_links=False)[0], (_APPROXIMATION_NOTE,)
 
 
-def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes: Classes) -> Classes:
+def isolate_first_ranks(
+    topology: Topology, plan: Plan, slowdowns: Floats, classes: RankClasses
+) -> RankClasses:
     """The classes with the first rank of each in a separate class. With messages, the ranks that it sends to
     and receives from are in separate classes too.
     """
-    apart = first_apart(classes)
+    isolated = isolate_representatives(classes)
     if not plan.has_messages:
-        return apart
-    placed = place_job(topology, plan, slowdowns)
-    return stable_classes([replace(placed, kinds=apart.of_rank)])[0]
+        return isolated
+    placement = place_job(topology, plan, slowdowns)
+    return refine_classes([replace(placement, kinds=isolated.class_of_rank)])[0]
 
 
-def _all_meet(plan: Plan) -> bool:
+def _all_ranks_are_equal(plan: Plan) -> bool:
     """Whether all ranks do the same and communicate only all at once, so that their position distinguishes
     none.
 
@@ -74,7 +76,9 @@ def _all_meet(plan: Plan) -> bool:
         return False
     if any(len(group.members) > 1 for group in plan.groups.values() if group.size > 1):
         return False
-    return not any(isinstance(work, Collective) and work.parts is not None for work in plan.distinct_works())
+    return not any(
+        isinstance(work, Collective) and work.split_sizes is not None for work in plan.unique_work()
+    )
 
 
 def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:
@@ -86,29 +90,29 @@ def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:
     return np.bincount(sockets)[sockets], is_far.astype(np.int64)
 
 
-def find_classes_together(
-    everyone: Sequence[tuple[Topology, Plan, Floats]], *, unfold: bool
-) -> tuple[list[Classes], tuple[str, ...]]:
+def find_concurrent_classes(
+    jobs: Sequence[tuple[Topology, Plan, Floats]], *, unfold: bool
+) -> tuple[list[RankClasses], tuple[str, ...]]:
     """The classes of co-located jobs, each given by its topology, plan and slowdowns, and notes on their
     approximations."""
     if unfold:
-        return [each_by_itself(topology, communicators_of(plan)) for topology, plan, _ in everyone], ()
-    all_placed = [place_job(*one) for one in everyone]
-    found = stable_classes(all_placed)
-    if sum(len(classes.sizes) for classes in found) <= _MAX_CLASSES:
-        return found, ()
-    return stable_classes(all_placed, by_links=False), (_ROUGHLY,)
+        return [singleton_classes(topology, communicators_of(plan)) for topology, plan, _ in jobs], ()
+    placements = [place_job(*job) for job in jobs]
+    classes_of_jobs = refine_classes(placements)
+    if sum(len(classes.sizes) for classes in classes_of_jobs) <= _MAX_CLASSES:
+        return classes_of_jobs, ()
+    return refine_classes(placements, by_links=False), (_APPROXIMATION_NOTE,)
 
 
 def place_job(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
     """A job as the input of `refine_classes`."""
-    works = [work for program in plan.programs for work in fabric_works(program, plan.groups)]
+    collectives = [work for program in plan.programs for work in fabric_collectives(program, plan.groups)]
     shares_nodes = plan.has_offload
     traits: list[Floats | Ints] = [slowdowns, plan.program_of]
     if shares_nodes:
         traits += _node_traits(topology)
     kinds = np.unique(np.stack(traits), axis=1, return_inverse=True)[1]
-    return JobPlacement(topology, communicators_of(plan), works, kinds.ravel(), shares_nodes)
+    return JobPlacement(topology, communicators_of(plan), collectives, kinds.ravel(), shares_nodes)
 
 
 def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
@@ -116,20 +120,22 @@ def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
     where their memory is, the capacities of their PCIe links and uplinks."""
     nodes = topology.node_of(topology.slots)
     capacities = topology.capacities()
-    beside = np.bincount(nodes)[nodes]
+    ranks_per_node = np.bincount(nodes)[nodes]
     switches = topology.switch_of(topology.slots)
-    of_rank = [capacities[topology.classes[n].first + topology.slots] for n in ("pcie_up", "pcie_down")]
-    uplinks = [capacities[topology.classes[n].first + switches] for n in ("uplink_up", "uplink_down")]
-    return [beside, *_socket_traits(topology), *of_rank, *uplinks]
+    link_capacities = [
+        capacities[topology.classes[name].first + topology.slots] for name in ("pcie_up", "pcie_down")
+    ]
+    uplinks = [capacities[topology.classes[name].first + switches] for name in ("uplink_up", "uplink_down")]
+    return [ranks_per_node, *_socket_traits(topology), *link_capacities, *uplinks]
 
 
-def node_ranks(topology: Topology, classes: Classes) -> dict[int, dict[int, int]]:
+def node_ranks(topology: Topology, classes: RankClasses) -> dict[int, dict[int, int]]:
     """Per simulated rank, {representative: number of ranks of the node that it represents}."""
     nodes = topology.node_of(topology.slots)
     first = np.array(classes.representatives)
-    stands_for = first[classes.of_rank]
-    found = {}
+    representative_of_rank = first[classes.class_of_rank]
+    counts_of_rank = {}
     for rank in classes.representatives:
-        beside, counts = np.unique(stands_for[nodes == nodes[rank]], return_counts=True)
-        found[rank] = dict(zip(beside.tolist(), counts.tolist(), strict=True))
-    return found
+        representatives, counts = np.unique(representative_of_rank[nodes == nodes[rank]], return_counts=True)
+        counts_of_rank[rank] = dict(zip(representatives.tolist(), counts.tolist(), strict=True))
+    return counts_of_rank

@@ -7,15 +7,15 @@ from collections.abc import Iterable, MutableSequence, Sequence
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.flights import Flights
+from zsim.engine.flights import TransfersInFlight
 from zsim.engine.priced_program import PricedProgram
 from zsim.fabric.communicators import Transfer
 from zsim.plan.ops import Work
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.recorded.work import RecordedWork
 from zsim.trace.trace import SpanInfo
 
 
-class Lane:
+class SimulatedRank:
     """One simulated rank: the state of its host, and the times at which each op was issued, started and
     ended.
 
@@ -24,50 +24,50 @@ class Lane:
 
     __slots__ = (
         "allocator",
-        "allocator_blocks",
+        "allocator_stalls",
         "began",
         "blocked_on",
         "communicators",
         "ended",
-        "flights",
         "gpu",
-        "host_blocks",
+        "host_stalls",
         "host_time",
         "is_in_allocator",
         "is_queued",
         "issue",
         "kernel_seconds",
-        "meetings",
         "messages_left",
         "next_call",
         "next_op",
+        "number",
+        "payloads",
         "peers",
         "pending",
         "program",
-        "rank",
         "ready",
-        "recorded_blocks",
+        "recorded_stalls",
+        "rendezvous",
         "start",
         "successors",
-        "works",
+        "transfers_in_flight",
     )  # fmt: skip
 
     def __init__(
         self,
-        rank: int,
+        number: int,
         program: PricedProgram,
-        works: Sequence[Work | None],
+        payloads: Sequence[Work | None],
         pending: MutableSequence[int] | memoryview[int],
         communicators: dict[str, int],
         kernel_seconds: Sequence[float | None],
         began: float,
         times: Sequence[memoryview[float]],
     ) -> None:
-        self.rank = rank
+        self.number = number
         self.program = program
-        self.works = works
+        self.payloads = payloads
         self.successors = program.successors
-        self.is_queued = program.behind is not None
+        self.is_queued = program.next_in_queue is not None
         self.began = began
         self.kernel_seconds = kernel_seconds
         self.communicators = communicators  # which instance of each group it belongs to
@@ -83,51 +83,51 @@ class Lane:
         self.blocked_on = -1
         self.is_in_allocator = False  # what it is blocked on, its allocator waits for
         self.allocator: Allocator | None = None
-        self.host_blocks: list[tuple[float, float, int]] = []
-        self.recorded_blocks: list[tuple[float, float, SpanInfo]] = []  # what a recorded wait counts as
-        self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
-        self.meetings: dict[str, Meeting] = {}  # by group
-        self.flights = Flights()
+        self.host_stalls: list[tuple[float, float, int]] = []
+        self.recorded_stalls: list[tuple[float, float, SpanInfo]] = []  # what a recorded wait counts as
+        self.allocator_stalls: list[tuple[float, float]] = []  # the host's time in an allocator that is short
+        self.rendezvous: dict[str, Rendezvous] = {}  # by group
+        self.transfers_in_flight = TransfersInFlight()
         self.messages_left: dict[int, int] = {}  # by op: its messages that are not over
         self.peers: dict[int, list[tuple[int, int]]] = {}  # by op: rank and op of what its messages met
-        self.gpu: GpuKernels[Lane]
+        self.gpu: GpuKernels[SimulatedRank]
 
-    def join(self, meetings: dict[tuple[str, int], Meeting], groups: Iterable[str]) -> None:
+    def join(self, all_rendezvous: dict[tuple[str, int], Rendezvous], groups: Iterable[str]) -> None:
         """Become a member of the rank's communicator in each of `groups`. `all_rendezvous` has those of all
         ranks, by group and communicator.
         """
         for name in groups:
             number = self.communicators[name]
-            meeting = self.meetings[name] = meetings.setdefault((name, number), Meeting(number))
-            meeting.num_members += 1
+            rendezvous = self.rendezvous[name] = all_rendezvous.setdefault((name, number), Rendezvous(number))
+            rendezvous.num_members += 1
 
-    def go_on(self, op: int, now: float) -> None:
+    def resume_host(self, op: int, now: float) -> None:
         """Resume the host: the op that it was blocked on has ended."""
-        blocked = self.host_time
-        self.host_time = max(now, blocked)
-        self.host_blocks.append((blocked, self.host_time, op))
+        stall_start = self.host_time
+        self.host_time = max(now, stall_start)
+        self.host_stalls.append((stall_start, self.host_time, op))
         if self.is_in_allocator:
-            self.allocator_blocks.append((blocked, self.host_time))
+            self.allocator_stalls.append((stall_start, self.host_time))
             self.is_in_allocator = False
         self.blocked_on = -1
 
-    def make_calls(self, work: Recorded) -> int:
+    def make_calls(self, work: RecordedWork) -> int:
         """Make the remaining calls before the next op. Returns the op that a call must wait for first, or -1
         when all calls are made.
         """
         waits = iter(self.program.program.ops[self.next_op].host_waits)
-        for place, call in enumerate(work.calls):
+        for index, call in enumerate(work.calls):
             wait = next(waits) if call.waits else -1
-            if place < self.next_call:
+            if index < self.next_call:
                 continue
             if wait >= 0 and math.isnan(self.ended[wait]):
                 return wait
             self.next_call += 1
             began = self.host_time + call.seconds
-            over = began if wait < 0 else max(began, self.ended[wait])
-            self.host_time = max(began, over + call.own_seconds)
+            wait_end = began if wait < 0 else max(began, self.ended[wait])
+            self.host_time = max(began, wait_end + call.overhead_seconds)
             if self.host_time > began and call.info is not None:
-                self.recorded_blocks.append((began, self.host_time, call.info))
+                self.recorded_stalls.append((began, self.host_time, call.info))
         self.next_call = 0
         return -1
 
@@ -135,50 +135,50 @@ class Lane:
         """The start of a recorded op: its lag after it is issued and its waits are over."""
         assert self.ready is not None
         assert self.program.recorded is not None
-        lag = self.program.recorded.works[op].lag_seconds
+        lag = self.program.recorded.recorded_work[op].lag_seconds
         self.start[op] = time = max(self.issue[op], self.ready[op]) + lag
         return time
 
     def recorded_end(self, op: int) -> float:
         """The end of a recorded op of fixed length."""
         assert self.program.recorded is not None
-        return self.start[op] + self.program.recorded.works[op].seconds
+        return self.start[op] + self.program.recorded.recorded_work[op].seconds
 
-    def who_waits(self) -> str:
+    def describe_wait(self) -> str:
         """A description of the op at which the rank is stuck, for an error."""
         ops = self.program.program.ops
         if self.blocked_on >= 0:
             return (
-                f"rank {self.rank}: the host waits for '{ops[self.blocked_on].name}' before it can issue "
+                f"rank {self.number}: the host waits for '{ops[self.blocked_on].name}' before it can issue "
                 f"'{ops[self.next_op].name}', and nothing is left that could end it"
             )
         for number, op in enumerate(ops):
             if math.isnan(self.ended[number]):
                 state = "never ends" if not math.isnan(self.start[number]) else "never starts"
-                return f"rank {self.rank}: '{op.name}' on stream {op.stream} {state}"
-        return f"rank {self.rank}: stopped before the end of its program"
+                return f"rank {self.number}: '{op.name}' on stream {op.stream} {state}"
+        return f"rank {self.number}: stopped before the end of its program"
 
 
-def worked_seconds(blocks: Iterable[tuple[float, float, object]], since: float, until: float) -> float:
+def worked_seconds(stalls: Iterable[tuple[float, float, object]], since: float, until: float) -> float:
     """Seconds from `since` to `until` in which a host was in none of its `stalls`.
 
     A stall is (start, end, cause), and stalls do not overlap.
     """
-    blocked = sum(max(min(end, until) - max(start, since), 0.0) for start, end, _ in blocks)
+    blocked = sum(max(min(end, until) - max(start, since), 0.0) for start, end, _ in stalls)
     return max(until - since - blocked, 0.0)
 
 
-class Meeting:
+class Rendezvous:
     """The simulated members of one communicator.
 
     `pending_collectives` holds, by call, the members (and their ops) that wait for the others. `transfers`
     holds those of its collectives, by the id of a rank's work.
     """
 
-    __slots__ = ("arrived", "communicator", "num_members", "transfers")
+    __slots__ = ("communicator", "num_members", "pending_collectives", "transfers")
 
     def __init__(self, communicator: int) -> None:
         self.communicator = communicator
         self.num_members = 0
-        self.arrived: dict[int, list[tuple[Lane, int]]] = {}
+        self.pending_collectives: dict[int, list[tuple[SimulatedRank, int]]] = {}
         self.transfers: dict[int, Transfer] = {}

@@ -16,24 +16,24 @@ import numpy as np
 from zsim.engine.priced_program import PricedProgram
 
 
-class LaneMemory:
+class RankMemory:
     """The memory of the ranks that run `programs`, in huge pages."""
 
     def __init__(self, programs: Sequence[PricedProgram]) -> None:
-        self._num_lanes = Counter(map(id, programs))
-        self._num_given: Counter[int] = Counter()
-        distinct = {id(program): program for program in programs}.items()
+        self._num_ranks = Counter(map(id, programs))
+        self._num_allocated: Counter[int] = Counter()
+        programs_by_id = {id(program): program for program in programs}.items()
         self._times = {
-            key: np.full(3 * program.num_ops * self._num_lanes[key], np.nan).data.cast("B").cast("d")
-            for key, program in distinct
+            key: np.full(3 * program.num_ops * self._num_ranks[key], np.nan).data.cast("B").cast("d")
+            for key, program in programs_by_id
         }
         self._pending = {
-            key: np.repeat(np.array(program.pending, dtype=np.uint8), self._num_lanes[key]).data
-            for key, program in distinct
-            if self._num_lanes[key] > 1 and max(program.pending, default=0) < 256
+            key: np.repeat(np.array(program.pending, dtype=np.uint8), self._num_ranks[key]).data
+            for key, program in programs_by_id
+            if self._num_ranks[key] > 1 and max(program.pending, default=0) < 256
         }
 
-    def of_next(
+    def allocate_rank(
         self, program: PricedProgram
     ) -> tuple[MutableSequence[int] | memoryview[int], list[memoryview[float]]]:
         """The memory of the next rank that runs `program`.
@@ -42,9 +42,9 @@ class LaneMemory:
         ends. No time is known yet (not a number).
         """
         key, num = id(program), program.num_ops
-        count, place = self._num_lanes[key], self._num_given[key]
-        self._num_given[key] += 1
-        times = self._times[key][place::count]
-        together = self._pending.get(key)
-        pending = program.pending[:] if together is None else together[place::count]
+        count, index = self._num_ranks[key], self._num_allocated[key]
+        self._num_allocated[key] += 1
+        times = self._times[key][index::count]
+        shared_pending = self._pending.get(key)
+        pending = program.pending[:] if shared_pending is None else shared_pending[index::count]
         return pending, [times[:num], times[num : 2 * num], times[2 * num :]]

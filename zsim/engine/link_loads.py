@@ -31,14 +31,14 @@ def link_loads(outcome: Outcome, num_frames: int) -> Floats:
     )  # fmt: skip
     fabric, seconds = prepared.fabric, outcome.trace.step_seconds
     edges = np.linspace(0.0, seconds, num_frames + 1)
-    found = np.zeros((topology.num_links, num_frames), dtype=np.float32)
+    frame_bytes = np.zeros((topology.num_links, num_frames), dtype=np.float32)
     for (work, number), calls in _calls(outcome, fabric).items():
         start, end = calls.times(fabric.transfer(work, number).latency_seconds)
-        done = np.clip((edges - start[:, None]) / (end - start)[:, None], 0.0, 1.0).sum(axis=0)
-        links, carried = fabric.carried(work, number)
-        found[links] += np.outer(carried, np.diff(done))
-    whole: Floats = found / (topology.capacities()[:, None] * (seconds / num_frames))
-    return whole
+        calls_done = np.clip((edges - start[:, None]) / (end - start)[:, None], 0.0, 1.0).sum(axis=0)
+        links, carried_bytes = fabric.link_bytes(work, number)
+        frame_bytes[links] += np.outer(carried_bytes, np.diff(calls_done))
+    loads: Floats = frame_bytes / (topology.capacities()[:, None] * (seconds / num_frames))
+    return loads
 
 
 @dataclass
@@ -52,37 +52,37 @@ class _Calls:
 
     def times(self, latency_seconds: float) -> tuple[Floats, Floats]:
         """(start, end) of the bytes of each call. A call lasts at least a nanosecond."""
-        ranks = list(self.by_rank.values())
-        alike = [np.array(one) for one in ranks if len(one) == len(ranks[0])]
-        end = np.min([one[:, 1] for one in alike], axis=0)
-        start = np.max([one[:, 0] for one in alike], axis=0) + latency_seconds
+        calls_per_rank = list(self.by_rank.values())
+        complete_calls = [np.array(calls) for calls in calls_per_rank if len(calls) == len(calls_per_rank[0])]
+        end = np.min([times[:, 1] for times in complete_calls], axis=0)
+        start = np.max([times[:, 0] for times in complete_calls], axis=0) + latency_seconds
         return np.minimum(start, end - 1e-9), end
 
 
 def _calls(outcome: Outcome, fabric: Fabric) -> dict[tuple[Collective, int], _Calls]:
-    found: dict[tuple[Collective, int], _Calls] = {}
+    calls_of_work: dict[tuple[Collective, int], _Calls] = {}
     plan, trace = outcome.plan, outcome.trace
-    works = [[op.work for op in program.ops if op.work is not None] for program in plan.programs]
+    payloads = [[op.work for op in program.ops if op.work is not None] for program in plan.programs]
     for rank in outcome.classes.representatives:
-        own = np.flatnonzero(trace.ranks == rank)
-        times = zip(trace.start_seconds[own].tolist(), trace.end_seconds[own].tolist(), strict=True)
-        for work, (start, end) in zip(works[int(plan.program_of[rank])], times, strict=True):
+        rows = np.flatnonzero(trace.ranks == rank)
+        times = zip(trace.start_seconds[rows].tolist(), trace.end_seconds[rows].tolist(), strict=True)
+        for work, (start, end) in zip(payloads[int(plan.program_of[rank])], times, strict=True):
             if not isinstance(work, Collective | PointToPoint) or end <= start:
                 continue
-            for one, number in _on_links(work, int(rank), outcome, fabric):
-                found.setdefault((one, number), _Calls()).add(int(rank), start, end)
-    return found
+            for collective, number in _collectives_of_call(work, int(rank), outcome, fabric):
+                calls_of_work.setdefault((collective, number), _Calls()).add(int(rank), start, end)
+    return calls_of_work
 
 
-def _on_links(
+def _collectives_of_call(
     work: Collective | PointToPoint, rank: int, outcome: Outcome, fabric: Fabric
 ) -> Iterator[tuple[Collective, int]]:
     """(work, communicator) of each collective that a rank's call puts on links. For messages these are the
     ones that the rank sends.
     """
     if isinstance(work, PointToPoint):
-        for one in sends(work, outcome.plan.groups):
-            yield one, fabric.pair_of(one.group, rank, is_sender=True)
+        for message in sends(work, outcome.plan.groups):
+            yield message, fabric.pair_of(message.group, rank, is_sender=True)
     elif fabric.groups[work.group].size > 1:
         number = fabric.communicator_of(work.group, rank)
         if number >= 0:

@@ -32,7 +32,7 @@ from math import floor
 import numpy as np
 
 from zsim.dataclass import dataclass
-from zsim.engine.simulate import Outcome, seconds_alone, simulate_job
+from zsim.engine.simulate import Outcome, isolated_seconds, simulate_job
 from zsim.errors import NotSimulatedError
 from zsim.plan.builder import COMPUTE
 from zsim.plan.make import make_plan
@@ -42,10 +42,12 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.trace.trace import Trace
 
-FEW = 3  # micro-batches; each further one adds the difference of the last two
-_FEW_SHORT = 8  # micro-batches to average if the allocator runs short
-_SAME = 1e-6  # fraction of a micro-batch
-_SETTLED = 1e-2  # how much further apart micro-batches may begin than steps differ, as a fraction
+NUM_SAMPLED = 3  # micro-batches; each further one adds the difference of the last two
+_NUM_AVERAGED = 8  # micro-batches to average if the allocator runs short
+_TOLERANCE = 1e-6  # fraction of a micro-batch
+_MAX_INTERVAL_EXCESS = (
+    1e-2  # by how much, as a fraction, intervals of micro-batches may exceed the difference of steps
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class SimulatedStep:
     """The plan of enough micro-batches to reach the step's memory peak."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether `outcome` has all micro-batches of the step."""
         return self.job.sequences is None and self.micro_batches == self.outcome_micro_batches
 
@@ -79,7 +81,7 @@ class SimulatedStep:
         return self.outcome.job.training.gradient_accumulation_steps
 
     @property
-    def times_longer(self) -> float:
+    def length_ratio(self) -> float:
         """Seconds of the step over seconds of `outcome`."""
         return self.seconds / self.outcome.trace.step_seconds
 
@@ -91,8 +93,8 @@ class SimulatedStep:
     @property
     def retries_per_micro_batch(self) -> float:
         """How often torch's allocator runs short per micro-batch."""
-        found = self.outcome.allocation
-        return 0.0 if found is None else found.counts.retries / self.outcome_micro_batches
+        allocation = self.outcome.allocation
+        return 0.0 if allocation is None else allocation.counts.retries / self.outcome_micro_batches
 
 
 Simulate = Callable[[Job], Outcome]
@@ -111,47 +113,49 @@ def simulate_step(
     """
     run = simulate or partial(simulate_job, unfold=unfold)
     size, steps = job.training.micro_batch_size, job.training.gradient_accumulation_steps
-    is_plain = job.simulation.every_micro_batch or steps <= few_of(job)[0]
+    is_plain = job.simulation.every_micro_batch or steps <= sample_counts(job)[0]
     if is_plain and job.sequences is None:
-        return _simulated(job, steps, run)
-    if job.others or job.jitter is not None:
-        what = (
+        return _simulate_all(job, steps, run)
+    if job.colocated_jobs or job.jitter is not None:
+        setting = (
             "simulation.every_micro_batch = false" if job.sequences is None else "a smaller last micro-batch"
         )
-        raise NotSimulatedError(f"{what} beside other jobs or with jitter is not simulated yet")
+        raise NotSimulatedError(f"{setting} beside other jobs or with jitter is not simulated yet")
     if job.sequences is None:
-        return replace(_of(job, steps, run, seconds_only=seconds_only), job=job)
-    whole = floor(job.sequences / size + 1e-9)
-    rest = job.sequences - whole * size
-    if rest < _SAME * size:
-        return replace(_of(job, whole, run, seconds_only=seconds_only), job=job)
-    smaller = max(1, round(rest))
+        return replace(_extrapolate_step(job, steps, run, seconds_only=seconds_only), job=job)
+    num_full = floor(job.sequences / size + 1e-9)
+    last_size = job.sequences - num_full * size
+    if last_size < _TOLERANCE * size:
+        return replace(_extrapolate_step(job, num_full, run, seconds_only=seconds_only), job=job)
+    smaller = max(1, round(last_size))
     last = replace(job, training=replace(job.training, micro_batch_size=smaller))
-    if whole == 0:
-        step = _of(last, 1, run)
-        step = replace(step, seconds=step.seconds * rest / smaller, terms=((rest / smaller, step.outcome),))
+    if num_full == 0:
+        step = _extrapolate_step(last, 1, run)
+        step = replace(
+            step, seconds=step.seconds * last_size / smaller, terms=((last_size / smaller, step.outcome),)
+        )
     else:
-        three, two = _of(last, FEW, run), _of(last, FEW - 1, run)
-        more = three.seconds - two.seconds
-        step = _of(job, whole, run)
-        part = rest / smaller
-        terms = (*step.terms, (part, three.outcome), (-part, two.outcome))
-        step = replace(step, seconds=step.seconds + more * rest / smaller, terms=terms)
-    if whole < FEW:  # from there on one more does not change the peak
-        step = replace(step, peak_plan=make_plan(_with_steps(job, whole + 1)))
+        three, two = _extrapolate_step(last, NUM_SAMPLED, run), _extrapolate_step(last, NUM_SAMPLED - 1, run)
+        difference = three.seconds - two.seconds
+        step = _extrapolate_step(job, num_full, run)
+        fraction = last_size / smaller
+        terms = (*step.terms, (fraction, three.outcome), (-fraction, two.outcome))
+        step = replace(step, seconds=step.seconds + difference * last_size / smaller, terms=terms)
+    if num_full < NUM_SAMPLED:  # from there on one more does not change the peak
+        step = replace(step, peak_plan=make_plan(_set_micro_batches(job, num_full + 1)))
     return replace(step, job=job)
 
 
-def longer(few: float, less: float, more: float) -> float:
+def extrapolate_seconds(sampled_seconds: float, shorter_seconds: float, num_further: float) -> float:
     """Seconds of a step of NUM_SAMPLED + `num_further` micro-batches.
 
     NUM_SAMPLED micro-batches take `sampled_seconds`, and NUM_SAMPLED - 1 take `shorter_seconds`. In a
     pipeline these are groups of as many micro-batches as there are ranks.
     """
-    return few + more * (few - less)
+    return sampled_seconds + num_further * (sampled_seconds - shorter_seconds)
 
 
-def few_of(job: Job) -> tuple[int, int]:
+def sample_counts(job: Job) -> tuple[int, int]:
     """Two numbers of micro-batches, from whose steps the step of any larger number follows.
 
     Where it does not follow, both are the number of the job itself. See [Note: a full pipeline repeats].
@@ -159,39 +163,43 @@ def few_of(job: Job) -> tuple[int, int]:
     split, steps = job.parallelism, job.training.gradient_accumulation_steps
     ranks = split.pipeline
     if ranks == 1:
-        return FEW, FEW - 1
+        return NUM_SAMPLED, NUM_SAMPLED - 1
     holds_all = split.schedule in ("gpipe", "looped-bfs") or split.schedule_csv or split.passes > 1
     if holds_all or (split.virtual_stages > 1 and steps % ranks):
         return steps, steps
-    return (ranks + 2, ranks) if split.schedule == "1f1b" else (FEW * ranks, (FEW - 1) * ranks)
+    return (
+        (ranks + 2, ranks) if split.schedule == "1f1b" else (NUM_SAMPLED * ranks, (NUM_SAMPLED - 1) * ranks)
+    )
 
 
-def with_few(job: Job) -> Job:
+def shorten_micro_batches(job: Job) -> Job:
     """The job with no more micro-batches than its memory's maximum needs. See `sample_counts`."""
-    most = few_of(job)[0]
-    is_longer = job.sequences is None and job.training.gradient_accumulation_steps > most
-    return _with_steps(job, most) if is_longer else job
+    count = sample_counts(job)[0]
+    is_shortened = job.sequences is None and job.training.gradient_accumulation_steps > count
+    return _set_micro_batches(job, count) if is_shortened else job
 
 
-def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
+def limit_micro_batches(experiment: Experiment, max_micro_batches: int) -> Experiment:
     """The experiment with at most `max_micro_batches` micro-batches, and then without its global batch size.
 
     Where that is at least the first of `sample_counts`, memory does not change.
     """
     training = experiment.training
-    if (training.gradient_accumulation_steps or 1) <= most:
+    if (training.gradient_accumulation_steps or 1) <= max_micro_batches:
         return experiment
-    few = training.model_copy(update={"gradient_accumulation_steps": most, "global_batch_size": None})
-    return experiment.model_copy(update={"training": few})
+    limited = training.model_copy(
+        update={"gradient_accumulation_steps": max_micro_batches, "global_batch_size": None}
+    )
+    return experiment.model_copy(update={"training": limited})
 
 
-def _of(
+def _extrapolate_step(
     job: Job,
     steps: int,
     run: Simulate,
     *,
     seconds_only: bool = False,
-    enough: tuple[int, int] | None = None,
+    counts: tuple[int, int] | None = None,
 ) -> SimulatedStep:
     """A step of `steps` full micro-batches.
 
@@ -200,54 +208,64 @@ def _of(
     numbers that are simulated, if they are other than those of `sample_counts`.
     """
     if job.simulation.every_micro_batch:
-        return _simulated(job, steps, run)
-    (most, fewer), ranks = enough or few_of(job), job.parallelism.pipeline
-    few = _simulated(job, min(steps, most), run)
-    if steps <= most:
-        return few
-    if few.retries_per_micro_batch:
-        count = min(steps, max(_FEW_SHORT, most))
-        some = _simulated(job, count, run)
-        seconds = some.seconds * steps / count
-        return replace(some, seconds=seconds, terms=((steps / count, some.outcome),))
-    less = None if seconds_only else _simulated(job, fewer, run)
-    short = seconds_alone(_with_steps(job, fewer)) if less is None else less.seconds
-    more = (steps - most) / (most - fewer)
+        return _simulate_all(job, steps, run)
+    (num_sampled, fewer), ranks = counts or sample_counts(job), job.parallelism.pipeline
+    sampled = _simulate_all(job, min(steps, num_sampled), run)
+    if steps <= num_sampled:
+        return sampled
+    if sampled.retries_per_micro_batch:
+        count = min(steps, max(_NUM_AVERAGED, num_sampled))
+        averaged = _simulate_all(job, count, run)
+        seconds = averaged.seconds * steps / count
+        return replace(averaged, seconds=seconds, terms=((steps / count, averaged.outcome),))
+    shorter = None if seconds_only else _simulate_all(job, fewer, run)
+    shorter_seconds = isolated_seconds(_set_micro_batches(job, fewer)) if shorter is None else shorter.seconds
+    num_further = (steps - num_sampled) / (num_sampled - fewer)
     if ranks == 1:
-        apart = _seconds_apart(few.outcome.trace) / (few.seconds - short)
-        if apart > 1 + _SETTLED and most == FEW:
-            return _of(job, steps, run, seconds_only=seconds_only, enough=(2 * FEW, 2 * FEW - 1))
-        more *= max(apart, 1.0)
-    terms = few.terms if less is None else ((1.0 + more, few.outcome), (-more, less.outcome))
-    return replace(few, seconds=longer(few.seconds, short, more), terms=terms)
+        interval_ratio = _micro_batch_interval(sampled.outcome.trace) / (sampled.seconds - shorter_seconds)
+        if interval_ratio > 1 + _MAX_INTERVAL_EXCESS and num_sampled == NUM_SAMPLED:
+            return _extrapolate_step(
+                job, steps, run, seconds_only=seconds_only, counts=(2 * NUM_SAMPLED, 2 * NUM_SAMPLED - 1)
+            )
+        num_further *= max(interval_ratio, 1.0)
+    terms = (
+        sampled.terms
+        if shorter is None
+        else ((1.0 + num_further, sampled.outcome), (-num_further, shorter.outcome))
+    )
+    return replace(
+        sampled, seconds=extrapolate_seconds(sampled.seconds, shorter_seconds, num_further), terms=terms
+    )
 
 
-def _seconds_apart(trace: Trace) -> float:
+def _micro_batch_interval(trace: Trace) -> float:
     """Seconds between the beginnings of the last two micro-batches on the host or, if later, on the GPU.
 
     It is 0 where forwards are not between backwards. See [Note: host and GPU take turns].
     """
     is_compute = np.array([info.stream == COMPUTE for info in trace.infos])
     is_forward = np.array([info.phase == "forward" for info in trace.infos])
-    own = (trace.ranks == trace.ranks[0]) & is_compute[trace.info_indices]
-    forward = is_forward[trace.info_indices[own]]
+    is_row = (trace.ranks == trace.ranks[0]) & is_compute[trace.info_indices]
+    forward = is_forward[trace.info_indices[is_row]]
     begins = np.flatnonzero(forward[1:] & ~forward[:-1])[-2:] + 1
     if len(begins) < 2:
         return 0.0
-    return max(float(np.diff(when[own][begins])[0]) for when in (trace.start_seconds, trace.issue_seconds))
+    return max(
+        float(np.diff(times[is_row][begins])[0]) for times in (trace.start_seconds, trace.issue_seconds)
+    )
 
 
-def _simulated(job: Job, steps: int, run: Simulate) -> SimulatedStep:
-    job = _with_steps(job, steps)
+def _simulate_all(job: Job, steps: int, run: Simulate) -> SimulatedStep:
+    job = _set_micro_batches(job, steps)
     outcome = run(job)
     return SimulatedStep(job, outcome, outcome.trace.step_seconds, ((1.0, outcome),), outcome.plan)
 
 
-def _with_steps(job: Job, steps: int) -> Job:
+def _set_micro_batches(job: Job, steps: int) -> Job:
     if job.training.gradient_accumulation_steps == steps and job.sequences is None:
         return job
-    split, whole = job.parallelism, job.training.gradient_accumulation_steps
-    if split.pipeline > 1 and steps < whole:
-        split = replace(split, buffered_micro_batches=whole // split.passes)
+    split, num_micro_batches = job.parallelism, job.training.gradient_accumulation_steps
+    if split.pipeline > 1 and steps < num_micro_batches:
+        split = replace(split, buffered_micro_batches=num_micro_batches // split.passes)
     training = replace(job.training, gradient_accumulation_steps=steps)
     return replace(job, training=training, parallelism=split, sequences=None)

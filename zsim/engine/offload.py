@@ -14,7 +14,7 @@ from zsim.devices.nvme import add_drives, drive_usage
 from zsim.errors import InputError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
-from zsim.fabric.folding.classes import Classes
+from zsim.fabric.folding.classes import RankClasses
 from zsim.fabric.lumped_links import Extra
 from zsim.plan.ops import Copy, DriveIo, HostWork, OffloadWork, Plan, offload_kind
 from zsim.specs.topology.topology import Topology
@@ -35,19 +35,19 @@ class DeviceTraffic:
 class Offload:
     """The resources that offloaded work needs in addition to links, and the profile of every kind of work."""
 
-    def __init__(self, topology: Topology, plan: Plan, classes: Classes) -> None:
-        self._by_program = [program.offload_works for program in plan.programs]
+    def __init__(self, topology: Topology, plan: Plan, classes: RankClasses) -> None:
+        self._works_per_program = [program.offload_work for program in plan.programs]
         self._program_of = plan.program_of
-        self.works = list(chain.from_iterable(self._by_program))
-        self.pool = NodePool(topology, classes.of_rank)
+        self.offload_works = list(chain.from_iterable(self._works_per_program))
+        self.pool = NodePool(topology, classes.class_of_rank)
         self._ranks = classes.representatives
         self._nvme = topology.cluster.nvme
         self._transfers: dict[tuple[OffloadWork, int], Transfer] = {}
         self._samples: dict[Hashable, OffloadWork] = {}
-        if not self.works:
+        if not self.offload_works:
             return
         add_host(self.pool)
-        drives = [work for work in self.works if isinstance(work, DriveIo)]
+        drives = [work for work in self.offload_works if isinstance(work, DriveIo)]
         if drives:
             nvme = self._nvme
             if nvme is None or nvme.drives == 0:
@@ -55,15 +55,19 @@ class Offload:
                     f"cluster '{topology.cluster.name}' has no NVMe drives, and the strategy offloads to "
                     "nvme; expected a [nvme] table with drives, or device 'cpu'"
                 )
-            written = max(
-                sum(work.bytes for work in works if isinstance(work, DriveIo) and work.direction == "write")
-                for works in self._by_program
+            written_bytes = max(
+                sum(
+                    work.bytes
+                    for work in program_works
+                    if isinstance(work, DriveIo) and work.direction == "write"
+                )
+                for program_works in self._works_per_program
             )
-            add_drives(self.pool, nvme, float(written * topology.gpus_per_node))
-        for work in self.works:
+            add_drives(self.pool, nvme, float(written_bytes * topology.gpus_per_node))
+        for work in self.offload_works:
             self._samples.setdefault(_kind(work), work)
 
-    def extra(self) -> Extra:
+    def extra_resources(self) -> Extra:
         """Resources and usages to register along with the links. The keys are (kind of work, representative
         of a class).
         """
@@ -85,14 +89,14 @@ class Offload:
 
     def transfer(self, work: OffloadWork, rank: int, fabric: Fabric) -> Transfer:
         """The work of a class, given by its representative `rank`, as a transfer on the fabric's pool."""
-        known = self._transfers.get((work, rank))
-        if known is None:
+        transfer = self._transfers.get((work, rank))
+        if transfer is None:
             profile = fabric.extra_profiles[_kind(work), rank]
             rate = min(fabric.pool.capacity[r] / w for r, w in profile.usage)
             latency = self._latency(work, rank)
-            known = Transfer(latency, work.bytes, profile, "offload", "", latency + work.bytes / rate)
-            self._transfers[work, rank] = known
-        return known
+            transfer = Transfer(latency, work.bytes, profile, "offload", "", latency + work.bytes / rate)
+            self._transfers[work, rank] = transfer
+        return transfer
 
     def _latency(self, work: OffloadWork, rank: int) -> float:
         if isinstance(work, Copy):
@@ -106,7 +110,7 @@ class Offload:
 
     def limits(self) -> dict[str, str]:
         """Per kind of span, the class of resources that limits it when nothing else runs."""
-        found: dict[str, str] = {}
+        limits: dict[str, str] = {}
         for work in self._samples.values():
             usage = self._usage(work, 0)
             rates: dict[str, float] = {}
@@ -114,8 +118,8 @@ class Offload:
                 inside = (usage.indices >= resource.first) & (usage.indices < resource.first + resource.count)
                 if inside.any():
                     rates[name] = resource.capacity / float(usage.weights[inside].max())
-            found.setdefault(offload_kind(work), min(rates, key=lambda name: rates[name]))
-        return found
+            limits.setdefault(offload_kind(work), min(rates, key=lambda name: rates[name]))
+        return limits
 
     def traffic(self, step_seconds: float) -> tuple[DeviceTraffic, ...]:
         """The traffic of each class of resources over a step of `step_seconds`, in the order of the
@@ -123,8 +127,8 @@ class Offload:
         capacities = np.concatenate([self.pool.topology.capacities(), self.pool.capacities])
         carried = np.zeros(len(capacities))
         per_kind: dict[tuple[int, Hashable], float] = {}
-        for program, works in enumerate(self._by_program):
-            for work in works:
+        for program, program_works in enumerate(self._works_per_program):
+            for work in program_works:
                 key = program, _kind(work)
                 per_kind[key] = per_kind.get(key, 0.0) + work.bytes
         for (program, kind), total in per_kind.items():
@@ -136,12 +140,12 @@ class Offload:
         rows = []
         for name, resource in self.pool.classes.items():
             inside = slice(resource.first, resource.first + resource.count)
-            whole = float(carried[inside].sum())
-            if whole > 0:
+            class_total = float(carried[inside].sum())
+            if class_total > 0:
                 rows.append(
                     DeviceTraffic(
                         name,
-                        whole / self.pool.topology.world_size,
+                        class_total / self.pool.topology.world_size,
                         float((carried[inside] / (capacities[inside] * step_seconds)).max()),
                         resource.capacity <= 2.0,
                     )

@@ -13,7 +13,7 @@ import math
 from array import array
 from typing import NamedTuple
 
-from zsim.engine.prepare import Prepared
+from zsim.engine.prepare import PreparedJob
 from zsim.fabric.communicators import Transfer
 from zsim.fluid.pool import FluidPool
 from zsim.plan.columns import op_columns
@@ -31,15 +31,19 @@ class SerialTimes(NamedTuple):
     """Of the last step."""
 
 
-def is_one_rank(prepared: Prepared) -> bool:
+def is_one_rank(prepared: PreparedJob) -> bool:
     """Whether all ranks are simulated as one, which does nothing but kernels and collectives."""
     if len(prepared.classes.representatives) > 1 or len(prepared.programs) > 1 or prepared.allocators:
         return False
     (priced,), plan = prepared.programs, prepared.plan
-    return priced.behind is None and priced.recorded is None and not (plan.has_offload or plan.has_messages)
+    return (
+        priced.next_in_queue is None
+        and priced.recorded is None
+        and not (plan.has_offload or plan.has_messages)
+    )
 
 
-def serial_times(prepared: Prepared) -> SerialTimes:
+def serial_times(prepared: PreparedJob) -> SerialTimes:
     """The times of the rank of a job that `is_one_rank`, if its kernels and collectives ran one after the
     other.
 
@@ -49,43 +53,43 @@ def serial_times(prepared: Prepared) -> SerialTimes:
     (priced,), (kernel_seconds,) = prepared.programs, prepared.kernel_seconds
     fabric, (rank,) = prepared.fabric, prepared.classes.representatives
     transfers: dict[int, tuple[float, float]] = {}  # by the id of their work, seconds of latency and sending
-    count, nothing = priced.num_ops, array("d", [math.nan])
-    issue, ended = nothing * count, nothing * count
-    now = time = last = 0.0
-    works = priced.program.once(op_columns).work
-    rows = zip(works, priced.host_seconds, kernel_seconds, priced.host_waits, strict=True)
+    count, no_times = priced.num_ops, array("d", [math.nan])
+    issue, ended = no_times * count, no_times * count
+    now = host_time = stream_time = 0.0
+    payloads = priced.program.memoize(op_columns).work
+    rows = zip(payloads, priced.host_seconds, kernel_seconds, priced.host_waits, strict=True)
     for number, (work, host, seconds, waits) in enumerate(rows):
-        for other in waits:
-            end = ended[other]
-            if end > time:
-                time = end
-            if end > now and works[other] is not None:  # the host is blocked
+        for op in waits:
+            end = ended[op]
+            if end > host_time:
+                host_time = end
+            if end > now and payloads[op] is not None:  # the host is blocked
                 now = end
-        time += host
-        issue[number] = time
+        host_time += host
+        issue[number] = host_time
         if work is None:
-            ended[number] = time
+            ended[number] = host_time
             continue
-        start = last if last > now else now
-        if time > start:
-            start += time - start
+        start = stream_time if stream_time > now else now
+        if host_time > start:
+            start += host_time - start
         if seconds is None:
             assert isinstance(work, Collective)
-            known = transfers.get(id(work))
-            if known is None:
+            transfer_seconds = transfers.get(id(work))
+            if transfer_seconds is None:
                 transfer = fabric.transfer(work, fabric.communicator_of(work.group, rank))
-                known = transfers[id(work)] = _seconds_alone(fabric.pool, transfer)
-            last = start + known[0] + known[1]
+                transfer_seconds = transfers[id(work)] = _idle_seconds(fabric.pool, transfer)
+            stream_time = start + transfer_seconds[0] + transfer_seconds[1]
         else:
-            last = start + seconds
-        ended[number] = last
-    before = count - len(prepared.plan.program.ops)
-    return SerialTimes(issue, ended, max(time, last) - max(ended[:before], default=0.0))
+            stream_time = start + seconds
+        ended[number] = stream_time
+    first_op = count - len(prepared.plan.program.ops)
+    return SerialTimes(issue, ended, max(host_time, stream_time) - max(ended[:first_op], default=0.0))
 
 
-def _seconds_alone(pool: FluidPool, transfer: Transfer) -> tuple[float, float]:
+def _idle_seconds(pool: FluidPool, transfer: Transfer) -> tuple[float, float]:
     """Seconds of latency, and of sending while no other transfer runs and no kernels on its GPUs."""
     latency = max(transfer.latency_seconds, 0.0)
     if transfer.size <= 0 or not transfer.profile.usage:
         return latency, 0.0
-    return latency, transfer.size / pool.rate_alone(transfer.profile)
+    return latency, transfer.size / pool.isolated_rate(transfer.profile)

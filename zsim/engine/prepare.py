@@ -15,10 +15,10 @@ from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload
-from zsim.engine.priced_program import PricedProgram, price_program, slowed
+from zsim.engine.priced_program import PricedProgram, price_program, scale_seconds
 from zsim.fabric.fabric import Fabric, Usages
-from zsim.fabric.folding.classes import Classes
-from zsim.fabric.messages import communicators_of, counted, fabric_works
+from zsim.fabric.folding.classes import RankClasses
+from zsim.fabric.messages import communicators_of, count_collectives, fabric_collectives
 from zsim.plan.by_type import gpu_of, host_of, type_of_program
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 from zsim.specs.experiment.job import Job
@@ -28,20 +28,20 @@ Seconds = Sequence[float | None]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedJob:
     """A job ready to run."""
 
     job: Job
     plan: Plan
     """The plan of one step."""
     topology: Topology
-    classes: Classes
+    classes: RankClasses
     slowdowns: Floats
     programs: tuple[PricedProgram, ...]
     """The priced programs of the steps that run in a row."""
     fabric: Fabric
     offload: Offload
-    works: tuple[Mapping[Collective, int], ...]
+    collective_counts: tuple[Mapping[Collective, int], ...]
     """How often each program makes each of its calls on links, collectives and messages, in one step."""
     allocators: tuple[Allocator, ...] = ()
     """Per program, the allocator of a GPU before the step. Empty if none runs short."""
@@ -49,37 +49,41 @@ class Prepared:
     @property
     def program_of(self) -> list[int]:
         """Per class, the index of its program."""
-        found: list[int] = self.plan.program_of[self.classes.representatives].tolist()
-        return found
+        programs: list[int] = self.plan.program_of[self.classes.representatives].tolist()
+        return programs
 
     @property
     def kernel_seconds(self) -> list[Seconds]:
         """Per class, the seconds of its program's kernels on its GPUs."""
         slowdowns = [float(self.slowdowns[rank]) for rank in self.classes.representatives]
         keys = list(zip(self.program_of, slowdowns, strict=True))
-        kernels = {key: slowed(self.programs[key[0]].kernel_seconds, key[1]) for key in set(keys)}
+        kernels = {key: scale_seconds(self.programs[key[0]].kernel_seconds, key[1]) for key in set(keys)}
         return [kernels[key] for key in keys]
 
     @property
     def link_bytes(self) -> Floats:
         """Bytes of all ranks on every link in one step."""
-        usages = [self.fabric.usage(works, program) for program, works in enumerate(self.works)]
+        usages = [self.fabric.usage(counts, program) for program, counts in enumerate(self.collective_counts)]
         total: Floats = sum(usages[1:], usages[0])
         return total
 
     def call_limits(self) -> dict[Collective | PointToPoint, CallLimit]:
         """The limit of each collective, and of a call with messages the limit of its slowest message."""
-        sides = [side for priced in self.programs for own in priced.sides.values() for side in own]
-        own_works = list(chain.from_iterable(self.works))
-        works = dict.fromkeys([*own_works, *(side.work for side in sides)])
-        limits = {work: self.fabric.limit(work) for work in works}
-        found: dict[Collective | PointToPoint, CallLimit] = {work: limits[work] for work in own_works}
+        sides = [side for priced in self.programs for op_sides in priced.sides.values() for side in op_sides]
+        collectives = list(chain.from_iterable(self.collective_counts))
+        all_collectives = dict.fromkeys([*collectives, *(side.work for side in sides)])
+        limits = {work: self.fabric.limit(work) for work in all_collectives}
+        limit_of_call: dict[Collective | PointToPoint, CallLimit] = {
+            work: limits[work] for work in collectives
+        }
         for priced in self.programs:
-            for number, own in priced.sides.items():
+            for number, op_sides in priced.sides.items():
                 work = priced.program.ops[number].work
                 assert isinstance(work, PointToPoint)
-                found[work] = max((limits[side.work] for side in own), key=lambda one: one.seconds)
-        return found
+                limit_of_call[work] = max(
+                    (limits[side.work] for side in op_sides), key=lambda limit: limit.seconds
+                )
+        return limit_of_call
 
     def executor(self, kernel_seconds: Sequence[Seconds] | None = None) -> Executor:
         """An executor of one run of the programs from now on.
@@ -106,13 +110,13 @@ def prepare(
     plan: Plan,
     repeated: Plan,
     topology: Topology,
-    classes: Classes,
+    classes: RankClasses,
     slowdowns: Floats,
     env: simpy.Environment,
     *,
     is_connected: bool = True,
     is_serial: bool = False,
-) -> Prepared:
+) -> PreparedJob:
     """Price `repeated` (the plan, once or several times in a row) and register its collectives with the
     links.
 
@@ -120,27 +124,27 @@ def prepare(
     set, kernels and collectives run one after the other.
     """
     offload = Offload(topology, plan, classes)
-    works = plan.once(_works_of_programs)
+    collective_counts = plan.memoize(_collective_counts)
     fabric = Fabric(
         env,
         topology,
         communicators_of(plan),
-        blocks=classes.blocks,
-        extra=offload.extra(),
-        works=chain.from_iterable(works),
+        communicator_indices=classes.class_of_group,
+        extra=offload.extra_resources(),
+        collectives=chain.from_iterable(collective_counts),
         program_of=plan.program_of,
         is_connected=is_connected,
-        usages=None if topology.form is None else plan.once(_known_usages, topology.form),
+        usages=None if topology.route_key is None else plan.memoize(_new_usages, topology.route_key),
     )
     pricers = [KernelPricer(gpu) for gpu in job.cluster.gpus]
     programs = tuple(
-        _priced(job, program, plan, pricers[type_of_program(job, plan, number)], number, is_serial=is_serial)
+        _price(job, program, plan, pricers[type_of_program(job, plan, number)], number, is_serial=is_serial)
         for number, program in enumerate(repeated.programs)
     )
-    return Prepared(job, plan, topology, classes, slowdowns, programs, fabric, offload, works)
+    return PreparedJob(job, plan, topology, classes, slowdowns, programs, fabric, offload, collective_counts)
 
 
-def _priced(
+def _price(
     job: Job, program: Program, plan: Plan, pricer: KernelPricer, number: int, *, is_serial: bool
 ) -> PricedProgram:
     """Price `program`, which is the plan's program of this number (once or several times in a row), for its
@@ -158,10 +162,10 @@ def _priced(
     )
 
 
-def _works_of_programs(plan: Plan) -> tuple[dict[Collective, int], ...]:
-    return tuple(counted(fabric_works(program, plan.groups)) for program in plan.programs)
+def _collective_counts(plan: Plan) -> tuple[dict[Collective, int], ...]:
+    return tuple(count_collectives(fabric_collectives(program, plan.groups)) for program in plan.programs)
 
 
-def _known_usages(_plan: Plan, _form: Hashable) -> Usages:
+def _new_usages(_plan: Plan, _form: Hashable) -> Usages:
     """An empty table of usages, which the plan's fabrics of one form fill."""
     return {}

@@ -7,27 +7,27 @@ from typing import NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from zsim.arrays import Ints, numbered
+from zsim.arrays import Ints, factorize
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import are_compute, op_columns
 from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
-from zsim.plan.passes.queues import queued_behind
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.passes.queues import program_next_in_queue
+from zsim.plan.recorded.work import RecordedWork
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 Value = TypeVar("Value")
 _ON_GPU = (Kernels, Collective, PointToPoint)
-_TIMED_ELSEWHERE = (PointToPoint, *get_args(OffloadWork))  # by the fabric and the host's devices
+_NOT_PRICED = (PointToPoint, *get_args(OffloadWork))  # by the fabric and the host's devices
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTimes:
     """The additional lists of a recorded program, by op."""
 
-    works: list[Recorded]
+    recorded_work: list[RecordedWork]
     """The recorded work of each op."""
     ready: list[float]
     """The time at which the op could start without waits. -inf: at any time."""
@@ -66,13 +66,13 @@ class PricedProgram:
     """
     host_waits: list[tuple[int, ...]]
     """The ops that the host waits for before it issues the op."""
-    meetings: list[int]
+    call_numbers: list[int]
     """Group of a collective and index of its call on the group, as one number. -1: not a collective. Members
     of a communicator meet at its n-th call, whatever their other ops (NCCL's rule).
     """
     sides: dict[int, tuple[Side, ...]]
     """The messages of the op."""
-    behind: list[int] | None = None
+    next_in_queue: list[int] | None = None
     """The op that may start once this op has started, because it is next in a hardware queue. -1: none. It
     counts in `pending` too. None if no streams share a queue.
     """
@@ -98,25 +98,27 @@ def price_program(
     waits. Streams share `connections` hardware queues. With `is_serial` all kernels and collectives are on
     one stream.
     """
-    order = program.once(program_order, connections, is_serial)
-    alike = program.once(alike_ops, tuple(groups), launch_queue)
-    prices = [_together([(kernel_seconds(k), k.launches) for k in work.kernels]) for work in alike.works]
+    order = program.memoize(program_order, connections, is_serial)
+    unique = program.memoize(find_unique_ops, tuple(groups), launch_queue)
+    prices = [
+        _combine_kernels([(kernel_seconds(k), k.launches) for k in work.kernels]) for work in unique.kernels
+    ]
     seconds: list[float | None] = [price for price, _ in prices]
     concentrations = [concentration for _, concentration in prices]
     seconds.append(None)  # for ops without kernels, at place -1
     concentrations.append(0.0)
-    issued = [host_seconds(op) for op in alike.issues]
+    issue_seconds = [host_seconds(op) for op in unique.issue_samples]
     return PricedProgram(
         program,
         order.pending,
         order.successors,
-        _at(alike.issue_of, issued),
-        _at(alike.work_of, seconds),
-        _at(alike.work_of, concentrations),
-        alike.host_waits,
-        alike.meetings,
+        _select(unique.issue_sample_of, issue_seconds),
+        _select(unique.kernels_of, seconds),
+        _select(unique.kernels_of, concentrations),
+        unique.host_waits,
+        unique.call_numbers,
         sides_of(program, groups),
-        order.behind,
+        order.next_in_queue,
     )
 
 
@@ -125,7 +127,7 @@ class ProgramOrder(NamedTuple):
 
     pending: list[int]
     successors: list[tuple[int, ...]]
-    behind: list[int] | None
+    next_in_queue: list[int] | None
 
 
 def program_order(program: Program, connections: int, is_serial: bool) -> ProgramOrder:
@@ -135,119 +137,123 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
     pending: list[int] = []
     successors: list[tuple[int, ...]] = [()] * len(program.ops)
     last_on_stream: dict[str, int] = {}
-    columns = program.once(op_columns)
+    columns = program.memoize(op_columns)
     for index, (stream, work, after) in enumerate(
         zip(columns.stream, columns.work, columns.after, strict=True)
     ):
-        before: Collection[int] = after
+        predecessors: Collection[int] = after
         count = 0
         if work is not None:
             if is_serial and isinstance(work, _ON_GPU):
                 stream = COMPUTE
             previous = last_on_stream.get(stream, -1)
-            if previous >= 0 and previous not in before:
+            if previous >= 0 and previous not in predecessors:
                 successors[previous] += (index,)
                 count = 1
             last_on_stream[stream] = index
-        if before:
-            if len(before) > 1:
-                before = set(before)
-            for other in before:
-                assert other < index, f"op {index} waits for op {other}, which is issued later"
-                successors[other] += (index,)
-            count += len(before)
+        if predecessors:
+            if len(predecessors) > 1:
+                predecessors = set(predecessors)
+            for predecessor in predecessors:
+                assert predecessor < index, f"op {index} waits for op {predecessor}, which is issued later"
+                successors[predecessor] += (index,)
+            count += len(predecessors)
         pending.append(count)
-    behind = program.once(queued_behind, connections)
-    for held in behind or ():
-        if held >= 0:
-            pending[held] += 1
-    return ProgramOrder(pending, successors, behind)
+    next_in_queue = program.memoize(program_next_in_queue, connections)
+    for queued_op in next_in_queue or ():
+        if queued_op >= 0:
+            pending[queued_op] += 1
+    return ProgramOrder(pending, successors, next_in_queue)
 
 
 @dataclass(frozen=True, slots=True)
-class AlikeOps:
+class UniqueOps:
     """The part of a priced program that depends on neither prices nor queues. See `PricedProgram`."""
 
     host_waits: list[tuple[int, ...]]
-    meetings: list[int]
-    works: list[Kernels]
+    call_numbers: list[int]
+    kernels: list[Kernels]
     """The distinct kernels."""
-    work_of: Ints
+    kernels_of: Ints
     """By op, the index of its kernels in `kernels`. -1: none."""
-    issues: list[Op]
+    issue_samples: list[Op]
     """One op for each distinct cost of issuing."""
-    issue_of: Ints
+    issue_sample_of: Ints
     """By op, the index of the op of its cost in `issue_samples`."""
 
 
-def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> AlikeOps:
+def find_unique_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> UniqueOps:
     """The ops that communicate with other ranks, and the ops of equal cost. See `price_program`.
 
     Members of a communicator meet at its n-th call, whatever their other ops (NCCL's rule).
     """
-    place_of_group = {name: place for place, name in enumerate(groups)}
-    calls, meetings = [0] * len(groups), [-1] * len(program.ops)
+    index_of_group = {name: position for position, name in enumerate(groups)}
+    calls, call_numbers = [0] * len(groups), [-1] * len(program.ops)
     kernels: dict[int, Kernels] = {}  # by id
     collectives: dict[int, int] = {}  # by id, the place of their group
-    columns = program.once(op_columns)
+    columns = program.memoize(op_columns)
     work_ids = list(map(id, columns.work))
-    for number, work in program.distinct_works.items():
+    for number, work in program.unique_work.items():
         if type(work) is Kernels:
             kernels[number] = work
         elif type(work) is Collective:
-            collectives[number] = place_of_group[work.group]
+            collectives[number] = index_of_group[work.group]
         else:
-            assert isinstance(work, _TIMED_ELSEWHERE)
-    for index, known in enumerate(map(collectives.get, work_ids)):
-        if known is not None:
-            meetings[index] = calls[known] * len(groups) + known
-            calls[known] += 1
-    place_of_work = {number: place for place, number in enumerate(kernels)}
-    work_of = np.array([place_of_work.get(number, -1) for number in work_ids], np.int64)
+            assert isinstance(work, _NOT_PRICED)
+    for index, group in enumerate(map(collectives.get, work_ids)):
+        if group is not None:
+            call_numbers[index] = calls[group] * len(groups) + group
+            calls[group] += 1
+    index_of_kernels = {number: position for position, number in enumerate(kernels)}
+    kernels_of = np.array([index_of_kernels.get(number, -1) for number in work_ids], np.int64)
     costs = list(zip(columns.overhead, columns.events, columns.launches, strict=True))
-    issues = dict(zip(costs, program.ops, strict=True))
-    _, issue_of = numbered(costs)
-    waits = _with_launch_queue(program, launch_queue)
-    return AlikeOps(waits, meetings, list(kernels.values()), work_of, list(issues.values()), issue_of)
+    issue_samples = dict(zip(costs, program.ops, strict=True))
+    _, issue_sample_of = factorize(costs)
+    waits = _add_launch_queue_waits(program, launch_queue)
+    return UniqueOps(
+        waits, call_numbers, list(kernels.values()), kernels_of, list(issue_samples.values()), issue_sample_of
+    )
 
 
-def _at(places: Ints, values: Sequence[Value]) -> list[Value]:
+def _select(indices: Ints, values: Sequence[Value]) -> list[Value]:
     """The value at each index, as the object that it is."""
-    found: list[Value] = np.array(values, dtype=object)[places].tolist()
-    return found
+    selected: list[Value] = np.array(values, dtype=object)[indices].tolist()
+    return selected
 
 
-def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:
+def _combine_kernels(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """Total seconds and concentration of `kernels`, given as (seconds, launches)."""
     total = sum(seconds for seconds, _ in kernels)
     squares = sum(seconds * seconds / max(launches, 1) for seconds, launches in kernels)
     return total, squares / (total * total) if total > 0 else 0.0
 
 
-def slowed(kernel_seconds: Sequence[float | None], factor: float) -> Sequence[float | None]:
+def scale_seconds(kernel_seconds: Sequence[float | None], factor: float) -> Sequence[float | None]:
     """The kernels' seconds on a GPU that is `factor` times slower."""
     if factor == 1.0:
         return kernel_seconds
     return [None if seconds is None else seconds * factor for seconds in kernel_seconds]
 
 
-def _with_launch_queue(program: Program, limit: int) -> list[tuple[int, ...]]:
+def _add_launch_queue_waits(program: Program, limit: int) -> list[tuple[int, ...]]:
     """The program's host waits, and the waits for room in the compute stream's launch queue of `limit`
     launches.
 
     The host waits once per eighth of the queue, not at every launch: its run-ahead is exact to an eighth.
     """
-    columns = program.once(op_columns)
+    columns = program.memoize(op_columns)
     waits = list(columns.host_waits)
     quantum = max(limit // 8, 1)
-    of_compute = program.once(are_compute)
-    launches = np.fromiter(columns.launches, np.int64, len(waits))[of_compute]
+    is_on_compute = program.memoize(are_compute)
+    launches = np.fromiter(columns.launches, np.int64, len(waits))[is_on_compute]
     launched = np.cumsum(launches)  # up to and with each launch
     is_mark = launched // quantum != (launched - launches) // quantum
-    marks = np.flatnonzero(of_compute)[is_mark].tolist()
-    at_marks = launched[is_mark]
-    have_run = np.searchsorted(at_marks, at_marks - limit, side="right").tolist()  # marks, once there is room
-    for number, before, after in zip(marks, [0, *have_run], have_run, strict=False):
+    marks = np.flatnonzero(is_on_compute)[is_mark].tolist()
+    launched_at_marks = launched[is_mark]
+    marks_with_room = np.searchsorted(
+        launched_at_marks, launched_at_marks - limit, side="right"
+    ).tolist()  # marks, once there is room
+    for number, before, after in zip(marks, [0, *marks_with_room], marks_with_room, strict=False):
         if after > before:
             waits[number] = (*waits[number], marks[after - 1])
     return waits

@@ -12,7 +12,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
-from zsim.engine.lane import Lane, worked_seconds
+from zsim.engine.lane import SimulatedRank, worked_seconds
 from zsim.plan.columns import are_compute, memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import (
@@ -30,7 +30,7 @@ from zsim.plan.ops import (
     Work,
 )
 from zsim.specs.experiment.job import Job
-from zsim.trace.trace import Labels, MemoryEvents, SpanInfo, SpanInfos, Trace, joined
+from zsim.trace.trace import Labels, MemoryEvents, SpanInfo, SpanInfos, Trace, concatenate_memory
 
 
 def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:
@@ -43,28 +43,33 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
     issued before a rank's start count as issued then. `metadata["host_ahead_seconds"]` is how long each
     rank's host had worked on the step by then.
     """
-    infos, shown = plan.once(_shown)
-    lanes = [_Times(lane, plan, shown) for lane in executor.lanes]
-    length = end_seconds - max(lane.begin for lane in lanes)
-    origin = lanes[0].begin
-    begins = {lane.rank: lane.begin - origin for lane in lanes if lane.begin != origin}
-    for lane in lanes:
-        lane.start_at(origin)
+    infos, traced = plan.memoize(_traced_ops)
+    rank_times = [_RankTimes(times, plan, traced) for times in executor.ranks]
+    length = end_seconds - max(times.begin for times in rank_times)
+    origin = rank_times[0].begin
+    begins = {times.rank: times.begin - origin for times in rank_times if times.begin != origin}
+    for times in rank_times:
+        times.shift_clock(origin)
     return Trace(
         source="simulated",
         infos=infos,
-        ranks=np.repeat(np.array([lane.rank for lane in lanes]), [len(lane.shown.ops) for lane in lanes]),
-        info_indices=np.concatenate([lane.shown.infos for lane in lanes]),
-        issue_seconds=np.concatenate([lane.issue[lane.shown.ops] for lane in lanes]),
-        start_seconds=np.concatenate([lane.start[lane.shown.ops] for lane in lanes]),
-        end_seconds=np.concatenate([lane.ended[lane.shown.ops] for lane in lanes]),
+        ranks=np.repeat(
+            np.array([times.rank for times in rank_times]), [len(times.traced.ops) for times in rank_times]
+        ),
+        info_indices=np.concatenate([times.traced.infos for times in rank_times]),
+        issue_seconds=np.concatenate([times.issue[times.traced.ops] for times in rank_times]),
+        start_seconds=np.concatenate([times.start[times.traced.ops] for times in rank_times]),
+        end_seconds=np.concatenate([times.ended[times.traced.ops] for times in rank_times]),
         world_size=job.world_size,
         step_seconds=length,
-        memory=_memory(job, plan, lanes, length),
+        memory=_memory(job, plan, rank_times, length),
         begins=begins,
-        host_blocks=_host_blocks(lanes),
+        host_blocks=_host_stalls(rank_times),
         allocator_blocks=tuple(
-            (lane.rank, start, end) for lane in lanes for start, end in lane.allocator_blocks if end > start
+            (times.rank, start, end)
+            for times in rank_times
+            for start, end in times.allocator_stalls
+            if end > start
         ),
         metadata={
             "model": job.model.name,
@@ -78,34 +83,38 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
             "group_members": {
                 name: group.members.tolist() for name, group in plan.groups.items() if group.stride is None
             },
-            **_roles(plan, lanes),
-            "host_ahead_seconds": {lane.rank: lane.host_ahead for lane in lanes if lane.host_ahead > 0},
+            **_roles(plan, rank_times),
+            "host_ahead_seconds": {
+                times.rank: times.host_ahead for times in rank_times if times.host_ahead > 0
+            },
             "gpu_memory_bytes": min(gpu.memory.capacity for gpu in job.cluster.gpus),
             "sm_count": job.cluster.gpu.sm_count,
         },
     )
 
 
-def _roles(plan: Plan, lanes: Sequence[_Times]) -> dict[str, dict[int, str]]:
+def _roles(plan: Plan, rank_times: Sequence[_RankTimes]) -> dict[str, dict[int, str]]:
     """The name of each simulated rank's program, where programs have names."""
-    names = {lane.rank: plan.programs[lane.number].name for lane in lanes}
+    names = {times.rank: plan.programs[times.program_index].name for times in rank_times}
     return {"roles": names} if any(names.values()) else {}
 
 
 def step_seconds(plan: Plan, executor: Executor, end_seconds: float) -> float:
     """Seconds from the last rank's start of the step to its end, without making a trace."""
     lengths = [len(program.ops) for program in plan.programs]
-    return end_seconds - max(_begin(lane, lengths[plan.program_of[lane.rank]]) for lane in executor.lanes)
+    return end_seconds - max(
+        _begin_seconds(rank, lengths[plan.program_of[rank.number]]) for rank in executor.ranks
+    )
 
 
-def _begin(lane: Lane, num_ops: int) -> float:
+def _begin_seconds(rank: SimulatedRank, num_ops: int) -> float:
     """The start of the plan's last run, of `num_ops` ops, on a rank: the end of the previous run."""
-    before = len(lane.ended) - num_ops
-    return float(np.asarray(lane.ended)[:before].max()) if before else lane.began
+    num_previous = len(rank.ended) - num_ops
+    return float(np.asarray(rank.ended)[:num_previous].max()) if num_previous else rank.began
 
 
 @dataclass(frozen=True, eq=False)
-class _Shown:
+class _TracedOps:
     """The ops of a program that a trace shows, and their infos."""
 
     program: Program
@@ -118,25 +127,25 @@ class _Shown:
         return dict(zip(self.ops.tolist(), self.infos.tolist(), strict=True))
 
     @staticmethod
-    def of(program: Program, plan: Plan, infos: list[SpanInfo]) -> _Shown:
+    def of(program: Program, plan: Plan, infos: list[SpanInfo]) -> _TracedOps:
         """The ops of `program` that a trace shows. Their infos are appended to `infos`."""
-        numbers = [number for number, work in enumerate(program.once(op_columns).work) if work is not None]
+        numbers = [number for number, work in enumerate(program.memoize(op_columns).work) if work is not None]
         first = len(infos)
-        infos += _infos(program, plan)
-        return _Shown(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
+        infos += _span_infos(program, plan)
+        return _TracedOps(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
 
 
-def _shown(plan: Plan) -> tuple[SpanInfos, list[_Shown]]:
+def _traced_ops(plan: Plan) -> tuple[SpanInfos, list[_TracedOps]]:
     infos: list[SpanInfo] = []
-    shown = [_Shown.of(program, plan, infos) for program in plan.programs]
-    return SpanInfos(infos), shown
+    traced = [_TracedOps.of(program, plan, infos) for program in plan.programs]
+    return SpanInfos(infos), traced
 
 
 def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
     """The track of copies by (direction, stream): "h2d" or "d2h", and with the stream's name for all but the
     first stream of a direction, because their copies may overlap."""
     seen: dict[str, list[str]] = {}
-    for op in program.ops if program.offload_works else ():
+    for op in program.ops if program.offload_work else ():
         if isinstance(op.work, Copy) and op.stream not in seen.setdefault(op.work.direction, []):
             seen[op.work.direction].append(op.stream)
     return {
@@ -146,7 +155,7 @@ def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
     }
 
 
-class _Columns(NamedTuple):
+class _SpanColumns(NamedTuple):
     """The columns of a span that follow from its work alone."""
 
     kind: str
@@ -160,10 +169,10 @@ class _Columns(NamedTuple):
     messages: tuple[Message, ...] = ()
 
     @staticmethod
-    def of(work: Work, plan: Plan) -> _Columns:
+    def of(work: Work, plan: Plan) -> _SpanColumns:
         if isinstance(work, Kernels):
             kernels = work.kernels
-            return _Columns(
+            return _SpanColumns(
                 "copy" if {kernel.kind for kernel in kernels} == {"copy"} else "",
                 dtype=kernels[0].dtype if kernels else "",
                 flops=sum(kernel.flops for kernel in kernels),
@@ -174,34 +183,34 @@ class _Columns(NamedTuple):
             messages: tuple[Message, ...] = ()
             if isinstance(work, PointToPoint) and not work.by_copy_engine:  # kernels do not slow those
                 messages = work.messages
-            return _Columns(work.kind, work.bytes, work.dtype, work.group, size, messages=messages)
+            return _SpanColumns(work.kind, work.bytes, work.dtype, work.group, size, messages=messages)
         if isinstance(work, Copy):
-            return _Columns(work.direction, work.bytes)
+            return _SpanColumns(work.direction, work.bytes)
         if isinstance(work, HostWork):
-            return _Columns("cpu", work.bytes)
+            return _SpanColumns("cpu", work.bytes)
         assert isinstance(work, DriveIo), f"{work} is not shown"
-        return _Columns(f"nvme_{work.direction}", work.bytes)
+        return _SpanColumns(f"nvme_{work.direction}", work.bytes)
 
 
-def _infos(program: Program, plan: Plan) -> Iterator[SpanInfo]:
+def _span_infos(program: Program, plan: Plan) -> Iterator[SpanInfo]:
     """The columns of the spans of a program's ops with work."""
-    of_work = {number: _Columns.of(work, plan) for number, work in program.distinct_works.items()}
-    columns = program.once(op_columns)
+    columns_of_work = {number: _SpanColumns.of(work, plan) for number, work in program.unique_work.items()}
+    columns = program.memoize(op_columns)
     has_work = [work is not None for work in columns.work]
-    works = list(filter(None, columns.work))
+    payloads = list(filter(None, columns.work))
     names, modules = compress(columns.name, has_work), compress(columns.module, has_work)
     streams, phases = list(compress(columns.stream, has_work)), list(compress(columns.phase, has_work))
-    of_ops = [of_work[id(work)] for work in works]
-    of_works, *others = zip(*of_ops, strict=True) if of_ops else [()] * 8
-    counts, dtypes, groups, sizes, flops, hbm_bytes, messages = others
+    columns_of_ops = [columns_of_work[id(work)] for work in payloads]
+    work_kinds, *other_columns = zip(*columns_of_ops, strict=True) if columns_of_ops else [()] * 8
+    counts, dtypes, groups, sizes, flops, hbm_bytes, messages = other_columns
     kinds = [
         kind or ("optimizer" if phase == "optimizer" else "compute")
-        for kind, phase in zip(of_works, phases, strict=True)
+        for kind, phase in zip(work_kinds, phases, strict=True)
     ]
     if tracks := _copy_tracks(program):
         streams = [
             tracks[work.direction, stream] if isinstance(work, Copy) else stream
-            for work, stream in zip(works, streams, strict=True)
+            for work, stream in zip(payloads, streams, strict=True)
         ]
     rows = zip(
         names, kinds, streams, counts, dtypes, groups, sizes, phases, modules, flops, hbm_bytes, messages,
@@ -211,73 +220,73 @@ def _infos(program: Program, plan: Plan) -> Iterator[SpanInfo]:
     return map(partial(tuple.__new__, SpanInfo), rows)
 
 
-class _Times:
+class _RankTimes:
     """A rank's times of the plan's last run, as arrays."""
 
-    def __init__(self, lane: Lane, plan: Plan, shown: Sequence[_Shown]) -> None:
-        self.rank = lane.rank
-        self.number = int(plan.program_of[lane.rank])
-        self.shown = shown[self.number]
-        self.first = len(lane.issue) - len(self.shown.program.ops)
-        self.issue: Floats = np.asarray(lane.issue)[self.first :]
-        self.start: Floats = np.asarray(lane.start)[self.first :]
-        self.ended: Floats = np.asarray(lane.ended)[self.first :]
-        self.begin = _begin(lane, len(self.shown.program.ops))
-        since = lane.issue[self.first - 1] if self.first else lane.began
-        self.host_ahead = worked_seconds(lane.host_blocks, since, self.begin)
-        self.host_blocks = lane.host_blocks
-        self.allocator_blocks = lane.allocator_blocks
+    def __init__(self, rank: SimulatedRank, plan: Plan, traced_programs: Sequence[_TracedOps]) -> None:
+        self.rank = rank.number
+        self.program_index = int(plan.program_of[rank.number])
+        self.traced = traced_programs[self.program_index]
+        self.first = len(rank.issue) - len(self.traced.program.ops)
+        self.issue: Floats = np.asarray(rank.issue)[self.first :]
+        self.start: Floats = np.asarray(rank.start)[self.first :]
+        self.ended: Floats = np.asarray(rank.ended)[self.first :]
+        self.begin = _begin_seconds(rank, len(self.traced.program.ops))
+        since = rank.issue[self.first - 1] if self.first else rank.began
+        self.host_ahead = worked_seconds(rank.host_stalls, since, self.begin)
+        self.host_stalls = rank.host_stalls
+        self.allocator_stalls = rank.allocator_stalls
 
-    def start_at(self, begin: float) -> None:
+    def shift_clock(self, begin: float) -> None:
         """Shift the clock to `begin`. Times before the rank's start of the step are set to its start."""
         if begin > 0:
             first = self.begin - begin
             self.issue = np.maximum(self.issue - begin, first)
             self.start = np.maximum(self.start - begin, first)
             self.ended = self.ended - begin
-            self.host_blocks = [
+            self.host_stalls = [
                 (max(start - begin, first), end - begin, op - self.first)
-                for start, end, op in self.host_blocks
+                for start, end, op in self.host_stalls
                 if end > self.begin
             ]
-            self.allocator_blocks = [
+            self.allocator_stalls = [
                 (max(start - begin, first), end - begin)
-                for start, end in self.allocator_blocks
+                for start, end in self.allocator_stalls
                 if end > self.begin
             ]
 
 
-def _host_blocks(lanes: list[_Times]) -> tuple[tuple[int, float, float, int], ...]:
+def _host_stalls(rank_times: list[_RankTimes]) -> tuple[tuple[int, float, float, int], ...]:
     return tuple(
-        (lane.rank, start, end, lane.shown.info_of[op])
-        for lane in lanes
-        for start, end, op in lane.host_blocks
-        if end > start and op in lane.shown.info_of
+        (times.rank, start, end, times.traced.info_of[op])
+        for times in rank_times
+        for start, end, op in times.host_stalls
+        if end > start and op in times.traced.info_of
     )
 
 
-def _memory(job: Job, plan: Plan, lanes: Sequence[_Times], step_seconds: float) -> MemoryEvents:
+def _memory(job: Job, plan: Plan, rank_times: Sequence[_RankTimes], step_seconds: float) -> MemoryEvents:
     """Memory changes of the first simulated rank of each program, in the order in which they happen."""
-    first = {lane.number: lane for lane in reversed(lanes)}
-    parts = [_memory_of(job, plan, first[number], step_seconds) for number in sorted(first)]
-    return parts[0] if len(parts) == 1 else joined(parts)
+    first = {times.program_index: times for times in reversed(rank_times)}
+    events = [_memory_of(job, plan, first[number], step_seconds) for number in sorted(first)]
+    return events[0] if len(events) == 1 else concatenate_memory(events)
 
 
-def _memory_of(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> MemoryEvents:
+def _memory_of(job: Job, plan: Plan, times: _RankTimes, step_seconds: float) -> MemoryEvents:
     """Memory changes of a rank. See [Note: memory follows the host]."""
-    program = lane.shown.program
-    issue, num_ops = lane.issue, len(program.ops)
-    reached = _reached(program, lane.start, step_seconds)
-    resident = [*program.resident, framework_memory(job, plan, lane.number)]
+    program = times.traced.program
+    issue, num_ops = times.issue, len(program.ops)
+    reached = _reach_times(program, times.start, step_seconds)
+    resident = [*program.resident, framework_memory(job, plan, times.program_index)]
     first = len(resident)
-    changes = program.once(_changes, tuple((memory.device, memory.category) for memory in resident))
+    changes = program.memoize(_memory_changes, tuple((memory.device, memory.category) for memory in resident))
     ops = changes.ops
     # The host makes a change once the op before is issued; op 0's come first of all.
     host = np.where(ops > 0, issue[np.clip(ops, 1, num_ops) - 1], 0.0)
     stream = np.where(ops < num_ops, reached[np.clip(ops, 0, num_ops - 1)], step_seconds)
     zeros = np.zeros(first)
     return MemoryEvents(
-        ranks=np.full(first + len(ops), lane.rank, dtype=np.int64),
+        ranks=np.full(first + len(ops), times.rank, dtype=np.int64),
         host_seconds=np.concatenate([zeros, host]),
         stream_seconds=np.concatenate([zeros, stream]),
         devices=changes.devices,
@@ -287,7 +296,7 @@ def _memory_of(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> Memor
     )
 
 
-class _Changes(NamedTuple):
+class _MemoryChanges(NamedTuple):
     """A program's memory changes, column by column.
 
     The words of `devices`, `categories` and `names` (of the ops that the changes precede) begin with those of
@@ -301,12 +310,12 @@ class _Changes(NamedTuple):
     names: tuple[str, ...]
 
 
-def _changes(program: Program, resident: tuple[tuple[Device, Category], ...]) -> _Changes:
+def _memory_changes(program: Program, resident: tuple[tuple[Device, Category], ...]) -> _MemoryChanges:
     """The program's memory changes after `resident` memory, to be cached with the program."""
-    columns = program.once(memory_columns)
-    names = [*program.once(op_columns).name]
+    columns = program.memoize(memory_columns)
+    names = [*program.memoize(op_columns).name]
     names.append(names[-1] if names else "")  # of changes after the last op
-    return _Changes(
+    return _MemoryChanges(
         np.fromiter(columns.op, np.int64, len(columns.op)),
         np.fromiter(columns.bytes, np.int64, len(columns.op)),
         Labels([*(device for device, _ in resident), *columns.device]),
@@ -315,9 +324,9 @@ def _changes(program: Program, resident: tuple[tuple[Device, Category], ...]) ->
     )
 
 
-def _reached(program: Program, start: Floats, step_seconds: float) -> Floats:
+def _reach_times(program: Program, start: Floats, step_seconds: float) -> Floats:
     """Per op, the start of the next kernel on the compute stream that the host issues from this op on."""
-    is_compute = program.once(are_compute)
+    is_compute = program.memoize(are_compute)
     times = np.where(is_compute, start, np.inf)
     reached = np.minimum.accumulate(times[::-1])[::-1]
     return np.where(np.isinf(reached), step_seconds, reached)

@@ -14,12 +14,12 @@ def sent_by_phase(plan: Plan, fabric: Fabric) -> dict[tuple[str, str, str], tupl
     """(bytes inside the node, bytes between nodes) per GPU and step, by phase, kind of collective and
     group."""
     totals: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for (number, phase, group, work), count in plan.once(_calls_by_phase).items():
+    for (number, phase, group, work), count in plan.memoize(_calls_by_phase).items():
         if fabric.groups[work.group].size > 1:
-            inside, between = fabric.sent(work, number)
+            inside, between = fabric.sent_bytes(work, number)
             key = phase, work.kind, group
-            before = totals.get(key, (0.0, 0.0))
-            totals[key] = before[0] + count * inside, before[1] + count * between
+            totals_before = totals.get(key, (0.0, 0.0))
+            totals[key] = totals_before[0] + count * inside, totals_before[1] + count * between
     return totals
 
 
@@ -29,11 +29,11 @@ def _calls_by_phase(plan: Plan) -> Counter[tuple[int, str, str, Collective]]:
     """
     calls: Counter[tuple[int, str, str, Collective]] = Counter()
     for number, program in enumerate(plan.programs):
-        columns = program.once(op_columns)
+        columns = program.memoize(op_columns)
         # by identity: ops share works, and equal works take long to compare
-        issued = Counter(zip(columns.phase, map(id, columns.work), strict=True))
-        for (phase, place), count in issued.items():
-            call = program.distinct_works.get(place)
+        num_issued = Counter(zip(columns.phase, map(id, columns.work), strict=True))
+        for (phase, work_id), count in num_issued.items():
+            call = program.unique_work.get(work_id)
             if not isinstance(call, Collective | PointToPoint):
                 continue
             for work in [call] if isinstance(call, Collective) else sends(call, plan.groups):

@@ -13,26 +13,32 @@ from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator
-from zsim.engine.allocation import Allocation, Settled, has_room_at, make_allocator, settle_once
+from zsim.engine.allocation import Allocation, SteadyAllocator, has_room_at, make_allocator, steady_state
 from zsim.engine.executor import Executor
-from zsim.engine.folding import find_classes, node_ranks, with_firsts_apart
-from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
-from zsim.engine.lane import Lane
+from zsim.engine.folding import find_classes, isolate_first_ranks, node_ranks
+from zsim.engine.jitter.steps import JitterRun, ProgramRun, draw_steps, run_once
+from zsim.engine.lane import SimulatedRank
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.one_stream import is_one_rank, serial_times
-from zsim.engine.prepare import Prepared, prepare
+from zsim.engine.prepare import PreparedJob, prepare
 from zsim.engine.sent import sent_by_phase
-from zsim.engine.together import ConcurrentJob, run_together
+from zsim.engine.together import ConcurrentJob, run_concurrently
 from zsim.errors import NotSimulatedError
 from zsim.fabric.communicators import LinkLoad
-from zsim.fabric.folding.classes import Classes
+from zsim.fabric.folding.classes import RankClasses
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
-from zsim.plan.passes.twice import is_drained, twice
+from zsim.plan.passes.twice import is_drained, repeat_step
 from zsim.plan.plans import Plans
 from zsim.specs.experiment.faults import kernel_slowdowns
-from zsim.specs.experiment.job import Job, job_topology, slowdowns_of, slowest_of, topology_beside
+from zsim.specs.experiment.job import (
+    Job,
+    colocated_topology,
+    job_topology,
+    slowdowns_of,
+    slowest_gpu_slowdown,
+)
 from zsim.specs.topology.topology import Topology
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
@@ -40,7 +46,7 @@ from zsim.trace.trace import Trace
 _MAX_DRAWN = 16  # ranks that are all simulated when they vary
 
 
-OWN_NAME = "this job"
+THIS_JOB = "this job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,8 @@ class JobTimes:
 
     name: str
     job: Job
-    alone_seconds: float
-    together_seconds: float
+    isolated_seconds: float
+    concurrent_seconds: float
     steps: int
 
 
@@ -61,9 +67,9 @@ class Outcome:
     job: Job
     plan: Plan
     topology: Topology
-    classes: Classes
+    classes: RankClasses
     slowdowns: Floats
-    prepared: Prepared
+    prepared: PreparedJob
     """The input of its run, whose fabric is idle again."""
     trace: Trace
     stats: SimulationStats
@@ -72,17 +78,17 @@ class Outcome:
     limits: Mapping[str, str] = field(default_factory=dict)
     allocation: Allocation | None = None
     """That of torch's allocator of the fullest rank, if it was simulated."""
-    settled: tuple[Settled, ...] = ()
+    steady_allocators: tuple[SteadyAllocator, ...] = ()
     notes: tuple[str, ...] = ()
-    calls: Mapping[Collective | PointToPoint, CallLimit] = field(default_factory=dict)
-    meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    call_limits: Mapping[Collective | PointToPoint, CallLimit] = field(default_factory=dict)
+    communicators: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """By (group, simulated rank), the index of the communicator in which the rank waits for others."""
     peers: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """By (simulated rank, op) of a call with messages, the calls that it exchanged messages with."""
-    jittered: Jittered | None = None
-    sent: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+    jitter_run: JitterRun | None = None
+    sent_bytes: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
     """Bytes per GPU inside its node and between nodes, by phase, kind of collective and group."""
-    together: tuple[JobTimes, ...] = ()
+    concurrent_jobs: tuple[JobTimes, ...] = ()
     """All co-located jobs, this job first."""
 
 
@@ -109,11 +115,11 @@ def simulate_job(
     began = time.perf_counter()
     topology = job_topology(job)
     slowdowns = slowdowns_of(job, topology)
-    with garbage_collection.paused():
-        if job.others and plan is None:
-            outcome = _beside_others(job, topology, slowdowns, unfold, plans)
+    with garbage_collection.pause():
+        if job.colocated_jobs and plan is None:
+            outcome = _simulate_jobs(job, topology, slowdowns, unfold, plans)
         else:
-            outcome = _by_itself(
+            outcome = _simulate_isolated(
                 job,
                 topology,
                 slowdowns,
@@ -125,12 +131,12 @@ def simulate_job(
                 is_serial=is_serial,
             )
     stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
-    beside = node_ranks(outcome.topology, outcome.classes)
-    trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": beside})
+    ranks_of_node = node_ranks(outcome.topology, outcome.classes)
+    trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": ranks_of_node})
     return replace(outcome, trace=trace, stats=stats)
 
 
-def _by_itself(
+def _simulate_isolated(
     job: Job,
     topology: Topology,
     slowdowns: Floats,
@@ -154,42 +160,42 @@ def _by_itself(
     unfold = unfold or (jitter is not None and job.world_size <= _MAX_DRAWN)
     classes, notes = find_classes(topology, plan, slowdowns, unfold=unfold, by_links=by_links)
     if jitter is not None and not unfold:
-        classes = with_firsts_apart(topology, plan, slowdowns, classes)
-    repeated = plan.once(twice) if is_steady and not plan.once(is_drained) else plan
+        classes = isolate_first_ranks(topology, plan, slowdowns, classes)
+    repeated = plan.memoize(repeat_step) if is_steady and not plan.memoize(is_drained) else plan
     prepared = prepare(
         job, plan, repeated, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
     )
     allocation: Allocation | None = None
-    settled: tuple[Settled, ...] = ()
+    steady_allocators: tuple[SteadyAllocator, ...] = ()
     if has_allocator and _has_allocator(job, plan):
-        empty = [make_allocator(job, plan, repeated, number) for number in range(len(plan.programs))]
-        prepared, run, allocation, settled = _with_allocators(prepared, run_once(prepared), empty)
+        initial = [make_allocator(job, plan, repeated, number) for number in range(len(plan.programs))]
+        prepared, run, allocation, steady_allocators = _run_allocators(prepared, run_once(prepared), initial)
     else:
         run = run_once(prepared)
     outcome = _outcome(prepared, run.executor, run.trace, notes)
-    outcome = replace(outcome, allocation=allocation, settled=settled)
+    outcome = replace(outcome, allocation=allocation, steady_allocators=steady_allocators)
     if jitter is None:
         return outcome
-    jittered = run_jittered(prepared, run, jitter)
-    events = outcome.stats.events + jittered.events
-    stats = replace(outcome.stats, events=events, steps=len(jittered.steps))
-    return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
+    jitter_run = draw_steps(prepared, run, jitter)
+    events = outcome.stats.events + jitter_run.events
+    stats = replace(outcome.stats, events=events, steps=len(jitter_run.steps))
+    return replace(outcome, trace=jitter_run.median, stats=stats, jitter_run=jitter_run)
 
 
-def seconds_alone(job: Job) -> float:
+def isolated_seconds(job: Job) -> float:
     """Seconds of one steady step as `simulate_job` has them without jitter and other jobs, if torch's
     allocator has room. No trace is made, and no allocator is simulated.
     """
     topology, plan = job_topology(job), make_plan(job)
     slowdowns = slowdowns_of(job, topology)
-    with garbage_collection.paused():
+    with garbage_collection.pause():
         classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
-        repeated = plan if plan.once(is_drained) else plan.once(twice)
+        repeated = plan if plan.memoize(is_drained) else plan.memoize(repeat_step)
         env = simpy.Environment()
         return run_once(prepare(job, plan, repeated, topology, classes, slowdowns, env)).step_seconds
 
 
-def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections: int | None = None) -> float:
+def resimulate_seconds(outcome: Outcome, *, is_serial: bool = False, connections: int | None = None) -> float:
     """Seconds of the step of an `outcome` of `simulate_job` without jitter and other jobs, if kernels and
     collectives ran one after the other (`is_serial`), or with `connections` hardware queues. Plan, classes
     and the allocators before the first step are taken from the outcome.
@@ -203,18 +209,18 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
         job = replace(job, training=replace(job.training, device_max_connections=connections))
     if len(classes.representatives) == job.world_size:  # maybe unfolded
         classes, _ = find_classes(outcome.topology, plan, outcome.slowdowns, unfold=False)
-    repeated = plan if plan.once(is_drained) else plan.once(twice)
-    with garbage_collection.paused():
+    repeated = plan if plan.memoize(is_drained) else plan.memoize(repeat_step)
+    with garbage_collection.pause():
         prepared = prepare(
             job, plan, repeated, outcome.topology, classes, outcome.slowdowns, simpy.Environment(),
             is_serial=is_serial,
         )  # fmt: skip
         run = run_once(prepared)
-        times = [(lane.issue, lane.ended) for lane in _first_lanes(prepared, run)]
-        if _have_room(prepared, outcome.settled, times):
+        times = [(rank.issue, rank.ended) for rank in _first_ranks(prepared, run)]
+        if _have_room(prepared, outcome.steady_allocators, times):
             return run.step_seconds
-        empty = [one.empty for one in outcome.settled]
-        return _with_allocators(prepared, run, empty)[1].step_seconds
+        initial = [allocator.initial for allocator in outcome.steady_allocators]
+        return _run_allocators(prepared, run, initial)[1].step_seconds
 
 
 def _serial_seconds(outcome: Outcome) -> float | None:
@@ -225,27 +231,27 @@ def _serial_seconds(outcome: Outcome) -> float | None:
     if not is_one_rank(prepared):
         return None
     times = serial_times(prepared)
-    has_room = _have_room(prepared, outcome.settled, [(times.issue, times.ended)])
+    has_room = _have_room(prepared, outcome.steady_allocators, [(times.issue, times.ended)])
     return times.step_seconds if has_room else None
 
 
 def _have_room(
-    prepared: Prepared,
-    settled: Sequence[Settled],
+    prepared: PreparedJob,
+    steady_allocators: Sequence[SteadyAllocator],
     times: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> bool:
     """Whether the allocators, with results at other times in `steady_allocators`, have room at these `times`
     of issue and end, program by program. True also where none is simulated.
     """
     return all(
-        has_room_at(priced.program, one.empty, one.allocation, *own)
-        for one, priced, own in zip(settled, prepared.programs, times, strict=False)
+        has_room_at(priced.program, allocator.initial, allocator.allocation, *run_times)
+        for allocator, priced, run_times in zip(steady_allocators, prepared.programs, times, strict=False)
     )
 
 
 def _has_room(job: Job, plan: Plan) -> bool:
     """Whether a job's tensors fit, so that it is simulated with its allocator's waits."""
-    return excess_bytes(job, plan, with_margin=not job.simulation.known_to_fit) <= 0
+    return excess_bytes(job, plan, includes_margin=not job.simulation.known_to_fit) <= 0
 
 
 def _has_allocator(job: Job, plan: Plan) -> bool:
@@ -255,41 +261,41 @@ def _has_allocator(job: Job, plan: Plan) -> bool:
     return job.simulation.known_to_fit or _has_room(job, plan)
 
 
-def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
+def _first_ranks(prepared: PreparedJob, run: ProgramRun) -> list[SimulatedRank]:
     """The first simulated rank of each program."""
     program_of = prepared.program_of
-    return [run.executor.lanes[program_of.index(n)] for n in range(len(prepared.plan.programs))]
+    return [run.executor.ranks[program_of.index(n)] for n in range(len(prepared.plan.programs))]
 
 
-def _with_allocators(
-    prepared: Prepared, run: ProgramRun, empty: Sequence[Allocator]
-) -> tuple[Prepared, ProgramRun, Allocation, tuple[Settled, ...]]:
+def _run_allocators(
+    prepared: PreparedJob, run: ProgramRun, initial: Sequence[Allocator]
+) -> tuple[PreparedJob, ProgramRun, Allocation, tuple[SteadyAllocator, ...]]:
     """The run, the allocation of the fullest rank, and the allocations of all programs. If the fullest rank's
     allocator runs short, the run is repeated with the allocators' delays. A job whose tensors do not fit is
     run as if they did. `initial` has each program's allocator before the first step.
     """
     job, plan = prepared.job, prepared.plan
-    lanes = _first_lanes(prepared, run)
-    allocators = tuple(one.copy() for one in empty)
+    ranks = _first_ranks(prepared, run)
+    allocators = tuple(allocator.copy() for allocator in initial)
     allocations = [
-        settle_once(priced.program, one, lane.issue, lane.ended)
-        for priced, one, lane in zip(prepared.programs, allocators, lanes, strict=True)
+        steady_state(priced.program, allocator, rank.issue, rank.ended)
+        for priced, allocator, rank in zip(prepared.programs, allocators, ranks, strict=True)
     ]
-    settled = tuple(map(Settled, empty, allocations))
-    whole = max(one.limit_bytes for one in allocations) if len(job.cluster.gpus) > 1 else 0
+    steady_allocators = tuple(map(SteadyAllocator, initial, allocations))
+    capacity = max(allocation.limit_bytes for allocation in allocations) if len(job.cluster.gpus) > 1 else 0
     fullest = max(  # of GPUs of several sizes, the one with the least room left
         range(len(allocations)),
         key=lambda n: (
             allocations[n].counts.retries,
-            allocations[n].reserved_bytes + (whole - allocations[n].limit_bytes if whole else 0),
+            allocations[n].reserved_bytes + (capacity - allocations[n].limit_bytes if capacity else 0),
         ),
     )
     allocation = allocations[fullest]
     if not allocation.is_short or not _has_room(job, plan):
-        return prepared, run, allocation, settled
-    short = replace(prepared, allocators=allocators)
-    held = run_once(short)
-    allocator = _first_lanes(short, held)[fullest].allocator
+        return prepared, run, allocation, steady_allocators
+    short_job = replace(prepared, allocators=allocators)
+    short_run = run_once(short_job)
+    allocator = _first_ranks(short_job, short_run)[fullest].allocator
     assert allocator is not None
     memory, limit = allocator.memory, allocation.limit_bytes
     allocation = replace(
@@ -297,12 +303,12 @@ def _with_allocators(
         active_bytes=memory.peak_active_bytes,
         reserved_bytes=min(memory.peak_reserved_bytes, limit),
         counts=allocator.counts,
-        extra_seconds=held.step_seconds - run.step_seconds,
+        extra_seconds=short_run.step_seconds - run.step_seconds,
     )
-    return short, held, allocation, settled
+    return short_job, short_run, allocation, steady_allocators
 
 
-def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool, plans: Plans) -> Outcome:
+def _simulate_jobs(job: Job, topology: Topology, slowdowns: Floats, unfold: bool, plans: Plans) -> Outcome:
     """The job's step while its co-located jobs run theirs, and the times of each job in isolation and
     concurrently. The cost of allocators that run short is left out.
     """
@@ -310,38 +316,43 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
         )
-    all_placed = {OWN_NAME: ConcurrentJob(job, topology, slowdowns, plans.of(job))}
-    for name, other in job.others.items():
-        place = topology_beside(topology, other)
-        slow = kernel_slowdowns(place, job.faults, is_beside=True) * slowest_of(other)
-        all_placed[name] = ConcurrentJob(other, place, slow, plans.of(other))
-    alone = [
-        _by_itself(one.job, one.topology, one.slowdowns, unfold, one.plan) for one in all_placed.values()
+    jobs = {THIS_JOB: ConcurrentJob(job, topology, slowdowns, plans.of(job))}
+    for name, other_job in job.colocated_jobs.items():
+        other_topology = colocated_topology(topology, other_job)
+        other_slowdowns = kernel_slowdowns(
+            other_topology, job.faults, is_colocated=True
+        ) * slowest_gpu_slowdown(other_job)
+        jobs[name] = ConcurrentJob(other_job, other_topology, other_slowdowns, plans.of(other_job))
+    isolated = [
+        _simulate_isolated(member.job, member.topology, member.slowdowns, unfold, member.plan)
+        for member in jobs.values()
     ]
-    loops, notes = run_together(list(all_placed.values()), unfold=unfold)
-    own = loops[0]
-    outcome = _outcome(own.prepared, own.executor, own.typical, notes)
+    loops, notes = run_concurrently(list(jobs.values()), unfold=unfold)
+    this_loop = loops[0]
+    outcome = _outcome(this_loop.prepared, this_loop.executor, this_loop.median_step, notes)
     times = [
-        JobTimes(name, placed.job, by_itself.trace.step_seconds, loop.typical.step_seconds, len(loop.traces))
-        for (name, placed), by_itself, loop in zip(all_placed.items(), alone, loops, strict=True)
+        JobTimes(
+            name, member.job, isolated_run.trace.step_seconds, loop.median_step.step_seconds, len(loop.traces)
+        )
+        for (name, member), isolated_run, loop in zip(jobs.items(), isolated, loops, strict=True)
     ]
     if job.cluster.gpu.has_caching_allocator:
         notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
                  "cost one that runs short is left out")  # fmt: skip
-    tight = [name for name, placed in all_placed.items() if name != OWN_NAME and not _fits(placed)]
-    notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in tight))
+    misfits = [name for name, member in jobs.items() if name != THIS_JOB and not _fits(member)]
+    notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in misfits))
     seconds = outcome.trace.step_seconds
-    beside = sum(loop.prepared.link_bytes * seconds / loop.typical.step_seconds for loop in loops[1:])
+    background = sum(loop.prepared.link_bytes * seconds / loop.median_step.step_seconds for loop in loops[1:])
     stats = replace(outcome.stats, events=sum(loop.events for loop in loops))
-    traffic = own.prepared.fabric.loads(own.prepared.link_bytes, beside)
-    return replace(outcome, stats=stats, traffic=traffic, notes=notes, together=tuple(times))
+    traffic = this_loop.prepared.fabric.loads(this_loop.prepared.link_bytes, background)
+    return replace(outcome, stats=stats, traffic=traffic, notes=notes, concurrent_jobs=tuple(times))
 
 
-def _fits(placed: ConcurrentJob) -> bool:
-    return excess_bytes(placed.job, placed.plan) <= 0
+def _fits(member: ConcurrentJob) -> bool:
+    return excess_bytes(member.job, member.plan) <= 0
 
 
-def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[str, ...]) -> Outcome:
+def _outcome(prepared: PreparedJob, executor: Executor, trace: Trace, notes: tuple[str, ...]) -> Outcome:
     """The outcome of a run of `executor`, with `trace` as its step."""
     fabric, offload, ranks = prepared.fabric, prepared.offload, prepared.classes.representatives
     return Outcome(
@@ -362,27 +373,29 @@ def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[
         devices=offload.traffic(trace.step_seconds),
         limits=offload.limits(),
         notes=notes,
-        calls=prepared.call_limits(),
+        call_limits=prepared.call_limits(),
         peers=_peers(prepared, executor),
-        meetings={
+        communicators={
             (name, rank): fabric.communicator_of(name, rank)
             for name in prepared.plan.groups
             for rank in ranks
         },
-        sent=sent_by_phase(prepared.plan, fabric),
+        sent_bytes=sent_by_phase(prepared.plan, fabric),
     )
 
 
-def _peers(prepared: Prepared, executor: Executor) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+def _peers(prepared: PreparedJob, executor: Executor) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
     """By (rank, op) of a step, the (rank, op) that it exchanged messages with in the last run."""
     programs = prepared.plan.programs
     first = {
-        lane.rank: lane.program.num_ops - len(programs[program].ops)
-        for lane, program in zip(executor.lanes, prepared.program_of, strict=True)
+        rank.number: rank.program.num_ops - len(programs[program].ops)
+        for rank, program in zip(executor.ranks, prepared.program_of, strict=True)
     }
     return {
-        (lane.rank, op - first[lane.rank]): tuple((other, n - first[other]) for other, n in others)
-        for lane in executor.lanes
-        for op, others in lane.peers.items()
-        if op >= first[lane.rank]
+        (rank.number, op - first[rank.number]): tuple(
+            (peer, peer_op - first[peer]) for peer, peer_op in calls
+        )
+        for rank in executor.ranks
+        for op, calls in rank.peers.items()
+        if op >= first[rank.number]
     }

@@ -13,7 +13,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 
-_MAX_SPANS = 400_000  # of all traces that are kept together
+_MAX_SPANS = 400_000  # of all traces that are kept, in sum
 
 
 # Fields of a job that no simulation reads where the plan is known: the request, and what is only reported.
@@ -49,23 +49,23 @@ class Simulator:
         if unfold:
             return simulate_job(job, unfold=True, plans=self._plans)
         plan = self.plan(job)
-        for place, known in enumerate(self._outcomes):
-            if known.plan is plan and _differ_in_strategy_alone(known.job, job):
-                self._outcomes.append(self._outcomes.pop(place))
-                return replace(known, job=job)
+        for index, cached in enumerate(self._outcomes):
+            if cached.plan is plan and _differ_only_in_strategy(cached.job, job):
+                self._outcomes.append(self._outcomes.pop(index))
+                return replace(cached, job=job)
         outcome = simulate_job(job, plans=self._plans)
         self._outcomes.append(outcome)
-        total = sum(len(one.trace) for one in self._outcomes)
+        total = sum(len(cached.trace) for cached in self._outcomes)
         while total > _MAX_SPANS:
             total -= len(self._outcomes.pop(0).trace)
         return outcome
 
 
-def _differ_in_strategy_alone(job: Job, other: Job) -> bool:
+def _differ_only_in_strategy(job: Job, cached_job: Job) -> bool:
     """Whether two jobs that have one plan simulate the same: neither shares its fabric, and they are equal in
     everything that a simulation may read of a job besides its plan.
     """
-    if job.others or other.others:
+    if job.colocated_jobs or cached_job.colocated_jobs:
         return False
     read = [field.name for field in fields(Job) if field.name not in _NOT_SIMULATED]
-    return all(getattr(job, name) == getattr(other, name) for name in read)
+    return all(getattr(job, name) == getattr(cached_job, name) for name in read)

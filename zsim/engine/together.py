@@ -15,12 +15,12 @@ import simpy
 from zsim.arrays import Floats
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
-from zsim.engine.folding import find_classes_together
-from zsim.engine.prepare import Prepared, prepare
+from zsim.engine.folding import find_concurrent_classes
+from zsim.engine.prepare import PreparedJob, prepare
 from zsim.engine.record import make_trace
 from zsim.fabric.fabric import connect
 from zsim.plan.ops import Plan
-from zsim.plan.passes.twice import is_drained, twice
+from zsim.plan.passes.twice import is_drained, repeat_step
 from zsim.specs.experiment.job import Job
 from zsim.specs.topology.topology import Topology
 from zsim.trace.trace import Trace
@@ -39,12 +39,12 @@ class ConcurrentJob:
 
 
 @dataclass
-class Loop:
+class JobLoop:
     """A job that repeats its step until all jobs have run enough rounds."""
 
-    prepared: Prepared
-    done: simpy.Event
-    others: list[Loop] = field(default_factory=list)
+    prepared: PreparedJob
+    all_done: simpy.Event
+    loops: list[JobLoop] = field(default_factory=list)
     """The loops of all jobs, this one included."""
     traces: list[Trace] = field(default_factory=list)
     """Its counted steps."""
@@ -64,47 +64,47 @@ class Loop:
         self.events += executor.num_events
         if self.rounds > 1:
             self.traces.append(make_trace(prepared.job, prepared.plan, executor, executor.end()))
-        if all(loop.rounds >= _ROUNDS for loop in self.others):
-            self.done.succeed()
+        if all(loop.rounds >= _ROUNDS for loop in self.loops):
+            self.all_done.succeed()
         else:
             self.begin()
 
     @property
-    def typical(self) -> Trace:
+    def median_step(self) -> Trace:
         """The counted step of median length (the shorter of two)."""
         order = sorted(range(len(self.traces)), key=lambda n: (self.traces[n].step_seconds, n))
         return self.traces[order[(len(order) - 1) // 2]]
 
 
-def run_together(all_placed: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[list[Loop], tuple[str, ...]]:
+def run_concurrently(jobs: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[list[JobLoop], tuple[str, ...]]:
     """The jobs' loops after they have run, and notes on the approximations of their classes.
 
     Raises StuckError if the clock stops with work left.
     """
     env = simpy.Environment()
-    everyone = [(placed.topology, placed.plan, placed.slowdowns) for placed in all_placed]
-    classes, notes = find_classes_together(everyone, unfold=unfold)
+    placements = [(member.topology, member.plan, member.slowdowns) for member in jobs]
+    classes, notes = find_concurrent_classes(placements, unfold=unfold)
     prepared = [
         prepare(
-            placed.job,
-            placed.plan,
-            placed.plan if placed.plan.once(is_drained) else placed.plan.once(twice),
-            placed.topology,
-            own,
-            placed.slowdowns,
+            member.job,
+            member.plan,
+            member.plan if member.plan.memoize(is_drained) else member.plan.memoize(repeat_step),
+            member.topology,
+            job_classes,
+            member.slowdowns,
             env,
             is_connected=False,
         )
-        for placed, own in zip(all_placed, classes, strict=True)
+        for member, job_classes in zip(jobs, classes, strict=True)
     ]
-    connect([one.fabric for one in prepared])
-    done = env.event()
-    loops = [Loop(one, done) for one in prepared]
+    connect([prepared_job.fabric for prepared_job in prepared])
+    all_done = env.event()
+    loops = [JobLoop(prepared_job, all_done) for prepared_job in prepared]
     for loop in loops:
-        loop.others = loops
+        loop.loops = loops
         loop.begin()
     try:
-        env.run(until=done)
+        env.run(until=all_done)
     except RuntimeError:  # simpy: no events are left
         for loop in loops:
             loop.executor.end()

@@ -10,7 +10,7 @@ from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.experiment.job import Job
 
 
-def with_data_loading(job: Job, step: TracedStep) -> TracedStep:
+def add_data_loading(job: Job, step: TracedStep) -> TracedStep:
     """The step with the seconds that it waits for its samples, as a part of its breakdown. It is unchanged
     without `[data]`.
     """
@@ -20,7 +20,7 @@ def with_data_loading(job: Job, step: TracedStep) -> TracedStep:
     waits = waiting_seconds(table, job.training, job.gpus_per_node, job.parallelism.model_ranks, step.seconds)
     seconds = {**step.breakdown.seconds, DATA_LOADING: waits}
     return replace(
-        step, whole_seconds=step.seconds + waits, breakdown=replace(step.breakdown, seconds=seconds)
+        step, full_seconds=step.seconds + waits, breakdown=replace(step.breakdown, seconds=seconds)
     )
 
 

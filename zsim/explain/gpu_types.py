@@ -14,7 +14,7 @@ from zsim.plan.by_type import gpu_of, host_of, type_of_program
 from zsim.plan.memory.capacity import usable_bytes
 from zsim.report.breakdown import Breakdown
 from zsim.report.energy import Energy, step_energy
-from zsim.report.gpu_types import GpuTypeRow, waiting_seconds, with_losses
+from zsim.report.gpu_types import GpuTypeRow, add_losses, waiting_seconds
 from zsim.report.memory import Ledger, peak
 from zsim.report.pipeline.bubbles import is_pipeline
 from zsim.report.pipeline.section import first_ranks, rank_breakdown
@@ -32,12 +32,12 @@ def traced_step_of(outcome: Outcome) -> TracedStep:
     type with the most seconds of kernels."""
     if len(outcome.job.types) == 1:
         return traced_step(outcome.trace)
-    busiest = max(_breakdowns(outcome).items(), key=lambda one: _busy(one[1].seconds))
+    busiest = max(_breakdown_per_program(outcome).items(), key=lambda entry: _busy(entry[1].seconds))
     rank = first_ranks(outcome.plan, outcome.trace)[busiest[0]]
     return TracedStep(outcome.trace, rank, busiest[1], overlap_fraction(outcome.trace, rank))
 
 
-def own_capacities(outcome: Outcome) -> dict[str, dict[int, int]] | None:
+def rank_capacities(outcome: Outcome) -> dict[str, dict[int, int]] | None:
     """Usable bytes of each traced rank's GPU, and bytes of its node's host memory. None where all nodes are
     equal.
     """
@@ -45,13 +45,14 @@ def own_capacities(outcome: Outcome) -> dict[str, dict[int, int]] | None:
     if len(job.types) == 1:
         return None
     programs = range(len(plan.programs))
-    of_program = {
+    capacities_of_device = {
         "gpu": [usable_bytes(job.cluster, gpu_of(job, plan, n)) for n in programs],
         "host": [host_of(job, plan, n).memory for n in programs],
     }
     ranks = outcome.classes.representatives
     return {
-        device: {rank: each[plan.program_of[rank]] for rank in ranks} for device, each in of_program.items()
+        device: {rank: capacities[plan.program_of[rank]] for rank in ranks}
+        for device, capacities in capacities_of_device.items()
     }
 
 
@@ -65,20 +66,20 @@ def gpu_type_rows(
     job, plan = outcome.job, outcome.plan
     if len(job.types) == 1:
         return ()
-    seconds = _seconds_of(terms or [(1.0, outcome)])
+    seconds = _seconds_per_program(terms or [(1.0, outcome)])
     ledger, firsts = Ledger.of(outcome.trace.memory), first_ranks(plan, outcome.trace)
     counts = np.bincount(plan.program_of, minlength=len(plan.programs))
-    node_types = job.cluster.type_of_node[list(job.placement.nodes)]
+    node_types = job.cluster.node_type_indices[list(job.placement.nodes)]
     rows = []
     for kind in job.types:
         programs = [n for n in range(len(plan.programs)) if type_of_program(job, plan, n) == kind]
         weights = counts[programs] / counts[programs].sum()
         busy = [_busy(seconds[number]) for number in programs]
         waits = [waiting_seconds(seconds[number]) for number in programs]
-        one, gpu = job.cluster.nodes[kind], job.cluster.gpus[kind]
+        node, gpu = job.cluster.nodes[kind], job.cluster.gpus[kind]
         rows.append(
             GpuTypeRow(
-                name=one.name,
+                name=node.name,
                 gpu=gpu.name,
                 nodes=int((node_types == kind).sum()),
                 gpus=int(counts[programs].sum()),
@@ -89,7 +90,7 @@ def gpu_type_rows(
                 capacity_bytes=usable_bytes(job.cluster, gpu),
             )
         )
-    return with_losses(rows, step_seconds)
+    return add_losses(rows, step_seconds)
 
 
 def mean_energy(outcome: Outcome, step_seconds: float, terms: Terms | None = None) -> Energy | None:
@@ -97,49 +98,52 @@ def mean_energy(outcome: Outcome, step_seconds: float, terms: Terms | None = Non
     known.
     """
     job, plan = outcome.job, outcome.plan
-    seconds = _seconds_of(terms or [(1.0, outcome)])
+    seconds = _seconds_per_program(terms or [(1.0, outcome)])
     weights = (np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size).tolist()
-    parts: list[Energy] = []
+    energies: list[Energy] = []
     for number, weight in enumerate(weights):
-        own, gpu = Breakdown(seconds[number], {}, NO_WAITS), gpu_of(job, plan, number)
-        found = step_energy(own, program_activity(plan.programs[number], gpu), gpu.power)
-        if found is None:
+        breakdown, gpu = Breakdown(seconds[number], {}, NO_WAITS), gpu_of(job, plan, number)
+        energy = step_energy(breakdown, program_activity(plan.programs[number], gpu), gpu.power)
+        if energy is None:
             return None
-        activity = {name: weight * value for name, value in found.activity_seconds.items()}
-        parts.append(replace(found, joules=weight * found.joules, activity_seconds=activity))
-    joules = sum(part.joules for part in parts)
-    names = parts[0].activity_seconds
+        activity = {name: weight * value for name, value in energy.activity_seconds.items()}
+        energies.append(replace(energy, joules=weight * energy.joules, activity_seconds=activity))
+    joules = sum(program_energy.joules for program_energy in energies)
+    names = energies[0].activity_seconds
     return Energy(
         joules,
         joules / step_seconds,
-        {name: sum(part.activity_seconds[name] for part in parts) for name in names},
-        max((part.evidence for part in parts), key=_GRADES.index),
-        "; ".join(dict.fromkeys(part.source for part in parts)),
+        {name: sum(program_energy.activity_seconds[name] for program_energy in energies) for name in names},
+        max((program_energy.evidence for program_energy in energies), key=_GRADES.index),
+        "; ".join(dict.fromkeys(program_energy.source for program_energy in energies)),
     )
 
 
-def _seconds_of(terms: Terms) -> dict[int, dict[str, float]]:
+def _seconds_per_program(terms: Terms) -> dict[int, dict[str, float]]:
     """Seconds of the step by cause, by program."""
     total: dict[int, dict[str, float]] = {}
-    for times, outcome in terms:
-        for number, breakdown in _breakdowns(outcome).items():
-            own = total.setdefault(number, {})
+    for factor, outcome in terms:
+        for number, breakdown in _breakdown_per_program(outcome).items():
+            program_seconds = total.setdefault(number, {})
             for name, seconds in breakdown.seconds.items():
-                own[name] = own.get(name, 0.0) + times * seconds
+                program_seconds[name] = program_seconds.get(name, 0.0) + factor * seconds
     return {
-        number: {name: max(seconds, 0.0) for name, seconds in own.items()} for number, own in total.items()
+        number: {name: max(seconds, 0.0) for name, seconds in program_seconds.items()}
+        for number, program_seconds in total.items()
     }
 
 
-def _breakdowns(outcome: Outcome) -> dict[int, Breakdown]:
+def _breakdown_per_program(outcome: Outcome) -> dict[int, Breakdown]:
     """The breakdown of each program's first simulated rank, with a pipeline's bubbles."""
     plan, trace = outcome.plan, outcome.trace
     firsts = first_ranks(plan, trace)
-    found = {number: rank_breakdown(trace, rank) for number, rank in firsts.items()}
+    breakdowns = {number: rank_breakdown(trace, rank) for number, rank in firsts.items()}
     if not is_pipeline(plan):
-        return found
+        return breakdowns
     bubbles = bubbles_of(outcome)
-    return {number: bubbles.cut_from(one, firsts[number]) for number, one in found.items()}
+    return {
+        number: bubbles.split_breakdown(breakdown, firsts[number]) for number, breakdown in breakdowns.items()
+    }
 
 
 def _busy(seconds: Mapping[str, float]) -> float:

@@ -12,10 +12,10 @@ from zsim.plan.columns import op_columns
 from zsim.plan.ops import Plan, Program
 from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.host_speeds import host_speeds
-from zsim.specs.cluster.spreads import End, hosts_at
+from zsim.specs.cluster.spreads import End, scale_host_speeds
 from zsim.specs.cluster.table import Evidence
 from zsim.units import format_seconds
-from zsim.validated.validation import range_words
+from zsim.validated.validation import format_range
 
 _KNOWN: tuple[Evidence, ...] = ("measured", "calibrated")
 _LEAST = 0.01  # of the step; hosts that move it by less do not bind it
@@ -40,7 +40,7 @@ class HostRange:
     cpu: str
     """The processors that the cluster names."""
 
-    def times(self, factor: float) -> HostRange:
+    def scale(self, factor: float) -> HostRange:
         """The range of a step that is `factor` times as long."""
         return HostRange(
             self.fast_seconds * factor,
@@ -55,7 +55,10 @@ class HostRange:
         waits for it.
         """
         low, high = self.factors
-        issued, step = format_seconds(self.issue_seconds), range_words((self.fast_seconds, self.slow_seconds))
+        issued, step = (
+            format_seconds(self.issue_seconds),
+            format_range((self.fast_seconds, self.slow_seconds)),
+        )
         return (
             f"the host ({self.cpu}, not measured) issues the step's work in {issued}, and "
             f"{bound_fraction:.0%} of the step waits for it; hosts of one kind of machine take {low:g} to "
@@ -77,36 +80,36 @@ def host_range(outcome: Outcome) -> HostRange | None:
     job = outcome.job
     hosts = job.cluster.hosts
     is_known = all(host.evidence in _KNOWN or not host.seconds_per_launch for host in hosts)
-    if is_known or outcome.jittered is not None or outcome.together:
+    if is_known or outcome.jitter_run is not None or outcome.concurrent_jobs:
         return None
-    spread, step = host_speeds().spread, outcome.trace.step_seconds
+    speeds, step = host_speeds().spread, outcome.trace.step_seconds
     issued = max(issue_seconds(outcome.plan, host, shipped_host_costs()) for host in hosts)
-    if spread.slow * issued < _NEAR * step:
+    if speeds.slow * issued < _NEAR * step:
         return None
     slow = max(step, _seconds_at(outcome, "slow"))
     if slow < (1 + _LEAST) * step:
         return None
     fast = min(step, _seconds_at(outcome, "fast"))
     cpus = " + ".join(dict.fromkeys(host.cpu or "a CPU without a name" for host in hosts))
-    return HostRange(fast, slow, (spread.fast, spread.slow), issued, cpus)
+    return HostRange(fast, slow, (speeds.fast, speeds.slow), issued, cpus)
 
 
 def issue_seconds(plan: Plan, host: HostDevice, costs: HostCosts) -> float:
     """Seconds in which the busiest rank's host issues a step's ops."""
     return max(
-        sum(number * host_seconds(*issue, host, costs) for issue, number in program.once(_issues).items())
+        sum(number * host_seconds(*issue, host, costs) for issue, number in program.memoize(_issues).items())
         for program in plan.programs
     )
 
 
 def _issues(program: Program) -> Counter[_Issue]:
-    columns = program.once(op_columns)
+    columns = program.memoize(op_columns)
     return Counter(zip(columns.overhead, columns.events, columns.launches, strict=True))
 
 
 def _seconds_at(outcome: Outcome, end: End) -> float:
     job = outcome.job
-    cluster = hosts_at(job.cluster, end)
+    cluster = scale_host_speeds(job.cluster, end)
     is_unfolded = outcome.stats.rank_classes == job.world_size
-    again = simulate_job(replace(job, cluster=cluster), unfold=is_unfolded, plan=outcome.plan)
-    return again.trace.step_seconds
+    outcome_at_end = simulate_job(replace(job, cluster=cluster), unfold=is_unfolded, plan=outcome.plan)
+    return outcome_at_end.trace.step_seconds

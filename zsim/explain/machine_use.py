@@ -24,14 +24,14 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
     """One GPU's share of the bytes on each class of links, and the maximum utilisation of a link."""
     seconds = outcome.trace.step_seconds
     rows = []
-    copied = {row.name: row for row in outcome.devices}
+    offload_traffic = {row.name: row for row in outcome.devices}
     for name, load in outcome.traffic.items():
         link_class = outcome.topology.classes[name]
         per_gpu = load.total_bytes / outcome.job.world_size
         busy = load.fullest_bytes / (link_class.capacity * seconds)
-        if name in copied:  # offloading uses these links too
-            per_gpu += copied[name].per_rank
-            busy += copied[name].utilisation_fraction
+        if name in offload_traffic:  # offloading uses these links too
+            per_gpu += offload_traffic[name].per_rank
+            busy += offload_traffic[name].utilisation_fraction
         if per_gpu > 0:
             rows.append(TrafficRow(name, per_gpu, busy))
     return rows
@@ -39,12 +39,12 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
 
 def _sent(outcome: Outcome) -> list[SentRow]:
     groups = outcome.plan.groups
-    found: dict[tuple[str, str, str, int], tuple[float, float]] = {}
-    for (phase, kind, group), (within, between) in outcome.sent.items():
+    bytes_of_key: dict[tuple[str, str, str, int], tuple[float, float]] = {}
+    for (phase, kind, group), (within, between) in outcome.sent_bytes.items():
         key = phase, kind, reported_group(group), groups[group].size
-        before = found.get(key, (0.0, 0.0))
-        found[key] = before[0] + within, before[1] + between
-    return [SentRow(*key, *sent) for key, sent in found.items()]
+        totals_before = bytes_of_key.get(key, (0.0, 0.0))
+        bytes_of_key[key] = totals_before[0] + within, totals_before[1] + between
+    return [SentRow(*key, *sent) for key, sent in bytes_of_key.items()]
 
 
 _TIERS = {

@@ -7,14 +7,14 @@ from collections import Counter
 from zsim.engine.simulate import Outcome
 from zsim.plan.memory.capacity import (
     deciding_framework_range,
-    pinned_by_host,
+    pinned_bytes_per_host,
     startup_bytes,
     usable_bytes,
 )
 from zsim.plan.memory.paging import paging_note
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
-from zsim.specs.experiment.job import Job, slowest_of
+from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
 from zsim.units import format_bytes
 
 
@@ -28,9 +28,9 @@ def domains_note(job: Job) -> str | None:
         return None
     counts = Counter(node // job.nodes_per_domain for node in job.placement.nodes)
     sizes = sorted(counts.values(), reverse=True)
-    partly = [size for size in sizes if size < per_domain]
-    idle = sum(per_domain - size for size in partly)
-    if not partly:
+    partial_sizes = [size for size in sizes if size < per_domain]
+    idle = sum(per_domain - size for size in partial_sizes)
+    if not partial_sizes:
         return None
     gpus = idle * job.cluster.gpus_per_node
     if len(sizes) == 1:
@@ -39,14 +39,15 @@ def domains_note(job: Job) -> str | None:
             "left to others, or empty"
         )
     is_even = sizes[0] == sizes[-1]
-    part = f"{sizes[0]}" if is_even else f"{sizes[-1]} to {sizes[0]}"
-    of = (
+    node_count = f"{sizes[0]}" if is_even else f"{sizes[-1]} to {sizes[0]}"
+    domains_text = (
         f"each of its {len(sizes)} NVLink domains"
         if is_even
         else f"its {len(sizes)} NVLink domains, unevenly"
     )
     return (
-        f"the job has {part} of the {per_domain} nodes of {of}; {gpus} of their GPUs are left to others, or "
+        f"the job has {node_count} of the {per_domain} nodes of {domains_text}; {gpus} of their GPUs are "
+        "left to others, or "
         "empty"
     )
 
@@ -65,9 +66,9 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     notes += allocator_notes(allocator, is_expandable=is_expandable)
     startup = startup_bytes(job, outcome.plan)
     if startup:
-        whole = format_bytes(startup)
+        model_bytes = format_bytes(startup)
         notes.append(
-            f"before the first step every GPU holds the whole model, {whole} (no deepspeed.zero.Init)"
+            f"before the first step every GPU holds the whole model, {model_bytes} (no deepspeed.zero.Init)"
         )
     framework = deciding_framework_range(job, outcome.plan)
     if framework is not None:
@@ -77,7 +78,7 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
             "counted here, and with the least the tensors would fit: NCCL from 2.22 on connects only what is "
             "used"
         )
-    locked = [(bytes, host.memory) for bytes, host in pinned_by_host(job, outcome.plan)]
+    locked = [(bytes, host.memory) for bytes, host in pinned_bytes_per_host(job, outcome.plan)]
     pinned, memory = max(locked, key=lambda node: node[0] / node[1])
     if pinned > memory / 2:
         notes.append(
@@ -99,21 +100,22 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
             f"offloaded work finds {hosts[0].sockets} sockets on every node, as on those of "
             f"'{job.cluster.nodes[0].name}'"
         )
-    slowest = slowest_of(job)
+    slowest = slowest_gpu_slowdown(job)
     if slowest > 1:
         notes.append(
             f"kernels run {slowest:.3f} times slower on the slowest of {job.world_size:,} GPUs than on that "
             "of a node (assumed)"
         )
-    beside = job.cluster.gpus[job.types[0]].interference
-    if beside.compute_slowdown > 1:
+    interference = job.cluster.gpus[job.types[0]].interference
+    if interference.compute_slowdown > 1:
         notes.append(
-            f"kernels run {beside.compute_slowdown:g} times slower while a collective is under way "
-            f"({beside.evidence})"
+            f"kernels run {interference.compute_slowdown:g} times slower while a collective is under way "
+            f"({interference.evidence})"
         )
-    if beside.communication_slowdown > 1:
+    if interference.communication_slowdown > 1:
         notes.append(
-            f"collectives take {beside.communication_slowdown:g} times as long inside a node while kernels "
-            f"run ({beside.evidence})"
+            f"collectives take {interference.communication_slowdown:g} times as long inside a node while "
+            "kernels "
+            f"run ({interference.evidence})"
         )
     return notes

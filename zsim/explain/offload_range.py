@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.ops import OffloadWork
-from zsim.specs.cluster.spreads import load_spreads, offloading_at
+from zsim.specs.cluster.spreads import load_spreads, scale_offload_rates
 
 MAX_OPS = 20_000  # maximum; a longer plan is not simulated twice more
 
@@ -19,12 +19,12 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
     job, plan = outcome.job, outcome.plan
     if no_range_note(outcome) is not None:
         return None
-    if not any(isinstance(work, OffloadWork) for work in plan.distinct_works()):
+    if not any(isinstance(work, OffloadWork) for work in plan.unique_work()):
         return None
     spreads = load_spreads()
     fast, slow = (
         simulate_job(
-            replace(job, cluster=offloading_at(job.cluster, end, spreads)),
+            replace(job, cluster=scale_offload_rates(job.cluster, end, spreads)),
             unfold=outcome.stats.rank_classes == job.world_size,
             plan=plan,
         ).trace.step_seconds
@@ -39,9 +39,9 @@ def no_range_note(outcome: Outcome) -> str | None:
     The reasons are that the step is drawn with jitter, that it shares the cluster, or that its plan is too
     long for two more simulations.
     """
-    if outcome.jittered is not None:
+    if outcome.jitter_run is not None:
         why = "the step is drawn with jitter"
-    elif outcome.together:
+    elif outcome.concurrent_jobs:
         why = "other jobs share the cluster"
     elif outcome.plan.num_ops > MAX_OPS:
         why = f"its plan of {outcome.plan.num_ops:,} ops is too long to be run twice more"

@@ -37,12 +37,15 @@ def bubbles_of(outcome: Outcome) -> Bubbles:
 
 def rank_layers(job: Job) -> list[int]:
     """Number of layers on each pipeline rank. Empty without a pipeline."""
-    asked = job.parallelism
-    if not asked.layers_per_stage:
+    parallelism = job.parallelism
+    if not parallelism.layers_per_stage:
         return []
-    ranks, chunks = range(asked.pipeline), range(asked.virtual_stages)
+    ranks, chunks = range(parallelism.pipeline), range(parallelism.virtual_stages)
     return [
-        sum(asked.layers_per_stage[stage_of(asked.schedule, asked.pipeline, rank, chunk)] for chunk in chunks)
+        sum(
+            parallelism.layers_per_stage[stage_of(parallelism.schedule, parallelism.pipeline, rank, chunk)]
+            for chunk in chunks
+        )
         for rank in ranks
     ]
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
-from zsim.explain.data_loading import lengths_note, with_data_loading
+from zsim.explain.data_loading import add_data_loading, lengths_note
 from zsim.explain.evidence import evidence
 from zsim.explain.few_micro_batches import (
-    few_note,
-    lengthened,
-    whole_allocation,
-    whole_pipeline,
-    whole_step,
-    with_peak,
+    add_memory_peak,
+    full_allocation,
+    full_pipeline,
+    full_step,
+    micro_batches_note,
+    scale_variants,
 )
-from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, own_capacities, traced_step_of
+from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, rank_capacities, traced_step_of
 from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
 from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
@@ -29,7 +29,7 @@ from zsim.plan.make import moments_of
 from zsim.plan.memory.capacity import (
     excess_bytes,
     node_capacity_bytes,
-    over_pinned_limit,
+    pinned_limit_violation,
     program_peak_bytes,
     program_startup_bytes,
     startup_bytes,
@@ -40,7 +40,7 @@ from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seco
 from zsim.report.critical.path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
 from zsim.report.gpu_types import GpuTypeRow, loss_note
-from zsim.report.irregular import JobRow, RankRow, rank_rows, spread_of
+from zsim.report.irregular import JobRow, RankRow, rank_rows, step_spread
 from zsim.report.job_features import step_validation
 from zsim.report.lost_overlap import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
@@ -56,27 +56,27 @@ from zsim.specs.experiment.labels import (
     strategy_label,
     training_label,
 )
-from zsim.validated.validation import InputSpread, Validation, with_input
+from zsim.validated.validation import InputSpread, Validation, widen_for_input
 from zsim.version import __version__
 
 
 def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants | None = None) -> Report:
     """The report of a simulated step. `variants` are those of its simulated micro-batches."""
-    if step.is_whole:
+    if step.is_complete:
         return report_of(step.outcome, wall_seconds, variants)
-    notes = (*step.outcome.notes, few_note(step))
-    outcome = replace(step.outcome, job=step.job, notes=notes, allocation=whole_allocation(step))
-    pipeline = whole_pipeline(step)
-    whole = whole_step(step)
+    notes = (*step.outcome.notes, micro_batches_note(step))
+    outcome = replace(step.outcome, job=step.job, notes=notes, allocation=full_allocation(step))
+    pipeline = full_pipeline(step)
+    traced = full_step(step)
     if pipeline is not None:
-        whole = replace(slowest_step(outcome, pipeline), whole_seconds=step.seconds)
-    longer = lengthened(variants or Variants(), step)
-    report = report_of(outcome, wall_seconds, longer, whole, pipeline, step.terms)
-    of_simulated = report.critical_path_seconds or {}
+        traced = replace(slowest_step(outcome, pipeline), full_seconds=step.seconds)
+    scaled_variants = scale_variants(variants or Variants(), step)
+    report = report_of(outcome, wall_seconds, scaled_variants, traced, pipeline, step.terms)
+    simulated_seconds = report.critical_path_seconds or {}
     chain = CriticalSeconds(
-        lambda: {name: seconds * step.times_longer for name, seconds in of_simulated.items()}
+        lambda: {name: seconds * step.length_ratio for name, seconds in simulated_seconds.items()}
     )
-    return replace(with_peak(report, step), critical_path_seconds=chain)
+    return replace(add_memory_peak(report, step), critical_path_seconds=chain)
 
 
 def report_of(
@@ -92,23 +92,25 @@ def report_of(
     `step` and `pipeline` are the traced step and its pipeline, where their breakdowns are not those of the
     outcome's trace. Then the step is the sum of `terms`.
     """
-    job, plan, jittered = outcome.job, outcome.plan, outcome.jittered
+    job, plan, jitter_run = outcome.job, outcome.plan, outcome.jitter_run
     variants = variants or Variants()
     if step is None:
         pipeline = pipeline_of(outcome)
         step = traced_step_of(outcome) if pipeline is None else slowest_step(outcome, pipeline)
-    step = with_data_loading(job, step)
+    step = add_data_loading(job, step)
     types = gpu_type_rows(outcome, step.seconds, terms)
     allocator = _allocator(outcome, step.seconds)
-    mean = step.breakdown if pipeline is None else replace(step.breakdown, seconds=pipeline.mean_seconds())
+    mean_breakdown = (
+        step.breakdown if pipeline is None else replace(step.breakdown, seconds=pipeline.mean_seconds())
+    )
     energy = (
         mean_energy(outcome, step.seconds, terms)
         if types
-        else step_energy(mean, kernel_activity_of(job, plan), job.cluster.gpus[job.types[0]].power)
+        else step_energy(mean_breakdown, kernel_activity_of(job, plan), job.cluster.gpus[job.types[0]].power)
     )
-    spread = None
-    if jittered is not None:
-        spread = spread_of(jittered.jitter, jittered.steps, jittered.plain_seconds)
+    jitter = None
+    if jitter_run is not None:
+        jitter = step_spread(jitter_run.jitter, jitter_run.steps, jitter_run.plain_seconds)
     return make_report(
         step,
         _facts(outcome),
@@ -119,9 +121,9 @@ def report_of(
         energy=energy,
         cost=_cost(job, energy, step.seconds),
         critical_path_seconds=CriticalSeconds(lambda: _critical_seconds(outcome)),
-        validation=_with_inputs(step_validation(job, plan, step, allocator), variants, step.seconds),
+        validation=_add_input_spreads(step_validation(job, plan, step, allocator), variants, step.seconds),
         ranks=_ranks(outcome, has_bubbles=pipeline is not None),
-        jitter=spread,
+        jitter=jitter,
         jobs=_jobs(outcome),
         step_seconds_without_overlap=variants.without_overlap,
         offload_seconds_range=variants.offload_range,
@@ -130,7 +132,7 @@ def report_of(
     )
 
 
-def _with_inputs(found: Validation, variants: Variants, step_seconds: float) -> Validation:
+def _add_input_spreads(validation: Validation, variants: Variants, step_seconds: float) -> Validation:
     """The validation with the spreads of the job's inputs that the step was simulated with."""
     hosts = variants.hosts
     ends = {
@@ -138,11 +140,11 @@ def _with_inputs(found: Validation, variants: Variants, step_seconds: float) -> 
         "CPU, host memory, PCIe and drives": variants.offload_range,
         "how even the router is": variants.routing,
     }
-    for what, seconds in ends.items():
+    for input_name, seconds in ends.items():
         if seconds is not None:
             fast, slow = min(1.0, seconds[0] / step_seconds), max(1.0, seconds[1] / step_seconds)
-            found = with_input(found, InputSpread(what, fast, slow))
-    return found
+            validation = widen_for_input(validation, InputSpread(input_name, fast, slow))
+    return validation
 
 
 def _notes_on_types(job: Job, types: Sequence[GpuTypeRow]) -> list[str]:
@@ -160,8 +162,8 @@ def _facts(outcome: Outcome) -> JobFacts:
     job, plan, cluster = outcome.job, outcome.plan, outcome.job.cluster
     grades = dict[str, str](evidence(job, plan))
     node = node_capacity_bytes(job, plan)
-    if outcome.jittered is not None:
-        grades["jitter"] = outcome.jittered.jitter.evidence
+    if outcome.jitter_run is not None:
+        grades["jitter"] = outcome.jitter_run.jitter.evidence
     return JobFacts(
         zsim_version=__version__,
         experiment=resolved_experiment(job),
@@ -178,7 +180,7 @@ def _facts(outcome: Outcome) -> JobFacts:
             "training": training_label(job),
         },
         gpus_per_node=job.gpus_per_node,
-        own_capacities=own_capacities(outcome),
+        rank_capacities=rank_capacities(outcome),
         startup_bytes=startup_bytes(job, plan),
         over_limits=_over_limits(job, plan),
         parallelism=resolved_parallelism(job),
@@ -210,16 +212,16 @@ def _parallelism(job: Job) -> dict[str, str]:
 
 def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
     """Exceeded limits that memory over time does not show: of the start-up, and of page-locked memory."""
-    found: list[OutOfMemory] = []
+    exceeded: list[OutOfMemory] = []
     for number in range(len(plan.programs)):
         usable = usable_bytes(job.cluster, gpu_of(job, plan, number))
-        whole = program_startup_bytes(job, plan, number)
-        if whole > usable and not found:
-            found.append(over_limit(START_UP, "gpu", whole, usable))
-    locked = over_pinned_limit(job, plan)
-    if locked is not None:
-        found.append(over_limit("start", PINNED, *locked))
-    return found
+        startup = program_startup_bytes(job, plan, number)
+        if startup > usable and not exceeded:
+            exceeded.append(over_limit(START_UP, "gpu", startup, usable))
+    pinned = pinned_limit_violation(job, plan)
+    if pinned is not None:
+        exceeded.append(over_limit("start", PINNED, *pinned))
+    return exceeded
 
 
 def _allocator(outcome: Outcome, step_seconds: float) -> AllocatorRow | None:
@@ -228,13 +230,13 @@ def _allocator(outcome: Outcome, step_seconds: float) -> AllocatorRow | None:
     None where the allocator was not simulated (on a CPU, with co-located jobs), and where the tensors alone
     do not fit.
     """
-    found, job = outcome.allocation, outcome.job
-    if found is None or excess_bytes(job, outcome.plan) > 0:
+    allocation, job = outcome.allocation, outcome.job
+    if allocation is None or excess_bytes(job, outcome.plan) > 0:
         return None
-    counts = found.counts
+    counts = allocation.counts
     return AllocatorRow(
-        found.reserved_bytes, found.limit_bytes, counts.retries, found.extra_seconds, counts.released,
-        counts.failures, step_seconds - found.extra_seconds,
+        allocation.reserved_bytes, allocation.limit_bytes, counts.retries, allocation.extra_seconds,
+        counts.released, counts.failures, step_seconds - allocation.extra_seconds,
     )  # fmt: skip
 
 
@@ -251,7 +253,7 @@ def _notes(
         unknown = next((gpu for gpu in job.cluster.gpus if gpu.power is None), job.cluster.gpu)
         notes.append(f"no energy: how much power GPU '{unknown.name}' draws is not known")
     connections = job.training.device_max_connections
-    notes += shared_queues_notes(outcome.plan, outcome.trace, connections, variants.own_queues)
+    notes += shared_queues_notes(outcome.plan, outcome.trace, connections, variants.unshared_queues)
     if variants.hosts is not None:
         notes.append(variants.hosts.note(step.breakdown.seconds["host_bound"] / step.seconds))
     return [*notes, *variants.notes]
@@ -277,9 +279,9 @@ def _critical_seconds(outcome: Outcome) -> dict[str, float]:
     """Seconds of the critical path by cause."""
     plan, job = outcome.plan, outcome.job
     gpus = [gpu_of(job, plan, number) for number in range(len(plan.programs))]
-    causes = OpCauses(plan, gpus, outcome.calls, outcome.limits)
+    causes = OpCauses(plan, gpus, outcome.call_limits, outcome.limits)
     queues = job.training.device_max_connections
-    path = critical_path(plan, outcome.trace, outcome.meetings, queues, outcome.peers)
+    path = critical_path(plan, outcome.trace, outcome.communicators, queues, outcome.peers)
     return critical_seconds(path, causes)
 
 
@@ -290,7 +292,7 @@ def _ranks(outcome: Outcome, *, has_bubbles: bool) -> tuple[RankRow, ...]:
     (`has_bubbles`: there are several), which has a separate table.
     """
     classes = outcome.classes
-    if outcome.jittered is not None or (has_bubbles and len(classes.sizes) == len(outcome.plan.programs)):
+    if outcome.jitter_run is not None or (has_bubbles and len(classes.sizes) == len(outcome.plan.programs)):
         return ()
     slowdowns = [float(outcome.slowdowns[rank]) for rank in classes.representatives]
     bubbles = bubbles_of(outcome) if has_bubbles else None
@@ -307,8 +309,8 @@ def _jobs(outcome: Outcome) -> list[JobRow]:
             nodes=times.job.num_nodes,
             gpus=times.job.world_size,
             steps=times.steps,
-            step_seconds_alone=times.alone_seconds,
-            step_seconds_together=times.together_seconds,
+            step_seconds_alone=times.isolated_seconds,
+            step_seconds_together=times.concurrent_seconds,
         )
-        for times in outcome.together
+        for times in outcome.concurrent_jobs
     ]

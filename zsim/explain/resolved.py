@@ -9,10 +9,10 @@ from zsim.cost.flops import active_numel
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_run import has_experts
-from zsim.specs.model.prediction import without_prediction
+from zsim.specs.model.prediction import remove_prediction_layers
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.effects import describe
+from zsim.specs.strategy.deepspeed.effects import describe_settings
 
 
 def resolved_experiment(job: Job) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         strategy |= {"stage": job.strategy.stage, "version": job.strategy.version, "file": job.strategy.name}
         strategy["settings"] = {
             row.key: f"{row.value} ({row.origin})" + (f": {row.effect}" if row.effect else "")
-            for row in describe(job.strategy, job.num_nodes)
+            for row in describe_settings(job.strategy, job.num_nodes)
         }
     else:
         strategy |= {name: getattr(job.strategy, name) for name in job.strategy.__slots__}
@@ -40,17 +40,17 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         },
         "nodes": job.num_nodes,
         "gpus": job.world_size,
-        "training": {name: _plain_of(getattr(training, name)) for name in training.__slots__},
+        "training": {name: _plain_value(getattr(training, name)) for name in training.__slots__},
         "strategy": strategy,
         **({} if job.parallelism.is_trivial else {"parallelism": resolved_parallelism(job)}),
-        **_besides(job),
+        **_loop_settings(job),
         **_irregularities(job),
         **({"micro_batch_sizes": list(job.micro_batch_sizes)} if job.micro_batch_sizes else {}),
         "cluster": job.cluster.model_dump(by_alias=True, exclude=None if job.cluster.nodes else {"nodes"}),
     }
 
 
-def _plain_of(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A setting that is an object (fp8's recipe) as its fields by name. Every other value is unchanged."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
@@ -61,61 +61,63 @@ def model_size(job: Job) -> dict[str, int]:
     Active ones are all but those of the experts that a token is not routed to. Trainable ones are stated if
     some are frozen. Modules for multi-token prediction are counted separately, simulated or not.
     """
-    alone = without_prediction(job.model)
-    found = {
-        "parameters": alone.numel,
-        "active_parameters": active_numel(alone),
+    main_model = remove_prediction_layers(job.model)
+    sizes = {
+        "parameters": main_model.numel,
+        "active_parameters": active_numel(main_model),
         "mtp_parameters": job.model.mtp_parameters,
     }
-    trained = job.model.trainable_numel
-    return found if trained == job.model.numel else {**found, "trainable_parameters": trained}
+    trainable = job.model.trainable_numel
+    return sizes if trainable == job.model.numel else {**sizes, "trainable_parameters": trainable}
 
 
 def resolved_parallelism(job: Job) -> dict[str, Any]:
     """The degrees of all parallelisms, data parallelism's too, and how the framework runs them."""
-    asked, experts = job.parallelism, job.parallelism.experts
-    found = {name: getattr(asked, name) for name in asked.__slots__ if name != "experts"}
+    parallelism, experts = job.parallelism, job.parallelism.experts
+    settings = {name: getattr(parallelism, name) for name in parallelism.__slots__ if name != "experts"}
     if has_experts(job.model):
-        found |= {
+        settings |= {
             "expert": experts.ranks,
             "expert_tensor": experts.tensor,
             "dispatcher": experts.dispatcher,
             "capacity_factor": experts.capacity_factor,
             "expert_imbalance": max(experts.loads),
         }
-    return {"data": job.data_parallel_size, **found}
+    return {"data": job.data_parallel_size, **settings}
 
 
-def _besides(job: Job) -> dict[str, Any]:
+def _loop_settings(job: Job) -> dict[str, Any]:
     """Tables of the training loop and of the simulation where they differ from the defaults, and the
     sequences per GPU where they are set.
     """
-    found: dict[str, Any] = {
+    tables: dict[str, Any] = {
         name: table.model_dump()
         for name, table in (("trainer", job.experiment.trainer), ("simulation", job.simulation))
         if table != type(table)()
     }
-    return found if job.sequences is None else {**found, "sequences_per_gpu": job.sequences}
+    return tables if job.sequences is None else {**tables, "sequences_per_gpu": job.sequences}
 
 
 def _irregularities(job: Job) -> dict[str, Any]:
     """Placement, faults and co-located jobs, where the job has them."""
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     if not job.placement.is_plain:
-        found["placement"] = asdict(job.placement)
+        tables["placement"] = asdict(job.placement)
     faults = job.faults
     if faults != FaultsTable():
-        found["faults"] = faults.model_dump()
-    if job.others:
-        found["jobs"] = {name: resolved_experiment(other) for name, other in job.others.items()}
-    return found
+        tables["faults"] = faults.model_dump()
+    if job.colocated_jobs:
+        tables["jobs"] = {
+            name: resolved_experiment(other_job) for name, other_job in job.colocated_jobs.items()
+        }
+    return tables
 
 
 def _model_source(job: Job) -> str:
     """Source of the architecture, as the user named it."""
-    asked = job.experiment.model
-    if isinstance(asked, ModelSpec) and asked.function:
-        return f"torch module of {asked.function}"
-    if not isinstance(asked, str):
+    model = job.experiment.model
+    if isinstance(model, ModelSpec) and model.function:
+        return f"torch module of {model.function}"
+    if not isinstance(model, str):
         return "the experiment itself"
-    return asked if asked.endswith(".json") or "/" in asked else f"preset {asked}"
+    return model if model.endswith(".json") or "/" in model else f"preset {model}"

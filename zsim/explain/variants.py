@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.engine.simulate import Outcome, step_seconds_again
+from zsim.engine.simulate import Outcome, resimulate_seconds
 from zsim.explain.host_range import HostRange, host_range
 from zsim.explain.offload_range import no_range_note, offload_range
-from zsim.explain.routing_range import routing_ends
+from zsim.explain.routing_range import routing_range
 from zsim.plan.ops import Collective, PointToPoint
-from zsim.plan.passes.queues import queued_behind
+from zsim.plan.passes.queues import program_next_in_queue
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
@@ -27,12 +27,12 @@ def step_seconds_without_overlap(outcome: Outcome) -> float | None:
     job = outcome.job
     if not isinstance(job.strategy, DeepSpeedConfig) or job.num_nodes == 1 or _is_drawn(outcome):
         return None
-    if not any(isinstance(work, Collective | PointToPoint) for work in outcome.plan.distinct_works()):
+    if not any(isinstance(work, Collective | PointToPoint) for work in outcome.plan.unique_work()):
         return None
-    return step_seconds_again(outcome, is_serial=True)
+    return resimulate_seconds(outcome, is_serial=True)
 
 
-def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
+def step_seconds_without_shared_queues(outcome: Outcome) -> float | None:
     """Seconds of the step with CUDA's default number of hardware queues.
 
     None where no streams share a queue, and where co-located jobs or jitter change the step as well.
@@ -40,14 +40,14 @@ def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
     job = outcome.job
     connections = job.training.device_max_connections
     programs = outcome.plan.programs
-    is_shared = any(program.once(queued_behind, connections) is not None for program in programs)
+    is_shared = any(program.memoize(program_next_in_queue, connections) is not None for program in programs)
     if not is_shared or _is_drawn(outcome):
         return None
-    return step_seconds_again(outcome, connections=DEFAULT_CONNECTIONS)
+    return resimulate_seconds(outcome, connections=DEFAULT_CONNECTIONS)
 
 
 def _is_drawn(outcome: Outcome) -> bool:
-    return bool(outcome.together) or outcome.jittered is not None
+    return bool(outcome.concurrent_jobs) or outcome.jitter_run is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Variants:
     """Seconds of the same step under other assumptions, None where these do not apply."""
 
     without_overlap: float | None = None
-    own_queues: float | None = None
+    unshared_queues: float | None = None
     offload_range: tuple[float, float] | None = None
     hosts: HostRange | None = None
     routing: tuple[float, float] | None = None
@@ -68,14 +68,17 @@ def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
     """Simulate the step again: without overlap, with CUDA's default number of hardware queues, with faster
     and slower hosts where it waits for them and, with `has_range`, with offloading as fast and as slow, and
     routing as even and as uneven, as it may be."""
-    without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
-    found = Variants(without, apart, hosts=host_range(outcome))
+    without_overlap, unshared_queues = (
+        step_seconds_without_overlap(outcome),
+        step_seconds_without_shared_queues(outcome),
+    )
+    variants = Variants(without_overlap, unshared_queues, hosts=host_range(outcome))
     if not has_range:
-        return found
-    found = replace(found, routing=routing_ends(outcome))
+        return variants
+    variants = replace(variants, routing=routing_range(outcome))
     if not outcome.plan.has_offload:
-        return found
+        return variants
     note = no_range_note(outcome)
     if note is not None:
-        return replace(found, notes=(note,))
-    return replace(found, offload_range=offload_range(outcome))
+        return replace(variants, notes=(note,))
+    return replace(variants, offload_range=offload_range(outcome))

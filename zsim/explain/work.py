@@ -45,9 +45,11 @@ def step_work(job: Job) -> StepWork:
         tokens, padded = lengths.real_tokens * steps, lengths.mean_tokens * steps
         length = max(1, round(lengths.span))
     if job.micro_batch_sizes:
-        each = np.array(job.micro_batch_sizes)[job.rank_types] * length * training.gradient_accumulation_steps
-        tokens = padded = float(each.sum()) / job.world_size
-    policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
+        rank_tokens = (
+            np.array(job.micro_batch_sizes)[job.rank_types] * length * training.gradient_accumulation_steps
+        )
+        tokens = padded = float(rank_tokens.sum()) / job.world_size
+    policies = [training.block_policy(number) for number in range(len(job.model.blocks))]
     hardware = hardware_flops_per_token(job.model, length, policies, training.recompute_modules)
     dtype = training.precision
     peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
@@ -73,15 +75,15 @@ def _masked_flops(model: ModelSpec, length: int, policies: Sequence[Checkpointin
     the convention counts all: forward and backward, and with recomputation."""
     if flops_convention(model) == TRACED_CONVENTION:
         return 0.0, 0.0
-    kept = again = 0.0
+    without_recomputation = recomputed = 0.0
     for block, policy in zip(model.blocks, policies, strict=True):
         for module in block.modules:
-            if isinstance(module.work, Attention):
-                masked = 1 - attended_pairs(module.work, length) / length**2
+            if isinstance(module.op_spec, Attention):
+                masked = 1 - attended_pairs(module.op_spec, length) / length**2
                 forward = masked * forward_flops(module, length)
-                kept += 3 * forward
-                again += forward if policy in ("full", "selective") else 0.0
-    return kept, kept + again
+                without_recomputation += 3 * forward
+                recomputed += forward if policy in ("full", "selective") else 0.0
+    return without_recomputation, without_recomputation + recomputed
 
 
 def attention_note(work: StepWork) -> Iterator[str]:
@@ -110,37 +112,37 @@ def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
     """Seconds of a step's compute-stream kernels by limiting resource, as mean over all GPUs. Every distinct
     work is evaluated once.
     """
-    parts = [np.zeros((1, len(GpuActivity._fields)))]
+    program_seconds = [np.zeros((1, len(GpuActivity._fields)))]
     ranks = np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size
     for number, (program, fraction) in enumerate(zip(plan.programs, ranks.tolist(), strict=True)):
-        works, places = program.once(_compute_works)
-        if works:
+        payloads, indices = program.memoize(_compute_payloads)
+        if payloads:
             gpu = gpu_of(job, plan, number)
-            each = np.array([kernel_activity(work.kernels, gpu) for work in works])
-            parts.append(each[places] * fraction)
-    totals = np.cumsum(np.concatenate(parts), axis=0)[-1]  # one after the other, in order
+            seconds_of_payload = np.array([kernel_activity(work.kernels, gpu) for work in payloads])
+            program_seconds.append(seconds_of_payload[indices] * fraction)
+    totals = np.cumsum(np.concatenate(program_seconds), axis=0)[-1]  # one after the other, in order
     return GpuActivity(*totals.tolist())
 
 
 def program_activity(program: Program, gpu: Gpu) -> GpuActivity:
     """Seconds of a program's compute-stream kernels on a GPU, by limiting resource."""
-    works, places = program.once(_compute_works)
-    if not works:
+    payloads, indices = program.memoize(_compute_payloads)
+    if not payloads:
         return GpuActivity()
-    each = np.array([kernel_activity(work.kernels, gpu) for work in works])
-    return GpuActivity(*each[places].sum(axis=0).tolist())
+    seconds_of_payload = np.array([kernel_activity(work.kernels, gpu) for work in payloads])
+    return GpuActivity(*seconds_of_payload[indices].sum(axis=0).tolist())
 
 
-def _compute_works(program: Program) -> tuple[list[Kernels], list[int]]:
+def _compute_payloads(program: Program) -> tuple[list[Kernels], list[int]]:
     """The distinct kernels of the compute stream, and the index of each op's kernels among them."""
-    place_of: dict[int, int] = {}
-    works: list[Kernels] = []
-    places: list[int] = []
-    columns = program.once(op_columns)
+    index_of_payload: dict[int, int] = {}
+    payloads: list[Kernels] = []
+    indices: list[int] = []
+    columns = program.memoize(op_columns)
     for stream, work in zip(columns.stream, columns.work, strict=True):
         if stream == COMPUTE and type(work) is Kernels:
-            place = place_of.setdefault(id(work), len(works))
-            if place == len(works):
-                works.append(work)
-            places.append(place)
-    return works, places
+            index = index_of_payload.setdefault(id(work), len(payloads))
+            if index == len(payloads):
+                payloads.append(work)
+            indices.append(index)
+    return payloads, indices

@@ -15,7 +15,7 @@ from zsim.arrays import Bools, Floats
 from zsim.cost.collectives.rounds import Rounds
 from zsim.dataclass import dataclass
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape
-from zsim.fabric.algorithms.rings import Longer
+from zsim.fabric.algorithms.rings import ExtraRoundSeconds
 from zsim.fabric.lumped_links import Usage
 from zsim.fluid.pool import Profile
 from zsim.specs.cluster.collectives import ProtocolCosts
@@ -32,11 +32,11 @@ class Transfer:
     profile: Profile
     algorithm: str
     protocol: str
-    seconds_alone: float
+    isolated_seconds: float
     """Duration on otherwise idle links."""
     choice_seconds: float = 0.0
     """The same for a single group of its kind."""
-    beside: Profile | None = None
+    slow_profile: Profile | None = None
     """The profile while kernels run on at least one of its GPUs."""
 
 
@@ -59,10 +59,10 @@ class AlgorithmChoice:
     protocol: str
     costs: ProtocolCosts
     profile: Profile
-    beside: Profile  # while kernels run on at least one of its GPUs
+    slow_profile: Profile  # while kernels run on at least one of its GPUs
     limits: Limits  # of all its groups at once, on otherwise idle links
-    own_limits: Limits  # of a single group, without the others of its kind
-    together: Limits  # of its groups beside all others of their kind, in whichever communicators
+    group_limits: Limits  # of a single group, without the others of its kind
+    combined_limits: Limits  # of its groups and all others of their kind at once, in whichever communicators
 
 
 class UsedLinks(NamedTuple):
@@ -93,13 +93,13 @@ class Communicator:
 
     methods: dict[CallKind, list[Method]]
     """The algorithms by kind of collective."""
-    used: dict[Shape, Usage]
+    usages: dict[Shape, Usage]
     """By shape, the links that all its groups use and the bytes on each per bus byte."""
-    own_used: dict[Shape, Usage]
+    group_usages: dict[Shape, Usage]
     """The same of a single group, where there are several."""
     num_domains: int
     """Maximum number of NVLink domains that a group spans."""
-    longer: Longer
+    extra: ExtraRoundSeconds
     delays: list[tuple[Floats, Floats]]
     """Seconds that faults add to messages, per channel (inside domains, across)."""
     choices: dict[CallKind, list[AlgorithmChoice]] = field(default_factory=dict)
@@ -115,21 +115,21 @@ class Communicator:
         passes each edge twice. The slowest channel counts.
         """
         laps = 2 if kind == "all_reduce" else 1
-        visited = -(-rounds.intra // laps), -(-rounds.inter // laps)
+        rounds_per_lap = -(-rounds.intra // laps), -(-rounds.inter // laps)
         return laps * max(
             (
-                float(inside[: visited[0]].sum() + across[: visited[1]].sum())
+                float(inside[: rounds_per_lap[0]].sum() + across[: rounds_per_lap[1]].sum())
                 for inside, across in self.delays
             ),
             default=0.0,
         )
 
 
-def round_seconds(costs: ProtocolCosts, longer: Longer, *, spans: bool) -> tuple[float, float]:
+def round_seconds(costs: ProtocolCosts, extra: ExtraRoundSeconds, *, spans: bool) -> tuple[float, float]:
     """Seconds of a round inside nodes, and of a round between nodes. When a group spans nodes, a round inside
     takes at least the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
-    inside = costs.intra_round + longer.inside
-    return max(inside, costs.network_overhead) if spans else inside, costs.inter_round + longer.across
+    inside = costs.intra_round + extra.inside
+    return max(inside, costs.network_overhead) if spans else inside, costs.inter_round + extra.across
 
 
 def ramp_seconds(rounds: Rounds, costs: ProtocolCosts, full_bytes: float) -> float:
@@ -140,9 +140,9 @@ def ramp_seconds(rounds: Rounds, costs: ProtocolCosts, full_bytes: float) -> flo
     return ramp * sqrt(full_bytes / _MIB)
 
 
-def ring_latency(rounds: Rounds, costs: ProtocolCosts, longer: Longer) -> float:
+def ring_latency(rounds: Rounds, costs: ProtocolCosts, extra: ExtraRoundSeconds) -> float:
     """Seconds of NCCL's ring latency: base + rounds inside nodes + rounds between nodes."""
-    inside, across = round_seconds(costs, longer, spans=rounds.inter > 0)
+    inside, across = round_seconds(costs, extra, spans=rounds.inter > 0)
     return costs.base + rounds.intra * inside + rounds.inter * across
 
 

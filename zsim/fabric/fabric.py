@@ -18,7 +18,7 @@ from zsim.cost.collectives.rounds import CallLimit, bus_bytes, unequal_bus_bytes
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape, call_kind, methods
 from zsim.fabric.algorithms.nccl_choice import planned_seconds
 from zsim.fabric.algorithms.others import link_usage, sent_by_gpu
-from zsim.fabric.algorithms.rings import by_pattern, domains_of, fault_delays, longer_rounds
+from zsim.fabric.algorithms.rings import domains_of, extra_round_seconds, fault_delays, partition_by_pattern
 from zsim.fabric.communicators import (
     AlgorithmChoice,
     Communicator,
@@ -29,9 +29,17 @@ from zsim.fabric.communicators import (
     ramp_seconds,
     ring_latency,
 )
-from zsim.fabric.flight import Flight
-from zsim.fabric.lumped_links import NO_EXTRA, NO_USAGE, Extra, Usage, at_representatives, lump, summed
-from zsim.fabric.messages import Pairs, counted
+from zsim.fabric.flight import InFlightTransfer
+from zsim.fabric.lumped_links import (
+    NO_EXTRA,
+    NO_USAGE,
+    Extra,
+    Usage,
+    aggregate_links,
+    restrict_usage,
+    sum_usages,
+)
+from zsim.fabric.messages import Pairs, count_collectives
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
@@ -51,7 +59,7 @@ class Fabric:
     communicator, else each into a separate one. `collectives` are those to expect (None: any of the usual
     kinds in every group). `program_of` is the program of each rank, where there are several. Fabrics of
     co-located jobs are made with `is_connected` false, then joined with `connect`. `usages` caches the links
-    that groups use on fabrics of one form (`Topology.form`).
+    that groups use on fabrics of one form (`Topology.route_key`).
     """
 
     def __init__(
@@ -61,9 +69,9 @@ class Fabric:
         groups: Mapping[str, Group],
         *,
         is_folded: bool = True,
-        blocks: Mapping[str, Ints] | None = None,
+        communicator_indices: Mapping[str, Ints] | None = None,
         extra: Extra = NO_EXTRA,
-        works: Iterable[Collective] | None = None,
+        collectives: Iterable[Collective] | None = None,
         program_of: Ints | None = None,
         is_connected: bool = True,
         usages: Usages | None = None,
@@ -80,15 +88,15 @@ class Fabric:
         self._links: Ints
         self.extra_profiles: dict[Hashable, Profile] = {}
         self._transfers: dict[tuple[Collective, int], Transfer] = {}
-        self._kinds = _kinds_by_group(groups, works)
-        self._blocks = blocks or {
+        self._kinds = _kinds_by_group(groups, collectives)
+        self._communicator_indices = communicator_indices or {
             name: np.zeros(count, dtype=np.int64) if is_folded else np.arange(count)
             for name, group in groups.items()
             for count in [len(group.members)]
         }
         self._communicators: dict[tuple[str, int], Communicator] = {}
-        self._row_of = {name: group.row_of(topology.world_size) for name, group in groups.items()}
-        self._sent: dict[tuple[str, int, Shape], tuple[float, float]] = {}
+        self._row_of = {name: group.row_per_rank(topology.world_size) for name, group in groups.items()}
+        self._sent_bytes: dict[tuple[str, int, Shape], tuple[float, float]] = {}
         self._receives = {
             name: group.receiving_row_of(topology.world_size)
             for name, group in groups.items()
@@ -96,10 +104,10 @@ class Fabric:
         }
         self._programs: dict[tuple[str, int], int] = {}  # of a communicator's first rank
         for name, group in groups.items():
-            for number in range(int(self._blocks[name].max(initial=-1)) + 1):
-                own = group.members[self._blocks[name] == number]
-                self._communicators[name, number] = self._communicator(name, topology.slots[own])
-                self._programs[name, number] = 0 if program_of is None else int(program_of[own[0, 0]])
+            for number in range(int(self._communicator_indices[name].max(initial=-1)) + 1):
+                members = group.members[self._communicator_indices[name] == number]
+                self._communicators[name, number] = self._communicator(name, topology.slots[members])
+                self._programs[name, number] = 0 if program_of is None else int(program_of[members[0, 0]])
         if is_connected:
             connect([self])
 
@@ -107,151 +115,155 @@ class Fabric:
 
     def _communicator(self, name: str, members: Ints) -> Communicator:
         topology, group = self.topology, self.groups[name]
-        patterns = by_pattern(topology, members)
-        places = [domains_of(topology, alike[0]) for alike in patterns]
-        count, most = max(n for n, _ in places), max(local for _, local in places)
+        patterns = partition_by_pattern(topology, members)
+        domain_sizes = [domains_of(topology, pattern[0]) for pattern in patterns]
+        count, local = max(n for n, _ in domain_sizes), max(local for _, local in domain_sizes)
         has_switch = topology.cluster.node_link.kind == "switch"
         kinds = {
-            kind: methods(kind, group.size, count, self.costs, has_switch=has_switch, most_local_ranks=most)
+            kind: methods(kind, group.size, count, self.costs, has_switch=has_switch, most_local_ranks=local)
             for kind in self._kinds[name]
         }
-        shapes = list(dict.fromkeys(method.shape for found in kinds.values() for method in found))
-        used, own = {}, {}
+        shapes = list(dict.fromkeys(method.shape for options in kinds.values() for method in options))
+        usages, single = {}, {}
         for shape in shapes:
-            used[shape] = self._usage_of(shape, patterns if group.size > 1 else [])
+            usages[shape] = self._usage_of(shape, patterns if group.size > 1 else [])
             if len(members) > 1 and group.size > 1:
-                own[shape] = self._usage_of(shape, [members[:1]])
-        longer = max(longer_rounds(topology, alike[0]) for alike in patterns)
-        return Communicator(kinds, used, own, count, longer, fault_delays(topology, members))
+                single[shape] = self._usage_of(shape, [members[:1]])
+        extra = max(extra_round_seconds(topology, pattern[0]) for pattern in patterns)
+        return Communicator(kinds, usages, single, count, extra, fault_delays(topology, members))
 
     def _usage_of(self, shape: Shape, patterns: Sequence[Ints]) -> Usage:
         """The links that groups of one shape use, by the rows of their slots."""
         key = shape, *((len(rows), rows.tobytes()) for rows in patterns)
-        known = self._usages.get(key)
-        if known is None:
+        cached = self._usages.get(key)
+        if cached is None:
             usage = np.zeros(self.topology.num_links)
             for rows in patterns:
                 usage += link_usage(shape, self.topology, rows)
             links = np.flatnonzero(usage)
-            known = self._usages[key] = links, usage[links]
-        return known
+            cached = self._usages[key] = links, usage[links]
+        return cached
 
     def _add_choices(self, pool: FluidPool, links: Ints) -> None:
         """Make every (algorithm, protocol) choice of every communicator, for each kind of collective it runs.
         A protocol that reaches a fraction of a link's bandwidth divides the weight on the link by it."""
         self.pool, self._links = pool, links
         every = self.topology.capacities(), self.topology.leaves_node()
-        lumped = every[0][links], every[1][links]
+        aggregated = every[0][links], every[1][links]
         trees: dict[str, list[Usage]] = {}
         for (name, _number), communicator in self._communicators.items():
-            trees.setdefault(name, []).append(communicator.used.get("tree", NO_USAGE))
-        loads = {name: summed(links, usages) for name, usages in trees.items()}
+            trees.setdefault(name, []).append(communicator.usages.get("tree", NO_USAGE))
+        loads = {name: sum_usages(links, usages) for name, usages in trees.items()}
         for (name, _number), communicator in self._communicators.items():
-            usage = {shape: at_representatives(links, used) for shape, used in communicator.used.items()}
-            alone = {shape: UsedLinks.of(own, *lumped) for shape, own in usage.items()}
-            together = dict(alone)
+            usage = {shape: restrict_usage(links, used) for shape, used in communicator.usages.items()}
+            used_links = {shape: UsedLinks.of(weights, *aggregated) for shape, weights in usage.items()}
+            combined = dict(used_links)
             if (tree := usage.get("tree")) is not None:
-                together["tree"] = UsedLinks.of((tree[0], loads[name][tree[0]]), *lumped)
-            single = {shape: UsedLinks.of(own, *every) for shape, own in communicator.own_used.items()}
+                combined["tree"] = UsedLinks.of((tree[0], loads[name][tree[0]]), *aggregated)
+            single = {
+                shape: UsedLinks.of(weights, *every) for shape, weights in communicator.group_usages.items()
+            }
             profiles: dict[tuple[Shape, float, float], Profile] = {}
-            for kind, found in communicator.methods.items():
+            for kind, options in communicator.methods.items():
                 communicator.choices[kind] = [
                     AlgorithmChoice(
                         method,
                         protocol,
                         costs,
-                        *self._profiles(usage[method.shape], method, costs, profiles, lumped[1]),
-                        alone[method.shape].limits(costs, method.fraction),
-                        single.get(method.shape, alone[method.shape]).limits(costs, method.fraction),
-                        together[method.shape].limits(costs, method.fraction),
+                        *self._profiles(usage[method.shape], method, costs, profiles, aggregated[1]),
+                        used_links[method.shape].limits(costs, method.fraction),
+                        single.get(method.shape, used_links[method.shape]).limits(costs, method.fraction),
+                        combined[method.shape].limits(costs, method.fraction),
                     )
-                    for method in found
+                    for method in options
                     for protocol, costs in method.protocols.items()
                 ]
-            communicator.own_used = {}
+            communicator.group_usages = {}
 
     def _profiles(
         self,
         usage: Usage,
         method: Method,
         costs: ProtocolCosts,
-        known: dict[tuple[Shape, float, float], Profile],
+        cache: dict[tuple[Shape, float, float], Profile],
         leaves_node: Bools,
     ) -> tuple[Profile, Profile]:
         """The profiles of a usage of aggregated links: on idle GPUs, and while kernels run."""
-        found = []
+        profiles = []
         for slowdown in (1.0, self.slowdown):
             key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
-            if key not in known:
+            if key not in cache:
                 used, weights = usage[0], usage[1] / np.where(leaves_node[usage[0]], key[2], key[1])
-                known[key] = self.pool.profile(list(zip(used.tolist(), weights.tolist(), strict=True)))
-            found.append(known[key])
-        return found[0], found[1]
+                cache[key] = self.pool.profile(list(zip(used.tolist(), weights.tolist(), strict=True)))
+            profiles.append(cache[key])
+        return profiles[0], profiles[1]
 
     # -- running ------------------------------------------------------------------------------------
 
-    def communicator(self, group_name: str, communicator: int = 0) -> Communicator:
+    def communicator(self, group_name: str, index: int = 0) -> Communicator:
         """The communicator with an index, of a kind of group."""
-        return self._communicators[group_name, communicator]
+        return self._communicators[group_name, index]
 
     def communicator_of(self, group_name: str, rank: int) -> int:
         """Index of the communicator that simulates the rank's group. -1: in no group of the kind."""
         row = int(self._row_of[group_name][rank])
-        return int(self._blocks[group_name][row]) if row >= 0 else -1
+        return int(self._communicator_indices[group_name][row]) if row >= 0 else -1
 
     def pair_of(self, name: str, rank: int, *, is_sender: bool) -> int:
         """Index of the communicator that simulates the pair in which a rank sends, or receives."""
         row = int((self._row_of if is_sender else self._receives)[name][rank])
         assert row >= 0, f"rank {rank} has no peer in '{name}'"
-        return int(self._blocks[name][row])
+        return int(self._communicator_indices[name][row])
 
-    def transfer(self, work: Collective, communicator: int) -> Transfer:
+    def transfer(self, work: Collective, index: int) -> Transfer:
         """The collective on a communicator, with the algorithm and protocol that the backend chooses."""
-        known = self._transfers.get((work, communicator))
-        if known is not None:
-            return known
-        best = min(self.options(work, communicator), key=self._preference(work, communicator))
-        self._transfers[work, communicator] = best
+        cached = self._transfers.get((work, index))
+        if cached is not None:
+            return cached
+        best = min(self.options(work, index), key=self._preference(work, index))
+        self._transfers[work, index] = best
         return best
 
     def limit(self, work: Collective) -> CallLimit:
         """Latency, time and bounding tier of the collective on idle links, on its slowest communicator."""
         numbers = [number for name, number in self._communicators if name == work.group]
-        transfer = max((self.transfer(work, number) for number in numbers), key=lambda t: t.seconds_alone)
-        tier, slowed = "", 0.0
+        transfer = max((self.transfer(work, number) for number in numbers), key=lambda t: t.isolated_seconds)
+        tier, slowdown = "", 0.0
         if transfer.profile.usage:
             slowest, rate = self._bound(transfer.profile)
             tier = self.topology.class_of(int(self._links[slowest])).tier
-            if transfer.beside is not None:
-                slowed = transfer.size / self._bound(transfer.beside)[1] - transfer.size / rate
-        return CallLimit(transfer.latency_seconds, transfer.seconds_alone, tier, slowed)
+            if transfer.slow_profile is not None:
+                slowdown = transfer.size / self._bound(transfer.slow_profile)[1] - transfer.size / rate
+        return CallLimit(transfer.latency_seconds, transfer.isolated_seconds, tier, slowdown)
 
     def _bound(self, profile: Profile) -> tuple[int, float]:
         """The link that bounds an activity on idle links, and the activity's rate."""
         link, weight = min(profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])
         return link, self.pool.capacity[link] / weight
 
-    def options(self, work: Collective, communicator: int = 0) -> list[Transfer]:
+    def options(self, work: Collective, index: int = 0) -> list[Transfer]:
         """The collective with every algorithm and protocol that the communicator may run."""
         kind = self._kind(work)
         group = self.groups[work.group]
         size = self._bus_bytes(work)
-        own = self._communicators[work.group, communicator]
-        found = []
-        for choice in own.choices[self._call_kind(work)]:
+        target = self._communicators[work.group, index]
+        transfers = []
+        for choice in target.choices[self._call_kind(work)]:
             latency = 0.0
             if group.size > 1:
                 rounds = choice.method.rounds
-                latency = ring_latency(rounds, choice.costs, own.longer) + own.fault_seconds(kind, rounds)
+                latency = ring_latency(rounds, choice.costs, target.extra) + target.fault_seconds(
+                    kind, rounds
+                )
                 latency += ramp_seconds(rounds, choice.costs, work.bytes)
                 latency += self.costs.message_delay if kind == "send" and rounds.inter else 0.0
-            limits = choice.limits, choice.own_limits
-            filled = choice.together, choice.own_limits
-            latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in filled]
+            limits = choice.limits, choice.group_limits
+            fills = choice.combined_limits, choice.group_limits
+            latencies = [latency + self._fill(work, choice, rates, target.num_domains) for rates in fills]
             seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]
-            known = latencies[0], size / choice.method.fraction, choice.profile, choice.method.algorithm
-            found.append(Transfer(*known, choice.protocol, seconds[0], seconds[1], choice.beside))
-        return found
+            fields = latencies[0], size / choice.method.fraction, choice.profile, choice.method.algorithm
+            transfers.append(Transfer(*fields, choice.protocol, seconds[0], seconds[1], choice.slow_profile))
+        return transfers
 
     def _fill(self, work: Collective, choice: AlgorithmChoice, limits: Limits, num_domains: int) -> float:
         """Seconds to fill the pipeline of a tree. 0 for every other algorithm."""
@@ -262,14 +274,14 @@ class Fabric:
         pieces = tree_pieces(choice.protocol, work.bytes, self.costs.channels, num_ranks, num_domains)
         return fill_seconds(choice.method.rounds, size / limits.inside, size / limits.across, pieces)
 
-    def _preference(self, work: Collective, communicator: int) -> Callable[[Transfer], float]:
+    def _preference(self, work: Collective, index: int) -> Callable[[Transfer], float]:
         """The time by which the backend chooses: seconds on idle links, or NCCL's estimate of them."""
         kind, group = self._kind(work), self.groups[work.group]
-        domains = self._communicators[work.group, communicator].num_domains
+        domains = self._communicators[work.group, index].num_domains
         if self.costs.choice == "fastest" or group.size == 1 or kind == "send":
             return lambda transfer: transfer.choice_seconds
 
-        def planned(transfer: Transfer) -> float:
+        def nccl_estimate(transfer: Transfer) -> float:
             return planned_seconds(
                 self.topology.cluster,
                 kind,
@@ -280,46 +292,46 @@ class Fabric:
                 domains,
             )
 
-        return planned
+        return nccl_estimate
 
     def _kind(self, work: Collective) -> str:
-        is_whole = work.kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce"
-        return "all_reduce" if is_whole else work.kind
+        runs_as_all_reduce = work.kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce"
+        return "all_reduce" if runs_as_all_reduce else work.kind
 
     def _call_kind(self, work: Collective) -> CallKind:
         kind = self._kind(work)
         return kind if kind != work.kind else call_kind(work)
 
     def _bus_bytes(self, work: Collective) -> float:
-        if work.parts is not None:
-            return float(unequal_bus_bytes(work.parts))
+        if work.split_sizes is not None:
+            return float(unequal_bus_bytes(work.split_sizes))
         return bus_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
 
-    def _shape(self, work: Collective, communicator: int) -> Shape:
+    def _shape(self, work: Collective, index: int) -> Shape:
         """The shape of the algorithm that the backend chooses on a communicator."""
-        algorithm = self.transfer(work, communicator).algorithm
-        return self._communicators[work.group, communicator].shape_of(self._call_kind(work), algorithm)
+        algorithm = self.transfer(work, index).algorithm
+        return self._communicators[work.group, index].shape_of(self._call_kind(work), algorithm)
 
-    def run(self, transfer: Transfer, on_end: Callable[[], None], busy: int = 0) -> Flight:
+    def run(self, transfer: Transfer, on_end: Callable[[], None], num_busy: int = 0) -> InFlightTransfer:
         """Start a transfer. `on_end` is called at its end. Kernels run on `num_busy` of its GPUs."""
         self.num_transfers += 1
-        flight = Flight(self.pool, transfer, on_end, busy)
+        transfer_in_flight = InFlightTransfer(self.pool, transfer, on_end, num_busy)
         if transfer.latency_seconds <= 0:
-            flight.begin()
-            return flight
+            transfer_in_flight.begin()
+            return transfer_in_flight
         wait = simpy.Timeout(self.env, transfer.latency_seconds)
-        wait.callbacks = [flight.begin]
-        return flight
+        wait.callbacks = [transfer_in_flight.begin]
+        return transfer_in_flight
 
     # -- accounting ---------------------------------------------------------------------------------
 
-    def traffic(self, works: Iterable[Collective]) -> dict[str, LinkLoad]:
+    def traffic(self, collectives: Iterable[Collective]) -> dict[str, LinkLoad]:
         """Load of each class of links when every rank calls `collectives` in all of its groups."""
-        return self.loads(self.usage(works))
+        return self.loads(self.usage(collectives))
 
-    def loads(self, total: Floats, beside: Floats | float = 0.0) -> dict[str, LinkLoad]:
+    def loads(self, total: Floats, background_bytes: Floats | float = 0.0) -> dict[str, LinkLoad]:
         """Load by class of links of `total` bytes per link. Background bytes count in utilisation only."""
-        needed = total + beside
+        needed = total + background_bytes
         if self.topology.condition is not None:
             needed = needed / self.topology.condition.fractions
         return {
@@ -330,9 +342,9 @@ class Fabric:
             for name, c in self.topology.classes.items()
         }
 
-    def usage(self, works: Iterable[Collective], program: int = 0) -> Floats:
+    def usage(self, collectives: Iterable[Collective], program: int = 0) -> Floats:
         """Bytes per link when every rank of a program calls `collectives` (or counts of them) everywhere."""
-        counts = works if isinstance(works, Mapping) else counted(works)
+        counts = collectives if isinstance(collectives, Mapping) else count_collectives(collectives)
         total = np.zeros(self.topology.num_links)
         for (name, number), communicator in self._communicators.items():
             if self._programs[name, number] != program:
@@ -343,16 +355,16 @@ class Fabric:
                     shape = self._shape(work, number)
                     carried[shape] = carried.get(shape, 0.0) + count * self._bus_bytes(work)
             for shape, size in carried.items():
-                links, weights = communicator.used[shape]
+                links, weights = communicator.usages[shape]
                 total[links] += weights * size
         return total
 
-    def carried(self, work: Collective, communicator: int) -> tuple[Ints, Floats]:
+    def link_bytes(self, work: Collective, index: int) -> tuple[Ints, Floats]:
         """The links of a call of all groups that a communicator stands for, and the bytes on each."""
-        links, weights = self._communicators[work.group, communicator].used[self._shape(work, communicator)]
+        links, weights = self._communicators[work.group, index].usages[self._shape(work, index)]
         return links, weights * self._bus_bytes(work)
 
-    def sent(self, work: Collective, program: int = 0) -> tuple[float, float]:
+    def sent_bytes(self, work: Collective, program: int = 0) -> tuple[float, float]:
         """Bytes that one GPU sends for a call by the ranks of a program, as mean over all GPUs: inside its
         NVLink domain (over PCIe where there is no NVLink), and through the network cards."""
         size = self._bus_bytes(work)
@@ -362,10 +374,10 @@ class Fabric:
                 continue
             shape = self._shape(work, number)
             key = name, number, shape
-            if key not in self._sent:
-                self._sent[key] = sent_by_gpu(self.topology, *communicator.used[shape])
-            inside += size * self._sent[key][0]
-            between += size * self._sent[key][1]
+            if key not in self._sent_bytes:
+                self._sent_bytes[key] = sent_by_gpu(self.topology, *communicator.usages[shape])
+            inside += size * self._sent_bytes[key][0]
+            between += size * self._sent_bytes[key][1]
         return inside, between
 
 
@@ -373,23 +385,26 @@ def connect(fabrics: Sequence[Fabric]) -> None:
     """Join the fabrics of co-located jobs (one topology, different ranks) in one pool of links."""
     first = fabrics[0]
     usages = [
-        usage for fabric in fabrics for own in fabric._communicators.values() for usage in own.used.values()
+        usage
+        for fabric in fabrics
+        for group in fabric._communicators.values()
+        for usage in group.usages.values()
     ]
-    lumped = lump(first.env, first.topology, usages, [fabric.extra for fabric in fabrics])
-    for fabric, profiles in zip(fabrics, lumped.extra_profiles, strict=True):
+    aggregated = aggregate_links(first.env, first.topology, usages, [fabric.extra for fabric in fabrics])
+    for fabric, profiles in zip(fabrics, aggregated.extra_profiles, strict=True):
         fabric.extra_profiles = profiles
-        fabric._add_choices(lumped.pool, lumped.links)
+        fabric._add_choices(aggregated.pool, aggregated.links)
 
 
 def _kinds_by_group(
-    groups: Mapping[str, Group], works: Iterable[Collective] | None
+    groups: Mapping[str, Group], collectives: Iterable[Collective] | None
 ) -> dict[str, tuple[CallKind, ...]]:
     """Each group's kinds of collectives, or tables of unequal parts. Gloo all-reduces to reduce-scatter."""
-    if works is None:
+    if collectives is None:
         return {name: ("send",) if isinstance(group, Pairs) else _KINDS for name, group in groups.items()}
-    found: dict[str, dict[CallKind, None]] = {name: {} for name in groups}
-    for work in works:
-        found[work.group][call_kind(work)] = None
+    kinds_of_group: dict[str, dict[CallKind, None]] = {name: {} for name in groups}
+    for work in collectives:
+        kinds_of_group[work.group][call_kind(work)] = None
         if work.kind == "reduce_scatter":
-            found[work.group]["all_reduce"] = None
-    return {name: tuple(kinds) for name, kinds in found.items()}
+            kinds_of_group[work.group]["all_reduce"] = None
+    return {name: tuple(kinds) for name, kinds in kinds_of_group.items()}

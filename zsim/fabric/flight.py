@@ -13,41 +13,43 @@ from zsim.fabric.communicators import Transfer
 from zsim.fluid.pool import Activity, FluidPool
 
 
-class Flight:
+class InFlightTransfer:
     """One run of a transfer.
 
     `num_busy` is the number of its GPUs on which kernels run. `member_transfers` are the lists of its
     members' collectives in flight, which it leaves when it ends.
     """
 
-    __slots__ = ("_activity", "_on_end", "_pool", "_transfer", "busy", "under_way")
+    __slots__ = ("_activity", "_on_end", "_pool", "_transfer", "member_transfers", "num_busy")
 
     def __init__(
-        self, pool: FluidPool, transfer: Transfer, on_end: Callable[[], None], busy: int = 0
+        self, pool: FluidPool, transfer: Transfer, on_end: Callable[[], None], num_busy: int = 0
     ) -> None:
         self._pool = pool
         self._transfer = transfer
         self._on_end = on_end
         self._activity: Activity | None = None
-        self.busy = busy
-        self.under_way: Sequence[list[Flight]] = ()
+        self.num_busy = num_busy
+        self.member_transfers: Sequence[list[InFlightTransfer]] = ()
 
     def begin(self, _event: object = None) -> None:
         """Move the bytes. Called when the latency is over."""
         transfer = self._transfer
-        profile = transfer.beside if self.busy and transfer.beside is not None else transfer.profile
-        self._activity = self._pool.start(profile, transfer.size, self._land)
+        profile = (
+            transfer.slow_profile if self.num_busy and transfer.slow_profile is not None else transfer.profile
+        )
+        self._activity = self._pool.start(profile, transfer.size, self._finish)
 
-    def _land(self) -> None:
+    def _finish(self) -> None:
         self._activity = None  # which calls this
-        for flights in self.under_way:
-            flights.remove(self)
+        for transfers in self.member_transfers:
+            transfers.remove(self)
         self._on_end()
 
-    def turn(self, is_busy: bool) -> None:
+    def set_member_busy(self, is_busy: bool) -> None:
         """Count one more GPU as busy, or one less, and change the profile when that changes it."""
-        before, self.busy = self.busy, self.busy + (1 if is_busy else -1)
-        beside = self._transfer.beside
-        if self._activity is None or beside is None or (before > 0) == (self.busy > 0):
+        num_busy_before, self.num_busy = self.num_busy, self.num_busy + (1 if is_busy else -1)
+        slow_profile = self._transfer.slow_profile
+        if self._activity is None or slow_profile is None or (num_busy_before > 0) == (self.num_busy > 0):
             return
-        self._pool.change(self._activity, beside if self.busy else self._transfer.profile)
+        self._pool.change(self._activity, slow_profile if self.num_busy else self._transfer.profile)

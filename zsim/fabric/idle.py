@@ -12,17 +12,17 @@ from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology
 
 
-def idle_fabric(topology: Topology, group: Group, works: Sequence[Collective] | None = None) -> Fabric:
+def idle_fabric(topology: Topology, group: Group, collectives: Sequence[Collective] | None = None) -> Fabric:
     """The idle links of `topology`, ready to run `collectives` in all groups of `group`'s kind at once. None:
     any collective.
     """
-    return Fabric(simpy.Environment(), topology, {group.name: group}, is_folded=True, works=works)
+    return Fabric(simpy.Environment(), topology, {group.name: group}, is_folded=True, collectives=collectives)
 
 
-def idle_seconds(topology: Topology, groups: Mapping[str, Group], works: Iterable[Collective]) -> float:
+def idle_seconds(topology: Topology, groups: Mapping[str, Group], collectives: Iterable[Collective]) -> float:
     """Seconds of all `collectives` one after the other on otherwise idle links. The groups of a kind run at
     once, all as slow as the slowest of them.
     """
-    calls = Counter(works)
-    fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, works=calls)
-    return sum(count * fabric.transfer(work, 0).seconds_alone for work, count in calls.items())
+    calls = Counter(collectives)
+    fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, collectives=calls)
+    return sum(count * fabric.transfer(work, 0).isolated_seconds for work, count in calls.items())

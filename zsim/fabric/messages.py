@@ -20,7 +20,7 @@ from zsim.plan.ops import Collective, Group, Plan, PointToPoint, Program
 class Pairs(Group):
     """Rows are (sender, receiver). A rank sends in at most one row, and receives in at most one."""
 
-    def row_of(self, world_size: int) -> Ints:
+    def row_per_rank(self, world_size: int) -> Ints:
         """Row in which each rank sends. It is -1 where the rank sends in none."""
         rows = np.full(world_size, -1, dtype=np.int64)
         rows[self.members[:, 0]] = np.arange(len(self.members))
@@ -47,13 +47,13 @@ def pairs_of(plan: Plan) -> dict[str, Pairs]:
     for number, program in enumerate(plan.programs):
         for group, shift in dict.fromkeys(_sends(program, plan.groups)):
             senders.setdefault((group, shift), []).append(number)
-    found = {}
+    pairs_by_name = {}
     for (name, shift), programs in senders.items():
         members = plan.groups[name].members
         sends = np.isin(plan.program_of[members], programs)
         pairs = np.stack([members, np.roll(members, -shift, axis=1)], axis=2)[sends]
-        found[pair_name(name, shift)] = Pairs(pair_name(name, shift), pairs)
-    return found
+        pairs_by_name[pair_name(name, shift)] = Pairs(pair_name(name, shift), pairs)
+    return pairs_by_name
 
 
 def communicators_of(plan: Plan) -> dict[str, Group]:
@@ -64,7 +64,7 @@ def communicators_of(plan: Plan) -> dict[str, Group]:
 def sides_of(program: Program, groups: Mapping[str, Group]) -> dict[int, tuple[Side, ...]]:
     """The sides of the messages of every op that has messages, by op number."""
     counts: dict[tuple[str, str, int], int] = {}
-    found = {}
+    sides_by_op = {}
     for number, call in _calls(program):
         sides = []
         for message in call.messages:
@@ -75,8 +75,8 @@ def sides_of(program: Program, groups: Mapping[str, Group]) -> dict[int, tuple[S
             counts[key] = count = counts.get(key, -1) + 1
             work = Collective("send", message.bytes, call.dtype, pair_name(call.group, shift))
             sides.append(Side(work, is_send, count))
-        found[number] = tuple(sides)
-    return found
+        sides_by_op[number] = tuple(sides)
+    return sides_by_op
 
 
 def sends(work: PointToPoint, groups: Mapping[str, Group]) -> list[Collective]:
@@ -89,25 +89,25 @@ def sends(work: PointToPoint, groups: Mapping[str, Group]) -> list[Collective]:
     ]
 
 
-def fabric_works(program: Program, groups: Mapping[str, Group]) -> list[Collective]:
+def fabric_collectives(program: Program, groups: Mapping[str, Group]) -> list[Collective]:
     """All collectives and sends that a rank of a program puts on links, in order. A send is the collective of
     a pair.
     """
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     for op in program.ops:
         if type(op.work) is Collective:
-            found.append(op.work)
+            collectives.append(op.work)
         elif type(op.work) is PointToPoint:
-            found += sends(op.work, groups)
-    return found
+            collectives += sends(op.work, groups)
+    return collectives
 
 
-def counted(works: Iterable[Collective]) -> dict[Collective, int]:
+def count_collectives(collectives: Iterable[Collective]) -> dict[Collective, int]:
     """How often each of `collectives` is among them, in the order of the first ones.
 
     Ops share their collectives, and a collective takes long to hash, so they are counted by identity first.
     """
-    shared = list(works)
+    shared = list(collectives)
     by_id = {id(work): work for work in shared}
     counts: dict[Collective, int] = {}
     for number, count in Counter(map(id, shared)).items():
@@ -127,7 +127,7 @@ def _sends(program: Program, groups: Mapping[str, Group]) -> Iterator[tuple[str,
 
 
 def _calls(program: Program) -> Iterator[tuple[int, PointToPoint]]:
-    for number in program.calls_with_messages:
+    for number in program.message_ops:
         work = program.ops[number].work
         assert isinstance(work, PointToPoint)
         yield number, work

@@ -11,7 +11,7 @@ import simpy
 Owner = TypeVar("Owner")
 
 
-class Alarm(simpy.Event, Generic[Owner]):
+class Timer(simpy.Event, Generic[Owner]):
     """An event that calls `call(owner)` at every time for which it is scheduled. It does not keep its owner
     alive: the owner holds the timer.
     """
@@ -22,11 +22,11 @@ class Alarm(simpy.Event, Generic[Owner]):
         self._owner, self._call = ref(owner), call
         self.callbacks = _CALLS
 
-    def ring(self) -> None:
+    def fire(self) -> None:
         self.callbacks = _CALLS  # simpy takes those of an event that it processes
         owner = self._owner()
         if owner is not None:
             self._call(owner)
 
 
-_CALLS: list[Callable[[Alarm[Any]], None]] = [Alarm.ring]
+_CALLS: list[Callable[[Timer[Any]], None]] = [Timer.fire]

@@ -14,9 +14,9 @@ from math import inf
 import simpy
 from simpy.events import EventPriority
 
-from zsim.cost.sharing import progressive_filling, rates_apart
+from zsim.cost.sharing import progressive_filling, unshared_rates
 from zsim.dataclass import dataclass
-from zsim.fluid.alarm import Alarm
+from zsim.fluid.alarm import Timer
 
 # simpy runs priorities 0 (urgent) and 1 (normal) first
 _END_OF_INSTANT = EventPriority(2)
@@ -63,18 +63,18 @@ class FluidPool:
         self._profiles: list[Profile] = []
         self._active: list[Activity] = []
         self._rates: dict[tuple[int, ...], dict[int, float]] = {}
-        self._rates_alone: dict[int, float] = {}
+        self._isolated_rates: dict[int, float] = {}
         self._last_change = 0.0
         self._is_dirty = False
         self._ending: list[Activity] = []
         self._end_time = _NEVER  # of `_ending`
-        self._wake_up = Alarm(env, self, FluidPool._finish)
-        self._end_of_instant = Alarm(env, self, FluidPool._solve)
+        self._wake_up = Timer(env, self, FluidPool._finish)
+        self._end_of_instant = Timer(env, self, FluidPool._solve)
 
     def profile(self, usage: Sequence[tuple[int, float]]) -> Profile:
         """Register a usage vector (resource index, weight). Zero weights are dropped."""
-        used = tuple((r, w) for r, w in usage if w > 0)
-        profile = Profile(len(self._profiles), used, frozenset(r for r, _ in used))
+        positive_usage = tuple((r, w) for r, w in usage if w > 0)
+        profile = Profile(len(self._profiles), positive_usage, frozenset(r for r, _ in positive_usage))
         self._profiles.append(profile)
         return profile
 
@@ -86,35 +86,35 @@ class FluidPool:
         activity = Activity(profile, size, self.env.now, on_end)
         if size <= 0 or not profile.usage:
             activity.remaining = 0.0
-        self._settle()
+        self._update_remaining()
         active = self._active
         active.append(activity)
-        rate = self._rates_alone.get(profile.number)
+        rate = self._isolated_rates.get(profile.number)
         if rate is not None and len(active) == 1 and not self._is_dirty and activity.remaining > 0:
-            self._run_alone(activity, rate)
+            self._run_isolated(activity, rate)
         else:
             self._mark_dirty()
         return activity
 
     def change(self, activity: Activity, profile: Profile) -> None:
         """Continue an activity under another profile from now on."""
-        self._settle()
+        self._update_remaining()
         activity.profile = profile
         self._mark_dirty()
 
-    def rate_alone(self, profile: Profile) -> float:
+    def isolated_rate(self, profile: Profile) -> float:
         """The rate of an activity while no other is running."""
-        rate = self._rates_alone.get(profile.number)
+        rate = self._isolated_rates.get(profile.number)
         if rate is None:
             number = profile.number
-            rate = self._rates_alone[number] = self._rates_of((number,))[number]
+            rate = self._isolated_rates[number] = self._rates_of_profiles((number,))[number]
         return rate
 
     @property
     def active(self) -> Sequence[Activity]:
         return self._active
 
-    def _settle(self) -> None:
+    def _update_remaining(self) -> None:
         """Bring `remaining` of every activity up to date."""
         now = self.env.now
         elapsed = now - self._last_change
@@ -129,29 +129,29 @@ class FluidPool:
         self._is_dirty = True
         self.env.schedule(self._end_of_instant, priority=_END_OF_INSTANT)
 
-    def _run_alone(self, activity: Activity, rate: float) -> None:
+    def _run_isolated(self, activity: Activity, rate: float) -> None:
         """Set the rate of the only activity, and plan its end. The rates are solved again at the end of the
         instant if another one starts until then.
         """
         self._end_time = _NEVER
         activity.rate = rate
         if activity.remaining <= 0:
-            self._end_in(0.0, [activity])
+            self._schedule_end(0.0, [activity])
         elif rate > 0:
-            self._end_in(activity.remaining / rate, [activity])
+            self._schedule_end(activity.remaining / rate, [activity])
 
     def _solve(self) -> None:
         """Set the rates of the running activities, and plan one wake-up for those that end next."""
         self._is_dirty = False
-        self._settle()
+        self._update_remaining()
         self._end_time = _NEVER
         if not self._active:
             return
         if len(self._active) == 1:
-            self._run_alone(self._active[0], self.rate_alone(self._active[0].profile))
+            self._run_isolated(self._active[0], self.isolated_rate(self._active[0].profile))
             return
         numbers = [activity.profile.number for activity in self._active]
-        rates = self._rates_of(tuple(sorted(numbers)))
+        rates = self._rates_of_profiles(tuple(sorted(numbers)))
         delays: list[float] = []  # until each ends at these rates
         for activity, number in zip(self._active, numbers, strict=True):
             activity.rate = rate = rates[number]
@@ -164,35 +164,35 @@ class FluidPool:
         # wake-up, whatever rounding left of them; comparing clocks with a tolerance can stall or skip.
         limit = soonest * (1 + 1e-12)
         ending = [activity for activity, delay in zip(self._active, delays, strict=True) if delay <= limit]
-        self._end_in(soonest, ending)
+        self._schedule_end(soonest, ending)
 
-    def _end_in(self, delay: float, ending: list[Activity]) -> None:
+    def _schedule_end(self, delay: float, ending: list[Activity]) -> None:
         """End the activities `ending` in `delay` seconds, unless the rates are solved again before."""
         self._ending = ending
         self._end_time = self.env.now + delay
         self.env.schedule(self._wake_up, delay=delay)
 
-    def _rates_of(self, numbers: tuple[int, ...]) -> dict[int, float]:
+    def _rates_of_profiles(self, numbers: tuple[int, ...]) -> dict[int, float]:
         """The rates of concurrent activities of these profiles, by profile."""
-        known = self._rates.get(numbers)
-        if known is None:
+        rates = self._rates.get(numbers)
+        if rates is None:
             self.num_solutions += 1
-            known = self._rates[numbers] = dict(zip(numbers, self._solution(numbers), strict=True))
-        return known
+            rates = self._rates[numbers] = dict(zip(numbers, self._solve_rates(numbers), strict=True))
+        return rates
 
-    def _solution(self, numbers: tuple[int, ...]) -> list[float]:
+    def _solve_rates(self, numbers: tuple[int, ...]) -> list[float]:
         """The rates of concurrent activities of these profiles."""
         profiles = [self._profiles[number] for number in numbers]
-        used = [profile.resources for profile in profiles]
-        if len(used) > 1 and len(frozenset().union(*used)) == sum(map(len, used)):
-            return rates_apart([self.rate_alone(profile) for profile in profiles])
+        resources = [profile.resources for profile in profiles]
+        if len(resources) > 1 and len(frozenset().union(*resources)) == sum(map(len, resources)):
+            return unshared_rates([self.isolated_rate(profile) for profile in profiles])
         return progressive_filling([profile.usage for profile in profiles], self.capacity)
 
     def _finish(self) -> None:
         if self.env.now != self._end_time:
             return  # an activity started or changed meanwhile: the later solution planned another wake-up
         ending, self._ending, self._end_time = self._ending, [], _NEVER
-        self._settle()
+        self._update_remaining()
         if len(ending) == len(self._active):
             self._active = []
         else:

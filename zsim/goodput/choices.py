@@ -7,9 +7,9 @@ import math
 from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
 from zsim.goodput.checkpoint import Checkpoint
-from zsim.goodput.checkpoints.save_costs import STATED
+from zsim.goodput.checkpoints.save_costs import STATED_KEYS
 from zsim.goodput.prepared import PreparedRun
-from zsim.goodput.search import compared, starting_interval
+from zsim.goodput.search import run_comparable, starting_interval
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 
 _MODES: tuple[CheckpointMode, ...] = ("sync", "async", "in-memory", "local-then-remote")
@@ -42,7 +42,7 @@ class SpareChoice:
 def mode_choices(prepared: PreparedRun, *, jobs: int = 1) -> list[ModeChoice]:
     """Every mode. None where the experiment states the cost of a save, which is of one mode."""
     table = prepared.table.checkpoint
-    if table.mode == "none" or any(getattr(table, name) is not None for name in STATED):
+    if table.mode == "none" or any(getattr(table, name) is not None for name in STATED_KEYS):
         return []
     costs: dict[CheckpointMode, tuple[float, Checkpoint]] = {}
     errors: dict[CheckpointMode, str] = {}
@@ -55,7 +55,7 @@ def mode_choices(prepared: PreparedRun, *, jobs: int = 1) -> list[ModeChoice]:
         else:
             costs[mode] = max(work, cost.durable_seconds - cost.blocking_seconds), cost
     scenarios = [prepared.scenario(work, mode=mode) for mode, (work, _) in costs.items()]
-    runs = dict(zip(costs, compared(scenarios, prepared.table.seed, jobs=jobs), strict=True))
+    runs = dict(zip(costs, run_comparable(scenarios, prepared.table.seed, jobs=jobs), strict=True))
     return [
         ModeChoice(mode, error=errors[mode])
         if mode in errors
@@ -69,21 +69,23 @@ def spare_choices(prepared: PreparedRun, work_seconds: float, *, jobs: int = 1) 
     of losses times the mean repair (Little's law)."""
     failures, nodes = prepared.failures, prepared.first.nodes
     total = sum(cause.weight for cause in failures.causes)
-    lost = [cause for cause in failures.causes if not cause.keeps_node]
-    if not failures.per_second or not lost or not total:
+    node_losses = [cause for cause in failures.causes if not cause.keeps_node]
+    if not failures.per_second or not node_losses or not total:
         return []
-    mean = failures.per_second * sum(c.weight / total * c.repair_seconds * c.nodes for c in lost)
-    counts = {0, prepared.recovery.spares, *(poisson_quantile(mean, part) for part in _QUANTILES)}
-    tried = sorted(count for count in counts if count <= nodes)
-    scenarios = [prepared.scenario(work_seconds, spares=spares) for spares in tried]
-    found = []
-    for spares, runs in zip(tried, compared(scenarios, prepared.table.seed, jobs=jobs), strict=True):
+    mean = failures.per_second * sum(c.weight / total * c.repair_seconds * c.nodes for c in node_losses)
+    counts = {0, prepared.recovery.spares, *(poisson_quantile(mean, quantile) for quantile in _QUANTILES)}
+    spare_counts = sorted(count for count in counts if count <= nodes)
+    scenarios = [prepared.scenario(work_seconds, spares=spares) for spares in spare_counts]
+    choices = []
+    for spares, runs in zip(
+        spare_counts, run_comparable(scenarios, prepared.table.seed, jobs=jobs), strict=True
+    ):
         goodput = runs.goodput_fraction
         waiting = runs.mean_of(lambda ledger: ledger.seconds["waiting"])
         elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
         hours = (nodes + spares) / nodes / goodput if goodput else math.inf
-        found.append(SpareChoice(spares, goodput, waiting / elapsed, hours))
-    return found
+        choices.append(SpareChoice(spares, goodput, waiting / elapsed, hours))
+    return choices
 
 
 def poisson_quantile(mean: float, part: float) -> int:

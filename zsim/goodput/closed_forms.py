@@ -22,9 +22,9 @@ from zsim.dataclass import dataclass
 from zsim.goodput.runs import Runs
 from zsim.goodput.scenario import Cause, Failures, Scenario
 
-_HEAVY = 1.0  # deviation of a repair's logarithm: 1 of 6 repairs is half of all time
-_RARE = 0.25  # of the time is waited for nodes at most: repairs hardly overlap
-_PIECES = 200  # of a run that ends by the clock
+_HEAVY_DEVIATION = 1.0  # deviation of a repair's logarithm: 1 of 6 repairs is half of all time
+_MAX_WAITING_FRACTION = 0.25  # of the time is waited for nodes at most: repairs hardly overlap
+_NUM_INTERVALS = 200  # of a run that ends by the clock
 
 
 def lambert_w(x: float) -> float:
@@ -86,7 +86,7 @@ def long_run_goodput(
 
 
 @dataclass(frozen=True, slots=True)
-class RepairsByLaw:
+class RepairEstimate:
     """A run without spares if repairs take their law's mean."""
 
     mean_seconds: float
@@ -101,7 +101,7 @@ class RepairsByLaw:
     goodput_fraction: float
 
 
-def repairs_by_law(runs: Runs) -> RepairsByLaw | None:
+def estimate_repairs(runs: Runs) -> RepairEstimate | None:
     """Waits with the law's mean for every repair. None where other things decide.
 
     Every loss of a node waits for its repair. With losses at a rate r, repairs of mean m, drawn elapsed time
@@ -112,46 +112,48 @@ def repairs_by_law(runs: Runs) -> RepairsByLaw | None:
     are long, or where the law has no heavy tail.
     """
     scenario = runs.scenario
-    lost = [cause for cause in scenario.failures.causes if not cause.keeps_node and cause.weight]
-    if not lost or not _waits_for_each(scenario, lost):
+    node_losses = [cause for cause in scenario.failures.causes if not cause.keeps_node and cause.weight]
+    if not node_losses or not _waits_for_each(scenario, node_losses):
         return None
     total = sum(cause.weight for cause in scenario.failures.causes)
     rate = scenario.failures_per_second / total
-    heaviest = max(lost, key=_deviation)
-    waits = sum(cause.weight * rate * cause.repair_seconds for cause in lost)
-    if _deviation(heaviest) < _HEAVY or not 0 < waits < _RARE:
+    heaviest = max(node_losses, key=_deviation)
+    waits = sum(cause.weight * rate * cause.repair_seconds for cause in node_losses)
+    if _deviation(heaviest) < _HEAVY_DEVIATION or not 0 < waits < _MAX_WAITING_FRACTION:
         return None
     elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
     useful = runs.mean_of(lambda ledger: ledger.useful)
     drawn = runs.lost_seconds()["waiting"]
     horizon = scenario.horizon_seconds
     if horizon is None:
-        whole = (elapsed - drawn) / (1 - waits)
-        waiting, goodput = waits * whole, useful / whole
+        expected_elapsed = (elapsed - drawn) / (1 - waits)
+        waiting, goodput = waits * expected_elapsed, useful / expected_elapsed
     else:
-        ends = [horizon * (number + 0.5) / _PIECES for number in range(_PIECES)]
+        ends = [horizon * (number + 0.5) / _NUM_INTERVALS for number in range(_NUM_INTERVALS)]
         waiting = horizon * sum(
-            cause.weight * rate * fmean(_limited(cause, end) for end in ends) for cause in lost
+            cause.weight * rate * fmean(_truncated_mean(cause, end) for end in ends) for cause in node_losses
         )
         goodput = useful / (elapsed - drawn) * (1 - waiting / horizon)
     deviation = _deviation(heaviest)
-    return RepairsByLaw(
+    return RepairEstimate(
         heaviest.repair_seconds,
         (heaviest.repair_median or 0.0) * math.exp(deviation**2),
-        _above(deviation),
+        _upper_tail(deviation),
         waiting,
         drawn,
         goodput,
     )
 
 
-def _waits_for_each(scenario: Scenario, lost: list[Cause]) -> bool:
+def _waits_for_each(scenario: Scenario, node_losses: list[Cause]) -> bool:
     recovery, failures = scenario.recovery, scenario.failures
-    alone = not failures.rack_fraction and not failures.leaf_fraction and all(c.nodes == 1 for c in lost)
+    is_single_node = (
+        not failures.rack_fraction and not failures.leaf_fraction and all(c.nodes == 1 for c in node_losses)
+    )
     steady = failures.law == "exponential" and not failures.ageing and not failures.preemptions_per_second
     one_phase = len(scenario.phases) == 1 and not failures.stragglers_per_second
     waits = recovery.policy in ("restart", "in-process") and not recovery.spares
-    return alone and steady and one_phase and waits
+    return is_single_node and steady and one_phase and waits
 
 
 def _deviation(cause: Cause) -> float:
@@ -160,18 +162,18 @@ def _deviation(cause: Cause) -> float:
     return math.sqrt(2 * math.log(mean / median)) if median and mean > median else 0.0
 
 
-def _above(deviations: float) -> float:
+def _upper_tail(deviations: float) -> float:
     """The probability of a normal number above so many deviations."""
     return math.erfc(deviations / math.sqrt(2)) / 2
 
 
-def _limited(cause: Cause, most: float) -> float:
+def _truncated_mean(cause: Cause, limit_seconds: float) -> float:
     """The mean of repairs that are cut off at `limit_seconds`."""
     mean, median, deviation = cause.repair_seconds, cause.repair_median, _deviation(cause)
     if not mean or median == 0:
         return 0.0
     if not deviation:
-        return min(mean, most) if median else mean * -math.expm1(-most / mean)
+        return min(mean, limit_seconds) if median else mean * -math.expm1(-limit_seconds / mean)
     assert median is not None
-    where = math.log(most / median) / deviation
-    return mean * _above(deviation - where) + most * _above(where)
+    normal_limit = math.log(limit_seconds / median) / deviation
+    return mean * _upper_tail(deviation - normal_limit) + limit_seconds * _upper_tail(normal_limit)

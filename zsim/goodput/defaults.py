@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Table
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 from zsim.units import Duration
 
 _FILE = PRESETS / "recovery.toml"
@@ -30,7 +30,7 @@ class Stall(Table):
     seconds: Duration
 
 
-class Kept(Table):
+class KeptSaves(Table):
     """The number of saves that are kept. All where a kind is not named."""
 
     fsdp2: int
@@ -43,17 +43,17 @@ class RecoveryDefaults(BaseModel):
 
     hang_timeout: HangTimeouts
     stall: Stall
-    keep: Kept
+    keep: KeptSaves
 
     def hang_seconds(self, kind: str) -> float:
         """The time-out of a strategy's kind."""
         return float(getattr(self.hang_timeout, kind))
 
-    def kept(self, kind: str) -> int | None:
+    def num_kept(self, kind: str) -> int | None:
         """The number of saves that a kind keeps. None for all."""
         return getattr(self.keep, kind, None)
 
 
 def recovery_defaults() -> RecoveryDefaults:
     """The file's content."""
-    return validated(read_toml(_FILE), _FILE.name, RecoveryDefaults)
+    return validate_table(read_toml(_FILE), _FILE.name, RecoveryDefaults)

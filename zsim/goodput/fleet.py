@@ -12,7 +12,7 @@ from zsim.specs.experiment.run.failures import (
 )
 
 DAY = 86_400.0
-_PER = 1000 * DAY  # seconds of a rate per 1,000 node-days
+_SECONDS_PER_1000_NODE_DAYS = 1000 * DAY  # seconds of a rate per 1,000 node-days
 
 
 def failures_of(table: FailuresTable | None, job: Job, nodes: int) -> Failures:
@@ -21,39 +21,43 @@ def failures_of(table: FailuresTable | None, job: Job, nodes: int) -> Failures:
     The rate is r n (G / G0)^(e - 1) above G0 GPUs and r n below, with n nodes of 8 GPUs, r per node, and G
     GPUs.
     """
-    found = resolve_failures(table)
+    resolved = resolve_failures(table)
     gpus = nodes * job.cluster.gpus_per_node
     standard_nodes = gpus / NODE_GPUS
-    rate = found.total_per_1000_node_days() / _PER * standard_nodes
-    if gpus > found.exponent_above_gpus:
-        rate *= (gpus / found.exponent_above_gpus) ** (found.exponent - 1)
-    planned = found.planned_per_day
+    rate = resolved.total_per_1000_node_days() / _SECONDS_PER_1000_NODE_DAYS * standard_nodes
+    if gpus > resolved.exponent_above_gpus:
+        rate *= (gpus / resolved.exponent_above_gpus) ** (resolved.exponent - 1)
+    planned = resolved.planned_per_day
     return Failures(
         per_second=rate,
-        causes=tuple(_causes(found)),
-        law=found.law,
-        shape=found.shape or 1.0,
-        ageing=tuple((day * DAY, factor) for day, factor in found.ageing),
-        rack_fraction=found.rack_fraction,
-        rack_nodes=found.rack_nodes,
-        leaf_fraction=found.leaf_fraction,
-        leaf_nodes=found.leaf_nodes,
+        causes=tuple(_causes(resolved)),
+        law=resolved.law,
+        shape=resolved.shape or 1.0,
+        ageing=tuple((day * DAY, factor) for day, factor in resolved.ageing),
+        rack_fraction=resolved.rack_fraction,
+        rack_nodes=resolved.rack_nodes,
+        leaf_fraction=resolved.leaf_fraction,
+        leaf_nodes=resolved.leaf_nodes,
         planned_every=DAY / planned if planned else None,
-        planned_takes=found.planned_takes,
-        preemptions_per_second=found.preemptions_per_day / DAY,
-        preemption_takes=found.preemption_takes,
-        preemption_notice=found.preemption_notice,
-        stragglers_per_second=found.stragglers_per_1000_node_days / _PER * standard_nodes,
-        straggler_slowdown=found.straggler_slowdown,
-        straggler_takes=found.straggler_takes,
+        planned_takes=resolved.planned_takes,
+        preemptions_per_second=resolved.preemptions_per_day / DAY,
+        preemption_takes=resolved.preemption_takes,
+        preemption_notice=resolved.preemption_notice,
+        stragglers_per_second=resolved.stragglers_per_1000_node_days
+        / _SECONDS_PER_1000_NODE_DAYS
+        * standard_nodes,
+        straggler_slowdown=resolved.straggler_slowdown,
+        straggler_takes=resolved.straggler_takes,
     )
 
 
 def _causes(table: FailuresTable) -> list[Cause]:
     if not table.causes:
         hardware = 1 - table.transient_fraction
-        lost = Cause("node lost", hardware, repair_seconds=table.repair, repair_median=table.repair_median)
-        return [lost, Cause("transient", table.transient_fraction, keeps_node=True)]
+        node_loss = Cause(
+            "node lost", hardware, repair_seconds=table.repair, repair_median=table.repair_median
+        )
+        return [node_loss, Cause("transient", table.transient_fraction, keeps_node=True)]
     return [_cause(name, cause, table) for name, cause in table.causes.items()]
 
 

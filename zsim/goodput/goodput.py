@@ -12,9 +12,9 @@ from zsim.errors import InputError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.choices import mode_choices, spare_choices
 from zsim.goodput.closed_forms import long_run_goodput
-from zsim.goodput.parts import Pilot, num_parts, num_seeds, part_of, pilot_of
+from zsim.goodput.parts import Pilot, num_parts, num_seeds, pilot_of, shorten_scenario
 from zsim.goodput.prepared import PreparedRun, prepare
-from zsim.goodput.runs import Draw, begin_each, wake_processes
+from zsim.goodput.runs import Draw, start_draws, wake_processes
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.search import IntervalCurve, best_interval, starting_interval
 from zsim.goodput.simulated_run import SimulatedRun
@@ -22,16 +22,16 @@ from zsim.goodput.training_run import TrainingRun
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_duration
 
-_HOPELESS = 1e-3  # goodput below which a run is not simulated
-_PATIENCE = 20.0  # times the expected time, after which a run is given up
-_WAYS_OUT = (
+_MIN_GOODPUT = 1e-3  # goodput below which a run is not simulated
+_GIVE_UP_FACTOR = 20.0  # times the expected time, after which a run is given up
+_REMEDIES = (
     "expected a shorter run.checkpoint.every or run.recovery.restart, more run.recovery.spares, a lower rate "
     "of run.failures, or run.recovery.policy 'per-step'"
 )
 
 
 OnDone = Callable[[str, int], None]
-COUNTED = ("intervals", "runs")  # what `OnDone` counts
+PROGRESS_KINDS = ("intervals", "runs")  # what `OnDone` counts
 
 
 def simulate_run(
@@ -63,40 +63,46 @@ def simulate_prepared(
 ) -> SimulatedRun:
     """`simulate_run` of a run whose steps are simulated already."""
     table, workers = prepared.table, jobs or os.cpu_count() or 1
-    asked = seeds or table.seeds
-    awake = wake_processes(Draw(prepared.scenario(math.inf, mode="none"), asked), workers)
+    num_requested_seeds = seeds or table.seeds
+    wait_for_workers = wake_processes(
+        Draw(prepared.scenario(math.inf, mode="none"), num_requested_seeds), workers
+    )
     cost = prepared.reported_cost()
-    awake()
-    tell = on_done or (lambda kind, count: None)
-    tried = count(1)
+    wait_for_workers()
+    report_progress = on_done or (lambda kind, count: None)
+    interval_number = count(1)
 
     def interval(work: float) -> Scenario:
-        tell("intervals", next(tried))
+        report_progress("intervals", next(interval_number))
         return prepared.scenario(work)
 
     is_auto = table.checkpoint.every == "auto"
     curve = None
     if not is_auto and cost is not None:
-        _check_hope(prepared, prepared.scenario(_work_seconds(prepared, None)))
+        _give_up_seconds(prepared, prepared.scenario(_work_seconds(prepared, None)))
     if cost is not None and (compares or is_auto):
-        _check_hope(prepared, prepared.scenario(_hopeful_work(prepared, cost)))
+        _give_up_seconds(prepared, prepared.scenario(_starting_work(prepared, cost)))
         curve = best_interval(interval, cost, table.seed, jobs=workers)
     work = math.inf if cost is None else _work_seconds(prepared, curve)
     scenario = prepared.scenario(work)
-    scenario = replace(scenario, limit_seconds=_check_hope(prepared, scenario))
+    scenario = replace(scenario, limit_seconds=_give_up_seconds(prepared, scenario))
     pilot = pilot_of(scenario, table.seed)
     _check_pilot(scenario, pilot)
-    parts = num_parts(scenario, asked, pilot)
-    draw = Draw(part_of(scenario, parts), num_seeds(asked, parts, pilot))
-    ended = begin_each([draw], table.seed, jobs=workers, on_done=lambda done: tell("runs", done))
+    num_run_parts = num_parts(scenario, num_requested_seeds, pilot)
+    draw = Draw(
+        shorten_scenario(scenario, num_run_parts), num_seeds(num_requested_seeds, num_run_parts, pilot)
+    )
+    finish_runs = start_draws(
+        [draw], table.seed, jobs=workers, on_done=lambda done: report_progress("runs", done)
+    )
     modes = tuple(mode_choices(prepared, jobs=workers)) if compares else ()
     spares = tuple(spare_choices(prepared, work, jobs=workers)) if compares else ()
-    runs = ended()[0].of_parts(scenario, parts)
+    runs = finish_runs()[0].combine(scenario, num_run_parts)
     if runs.num_unfinished == len(runs.ledgers):
         raise InputError(
             f"run: can never finish: none of {len(runs.ledgers):,} runs was done after "
             f"{format_duration(scenario.limit_seconds)}, and the steps alone take "
-            f"{format_duration(scenario.ideal_seconds)}; {_WAYS_OUT}"
+            f"{format_duration(scenario.ideal_seconds)}; {_REMEDIES}"
         )
     typical = TrainingRun(draw.scenario, runs.typical_seed(), is_recorded=True).train()
     return SimulatedRun(
@@ -107,17 +113,17 @@ def simulate_prepared(
         modes,
         spares,
         typical,
-        asked,
+        num_requested_seeds,
     )
 
 
 def _check_pilot(scenario: Scenario, pilot: Pilot) -> None:
     """Raises InputError where a run that was begun keeps hardly anything."""
-    is_hopeless = not pilot.is_whole and pilot.goodput_fraction < _HOPELESS
+    is_hopeless = not pilot.is_complete and pilot.goodput_fraction < _MIN_GOODPUT
     if is_hopeless and scenario.horizon_seconds is None:
         raise InputError(
             f"run: can never finish: after {pilot.failures:,} failures {pilot.goodput_fraction:.1e} of the "
-            f"time was kept; {_WAYS_OUT}"
+            f"time was kept; {_REMEDIES}"
         )
 
 
@@ -129,19 +135,19 @@ def _work_seconds(prepared: PreparedRun, curve: IntervalCurve | None) -> float:
     return checkpoint.seconds_of(checkpoint.every, prepared.first.step_seconds)
 
 
-def _hopeful_work(prepared: PreparedRun, cost: Checkpoint) -> float:
+def _starting_work(prepared: PreparedRun, cost: Checkpoint) -> float:
     return starting_interval(prepared.scenario(math.inf), cost)
 
 
-def _check_hope(prepared: PreparedRun, scenario: Scenario) -> float:
+def _give_up_seconds(prepared: PreparedRun, scenario: Scenario) -> float:
     """Seconds after which a run of this scenario is given up. Raises InputError where hardly any work would
     be kept."""
     phase, failures = scenario.phases[0], scenario.failures
-    place = phase.saves.local or phase.saves.remote
+    tier = phase.saves.local or phase.saves.remote
     work = phase.saves.every * phase.step_seconds
-    restart = phase.startup_seconds + (0.0 if place is None else place.load_seconds)
-    blocking = 0.0 if place is None else place.blocking_seconds
-    persist = 0.0 if place is None else place.durable_seconds - place.blocking_seconds
+    restart = phase.startup_seconds + (0.0 if tier is None else tier.load_seconds)
+    blocking = 0.0 if tier is None else tier.blocking_seconds
+    persist = 0.0 if tier is None else tier.durable_seconds - tier.blocking_seconds
     detection = scenario.recovery.detect_seconds
     expected = long_run_goodput(failures, work, blocking, persist, restart, detection)
     if scenario.recovery.policy == "per-step":
@@ -153,13 +159,13 @@ def _check_hope(prepared: PreparedRun, scenario: Scenario) -> float:
             f"{format_duration(failures.planned_takes + restart)} until training goes on; expected a lower "
             "run.failures.planned_per_day, or a shorter planned_takes or run.recovery.restart"
         )
-    if expected < _HOPELESS:
+    if expected < _MIN_GOODPUT:
         between = format_duration(1 / failures.per_second)
         raise InputError(
             f"run: can never finish: with a failure every {between} of {phase.nodes:,} nodes, "
             f"{format_duration(restart + detection)} until training goes on and saves "
-            f"{format_duration(work)} apart, {expected:.1e} of the time would be kept; {_WAYS_OUT}"
+            f"{format_duration(work)} apart, {expected:.1e} of the time would be kept; {_REMEDIES}"
         )
     if scenario.horizon_seconds is not None:
         return math.inf
-    return _PATIENCE * scenario.ideal_seconds / expected + _PATIENCE * (restart + detection)
+    return _GIVE_UP_FACTOR * scenario.ideal_seconds / expected + _GIVE_UP_FACTOR * (restart + detection)

@@ -49,17 +49,17 @@ class FailureDraws:
             exposure = self.times.weibullvariate(self.scale, self.failures.shape)
         else:
             exposure = self.times.expovariate(1.0) * self.scale
-        return aged(exposure, now, self.failures.ageing)
+        return apply_ageing(exposure, now, self.failures.ageing)
 
     def incident(self, nodes: int) -> Incident:
         """The next failure, of a job on so many nodes."""
         kinds, failures = self.kinds, self.failures
         number = bisect(self.cumulative, kinds.random() * self.cumulative[-1])
         cause = failures.causes[min(number, len(failures.causes) - 1)]
-        lost = 0 if cause.keeps_node else min(self._scope(cause), nodes)
-        repairs = tuple(repair_seconds(cause, kinds) for _ in range(lost))
+        num_lost = 0 if cause.keeps_node else min(self._scope(cause), nodes)
+        repairs = tuple(repair_seconds(cause, kinds) for _ in range(num_lost))
         later = None if cause.found_later is None else kinds.expovariate(1.0) * cause.found_later
-        return Incident(cause.name, lost, self._detection(cause), repairs, later)
+        return Incident(cause.name, num_lost, self._detection(cause), repairs, later)
 
     def _scope(self, cause: Cause) -> int:
         failures = self.failures
@@ -92,7 +92,7 @@ def repair_seconds(cause: Cause, draws: Random) -> float:
     return median * math.exp(math.sqrt(2 * math.log(mean / median)) * draws.gauss(0.0, 1.0))
 
 
-def aged(exposure: float, now: float, ageing: Sequence[tuple[float, float]]) -> float:
+def apply_ageing(exposure: float, now: float, ageing: Sequence[tuple[float, float]]) -> float:
     """Seconds from `now` in which the rate's factor, integrated, is `exposure`."""
     if not ageing:
         return exposure

@@ -69,9 +69,9 @@ class RunLedger:
     def end_phase(self, now: float) -> None:
         """Book the time of the phase that ends now."""
         worked = self.useful + self.seconds["recomputation"]
-        before = self.phases
-        elapsed = now - sum(phase.elapsed for phase in before)
-        self.phases.append(PhaseTime(elapsed, worked - sum(phase.worked for phase in before)))
+        earlier_phases = self.phases
+        elapsed = now - sum(phase.elapsed for phase in earlier_phases)
+        self.phases.append(PhaseTime(elapsed, worked - sum(phase.worked for phase in earlier_phases)))
 
     def mark(self, start: float, end: float, bin: str, cause: str, steps: float) -> None:
         """Add to the timeline."""

@@ -17,10 +17,10 @@ from zsim.fabric.idle import idle_seconds
 from zsim.goodput.checkpoints.formats import dcp_layout
 from zsim.goodput.checkpoints.machine import SavingMachine
 from zsim.goodput.checkpoints.rates import saving_rates
-from zsim.goodput.checkpoints.tensors import held_states
+from zsim.goodput.checkpoints.tensors import collect_model_states
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job, job_topology
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.local_training import LocalTrainingTable
 from zsim.specs.experiment.tables import Experiment
@@ -44,55 +44,55 @@ class OuterStep:
     """The mean addition to an inner step."""
 
 
-def one_replica(experiment: Experiment, table: LocalTrainingTable) -> Experiment:
+def replica_experiment(experiment: Experiment, table: LocalTrainingTable) -> Experiment:
     """The experiment of a replica: its part of the nodes. Raises InputError where they do not divide."""
     job = resolve(experiment)
     if job.num_nodes % table.replicas:
         raise InputError(
             f"run.local.replicas: found {table.replicas}, which does not divide the {job.num_nodes} nodes; "
-            f"expected {_divisors_of(job.num_nodes)}, as a replica has whole nodes"
+            f"expected {_divisor_words(job.num_nodes)}, as a replica has whole nodes"
         )
     if job.kind not in _KINDS:
         raise NotSimulatedError(
             f"run.local: replicas of strategy '{job.kind}' are not simulated; expected strategy.kind "
             f"{' or '.join(repr(kind) for kind in _KINDS)}, or no [run.local]"
         )
-    return changed(experiment, {"nodes": job.num_nodes // table.replicas, "gpus": None})
+    return change_experiment(experiment, {"nodes": job.num_nodes // table.replicas, "gpus": None})
 
 
-def _divisors_of(nodes: int) -> str:
+def _divisor_words(nodes: int) -> str:
     """The possible numbers of replicas of so many nodes, in words."""
-    found = [str(count) for count in range(2, nodes + 1) if nodes % count == 0]
-    return " or ".join(found) if found else "more nodes"
+    divisors = [str(count) for count in range(2, nodes + 1) if nodes % count == 0]
+    return " or ".join(divisors) if divisors else "more nodes"
 
 
 def outer_step(experiment: Experiment, table: LocalTrainingTable, inner: Result) -> OuterStep:
     """The outer step that follows inner steps as `inner` of one replica."""
-    whole, shard = resolve(experiment), _shard_bytes(inner.job)
-    world, replicas = whole.world_size, table.replicas
+    full_job, shard = resolve(experiment), _shard_bytes(inner.job)
+    world, replicas = full_job.world_size, table.replicas
     groups = {"replicas": Group.regular("replicas", world, replicas, world // replicas)}
-    part = -(-shard // table.fragments)
+    fragment_bytes = -(-shard // table.fragments)
     averaging = idle_seconds(
-        job_topology(whole), groups, [Collective("all_reduce", part, "fp32", "replicas")]
+        job_topology(full_job), groups, [Collective("all_reduce", fragment_bytes, "fp32", "replicas")]
     )
     copying = 0.0
     if table.method == "diloco":
         machine = SavingMachine(inner.job, saving_rates())
-        amounts = np.full(inner.job.world_size, 2 * part, dtype=np.int64)  # there and back
+        amounts = np.full(inner.job.world_size, 2 * fragment_bytes, dtype=np.int64)  # there and back
         copying = machine.copy_seconds(amounts, is_pinned=True)
-    waited = max(0.0, averaging - table.delay * inner.report.step_seconds) + copying
+    waiting_seconds = max(0.0, averaging - table.delay * inner.report.step_seconds) + copying
     return OuterStep(
         replicas,
-        2 * (replicas - 1) / replicas * part * table.fragments,
+        2 * (replicas - 1) / replicas * fragment_bytes * table.fragments,
         averaging,
         copying,
-        waited * table.fragments / table.every,
+        waiting_seconds * table.fragments / table.every,
     )
 
 
 def _shard_bytes(job: Job) -> int:
     """fp32 bytes of the parameters of the fullest rank."""
-    held = held_states(job)
-    layout = dcp_layout(job, held)
-    largest = max(held.numels)
+    model_states = collect_model_states(job)
+    layout = dcp_layout(job, model_states)
+    largest = max(model_states.numels)
     return -(-largest // layout.shards) * _FP32

@@ -10,11 +10,11 @@ from zsim.goodput.runs import HIGH, LOW, quantile
 from zsim.goodput.simulated_run import DEFINITIONS, SimulatedRun
 from zsim.goodput.text import (
     MEANINGS,
-    days_in_proportion,
+    detail_sentences,
     diverging_sentence,
     headline,
-    sentences,
-    shortening,
+    proportional_days,
+    shortening_sentences,
     step_trust,
     verdict_sentence,
 )
@@ -39,7 +39,7 @@ COLORS = {
 }
 _MAX_SPANS = 6_000
 _TRUST_HEAD = ("rests on", "evidence", "source", "what would narrow it")
-_NARROWED = {
+_NARROWED_BY = {
     "failures": "[run.failures] with the rate of your own fleet",
     "storage": "[run.storage] with your store's rates, or a measured [run.checkpoint] blocking",
 }
@@ -85,21 +85,21 @@ def goodput_page(run: SimulatedRun) -> str:
                 ],
             )
         )
-    lost = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
-    sections.append(Section("Failures", [lost], ["cause", "in a run", "lost GPU-hours"], _causes(run)))
-    what = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
-    sections.append(Section("All runs", [("days", f"{what} of every run.", days(run))]))
+    causes_plot = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
+    sections.append(Section("Failures", [causes_plot], ["cause", "in a run", "lost GPU-hours"], _causes(run)))
+    unit = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
+    sections.append(Section("All runs", [("days", f"{unit} of every run.", days(run))]))
     sections.append(Section("Should I believe this?", (), _TRUST_HEAD, [*trust_rows(run)]))
-    told = [verdict_sentence(run), *([diverging_sentence(run)] if run.is_diverging else [])]
-    told += shortening(run)
-    return page(headline(run), "goodput", sections, " ".join([*told, *sentences(run)]))
+    summary = [verdict_sentence(run), *([diverging_sentence(run)] if run.is_diverging else [])]
+    summary += shortening_sentences(run)
+    return page(headline(run), "goodput", sections, " ".join([*summary, *detail_sentences(run)]))
 
 
 def waterfall(run: SimulatedRun) -> Figure:
     """Days by bin, each beginning where the last one ends."""
     useful = run.runs.mean_of(lambda ledger: ledger.useful)
     rows = {"steps": useful, **run.runs.lost_seconds()}
-    figure, at = Figure(layout(380, showlegend=False)), 0.0
+    figure, start_seconds = Figure(layout(380, showlegend=False)), 0.0
     for name, seconds in rows.items():
         if not seconds:
             continue
@@ -108,12 +108,12 @@ def waterfall(run: SimulatedRun) -> Figure:
             orientation="h",
             y=[f"{MEANINGS[name]}<br>{_length(seconds)}"],
             x=[seconds / _DAY],
-            base=[at / _DAY],
+            base=[start_seconds / _DAY],
             marker_color=COLORS[name],
             hovertemplate=f"{MEANINGS[name]}: {_length(seconds)}<extra></extra>",
         )
-        at += seconds
-    figure.update_xaxes(title_text="days", range=[0, at / _DAY])
+        start_seconds += seconds
+    figure.update_xaxes(title_text="days", range=[0, start_seconds / _DAY])
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
 
@@ -137,7 +137,7 @@ def progress(run: SimulatedRun) -> Figure:
     scenario = run.runs.scenario
     figure.add_scatter(
         name="without stops", mode="lines", line={"dash": "dot", "width": 1, "color": "#8A8F98"},
-        x=[0, scenario.ideal_seconds / run.runs.parts / _DAY], y=[0, scenario.steps / run.runs.parts],
+        x=[0, scenario.ideal_seconds / run.runs.num_parts / _DAY], y=[0, scenario.steps / run.runs.num_parts],
         hoverinfo="skip",
     )  # fmt: skip
     x, y = [0.0], [0.0]
@@ -163,17 +163,17 @@ def timeline(run: SimulatedRun) -> Figure:
     """One bar per stop, at its day."""
     figure = Figure(layout(320, barmode="overlay"))
     for name in MEANINGS:
-        found = [span for span in _spans(run) if span.bin == name]
-        if not found or name == "steps":
+        bin_spans = [span for span in _spans(run) if span.bin == name]
+        if not bin_spans or name == "steps":
             continue
         figure.add_bar(
             name=MEANINGS[name],
-            x=[(span.start_seconds + span.end_seconds) / 2 / _DAY for span in found],
-            y=[(span.end_seconds - span.start_seconds) / 60 for span in found],
-            width=[max((span.end_seconds - span.start_seconds) / _DAY, 0.01) for span in found],
+            x=[(span.start_seconds + span.end_seconds) / 2 / _DAY for span in bin_spans],
+            y=[(span.end_seconds - span.start_seconds) / 60 for span in bin_spans],
+            width=[max((span.end_seconds - span.start_seconds) / _DAY, 0.01) for span in bin_spans],
             marker_color=COLORS[name],
             hovertext=[f"{span.cause or MEANINGS[name]}: {MEANINGS[name]}, "
-                       f"{(span.end_seconds - span.start_seconds) / 60:.1f} min" for span in found],
+                       f"{(span.end_seconds - span.start_seconds) / 60:.1f} min" for span in bin_spans],
             hoverinfo="text",
         )  # fmt: skip
     figure.update_xaxes(title_text="days")
@@ -205,14 +205,16 @@ def interval(run: SimulatedRun) -> Figure:
 def spares(run: SimulatedRun) -> Figure:
     figure = Figure(layout(340))
     for name, values, color in (
-        ("goodput, %", [one.goodput_fraction * 100 for one in run.spares], COLORS["steps"]),
-        ("GPU-hours, %", [one.gpu_hours_fraction * 100 for one in run.spares], COLORS["recomputation"]),
+        ("goodput, %", [choice.goodput_fraction * 100 for choice in run.spares], COLORS["steps"]),
+        ("GPU-hours, %", [choice.gpu_hours_fraction * 100 for choice in run.spares], COLORS["recomputation"]),
     ):
         figure.add_scatter(
-            name=name, mode="lines+markers", x=[one.spares for one in run.spares], y=values,
+            name=name, mode="lines+markers", x=[choice.spares for choice in run.spares], y=values,
             line={"color": color, "width": 2}, hovertemplate="%{x} spares: %{y:.2f} %<extra></extra>",
         )  # fmt: skip
-    figure.update_xaxes(title_text="spare nodes", dtick=max(1, max(one.spares for one in run.spares) // 8))
+    figure.update_xaxes(
+        title_text="spare nodes", dtick=max(1, max(choice.spares for choice in run.spares) // 8)
+    )
     figure.update_yaxes(title_text="%", automargin=True)
     return figure
 
@@ -232,15 +234,19 @@ def causes(run: SimulatedRun) -> Figure:
 def days(run: SimulatedRun) -> Figure:
     """Runs in the order of their days, or of the goodput that they have in as many days."""
     if run.runs.scenario.horizon_seconds is None:
-        ordered, title, told = sorted(run.runs.days), "days", "take at most %{y:.2f} days"
+        ordered, title, hover_text = sorted(run.runs.days), "days", "take at most %{y:.2f} days"
     else:
         fractions = run.runs.goodput_fractions
-        ordered, title, told = sorted(100 * one for one in fractions), "goodput, %", "keep at most %{y:.2f} %"
+        ordered, title, hover_text = (
+            sorted(100 * fraction for fraction in fractions),
+            "goodput, %",
+            "keep at most %{y:.2f} %",
+        )
     figure = Figure(layout(300, showlegend=False))
     figure.add_scatter(
         name="runs", mode="lines+markers", x=[n / len(ordered) * 100 for n in range(1, len(ordered) + 1)],
         y=ordered, line={"color": COLORS["steps"]},
-        hovertemplate=f"%{{x:.0f}} % of runs {told}<extra></extra>",
+        hovertemplate=f"%{{x:.0f}} % of runs {hover_text}<extra></extra>",
     )  # fmt: skip
     for part in (LOW, HIGH):
         figure.add_hline(y=quantile(ordered, part), line={"dash": "dash", "width": 1, "color": "#8A8F98"})
@@ -258,11 +264,11 @@ def _definitions(run: SimulatedRun) -> Sequence[Sequence[str]]:
 
 def _modes(run: SimulatedRun) -> Sequence[Sequence[str]]:
     return [
-        [one.mode, "", "", one.error]
-        if one.error is not None
-        else [one.mode, f"{one.interval_seconds / 60:.1f} min", f"{one.blocking_seconds:.2f} s",
-              f"{(one.goodput_fraction or 0.0) * 100:.2f} %"]
-        for one in run.modes
+        [choice.mode, "", "", choice.error]
+        if choice.error is not None
+        else [choice.mode, f"{choice.interval_seconds / 60:.1f} min", f"{choice.blocking_seconds:.2f} s",
+              f"{(choice.goodput_fraction or 0.0) * 100:.2f} %"]
+        for choice in run.modes
     ]  # fmt: skip
 
 
@@ -278,17 +284,17 @@ def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
     report = run.prepared.first.result.report
     weakest = ", ".join(f"{part} {grade}" for part, grade in report.evidence.items())
-    own = f"a step of {format_seconds(report.step_seconds)}"
+    step_text = f"a step of {format_seconds(report.step_seconds)}"
     yield (
-        own,
+        step_text,
         weakest,
-        f"{step_trust(run)}{days_in_proportion(run)}",
+        f"{step_trust(run)}{proportional_days(run)}",
         "a measured step: zsim calibrate, zsim compare",
     )
     checkpoint = run.prepared.table.checkpoint
     if checkpoint.blocking is not None:
         yield "saves", "measured", "given by the experiment", ""
     for name, table in run.sources.items():
-        yield name, table.evidence, table.source, _NARROWED[name]
+        yield name, table.evidence, table.source, _NARROWED_BY[name]
     if len(run.prepared.table.phases) > 1:
         yield "phases", "", "the first phase's step is the one judged above", ""

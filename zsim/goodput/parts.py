@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from zsim.dataclass import dataclass
@@ -25,7 +26,7 @@ _LEAST_FAILURES = 2_000  # of a part
 _PILOT_FAILURES = 2_000
 _MOST_FAILURES = 2_000_000  # of all seeds, beyond which fewer are drawn
 _LEAST_SEEDS = 20
-MANY = 10  # times a mean repair, and the work between saves, that a part is at least
+MIN_PART_FACTOR = 10  # times a mean repair, and the work between saves, that a part is at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Pilot:
     """The fraction of the run that it covers."""
     goodput_fraction: float
     """Goodput so far."""
-    is_whole: bool
+    is_complete: bool
     """Nothing was left."""
 
     @property
@@ -51,83 +52,92 @@ def pilot_of(scenario: Scenario, seed: int, failures: int = _PILOT_FAILURES) -> 
     run = TrainingRun(scenario, seed, max_failures=failures)
     ledger = run.train()
     horizon = scenario.horizon_seconds
-    done = ledger.elapsed / horizon if horizon is not None else ledger.useful / scenario.ideal_seconds
+    done_fraction = (
+        ledger.elapsed / horizon if horizon is not None else ledger.useful / scenario.ideal_seconds
+    )
     goodput = ledger.useful / ledger.elapsed if ledger.elapsed else 1.0
-    return Pilot(run.num_strikes, max(done, 0.0), max(goodput, 0.0), ledger.is_finished)
+    return Pilot(run.num_strikes, max(done_fraction, 0.0), max(goodput, 0.0), ledger.is_finished)
 
 
 def num_parts(scenario: Scenario, seeds: int, pilot: Pilot) -> int:
     """The number of parts of the run, of which one is simulated per seed. 1 if all of it is."""
-    if pilot.is_whole or not pilot.done:
+    if pilot.is_complete or not pilot.done:
         return 1
     expected = pilot.all_failures
-    most = expected / max(_ALL_FAILURES / seeds, _LEAST_FAILURES)
-    lasts = expected / scenario.failures.per_second
-    if slowest(scenario):
-        most = min(most, lasts / (MANY * slowest(scenario)))
+    max_parts = expected / max(_ALL_FAILURES / seeds, _LEAST_FAILURES)
+    run_seconds = expected / scenario.failures.per_second
+    if longest_delay_seconds(scenario):
+        max_parts = min(max_parts, run_seconds / (MIN_PART_FACTOR * longest_delay_seconds(scenario)))
     for phase in scenario.phases:
-        most = min(most, phase.steps / (MANY * phase.saves.every * phase.saves.remote_every))
-    return max(int(most), 1)
+        max_parts = min(
+            max_parts, phase.steps / (MIN_PART_FACTOR * phase.saves.every * phase.saves.remote_every)
+        )
+    return max(int(max_parts), 1)
 
 
-def slowest(scenario: Scenario) -> float:
+def longest_delay_seconds(scenario: Scenario) -> float:
     """The longest mean repair, or time until silent corruption is detected."""
-    found = [0.0]
+    delays = [0.0]
     for cause in scenario.failures.causes:
         if cause.weight:
-            found += [0.0 if cause.keeps_node else cause.repair_seconds, cause.found_later or 0.0]
-    return max(found)
+            delays += [0.0 if cause.keeps_node else cause.repair_seconds, cause.found_later or 0.0]
+    return max(delays)
 
 
-def num_seeds(seeds: int, parts: int, pilot: Pilot) -> int:
+def num_seeds(seeds: int, num_run_parts: int, pilot: Pilot) -> int:
     """Seeds that are drawn, of those requested. Fewer where even parts have too many failures."""
-    if pilot.is_whole or not pilot.done:
+    if pilot.is_complete or not pilot.done:
         return seeds
-    return min(seeds, max(int(_MOST_FAILURES * parts / pilot.all_failures), _LEAST_SEEDS))
+    return min(seeds, max(int(_MOST_FAILURES * num_run_parts / pilot.all_failures), _LEAST_SEEDS))
 
 
-def part_of(scenario: Scenario, parts: int) -> Scenario:
+def shorten_scenario(scenario: Scenario, num_run_parts: int) -> Scenario:
     """One of so many equal parts of a run."""
-    if parts == 1:
+    if num_run_parts == 1:
         return scenario
     failures, horizon = scenario.failures, scenario.horizon_seconds
-    ageing = tuple((seconds / parts, factor) for seconds, factor in failures.ageing)
-    phases = (replace(phase, steps=max(round(phase.steps / parts), 1)) for phase in scenario.phases)
+    ageing = tuple((seconds / num_run_parts, factor) for seconds, factor in failures.ageing)
+    phases = (replace(phase, steps=max(round(phase.steps / num_run_parts), 1)) for phase in scenario.phases)
     return replace(
         scenario,
         phases=tuple(phases),
         failures=replace(failures, ageing=ageing),
-        horizon_seconds=None if horizon is None else horizon / parts,
-        limit_seconds=scenario.limit_seconds / parts,
+        horizon_seconds=None if horizon is None else horizon / num_run_parts,
+        limit_seconds=scenario.limit_seconds / num_run_parts,
     )
 
 
-def whole_runs(ledgers: tuple[RunLedger, ...], parts: int) -> tuple[RunLedger, ...]:
+def combine_parts(ledgers: tuple[RunLedger, ...], num_run_parts: int) -> tuple[RunLedger, ...]:
     """Ledgers of full runs from those of their parts, [Note: a run of equal parts]."""
-    if parts == 1:
+    if num_run_parts == 1:
         return ledgers
-    root = math.sqrt(parts)
+    root = math.sqrt(num_run_parts)
 
-    def grown(value: Callable[[RunLedger], float]) -> list[float]:
+    def extrapolate(value: Callable[[RunLedger], float]) -> list[float]:
         values = [value(ledger) for ledger in ledgers]
         mean = fmean(values)
-        return [parts * mean + root * (one - mean) for one in values]
+        return [num_run_parts * mean + root * (part_value - mean) for part_value in values]
 
     def tables(table: Callable[[RunLedger], dict[str, float]]) -> list[dict[str, float]]:
         names = sorted({name for ledger in ledgers for name in table(ledger)})
-        columns = {name: grown(lambda one, name=name: table(one).get(name, 0.0)) for name in names}  # type: ignore[misc]
+        columns = {
+            name: extrapolate(lambda ledger, name=name: table(ledger).get(name, 0.0)) for name in names
+        }  # type: ignore[misc]
         return [{name: columns[name][number] for name in names} for number in range(len(ledgers))]
 
     numbers = ("useful", "num_saves", "num_restarts", "num_scratch", "steps", "elapsed")
-    columns = {name: grown(lambda one, name=name: getattr(one, name)) for name in numbers}  # type: ignore[misc]
-    seconds, causes = tables(lambda one: one.seconds), tables(lambda one: one.by_cause)
+    columns = {name: extrapolate(lambda ledger, name=name: getattr(ledger, name)) for name in numbers}  # type: ignore[misc]
+    seconds, causes = tables(lambda ledger: ledger.seconds), tables(lambda ledger: ledger.by_cause)
     phases = range(max(len(ledger.phases) for ledger in ledgers))
+
+    def phase_seconds(ledger: RunLedger, number: int, name: str) -> float:
+        return float(getattr(ledger.phases[number], name)) if number < len(ledger.phases) else 0.0
+
     times = [
-        [grown(lambda one, n=n, of=of: getattr(one.phases[n], of) if n < len(one.phases) else 0.0)  # type: ignore[misc]
-         for of in ("elapsed", "worked")]
+        [extrapolate(partial(phase_seconds, number=n, name=name)) for name in ("elapsed", "worked")]
         for n in phases
-    ]  # fmt: skip
-    failures = tables(lambda one: {name: float(count) for name, count in one.failures.items()})
+    ]
+    failures = tables(lambda ledger: {name: float(count) for name, count in ledger.failures.items()})
     return tuple(
         RunLedger(
             useful=columns["useful"][number],

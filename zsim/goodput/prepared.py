@@ -17,13 +17,13 @@ from zsim.explain.report_of import report_of_step
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
-from zsim.goodput.checkpoints.saved import Saved
+from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.goodput.defaults import recovery_defaults
 from zsim.goodput.fleet import failures_of
-from zsim.goodput.outer_step import OuterStep, one_replica, outer_step
+from zsim.goodput.outer_step import OuterStep, outer_step, replica_experiment
 from zsim.goodput.scenario import Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.search import starting_interval
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import PhaseTable, TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
@@ -51,16 +51,16 @@ class SimulatedPhase:
         return self.result.report.step_seconds + (0.0 if self.outer is None else self.outer.added_seconds)
 
     @property
-    def replicas_apart(self) -> int:
+    def num_replicas(self) -> int:
         return 1 if self.outer is None else self.outer.replicas
 
     @property
     def nodes(self) -> int:
-        return self.result.job.num_nodes * self.replicas_apart
+        return self.result.job.num_nodes * self.num_replicas
 
     @property
     def gpus(self) -> int:
-        return self.result.job.world_size * self.replicas_apart
+        return self.result.job.world_size * self.num_replicas
 
 
 class PreparedRun:
@@ -79,7 +79,7 @@ class PreparedRun:
         self.experiment, self.table, self.phases = experiment, table, tuple(phases)
         self.simulator = simulator or Simulator()
         self._costs: dict[tuple[int, CheckpointMode], Checkpoint] = {}
-        self._files: dict[int, Saved] = {}
+        self._files: dict[int, SavedFiles] = {}
         self._sizes: dict[int, dict[int, float]] = {}
 
     @property
@@ -118,7 +118,7 @@ class PreparedRun:
             )
         return self._costs[key]
 
-    def _saved_files(self, phase: int) -> Saved:
+    def _saved_files(self, phase: int) -> SavedFiles:
         """The files of a save, whatever its mode."""
         if phase not in self._files:
             table = self.table.checkpoint
@@ -132,13 +132,13 @@ class PreparedRun:
         mode = self.table.checkpoint.mode
         return None if mode == "none" else self.cost(mode)
 
-    def with_table(self, table: TrainingRunTable) -> PreparedRun:
+    def replace_table(self, table: TrainingRunTable) -> PreparedRun:
         """The run with another `[run]` table, as long as this one, with the same steps."""
         phases = []
         for phase in self.phases:
-            there = phase.experiment.model_copy(update={"run": table})
-            job = replace(phase.result.job, experiment=there)
-            phases.append(replace(phase, experiment=there, result=replace(phase.result, job=job)))
+            phase_experiment = phase.experiment.model_copy(update={"run": table})
+            job = replace(phase.result.job, experiment=phase_experiment)
+            phases.append(replace(phase, experiment=phase_experiment, result=replace(phase.result, job=job)))
         return PreparedRun(self.experiment.model_copy(update={"run": table}), table, phases, self.simulator)
 
     # scenarios
@@ -157,22 +157,22 @@ class PreparedRun:
         if spares is not None:
             recovery = replace(recovery, spares=spares)
         phases = tuple(self._phase(number, work_seconds, mode) for number in range(len(self.phases)))
-        every = 0
+        evaluation_steps = 0
         if evaluation is not None:
             seconds = table.checkpoint.seconds_of(evaluation.every, phases[0].step_seconds)
-            every = max(round(seconds / phases[0].step_seconds), 1)
+            evaluation_steps = max(round(seconds / phases[0].step_seconds), 1)
         return Scenario(
             phases,
             self.failures,
             recovery,
-            evaluation_every=every,
+            evaluation_every=evaluation_steps,
             evaluation_seconds=0.0 if evaluation is None else evaluation.takes,
             horizon_seconds=None if table.days is None else table.days * DAY,
         )
 
     def _phase(self, number: int, work_seconds: float, mode: CheckpointMode) -> Phase:
         simulated, recovery = self.phases[number], self.table.recovery
-        stays = 0.0 if self.startup is None else self.startup.communicators_seconds
+        communicators_seconds = 0.0 if self.startup is None else self.startup.communicators_seconds
         rate, highest = self._failures_of(simulated).per_second, self.failures.per_second
         return Phase(
             simulated.steps,
@@ -180,7 +180,7 @@ class PreparedRun:
             simulated.nodes,
             self._saves(number, work_seconds, mode),
             startup_seconds=self.startup_seconds,
-            in_process_seconds=self.startup_seconds if self.startup is None else stays,
+            in_process_seconds=self.startup_seconds if self.startup is None else communicators_seconds,
             step_sigma=simulated.sigma,
             slowdown_by_nodes=self._slowdowns(number) if recovery.policy == "shrink" else {},
             replicas=self._replicas(simulated) if recovery.policy == "per-step" else 1,
@@ -192,20 +192,22 @@ class PreparedRun:
         if mode == "none":
             return Saves(every=phase.steps)
         step = phase.step_seconds
-        every = max(round(min(work_seconds / step, phase.steps)), 1)
-        keep = table.keep or recovery_defaults().kept(phase.experiment.strategy.kind)
-        archive = None if table.archive_every is None else max(round(table.archive_every / step), 1)
+        save_steps = max(round(min(work_seconds / step, phase.steps)), 1)
+        keep = table.keep or recovery_defaults().num_kept(phase.experiment.strategy.kind)
+        archive_interval = None if table.archive_every is None else max(round(table.archive_every / step), 1)
         if mode not in TWO_TIERS:
-            return Saves(every, self.cost(mode, number), keep=keep, archive_steps=archive)
+            return Saves(save_steps, self.cost(mode, number), keep=keep, archive_steps=archive_interval)
         local, remote = self.cost(mode, number), self.cost("async", number)
         if table.remote_every is None:
-            pays = starting_interval(self.scenario(math.inf, mode="async"), remote)
-            apart = math.ceil(max(pays, remote.durable_seconds) / (every * step + local.blocking_seconds))
+            worthwhile_seconds = starting_interval(self.scenario(math.inf, mode="async"), remote)
+            remote_interval = math.ceil(
+                max(worthwhile_seconds, remote.durable_seconds) / (save_steps * step + local.blocking_seconds)
+            )
         else:
-            apart = round(table.seconds_of(table.remote_every, step) / step / every)
+            remote_interval = round(table.seconds_of(table.remote_every, step) / step / save_steps)
         return Saves(
-            every, remote, local, max(apart, 1), survives_node=mode == "in-memory", keep=keep,
-            archive_steps=archive,
+            save_steps, remote, local, max(remote_interval, 1), survives_node=mode == "in-memory", keep=keep,
+            archive_steps=archive_interval,
         )  # fmt: skip
 
     @cached_property
@@ -213,7 +215,7 @@ class PreparedRun:
         table, phase, defaults = self.table.recovery, self.first, recovery_defaults()
         nodes = phase.nodes
         if table.policy == "shrink":
-            self._check_any_size()
+            self._check_elastic_load()
         if table.spares > nodes:
             raise InputError(
                 f"run.recovery.spares: found {table.spares:,}, more than the {nodes:,} nodes that train; "
@@ -236,11 +238,11 @@ class PreparedRun:
             least_replicas=table.least_replicas,
         )
 
-    def _check_any_size(self) -> None:
+    def _check_elastic_load(self) -> None:
         """Raises InputError where other ranks than those that saved cannot load (DeepSpeed 0.19.8
         runtime/engine.py `_load_zero_checkpoint`)."""
-        strategy, place = self.first.result.job.strategy, self.table.checkpoint
-        if isinstance(strategy, DeepSpeedConfig) and strategy.stage and place.format != "universal":
+        strategy, checkpoint = self.first.result.job.strategy, self.table.checkpoint
+        if isinstance(strategy, DeepSpeedConfig) and strategy.stage and checkpoint.format != "universal":
             raise InputError(
                 "run.recovery.policy: found 'shrink', but DeepSpeed loads a checkpoint of ZeRO on as many "
                 "ranks as saved it; expected run.checkpoint.format 'universal', or policy 'restart'"
@@ -259,15 +261,15 @@ class PreparedRun:
 
     def _replicas(self, phase: SimulatedPhase) -> int:
         strategy = phase.result.job.strategy
-        found = int(getattr(strategy, "replicate", None) or 1)
+        num_replicas = int(getattr(strategy, "replicate", None) or 1)
         if phase.experiment.strategy.kind == "ddp":
-            found = phase.result.job.data_parallel_size
-        if found < 2:
+            num_replicas = phase.result.job.data_parallel_size
+        if num_replicas < 2:
             raise InputError(
                 "run.recovery.policy: 'per-step' lets the other replicas go on while one is away, and this "
                 "job has one replica; expected strategy.replicate above 1 (HSDP), or policy 'restart'"
             )
-        return found
+        return num_replicas
 
     def _slowdowns(self, number: int) -> dict[int, float]:
         """By nodes, seconds that make up for one full step, over its seconds.
@@ -276,13 +278,13 @@ class PreparedRun:
         """
         if number not in self._sizes:
             phase = self.phases[number]
-            least = self.recovery.least_nodes
-            counts = range(phase.nodes - 1, least - 1, -1)
+            least_nodes = self.recovery.least_nodes
+            counts = range(phase.nodes - 1, least_nodes - 1, -1)
             stride = max(-(-len(counts) // _MAX_SIZES), 1)
-            asked = sorted({*counts[:2], *counts[::stride], *counts[-1:]}, reverse=True)
+            node_counts = sorted({*counts[:2], *counts[::stride], *counts[-1:]}, reverse=True)
             rates = {phase.nodes: 1.0}
-            for nodes in asked:
-                pace = _pace_on(phase, nodes, self.simulator)
+            for nodes in node_counts:
+                pace = _relative_pace(phase, nodes, self.simulator)
                 if pace is not None:
                     rates[nodes] = pace
             self._sizes[number] = {
@@ -292,16 +294,16 @@ class PreparedRun:
         return self._sizes[number]
 
 
-def _pace_on(phase: SimulatedPhase, nodes: int, simulator: Simulator) -> float | None:
+def _relative_pace(phase: SimulatedPhase, nodes: int, simulator: Simulator) -> float | None:
     """Seconds per token on so many nodes, over those on all. None where the job cannot run there."""
     try:
-        report = _step_of(changed(phase.experiment, {"nodes": nodes}), simulator).report
+        report = _simulate_step(change_experiment(phase.experiment, {"nodes": nodes}), simulator).report
     except ZsimError:
         return None
     if not report.fits:
         return None
-    whole = phase.result.report
-    return report.step_seconds / report.step_tokens / (whole.step_seconds / whole.step_tokens)
+    full_report = phase.result.report
+    return report.step_seconds / report.step_tokens / (full_report.step_seconds / full_report.step_tokens)
 
 
 def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun:
@@ -323,53 +325,53 @@ def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun
     simulator = Simulator()
     phases = []
     for phase in table.phases or (None,):
-        own = experiment if phase is None else changed(experiment, phase.overrides())
-        known = result if phase is None else None
-        phases.append(_simulated(own, table, tokens, phase, known, simulator))
+        phase_experiment = experiment if phase is None else change_experiment(experiment, phase.overrides())
+        known_result = result if phase is None else None
+        phases.append(_simulate_phase(phase_experiment, table, tokens, phase, known_result, simulator))
     return PreparedRun(experiment, table, phases, simulator)
 
 
-@garbage_collection.paused()
-def _step_of(experiment: Experiment, simulator: Simulator) -> Result:
+@garbage_collection.pause()
+def _simulate_step(experiment: Experiment, simulator: Simulator) -> Result:
     """The step as `zsim.simulate` has it, but for what its report says of other assumptions."""
-    began = time.perf_counter()
+    start_seconds = time.perf_counter()
     job = simulator.job(experiment)
     step = simulator.step(job)
-    report = report_of_step(step, time.perf_counter() - began)
+    report = report_of_step(step, time.perf_counter() - start_seconds)
     return Result(job, step.outcome.plan, step.outcome.trace, report)
 
 
-def _simulated(
+def _simulate_phase(
     experiment: Experiment,
     table: TrainingRunTable,
     tokens: float | None,
     phase: PhaseTable | None,
-    known: Result | None,
+    known_result: Result | None,
     simulator: Simulator,
 ) -> SimulatedPhase:
     outer = None
     if table.local is None:
-        result = known or _step_of(experiment, simulator)
+        result = known_result or _simulate_step(experiment, simulator)
     else:
-        result = _step_of(one_replica(experiment, table.local), simulator)
+        result = _simulate_step(replica_experiment(experiment, table.local), simulator)
         outer = outer_step(experiment, table.local, result)
-    report, added = result.report, 0.0 if outer is None else outer.added_seconds
+    report, added_seconds = result.report, 0.0 if outer is None else outer.added_seconds
     tokens_per_step = report.step_tokens * (1 if outer is None else outer.replicas)
-    wanted = phase.tokens if phase is not None else tokens
+    phase_tokens = phase.tokens if phase is not None else tokens
     if table.steps is not None:
         steps = table.steps
     elif table.days is not None:
-        steps = math.ceil(table.days * DAY / (report.step_seconds + added)) + 1
+        steps = math.ceil(table.days * DAY / (report.step_seconds + added_seconds)) + 1
     else:
-        assert wanted is not None
-        steps = max(math.ceil(wanted / tokens_per_step - 1e-9), 1)
+        assert phase_tokens is not None
+        steps = max(math.ceil(phase_tokens / tokens_per_step - 1e-9), 1)
     return SimulatedPhase(experiment, result, steps, _step_sigma(result), outer)
 
 
 def _step_sigma(result: Result) -> float:
     """Relative standard deviation of the steps that `[jitter]` drew: from 5 to 95 % they cover 3.29 sigma."""
-    spread = result.report.jitter
-    if spread is None:
+    jitter = result.report.jitter
+    if jitter is None:
         return 0.0
-    seconds = spread.step_seconds
+    seconds = jitter.step_seconds
     return (seconds["p95"] - seconds["p5"]) / 3.29 / seconds["p50"]

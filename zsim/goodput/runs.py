@@ -10,12 +10,12 @@ from statistics import fmean, stdev
 
 from zsim.dataclass import dataclass
 from zsim.goodput.ledger import BINS, RunLedger
-from zsim.goodput.parts import whole_runs
+from zsim.goodput.parts import combine_parts
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.training_run import TrainingRun
 
 DAY = 86_400.0
-_WORTH_A_PROCESS = 20_000  # failures, a second or two
+_MIN_FAILURES_PER_POOL = 20_000  # failures, a second or two
 LOW, HIGH = 0.05, 0.95
 
 
@@ -26,12 +26,14 @@ class Runs:
     scenario: Scenario
     first_seed: int
     ledgers: tuple[RunLedger, ...]
-    parts: int = 1
+    num_parts: int = 1
     """Equal parts that a run was taken for, of which one was simulated per seed."""
 
-    def of_parts(self, whole: Scenario, parts: int) -> Runs:
+    def combine(self, full_scenario: Scenario, num_parts: int) -> Runs:
         """The runs of `full_scenario` of whose parts these are."""
-        return replace(self, scenario=whole, ledgers=whole_runs(self.ledgers, parts), parts=parts)
+        return replace(
+            self, scenario=full_scenario, ledgers=combine_parts(self.ledgers, num_parts), num_parts=num_parts
+        )
 
     @property
     def num_unfinished(self) -> int:
@@ -70,7 +72,7 @@ class Runs:
         """Mean seconds by bin. With the useful ones they sum to the mean of all."""
         return {name: self.mean_of(lambda ledger, name=name: ledger.seconds[name]) for name in BINS}  # type: ignore[misc]
 
-    def by_cause(self) -> dict[str, float]:
+    def lost_seconds_by_cause(self) -> dict[str, float]:
         """Mean lost seconds by cause, the largest first."""
         return self._means([ledger.by_cause for ledger in self.ledgers])
 
@@ -80,8 +82,8 @@ class Runs:
 
     def _means(self, tables: Sequence[dict[str, float]] | Sequence[dict[str, int]]) -> dict[str, float]:
         names = sorted(set(chain.from_iterable(tables)))
-        found = {name: fmean(table.get(name, 0) for table in tables) for name in names}
-        return dict(sorted(found.items(), key=lambda entry: -entry[1]))
+        means = {name: fmean(table.get(name, 0) for table in tables) for name in names}
+        return dict(sorted(means.items(), key=lambda entry: -entry[1]))
 
     def typical_seed(self) -> int:
         """The seed whose days are the median's."""
@@ -89,13 +91,13 @@ class Runs:
         return self.first_seed + order[len(order) // 2]
 
 
-def quantile(values: Sequence[float], part: float) -> float:
+def quantile(values: Sequence[float], fraction: float) -> float:
     """By linear interpolation between the sorted values."""
     ordered = sorted(values)
-    place = part * (len(ordered) - 1)
-    low = int(place)
+    position = fraction * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,10 @@ def run_seeds(
 
     `on_done` is called with the number of runs that are done, whenever some are.
     """
-    return run_each([Draw(scenario, seeds)], first_seed, jobs=jobs, on_done=on_done)[0]
+    return run_draws([Draw(scenario, seeds)], first_seed, jobs=jobs, on_done=on_done)[0]
 
 
-def run_each(
+def run_draws(
     draws: Sequence[Draw],
     first_seed: int = 1,
     *,
@@ -136,7 +138,7 @@ def run_each(
     on_done: Callable[[int], None] | None = None,
 ) -> list[Runs]:
     """`run_seeds` of several scenarios concurrently on `jobs` processes, all from the same seeds on."""
-    return begin_each(draws, first_seed, jobs=jobs, on_done=on_done)()
+    return start_draws(draws, first_seed, jobs=jobs, on_done=on_done)()
 
 
 def wake_processes(draw: Draw, jobs: int) -> Callable[[], None]:
@@ -144,26 +146,26 @@ def wake_processes(draw: Draw, jobs: int) -> Callable[[], None]:
 
     The returned function waits for them.
     """
-    if not _pays([draw], jobs):
+    if not _needs_processes([draw], jobs):
         return lambda: None
     import joblib
 
-    idle = joblib.Parallel(n_jobs=jobs, return_as="generator")(
-        joblib.delayed(_some)(draw.scenario, ()) for _ in range(jobs)
+    started = joblib.Parallel(n_jobs=jobs, return_as="generator")(
+        joblib.delayed(_train_seeds)(draw.scenario, ()) for _ in range(jobs)
     )
 
-    def awake() -> None:
-        for _ in idle:
+    def wait_for_start() -> None:
+        for _ in started:
             pass
 
-    return awake
+    return wait_for_start
 
 
-def _pays(draws: Sequence[Draw], jobs: int) -> bool:
-    return jobs > 1 and sum(draw.failures for draw in draws) > _WORTH_A_PROCESS
+def _needs_processes(draws: Sequence[Draw], jobs: int) -> bool:
+    return jobs > 1 and sum(draw.failures for draw in draws) > _MIN_FAILURES_PER_POOL
 
 
-def begin_each(
+def start_draws(
     draws: Sequence[Draw],
     first_seed: int = 1,
     *,
@@ -173,36 +175,41 @@ def begin_each(
     """Begin `run_draws`, on other processes while this one works, if it uses any. The returned function
     returns the runs.
     """
-    parts = [(number, range(first_seed, first_seed + draw.seeds)) for number, draw in enumerate(draws)]
-    found: Iterable[list[RunLedger]]
-    if _pays(draws, jobs):
+    batches = [(number, range(first_seed, first_seed + draw.seeds)) for number, draw in enumerate(draws)]
+    batch_ledgers: Iterable[list[RunLedger]]
+    if _needs_processes(draws, jobs):
         import joblib
 
         size = -(-sum(draw.seeds for draw in draws) // (jobs * 4))
-        parts = [
+        batches = [
             (number, seeds[start : start + size])
-            for number, seeds in parts
+            for number, seeds in batches
             for start in range(0, len(seeds), size)
         ]
-        found = joblib.Parallel(n_jobs=jobs, return_as="generator")(
-            joblib.delayed(_some)(draws[number].scenario, seeds) for number, seeds in parts
+        batch_ledgers = joblib.Parallel(n_jobs=jobs, return_as="generator")(
+            joblib.delayed(_train_seeds)(draws[number].scenario, seeds) for number, seeds in batches
         )
     else:
-        parts = [(number, seeds[at : at + 1]) for number, seeds in parts for at in range(len(seeds))]
-        found = (_some(draws[number].scenario, seeds) for number, seeds in parts)
+        batches = [
+            (number, seeds[index : index + 1]) for number, seeds in batches for index in range(len(seeds))
+        ]
+        batch_ledgers = (_train_seeds(draws[number].scenario, seeds) for number, seeds in batches)
 
-    def ended() -> list[Runs]:
+    def collect_runs() -> list[Runs]:
         ledgers: list[list[RunLedger]] = [[] for _ in draws]
-        done = 0
-        for (number, seeds), some in zip(parts, found, strict=True):
-            ledgers[number] += some
-            done += len(seeds)
+        num_done = 0
+        for (number, seeds), new_ledgers in zip(batches, batch_ledgers, strict=True):
+            ledgers[number] += new_ledgers
+            num_done += len(seeds)
             if on_done is not None:
-                on_done(done)
-        return [Runs(draw.scenario, first_seed, tuple(own)) for draw, own in zip(draws, ledgers, strict=True)]
+                on_done(num_done)
+        return [
+            Runs(draw.scenario, first_seed, tuple(draw_ledgers))
+            for draw, draw_ledgers in zip(draws, ledgers, strict=True)
+        ]
 
-    return ended
+    return collect_runs
 
 
-def _some(scenario: Scenario, seeds: Sequence[int]) -> list[RunLedger]:
+def _train_seeds(scenario: Scenario, seeds: Sequence[int]) -> list[RunLedger]:
     return [TrainingRun(scenario, seed).train() for seed in seeds]

@@ -10,7 +10,7 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.choices import ModeChoice, SpareChoice
-from zsim.goodput.closed_forms import repairs_by_law
+from zsim.goodput.closed_forms import estimate_repairs
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
@@ -66,7 +66,7 @@ class SimulatedRun:
     """The ledger, with its timeline, of the run that takes the median's days, or of the part of it that was
     simulated.
     """
-    asked_seeds: int
+    requested_seeds: int
     """Runs that were to be drawn."""
 
     @property
@@ -79,7 +79,7 @@ class SimulatedRun:
         return self.prepared.first.gpus
 
     @property
-    def tightest(self) -> Report:
+    def tightest_report(self) -> Report:
         """The step of the phase that is least likely to fit, the first of several."""
         reports = [phase.result.report for phase in self.prepared.phases]
         return min(reports, key=lambda report: (report.fits, report.verdict.probability))
@@ -87,7 +87,7 @@ class SimulatedRun:
     @property
     def fits(self) -> bool:
         """Whether the steps of all phases fit."""
-        return self.tightest.fits
+        return self.tightest_report.fits
 
     @property
     def is_diverging(self) -> bool:
@@ -143,17 +143,19 @@ class SimulatedRun:
         saves = self.runs.scenario.phases[-1].saves
         if saves.remote is None:
             return None
-        apart = saves.every * saves.remote_every
-        number = max(math.ceil(self.steps / apart), 1)
-        kept = number if saves.keep is None else min(saves.keep, number)
+        save_steps = saves.every * saves.remote_every
+        number = max(math.ceil(self.steps / save_steps), 1)
+        num_kept = number if saves.keep is None else min(saves.keep, number)
         if saves.archive_steps is not None:
-            kept += max(math.floor((number - kept) * apart / saves.archive_steps), 0)
-        return kept * saves.remote.bytes
+            num_kept += max(math.floor((number - num_kept) * save_steps / saves.archive_steps), 0)
+        return num_kept * saves.remote.bytes
 
     @property
     def lost_gpu_hours(self) -> dict[str, float]:
         """By cause of failure."""
-        return {cause: seconds * self.gpus / _HOUR for cause, seconds in self.runs.by_cause().items()}
+        return {
+            cause: seconds * self.gpus / _HOUR for cause, seconds in self.runs.lost_seconds_by_cause().items()
+        }
 
     @cached_property
     def definitions(self) -> dict[str, float | None]:
@@ -161,14 +163,14 @@ class SimulatedRun:
         runs = self.runs
         useful = runs.mean_of(lambda ledger: ledger.useful)
         elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
-        lost = runs.lost_seconds()
-        productive, start = useful + lost["degraded"], self.prepared.startup_seconds
+        lost_seconds = runs.lost_seconds()
+        productive, start = useful + lost_seconds["degraded"], self.prepared.startup_seconds
         mfu = self.prepared.first.result.report.mfu_fraction
         return {
             "goodput": useful / elapsed,
             "ettr_rsc": productive / (elapsed + start),
             "effective_training_time_llama_3": productive / elapsed,
-            "runtime_goodput_google": productive / (elapsed - lost["waiting"]),
+            "runtime_goodput_google": productive / (elapsed - lost_seconds["waiting"]),
             "goodput_dlrover": productive / (elapsed + start),
             "mfu_of_the_run": None if mfu is None else mfu * useful / elapsed,
         }
@@ -185,7 +187,7 @@ class SimulatedRun:
         hours, joules = 0.0, 0.0
         is_known = True
         for number, phase in enumerate(self.prepared.phases):
-            seconds = self._mean_of_phase(number, "elapsed")
+            seconds = self._mean_phase_seconds(number, "elapsed")
             seconds += self.prepared.startup_seconds if number == 0 else 0.0
             nodes = phase.nodes + spares
             gpus = phase.gpus * nodes / phase.nodes
@@ -194,7 +196,7 @@ class SimulatedRun:
             if energy is None or power is None:
                 is_known = False
                 continue
-            run = self._mean_of_phase(number, "worked")
+            run = self._mean_phase_seconds(number, "worked")
             active = run / phase.step_seconds * energy.joules * phase.gpus
             idle = power.idle * (gpus * seconds - phase.gpus * run)
             joules += active + idle + (0.0 if cost is None else cost.node_power * nodes * seconds)
@@ -203,38 +205,39 @@ class SimulatedRun:
         currency = "USD" if cost is None else cost.currency
         return RunBill(hours, None if price is None else price * hours, currency, megawatt_hours)
 
-    def _mean_of_phase(self, number: int, of: str) -> float:
+    def _mean_phase_seconds(self, number: int, name: str) -> float:
         """Mean of all runs, of which some may not have reached the phase."""
         return self.runs.mean_of(
-            lambda ledger: getattr(ledger.phases[number], of) if number < len(ledger.phases) else 0.0
+            lambda ledger: getattr(ledger.phases[number], name) if number < len(ledger.phases) else 0.0
         )
 
     @property
     def sources(self) -> dict[str, Table]:
         """Tables with the origin of their numbers, by what they are of."""
         table = self.prepared.table
-        found: dict[str, Table] = {"failures": resolve_failures(table.failures)}
+        tables: dict[str, Table] = {"failures": resolve_failures(table.failures)}
         if table.checkpoint.mode != "none" and table.checkpoint.blocking is None:
-            found["storage"] = resolve_storage(table.storage)
-        said = {"source": "given by the experiment"}
+            tables["storage"] = resolve_storage(table.storage)
+        stated = {"source": "given by the experiment"}
         return {
-            name: one if one.source != UNSAID else one.model_copy(update=said) for name, one in found.items()
+            name: source_table if source_table.source != UNSAID else source_table.model_copy(update=stated)
+            for name, source_table in tables.items()
         }
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim goodput --json` writes."""
         prepared, runs, curve = self.prepared, self.runs, self.curve
-        report, place = prepared.first.result.report, self.checkpoint
+        report, checkpoint = prepared.first.result.report, self.checkpoint
         low, high = self.days_range
-        validation, repairs = report.validation, repairs_by_law(runs)
-        short = self.tightest.out_of_memory
+        validation, repairs = report.validation, estimate_repairs(runs)
+        short = self.tightest_report.out_of_memory
         return {
             "zsim_version": __version__,
             "experiment": report.to_dict()["experiment"],
             "run": prepared.table.model_dump(mode="json"),
             "fits": self.fits,
             "out_of_memory": None if short is None else asdict(short),
-            **verdict_content(self.tightest.verdict),
+            **verdict_content(self.tightest_report.verdict),
             "step_seconds": prepared.first.step_seconds,
             "step_seconds_range": None if validation is None else [*validation.range_of(report.step_seconds)],
             "outer_step": None if prepared.first.outer is None else asdict(prepared.first.outer),
@@ -258,19 +261,19 @@ class SimulatedRun:
             "lost_gpu_hours": self.lost_gpu_hours,
             "startup_seconds": prepared.startup_seconds,
             "startup": None if prepared.startup is None else asdict(prepared.startup),
-            "interval_seconds": None if place is None else self.work_seconds,
+            "interval_seconds": None if checkpoint is None else self.work_seconds,
             "best_interval_seconds": None if curve is None else curve.best_seconds,
             "best_interval_range": None if curve is None else [*curve.flat],
             "interval_curve": [] if curve is None else [asdict(point) for point in curve.points],
             "modes": [asdict(choice) for choice in self.modes],
             "spares": [asdict(choice) for choice in self.spares],
-            "checkpoint": None if place is None else {
-                "bytes": place.bytes,
-                "blocking_seconds": place.blocking_seconds,
-                "durable_seconds": place.durable_seconds,
-                "load_seconds": place.load_seconds,
-                "slowdown_seconds": place.slowdown_seconds,
-                "host_bytes_per_node": place.host_bytes_per_node,
+            "checkpoint": None if checkpoint is None else {
+                "bytes": checkpoint.bytes,
+                "blocking_seconds": checkpoint.blocking_seconds,
+                "durable_seconds": checkpoint.durable_seconds,
+                "load_seconds": checkpoint.load_seconds,
+                "slowdown_seconds": checkpoint.slowdown_seconds,
+                "host_bytes_per_node": checkpoint.host_bytes_per_node,
                 "stored_bytes": self.stored_bytes,
             },
             "cost": asdict(self.bill),
@@ -279,5 +282,5 @@ class SimulatedRun:
                 for name, table in self.sources.items()
             },
             "seeds": len(runs.ledgers),
-            "simulated_fraction": 1 / runs.parts,
+            "simulated_fraction": 1 / runs.num_parts,
         }  # fmt: skip

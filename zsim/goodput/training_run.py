@@ -20,7 +20,7 @@ from zsim.goodput.scenario import Phase, Scenario
 Process = Generator[simpy.Event, Any, None]
 State = Literal["closed", "training", "starting"]
 _PLANNED, _PREEMPTION, _SPEED = "planned stop", "preemption", "speed"
-_GROWTH, _REJOINED = "nodes are back", "a replica is back"
+_NODES_BACK, _REPLICA_BACK = "nodes are back", "a replica is back"
 _STREAMS = 4
 MAX_FAILURES = 2_000_000
 
@@ -38,13 +38,13 @@ class TrainingRun:
     ) -> None:
         self.scenario, self.max_failures = scenario, max_failures
         self.env = simpy.Environment()
-        self.times, self.kinds, self.noise, self.slow = (
+        self.times, self.kinds, self.noise_draws, self.straggler_draws = (
             Random(seed * _STREAMS + number) for number in range(_STREAMS)
         )
         self.ledger = RunLedger(spans=[] if is_recorded else None)
         self.draws = FailureDraws(scenario.failures, scenario.recovery, self.times, self.kinds)
         self.progress = RunProgress(scenario, self.ledger)
-        self.number = 0
+        self.phase_index = 0
         self.spares = scenario.recovery.spares
         self.missing = 0
         self.needs_replacement = False
@@ -55,12 +55,12 @@ class TrainingRun:
         self.queued: list[Incident] = []
         self.is_recovering = False
         self.given_up = self.env.event()
-        self.returned = self.env.event()
+        self.node_returned = self.env.event()
         self.job = self.env.process(self._job())
 
     @property
     def phase(self) -> Phase:
-        return self.scenario.phases[self.number]
+        return self.scenario.phases[self.phase_index]
 
     def train(self) -> RunLedger:
         """Run to the last step, the horizon or the limit."""
@@ -96,7 +96,7 @@ class TrainingRun:
 
     def _all_phases(self) -> Process:
         for number in range(len(self.scenario.phases)):
-            self.number = number
+            self.phase_index = number
             if number:
                 dropped = self.scenario.phases[number - 1].nodes - self.phase.nodes
                 self.missing = max(self.missing - max(dropped, 0), 0)
@@ -104,19 +104,19 @@ class TrainingRun:
             if number:
                 yield from self._spend(self._restart_seconds(), "planned")
             while not self.progress.is_phase_done:
-                yield from self._train_on()
+                yield from self._train_interval()
 
-    def _train_on(self) -> Process:
+    def _train_interval(self) -> Process:
         """One training interval, to the end of the phase or to the first event."""
         if self.queued:
             yield from self._react(self.queued.pop())
             return
         if self.missing and self.spares and self.scenario.recovery.policy == "shrink":
             yield from self._grow()
-        stretch = self.progress.begin(self.env.now, self._slowdown() * self._drawn_noise())
+        training = self.progress.begin(self.env.now, self._slowdown() * self._draw_noise())
         self.state = "training"
         try:
-            yield self.env.timeout(stretch.total_seconds)
+            yield self.env.timeout(training.total_seconds)
             self.state = "closed"
             self.progress.finish(self.env.now)
         except simpy.Interrupt as interrupt:
@@ -125,18 +125,18 @@ class TrainingRun:
 
     def _react(self, event: Incident | str) -> Process:
         if isinstance(event, Incident):
-            if self.scenario.recovery.policy == "per-step" and self._outlives(event):
-                yield from self._go_on_without(event)
+            if self.scenario.recovery.policy == "per-step" and self._has_enough_replicas(event):
+                yield from self._continue_without(event)
             else:
                 yield from self._recover(event)
         elif event == _PLANNED:
-            yield from self._stop_as_planned()
+            yield from self._planned_stop()
         elif event == _PREEMPTION:
-            yield from self._be_preempted()
-        elif event == _GROWTH:
+            yield from self._handle_preemption()
+        elif event == _NODES_BACK:
             yield from self._grow()
-        elif event == _REJOINED:
-            yield from self._spend(self.scenario.recovery.rejoin_seconds, "restart", _REJOINED)
+        elif event == _REPLICA_BACK:
+            yield from self._spend(self.scenario.recovery.rejoin_seconds, "restart", _REPLICA_BACK)
 
     def _slowdown(self) -> float:
         """Seconds that a full step's tokens take now, over the ideal step."""
@@ -148,7 +148,7 @@ class TrainingRun:
             factor *= phase.slowdown_by_nodes[phase.nodes - self.missing]
         return factor
 
-    def _drawn_noise(self) -> float:
+    def _draw_noise(self) -> float:
         """Mean of the steps of a training interval over the mean of all steps."""
         sigma = self.phase.step_sigma
         if not sigma:
@@ -157,17 +157,17 @@ class TrainingRun:
         expected = min(
             self.progress.steps_left, 1 + (1 / rate / self.phase.step_seconds if rate else math.inf)
         )
-        return max(1 + sigma / math.sqrt(max(expected, 1.0)) * self.noise.gauss(0.0, 1.0), 0.1)
+        return max(1 + sigma / math.sqrt(max(expected, 1.0)) * self.noise_draws.gauss(0.0, 1.0), 0.1)
 
     def _spend(self, seconds: float, bin: str, cause: str = "") -> Process:
         """Wait, and book the time that it really was."""
-        began = self.env.now
+        start_seconds = self.env.now
         try:
             if seconds > 0:
                 yield self.env.timeout(seconds)
         finally:
-            self.ledger.add(bin, self.env.now - began, cause)
-            self.ledger.mark(began, self.env.now, bin, cause, self.progress.steps_done)
+            self.ledger.add(bin, self.env.now - start_seconds, cause)
+            self.ledger.mark(start_seconds, self.env.now, bin, cause, self.progress.steps_done)
 
     # recovery
 
@@ -183,27 +183,27 @@ class TrainingRun:
             self.state = "starting"
             try:
                 yield from self._spend(self._restart_seconds(), "restart", cause)
-                self._restarted()
+                self._finish_restart()
                 return
             except simpy.Interrupt as interrupt:
                 event = interrupt.cause
             if not isinstance(event, Incident):
-                yield from self._be_preempted()
+                yield from self._handle_preemption()
                 return
             incident, cause = event, event.cause
             self._lose_nodes(incident)
 
-    def _restarted(self) -> None:
+    def _finish_restart(self) -> None:
         self.state = "closed"
         self.is_recovering = self.needs_replacement = False
-        self.progress.restarted()
+        self.progress.count_restart()
 
     def _restart_seconds(self) -> float:
         """Start-up, loading and, where nodes are new, their joining."""
         recovery, phase = self.scenario.recovery, self.phase
         swap = recovery.swap_seconds if self.needs_replacement else 0.0
-        stays = recovery.policy == "in-process" and not self.needs_replacement
-        start = phase.in_process_seconds if stays else phase.startup_seconds
+        keeps_processes = recovery.policy == "in-process" and not self.needs_replacement
+        start = phase.in_process_seconds if keeps_processes else phase.startup_seconds
         return swap + start + self.progress.load_seconds
 
     def _lose_nodes(self, incident: Incident) -> None:
@@ -219,38 +219,40 @@ class TrainingRun:
         for seconds in incident.repair_seconds:
             repaired = self.env.timeout(seconds)
             assert repaired.callbacks is not None
-            repaired.callbacks.append(self._is_repaired)
+            repaired.callbacks.append(self._finish_repair)
 
-    def _is_repaired(self, event: simpy.Event) -> None:
+    def _finish_repair(self, event: simpy.Event) -> None:
         self.spares += 1
-        if self.returned.callbacks:  # somebody waits
-            self.returned.succeed()
-            self.returned = self.env.event()
+        if self.node_returned.callbacks:  # somebody waits
+            self.node_returned.succeed()
+            self.node_returned = self.env.event()
         if self.missing and self.scenario.recovery.policy == "shrink":
-            self._interrupt(_GROWTH)
+            self._interrupt(_NODES_BACK)
 
     def _replace(self, cause: str) -> Process:
         """Take spares. Wait for repair while nodes are missing, or go on with fewer."""
         self._take_spares()
-        began = self.env.now
+        start_seconds = self.env.now
         try:
             while self.missing and not self._can_shrink():
-                yield self.returned
+                yield self.node_returned
                 self._take_spares()
         finally:
-            self.ledger.add("waiting", self.env.now - began, cause)
-            self.ledger.mark(began, self.env.now, "waiting", cause, self.progress.steps_done)
+            self.ledger.add("waiting", self.env.now - start_seconds, cause)
+            self.ledger.mark(start_seconds, self.env.now, "waiting", cause, self.progress.steps_done)
 
     def _take_spares(self) -> None:
-        taken = min(self.spares, self.missing)
-        self.spares -= taken
-        self.missing -= taken
+        num_taken = min(self.spares, self.missing)
+        self.spares -= num_taken
+        self.missing -= num_taken
 
     def _can_shrink(self) -> bool:
         recovery, phase = self.scenario.recovery, self.phase
-        left = phase.nodes - self.missing
+        nodes_left = phase.nodes - self.missing
         return (
-            recovery.policy == "shrink" and left >= recovery.least_nodes and left in phase.slowdown_by_nodes
+            recovery.policy == "shrink"
+            and nodes_left >= recovery.least_nodes
+            and nodes_left in phase.slowdown_by_nodes
         )
 
     def _grow(self) -> Process:
@@ -258,41 +260,41 @@ class TrainingRun:
         yield from self._save_now()
         self._take_spares()
         self.needs_replacement = True
-        yield from self._spend(self._restart_seconds(), "restart", _GROWTH)
-        self._restarted()
+        yield from self._spend(self._restart_seconds(), "restart", _NODES_BACK)
+        self._finish_restart()
 
     def _save_now(self) -> Process:
         seconds = self.progress.save_seconds
         yield from self._spend(seconds, "checkpoints")
-        self.progress.saved_now()
+        self.progress.commit_all()
 
     # per-step recovery
 
-    def _outlives(self, incident: Incident) -> bool:
+    def _has_enough_replicas(self, incident: Incident) -> bool:
         """Whether enough replicas are left after this failure."""
-        left = self.phase.replicas - self.replicas_away - self._replicas_of(incident)
-        return left >= max(self.scenario.recovery.least_replicas, 1)
+        replicas_left = self.phase.replicas - self.replicas_away - self._replicas_of(incident)
+        return replicas_left >= max(self.scenario.recovery.least_replicas, 1)
 
     def _replicas_of(self, incident: Incident) -> int:
         per_replica = max(self.phase.nodes // self.phase.replicas, 1)
         return max(-(-incident.nodes // per_replica), 1)
 
-    def _go_on_without(self, incident: Incident) -> Process:
+    def _continue_without(self, incident: Incident) -> Process:
         """All wait for the time-out and lose the step under way. Then the other replicas go on."""
         self.ledger.count(incident.cause)
-        lost = self._replicas_of(incident)
-        self.replicas_away += lost
-        self.env.process(self._come_back(incident, lost))
+        num_lost = self._replicas_of(incident)
+        self.replicas_away += num_lost
+        self.env.process(self._rejoin(incident, num_lost))
         self.progress.lose_step(incident.cause)
         yield from self._spend(self.scenario.recovery.stall_seconds, "detection", incident.cause)
 
-    def _come_back(self, incident: Incident, replicas: int) -> Process:
+    def _rejoin(self, incident: Incident, replicas: int) -> Process:
         """Replace nodes, start, and join, unless all have started anew meanwhile."""
         recovery, generation = self.scenario.recovery, self.generation
         self.missing += incident.nodes
         self._repair(incident)
         while self.spares < incident.nodes and generation == self.generation:
-            yield self.returned
+            yield self.node_returned
         if generation != self.generation:
             return
         self.spares -= incident.nodes
@@ -301,7 +303,7 @@ class TrainingRun:
         yield self.env.timeout(swap + self.phase.startup_seconds)
         if generation == self.generation:
             self.replicas_away -= replicas
-            self._interrupt(_REJOINED)
+            self._interrupt(_REPLICA_BACK)
 
     # other processes
 
@@ -335,22 +337,24 @@ class TrainingRun:
             return
         incident = self.draws.incident(phase.nodes)
         if incident.found_later is not None:
-            self.env.process(self._be_found(incident, self.progress.steps_at(self.env.now)))
+            self.env.process(self._corrupt_silently(incident, self.progress.steps_at(self.env.now)))
         elif not self._interrupt(incident):
             if self.is_recovering:
                 self._lose_nodes(incident)
             else:
                 self.queued.append(incident)
 
-    def _be_found(self, incident: Incident, steps: float) -> Process:
+    def _corrupt_silently(self, incident: Incident, steps: float) -> Process:
         """Corrupt the state silently. It is detected later, and then all steps since are bad."""
-        number = self.progress.corrupted(steps)
+        number = self.progress.add_corruption(steps)
         yield self.env.timeout(incident.found_later or 0.0)
-        bad = self.progress.found(number)
-        if bad is None:
+        good_steps = self.progress.take_corruption(number)
+        if good_steps is None:
             return
-        found = Incident(incident.cause, incident.nodes, 0.0, incident.repair_seconds, None, bad)
-        while not self._interrupt(found):
+        incident_found = Incident(
+            incident.cause, incident.nodes, 0.0, incident.repair_seconds, None, good_steps
+        )
+        while not self._interrupt(incident_found):
             yield self.env.timeout(60.0)
 
     def _regular_stops(self, every: float) -> Process:
@@ -358,18 +362,18 @@ class TrainingRun:
             yield self.env.timeout(every)
             self._interrupt(_PLANNED)
 
-    def _stop_as_planned(self) -> Process:
+    def _planned_stop(self) -> Process:
         yield from self._save_now()
         yield from self._spend(self.scenario.failures.planned_takes, "planned")
         yield from self._spend(self._restart_seconds(), "planned")
-        self._restarted()
+        self._finish_restart()
 
     def _preemptions(self, rate: float) -> Process:
         while True:
-            yield self.env.timeout(self.slow.expovariate(rate))
+            yield self.env.timeout(self.straggler_draws.expovariate(rate))
             self._interrupt(_PREEMPTION)
 
-    def _be_preempted(self) -> Process:
+    def _handle_preemption(self) -> Process:
         failures = self.scenario.failures
         self.ledger.count(_PREEMPTION)
         if failures.preemption_notice >= self.progress.save_seconds > 0:
@@ -379,20 +383,20 @@ class TrainingRun:
         self.needs_replacement = True
         yield from self._spend(failures.preemption_takes, "waiting", _PREEMPTION)
         yield from self._spend(self._restart_seconds(), "restart", _PREEMPTION)
-        self._restarted()
+        self._finish_restart()
 
     def _stragglers(self, rate: float) -> Process:
-        most = max(phase.nodes for phase in self.scenario.phases)
+        max_nodes = max(phase.nodes for phase in self.scenario.phases)
         while True:
-            yield self.env.timeout(self.slow.expovariate(rate))
-            if self.phase.nodes == most or self.slow.random() * most < self.phase.nodes:
-                self.env.process(self._be_slow())
+            yield self.env.timeout(self.straggler_draws.expovariate(rate))
+            if self.phase.nodes == max_nodes or self.straggler_draws.random() * max_nodes < self.phase.nodes:
+                self.env.process(self._slow_down())
 
-    def _be_slow(self) -> Process:
+    def _slow_down(self) -> Process:
         self.num_stragglers += 1
         if self.num_stragglers == 1:
             self._interrupt(_SPEED)
-        yield self.env.timeout(self.slow.expovariate(1.0) * self.scenario.failures.straggler_takes)
+        yield self.env.timeout(self.straggler_draws.expovariate(1.0) * self.scenario.failures.straggler_takes)
         self.num_stragglers -= 1
         if not self.num_stragglers:
             self._interrupt(_SPEED)

@@ -14,20 +14,20 @@ from zsim.report.memory_profile import Holder, holders
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, MEMORY
-from zsim.report.views.shown import Figures, Shown, ShownList
+from zsim.report.views.shown import Displayable, DisplayableList, Figures
 from zsim.report.views.text.memory import (
     By,
     error_line,
-    heading,
     moment_lines,
     profile_lines,
     simulated_line,
+    variant_heading,
     variant_line,
 )
-from zsim.report.views.text.sentences import remedy_words
+from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.study.given import Given, experiment_of, plain_table
-from zsim.study.memory import Profiled, Variant, compare_memory, profile_memory
+from zsim.study.given import ExperimentSource, experiment_of, plain_table
+from zsim.study.memory import ProfiledJob, Variant, compare_memory, profile_memory
 from zsim.study.tune.remedy import remedy_of
 from zsim.units import format_bytes
 from zsim.validated.verdict import mark_meanings, verdict_content
@@ -37,7 +37,7 @@ _LIMIT = 12
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryResult(Shown, Profiled):
+class MemoryResult(Displayable, ProfiledJob):
     """The fullest GPU's memory over a step, by owner."""
 
     remedy: Remedy | None = None
@@ -66,11 +66,11 @@ class MemoryResult(Shown, Profiled):
             yield ""
             yield from moment_lines(self.moments)
         if self.remedy is not None:
-            yield "\n" + textwrap.fill(remedy_words(self.remedy), 80, break_on_hyphens=False)
+            yield "\n" + textwrap.fill(format_remedy(self.remedy), 80, break_on_hyphens=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim memory --json` writes."""
-        found = {
+        content = {
             "capacity_bytes": self.capacity_bytes,
             "fits": self.fits,
             **verdict_content(self.verdict),
@@ -78,12 +78,12 @@ class MemoryResult(Shown, Profiled):
             "moments": [asdict(row) for row in self.moments],
         }
         if not self.fits:
-            found["remedy"] = None if self.remedy is None else asdict(self.remedy)
-        return found
+            content["remedy"] = None if self.remedy is None else asdict(self.remedy)
+        return content
 
     def plots(self) -> Figures:
         rows = [(moment.phase, moment.by_category) for moment in self.profile.phases]
-        return {"phases": lambda: _stacked(rows, self.capacity_bytes)}
+        return {"phases": lambda: _stacked_bars(rows, self.capacity_bytes)}
 
     def _job(self) -> str:
         job = self.job
@@ -91,7 +91,7 @@ class MemoryResult(Shown, Profiled):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class MemoryVariants(ShownList[Variant]):
+class MemoryVariants(DisplayableList[Variant]):
     """The memory of every combination of the varied keys. A combination that is no valid experiment has its
     reason in `error`."""
 
@@ -103,32 +103,36 @@ class MemoryVariants(ShownList[Variant]):
         """One row per combination: its settings, `fits`, the peak's bytes by category, and its step where
         simulated."""
         rows = []
-        for one in self.items:
-            row: dict[str, Any] = {key: one.overrides[key] for key in self.keys}
-            if one.profiled is not None:
-                peak = one.profiled.profile.peak
-                row |= {"fits": one.profiled.fits, **verdict_content(one.verdict), "peak_bytes": peak.total}
+        for variant in self.items:
+            row: dict[str, Any] = {key: variant.overrides[key] for key in self.keys}
+            if variant.profiled is not None:
+                peak = variant.profiled.profile.peak
+                row |= {
+                    "fits": variant.profiled.fits,
+                    **verdict_content(variant.verdict),
+                    "peak_bytes": peak.total,
+                }
                 row |= {f"peak_bytes.{name}": size for name, size in peak.by_category.items()}
-            if one.report is not None:
-                row["step_seconds"] = one.report.step_seconds
-                row["tokens_per_second_per_gpu"] = one.report.tokens_per_second_per_gpu
-            rows.append(row | ({"error": one.error} if one.error else {}))
+            if variant.report is not None:
+                row["step_seconds"] = variant.report.step_seconds
+                row["tokens_per_second_per_gpu"] = variant.report.tokens_per_second_per_gpu
+            rows.append(row | ({"error": variant.error} if variant.error else {}))
         return rows
 
     def columns(self) -> Sequence[str]:
         timed = ["step_seconds", "tokens_per_second_per_gpu"] if self.by == "time" else []
-        failed = ["error"] if any(one.error for one in self.items) else []
+        failed = ["error"] if any(variant.error for variant in self.items) else []
         return [*self.keys, "fits", "verdict", "fits_probability", "peak_bytes", *timed, *failed]
 
     def lines(self) -> Iterator[str]:
         yield variants_heading(self.keys, self.by)
-        for one in self.items:
-            yield variant_words(one, self.by)
+        for variant in self.items:
+            yield variant_words(variant, self.by)
         yield from self.legend()
 
     def legend(self) -> Iterator[str]:
         """The meaning of the marks in the lines."""
-        words = {one.verdict.word for one in self.items if one.profiled is not None}
+        words = {variant.verdict.word for variant in self.items if variant.profiled is not None}
         yield from mark_meanings(words)
         if self.by == "time" and "does not fit" in words:
             yield "Where it does not fit, the step is as if it did."
@@ -137,20 +141,20 @@ class MemoryVariants(ShownList[Variant]):
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The array that `zsim memory --vary ... --json` writes."""
-        return [_variant_dict(one) for one in self.items]
+        return [_variant_dict(variant) for variant in self.items]
 
     def plots(self) -> Figures:
         rows = [
-            (variant_label(one), one.profiled.profile.peak.by_category)
-            for one in self.items
-            if one.profiled is not None
+            (variant_label(variant), variant.profiled.profile.peak.by_category)
+            for variant in self.items
+            if variant.profiled is not None
         ]
-        limits = [one.profiled.capacity_bytes for one in self.items if one.profiled is not None]
-        return {"peaks": lambda: _stacked(rows, max(limits))} if rows else {}
+        limits = [variant.profiled.capacity_bytes for variant in self.items if variant.profiled is not None]
+        return {"peaks": lambda: _stacked_bars(rows, max(limits))} if rows else {}
 
 
 def memory(
-    experiment: Given = None,
+    experiment: ExperimentSource = None,
     *,
     vary: Mapping[str, Iterable[Any]] | None = None,
     by: str = "category",
@@ -169,16 +173,22 @@ def memory(
     """
     if by not in BY:
         raise InputError(f"--by {by}: expected one of {', '.join(BY)}{did_you_mean(by, BY)}")
-    asked = experiment_of(experiment, overrides)
+    resolved_experiment = experiment_of(experiment, overrides)
     if not vary:
         if by != "category":
             raise InputError(f"--by {by} is for --vary; `zsim run` simulates one experiment")
-        found = profile_memory(asked)
-        remedy = None if found.fits else remedy_of(asked)
-        return MemoryResult(**{one.name: getattr(found, one.name) for one in fields(found)}, remedy=remedy)
+        profiled = profile_memory(resolved_experiment)
+        remedy = None if profiled.fits else remedy_of(resolved_experiment)
+        return MemoryResult(
+            **{
+                profile_field.name: getattr(profiled, profile_field.name)
+                for profile_field in fields(profiled)
+            },
+            remedy=remedy,
+        )
     axes = {key: [plain_table(value) for value in values] for key, values in vary.items()}
     variants = []
-    for variant in compare_memory(asked, axes, simulates=by == "time"):
+    for variant in compare_memory(resolved_experiment, axes, simulates=by == "time"):
         variants.append(variant)
         if on_variant is not None:
             on_variant(variant)
@@ -189,7 +199,7 @@ def memory(
 
 def variants_heading(keys: Iterable[str], by: str) -> str:
     """The line above those of `variant_words`."""
-    return heading(", ".join(key.rpartition(".")[2] for key in keys), cast("By", by))
+    return variant_heading(", ".join(key.rpartition(".")[2] for key in keys), cast("By", by))
 
 
 def variant_words(variant: Variant, by: str) -> str:
@@ -208,12 +218,12 @@ def variant_words(variant: Variant, by: str) -> str:
 
 def variant_label(variant: Variant) -> str:
     """The values of the varied keys."""
-    return ", ".join(_word(value) for value in variant.overrides.values())
+    return ", ".join(_format_value(value) for value in variant.overrides.values())
 
 
-def _word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_word(inner)}" for key, inner in value.items()) or "as the rest"
+        return ", ".join(f"{key} {_format_value(inner)}" for key, inner in value.items()) or "as the rest"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -231,7 +241,7 @@ def _variant_dict(variant: Variant) -> dict[str, Any]:
     return row
 
 
-def _stacked(rows: Sequence[tuple[str, Mapping[str, int]]], capacity: int) -> Figure:
+def _stacked_bars(rows: Sequence[tuple[str, Mapping[str, int]]], capacity: int) -> Figure:
     """Bytes by category, a bar per row, against the capacity."""
     figure = Figure(layout(150 + 40 * len(rows), barmode="stack"))
     for name, meaning in MEMORY.items():

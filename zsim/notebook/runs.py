@@ -11,28 +11,28 @@ from zsim.goodput import goodput, page
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines, headline
 from zsim.report.fit import fit_of
-from zsim.report.views.shown import Figures, Shown
-from zsim.study.given import Given, experiment_of
+from zsim.report.views.shown import Displayable, Figures
+from zsim.study.given import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 
 _DAY = 86_400.0
 
 
-class RunResult(Shown, SimulatedRun):
+class RunResult(Displayable, SimulatedRun):
     """An experiment's run of days: `expected_days`, `goodput_fraction`, and where the days go."""
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """Where the days go, mean of all seeds: days and fraction by kind of time."""
         useful = self.runs.mean_of(lambda ledger: ledger.useful)
-        parts = {"steps": useful, **self.runs.lost_seconds()}
-        whole = sum(parts.values())
+        seconds_per_bin = {"steps": useful, **self.runs.lost_seconds()}
+        total_seconds = sum(seconds_per_bin.values())
         return [
-            {"part": name, "days": seconds / _DAY, "time_fraction": seconds / whole}
-            for name, seconds in parts.items()
+            {"part": name, "days": seconds / _DAY, "time_fraction": seconds / total_seconds}
+            for name, seconds in seconds_per_bin.items()
         ]
 
     def headline(self) -> str:
-        return f"{headline(self)}. {fit_of(self.tightest).label}."
+        return f"{headline(self)}. {fit_of(self.tightest_report).label}."
 
     def lines(self) -> Iterable[str]:
         return goodput_lines(self)
@@ -56,7 +56,7 @@ class RunResult(Shown, SimulatedRun):
 
 
 def simulate_run(
-    experiment: Given = None,
+    experiment: ExperimentSource = None,
     *,
     overrides: Mapping[str, Any] | None = None,
     seeds: int | None = None,
@@ -74,9 +74,9 @@ def simulate_run(
 
     Raises InputError for tables that contradict each other, and for a run that can never finish.
     """
-    asked = experiment_of(experiment, overrides)
-    with Counts(*goodput.COUNTED) as progress:
-        found = goodput.simulate_run(
-            asked, seeds=seeds, jobs=jobs, compares=compares, on_done=progress.update
+    resolved_experiment = experiment_of(experiment, overrides)
+    with Counts(*goodput.PROGRESS_KINDS) as progress:
+        run = goodput.simulate_run(
+            resolved_experiment, seeds=seeds, jobs=jobs, compares=compares, on_done=progress.update
         )
-    return RunResult(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return RunResult(**{field.name: getattr(run, field.name) for field in fields(run)})

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
-from zsim.report.views.shown import Figures, Shown
-from zsim.study.given import Given, experiment_of
+from zsim.report.views.shown import Displayable, Figures
+from zsim.study.given import ExperimentSource, experiment_of
 from zsim.study.scaling import page
 from zsim.study.scaling.scaling import Mode, Scaling, parse_counts, run_scaling
 from zsim.study.scaling.text import MODES, scaling_lines
@@ -19,7 +19,7 @@ from zsim.study.scaling.whole_runs import run_lines
 from zsim.study.sweep.sweep import points_folder
 
 
-class ScalingResult(Shown, Scaling):
+class ScalingResult(Displayable, Scaling):
     """The experiment on each number of GPUs. `knees()` says where efficiency bends, and why."""
 
     def records(self) -> Sequence[Mapping[str, Any]]:
@@ -31,7 +31,7 @@ class ScalingResult(Shown, Scaling):
         return f"{self.title} | {MODES[self.mode]}"
 
     def columns(self) -> Sequence[str]:
-        failed = ["error"] if any(scale.error for scale in self.scales) else []
+        failed = ["error"] if any(scale.error for scale in self.points) else []
         return ["gpus", "step_seconds", "tokens_per_second", "efficiency_fraction", "mfu_fraction", "fits",
                 "gpu_peak_bytes", *failed]  # fmt: skip
 
@@ -57,7 +57,7 @@ class ScalingResult(Shown, Scaling):
 
 
 def scaling(
-    experiment: Given = None,
+    experiment: ExperimentSource = None,
     gpus: str | Iterable[int] = "8..1024",
     *,
     mode: str = "weak",
@@ -83,12 +83,14 @@ def scaling(
         raise InputError(
             f"scaling: mode: found {mode!r}, expected one of {', '.join(MODES)}{did_you_mean(mode, MODES)}"
         )
-    chosen: Mode = "fill" if mode == "fill" else "strong" if mode == "strong" else "weak"
+    parsed_mode: Mode = "fill" if mode == "fill" else "strong" if mode == "strong" else "weak"
     text = gpus if isinstance(gpus, str) else ",".join(str(count) for count in gpus)
-    asked, counts = experiment_of(experiment, overrides), parse_counts(text)
+    resolved_experiment, counts = experiment_of(experiment, overrides), parse_counts(text)
     with points_folder(None if cache is None else Path(cache)) as folder:
-        found = run_scaling(
-            asked, counts, chosen, folder, global_batch=global_batch, grow=grow,
+        scaling_study = run_scaling(
+            resolved_experiment, counts, parsed_mode, folder, global_batch=global_batch, grow=grow,
             jobs=jobs or os.cpu_count() or 1,
         )  # fmt: skip
-    return ScalingResult(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return ScalingResult(
+        **{field.name: getattr(scaling_study, field.name) for field in fields(scaling_study)}
+    )

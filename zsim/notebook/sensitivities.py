@@ -14,16 +14,16 @@ from zsim.errors import InputError
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION
-from zsim.report.views.shown import Figures, Shown, ShownList
+from zsim.report.views.shown import Displayable, DisplayableList, Figures
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.given import Given, experiment_of
+from zsim.study.given import ExperimentSource, experiment_of
 from zsim.study.needs import Need, offload_needs
 from zsim.study.sensitivity.page import sensitivity_dict, sensitivity_page, tornado
 from zsim.study.sensitivity.requirements import (
     Requirement,
     check_resources,
-    left_out,
+    excluded_resources,
     parse_target,
     requirements,
 )
@@ -35,7 +35,7 @@ from zsim.units import format_seconds
 
 
 @dataclass(frozen=True, repr=False)
-class SensitivityResult(Shown, Sensitivity):
+class SensitivityResult(Displayable, Sensitivity):
     """The step with every number turned down and up, the largest effect first."""
 
     requirements: Sequence[Requirement] = ()
@@ -80,7 +80,7 @@ class SensitivityResult(Shown, Sensitivity):
 
 
 def sensitivity(
-    experiment: Given = None,
+    experiment: ExperimentSource = None,
     *,
     spread: float = SPREAD,
     target: str | None = None,
@@ -100,30 +100,39 @@ def sensitivity(
 
     Raises InputError for an unknown target or resource, before anything is simulated.
     """
-    asked = experiment_of(experiment, overrides)
-    without: dict[str, str] = {}
+    resolved_experiment = experiment_of(experiment, overrides)
+    excluded: dict[str, str] = {}
     if resources and target is None:
         raise InputError(
             f"--resource {resources[0]}: has no effect without --target, for which it names what may change"
         )
     if target is not None:  # an invalid target is reported before anything is simulated
-        wanted = parse_target(target, resolve(asked))
-        check_resources(wanted, resources)
-        without = left_out(wanted)
+        parsed_target = parse_target(target, resolve(resolved_experiment))
+        check_resources(parsed_target, resources)
+        excluded = excluded_resources(parsed_target)
     workers = jobs or os.cpu_count() or 1
     with points_folder(None if cache is None else Path(cache)) as folder:
-        found = run_sensitivity(asked, folder, spread=spread, jobs=workers)
-    needed: Sequence[Requirement] = ()
-    if target is not None and not found.is_stopped:
-        needed = requirements(asked, target, resources or None, jobs=workers)
-    has_run = asked.run is not None and not found.is_stopped
-    whole = run_sensitivity_of(asked, jobs=workers) if has_run else None
-    known = {one.name: getattr(found, one.name) for one in fields(found)}
-    return SensitivityResult(**known, requirements=needed, target=target or "", left_out=without, whole=whole)
+        step_sensitivity = run_sensitivity(resolved_experiment, folder, spread=spread, jobs=workers)
+    needed_resources: Sequence[Requirement] = ()
+    if target is not None and not step_sensitivity.is_stopped:
+        needed_resources = requirements(resolved_experiment, target, resources or None, jobs=workers)
+    has_run = resolved_experiment.run is not None and not step_sensitivity.is_stopped
+    run_part = run_sensitivity_of(resolved_experiment, jobs=workers) if has_run else None
+    sensitivity_fields = {
+        result_field.name: getattr(step_sensitivity, result_field.name)
+        for result_field in fields(step_sensitivity)
+    }
+    return SensitivityResult(
+        **sensitivity_fields,
+        requirements=needed_resources,
+        target=target or "",
+        left_out=excluded,
+        whole=run_part,
+    )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class NeedsResult(ShownList[Need]):
+class NeedsResult(DisplayableList[Need]):
     """The need of each resource separately, all others unchanged."""
 
     items: tuple[Need, ...]
@@ -163,7 +172,7 @@ class NeedsResult(ShownList[Need]):
 
 
 def needs(
-    experiment: Given = None,
+    experiment: ExperimentSource = None,
     resources: Sequence[str] | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,

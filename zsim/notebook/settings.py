@@ -17,7 +17,7 @@ from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.trainer import TrainerTable
-from zsim.specs.messages import listed, problems_of, with_booleans_apart
+from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import (
@@ -26,11 +26,11 @@ from zsim.specs.strategy.tables import (
     Fsdp1Table,
     Fsdp2Table,
     ReferenceTable,
-    TableOfFile,
+    StrictTable,
 )
 
 
-class _Typed(TableOfFile):
+class _TypedTable(StrictTable):
     """A table whose mistakes are `InputError`s of one paragraph. A strategy's kind counts as given.
 
     It is built at once, so that a notebook shows the keys of its signature before it is first called.
@@ -45,21 +45,23 @@ class _Typed(TableOfFile):
     @classmethod
     def _refuse(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            made = handler(with_booleans_apart(data, [cls]))
+            table = handler(mark_misplaced_booleans(data, [cls]))
         except ValidationError as error:
-            raise InputError(listed(cls.__name__.removesuffix("Settings"), problems_of(error, cls))) from None
+            raise InputError(
+                format_problems(cls.__name__.removesuffix("Settings"), problems_of(error, cls))
+            ) from None
         if "kind" in cls.model_fields:
-            made.__pydantic_fields_set__.add("kind")
-        return made
+            table.__pydantic_fields_set__.add("kind")
+        return table
 
 
-class DdpSettings(_Typed, DdpTable):
+class DdpSettings(_TypedTable, DdpTable):
     """Torch's DistributedDataParallel: `zsim.Ddp(bucket_cap_mb=50)`."""
 
     kind: Literal["ddp"] = Field(default="ddp", description="whose data parallelism")
 
 
-class DeepSpeedSettings(_Typed, DeepSpeedTable):
+class DeepSpeedSettings(_TypedTable, DeepSpeedTable):
     """DeepSpeed's ZeRO, a stage with its defaults or a configuration.
 
     `zsim.DeepSpeed(stage=3)` or `zsim.DeepSpeed(config="ds_config.json")`, where `config` may also be the
@@ -69,55 +71,55 @@ class DeepSpeedSettings(_Typed, DeepSpeedTable):
     kind: Literal["deepspeed"] = Field(default="deepspeed", description="whose data parallelism")
 
 
-class Fsdp1Settings(_Typed, Fsdp1Table):
+class Fsdp1Settings(_TypedTable, Fsdp1Table):
     """Torch's FullyShardedDataParallel: `zsim.Fsdp1(sharding_strategy="SHARD_GRAD_OP")`."""
 
     kind: Literal["fsdp1"] = Field(default="fsdp1", description="whose data parallelism")
 
 
-class Fsdp2Settings(_Typed, Fsdp2Table):
+class Fsdp2Settings(_TypedTable, Fsdp2Table):
     """Torch's `fully_shard`. `zsim.Fsdp2(replicate=8)` is hybrid sharding (HSDP) with 8 replicas."""
 
     kind: Literal["fsdp2"] = Field(default="fsdp2", description="whose data parallelism")
 
 
-class MegatronSettings(_Typed, MegatronTable):
+class MegatronSettings(_TypedTable, MegatronTable):
     """Megatron-Core's data parallelism: `zsim.Megatron(distributed_optimizer=True)`."""
 
     kind: Literal["megatron"] = Field(default="megatron", description="whose data parallelism")
 
 
-class ReferenceZeroSettings(_Typed, ReferenceTable):
+class ReferenceZeroSettings(_TypedTable, ReferenceTable):
     """ZeRO as in its paper, without a framework's additions: `zsim.ReferenceZero(stage=2)`."""
 
     kind: Literal["reference"] = Field(default="reference", description="whose data parallelism")
 
 
-class TrainingSettings(_Typed, TrainingTable):
+class TrainingSettings(_TypedTable, TrainingTable):
     """Batch, precision, checkpointing: `zsim.Training(sequence_length=8192, micro_batch_size=1)`."""
 
 
-class ParallelismSettings(_Typed, ParallelismTable):
+class ParallelismSettings(_TypedTable, ParallelismTable):
     """Tensor, pipeline, context and expert degrees: `zsim.Parallelism(tensor=8, pipeline=4)`."""
 
 
-class TrainerSettings(_Typed, TrainerTable):
+class TrainerSettings(_TypedTable, TrainerTable):
     """The training loop around the model: the keys of `[trainer]`."""
 
 
-class FaultsSettings(_Typed, FaultsTable):
+class FaultsSettings(_TypedTable, FaultsTable):
     """Slow or broken parts: the keys of `[faults]`."""
 
 
-class JitterSettings(_Typed, JitterTable):
+class JitterSettings(_TypedTable, JitterTable):
     """Variation from step to step: the keys of `[jitter]`."""
 
 
-class CostSettings(_Typed, CostTable):
+class CostSettings(_TypedTable, CostTable):
     """Prices and power: `zsim.Cost(gpu_hour_price=2.5)`."""
 
 
-class RunSettings(_Typed, TrainingRunTable):
+class RunSettings(_TypedTable, TrainingRunTable):
     """A run of days, with saves and failures: `zsim.Run(tokens="1T", checkpoint={"every": "30 min"})`."""
 
 

@@ -14,23 +14,23 @@ from zsim.errors import InputError
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.shown import Figures, Shown
+from zsim.report.views.shown import Displayable, Figures
 from zsim.report.views.text.plain import Column, table
 from zsim.resources import EXAMPLE
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.own_code import OwnCode
-from zsim.study.given import Given, plain_table
+from zsim.specs.own_code import UserCode
+from zsim.study.given import ExperimentSource, plain_table
 from zsim.study.sweep.study_file import Study, load_study, study_from
 from zsim.study.sweep.sweep import Sweep, run_sweep
 from zsim.study.sweep.tables import Row, csv_text
 from zsim.units import format_amount, format_bytes
 
-_BEST = 5
+_NUM_BEST = 5
 _RESULTS = ("status", "fits", "step_seconds", "tokens_per_second_per_gpu", "mfu_fraction", "gpu_peak_bytes")
-_OF_RUNS = ("expected_days", "goodput_fraction", "run_gpu_hours", "run_money")
+_RUN_COLUMNS = ("expected_days", "goodput_fraction", "run_gpu_hours", "run_money")
 
 
-class SweepResult(Shown, Sweep):
+class SweepResult(Displayable, Sweep):
     """A study that has run: `rows`, `to_frame()`, `best()`, and step times as `figure()`.
 
     A point that cannot be simulated is a row with `status` "error" and its reason in `error`.
@@ -40,33 +40,33 @@ class SweepResult(Shown, Sweep):
         """One row per point: the axes' values, the resolved settings, the results."""
         return self.rows
 
-    def best(self, count: int = _BEST) -> list[Row]:
+    def best(self, count: int = _NUM_BEST) -> list[Row]:
         """The rows of the `count` points that fit with the most tokens per second and GPU, best first.
 
         Of equal ones, complete runs with the fewest days come first.
         """
-        return sorted(self._fitting(), key=_slowness)[:count]
+        return sorted(self._fitting_rows(), key=_sort_key)[:count]
 
     def headline(self) -> str:
-        fresh = self.done - self.known
+        fresh = self.done - self.cached
         return (
-            f"{self.done} of {len(self.rows)} points: {fresh} simulated, {self.known} known, {self.failed} "
+            f"{self.done} of {len(self.rows)} points: {fresh} simulated, {self.cached} known, {self.failed} "
             "failed"
         )
 
     def columns(self) -> Sequence[str]:
-        of_runs = [name for name in _OF_RUNS if any(row.get(name) is not None for row in self.rows)]
+        run_columns = [name for name in _RUN_COLUMNS if any(row.get(name) is not None for row in self.rows)]
         failed = ["error"] if self.failed else []
-        return [*self.study.keys, *_RESULTS, *of_runs, *failed]
+        return [*self.study.keys, *_RESULTS, *run_columns, *failed]
 
     def lines(self) -> Iterator[str]:
         yield self.headline()
         best = self.best()
         if best:
-            cells = _columns_of(best)
+            cells = _cells_per_column(best)
             columns = [
                 *map(Column, cells),
-                Column(f"fastest that fit, of {len(self._fitting())}", is_left=True),
+                Column(f"fastest that fit, of {len(self._fitting_rows())}", is_left=True),
             ]
             rows = [
                 [*(cell(row) for cell in cells.values()), ", ".join(_values(row, self.study.keys))]
@@ -86,12 +86,12 @@ class SweepResult(Shown, Sweep):
     def pages(self) -> Mapping[str, str]:
         return {"results.csv": csv_text(self.rows)}
 
-    def _fitting(self) -> list[Row]:
+    def _fitting_rows(self) -> list[Row]:
         return [row for row in self.rows if row["status"] == "ok" and row["fits"]]
 
 
 def sweep(
-    study: Given,
+    study: ExperimentSource,
     axes: Mapping[str, Iterable[Any]] | None = None,
     *,
     zipped: Iterable[Mapping[str, Iterable[Any]]] = (),
@@ -102,7 +102,7 @@ def sweep(
     cache: str | Path | None = None,
     backend: str = "loky",
     scheduler: str | None = None,
-    code: OwnCode | None = None,
+    code: UserCode | None = None,
 ) -> SweepResult:
     """Simulate an experiment at every combination of the values of `axes`, as `zsim sweep` does.
 
@@ -120,54 +120,57 @@ def sweep(
 
     Raises InputError for an unknown key and a condition that keeps no point.
     """
-    loaded = _study(study, axes, list(zipped), where, overrides or {}, code)
-    found = run_sweep(
-        loaded,
+    loaded_study = _study(study, axes, list(zipped), where, overrides or {}, code)
+    finished = run_sweep(
+        loaded_study,
         None if out is None else Path(out),
         jobs=jobs or os.cpu_count() or 1,
         backend=backend,
         scheduler=scheduler,
         cache=None if cache is None else Path(cache),
     )
-    return SweepResult(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return SweepResult(**{field.name: getattr(finished, field.name) for field in fields(finished)})
 
 
 def _study(
-    given: Given,
+    source: ExperimentSource,
     axes: Mapping[str, Iterable[Any]] | None,
     zipped: list[Mapping[str, Iterable[Any]]],
     where: str | Sequence[str],
     overrides: Mapping[str, Any],
-    code: OwnCode | None,
+    code: UserCode | None,
 ) -> Study:
     changes = {key: plain_table(value) for key, value in overrides.items()}
     if axes is None and not zipped:
-        if isinstance(given, str | Path):
-            return load_study(given, changes, code)
-        if isinstance(given, Mapping):
-            return study_from(given, folder=Path.cwd(), overrides=changes, code=code)
+        if isinstance(source, str | Path):
+            return load_study(source, changes, code)
+        if isinstance(source, Mapping):
+            return study_from(source, folder=Path.cwd(), overrides=changes, code=code)
         raise InputError("sweep: nothing varies; expected a study file, or axes={'nodes': [1, 2, 4]}")
-    data: dict[str, Any] = {"axes": _columns(axes or {}), "zip": [_columns(one) for one in zipped]}
+    data: dict[str, Any] = {
+        "axes": _plain_axes(axes or {}),
+        "zip": [_plain_axes(zipped_axes) for zipped_axes in zipped],
+    }
     data["where"] = where if isinstance(where, str) else list(where)
-    if isinstance(given, Experiment):
-        data["base"] = given.model_dump(exclude_unset=True)
-    elif isinstance(given, Mapping):
-        data["base"] = {key: plain_table(value) for key, value in given.items()}
+    if isinstance(source, Experiment):
+        data["base"] = source.model_dump(exclude_unset=True)
+    elif isinstance(source, Mapping):
+        data["base"] = {key: plain_table(value) for key, value in source.items()}
     else:
-        data["experiment"] = str(Path(EXAMPLE if given is None else given).resolve())
+        data["experiment"] = str(Path(EXAMPLE if source is None else source).resolve())
     return study_from(data, folder=Path.cwd(), overrides=changes, code=code)
 
 
-def _columns(axes: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
+def _plain_axes(axes: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
     """The axes with lists of plain values. Ranges ({from, to, factor}) stay."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for key, values in axes.items():
         if isinstance(values, Mapping | str) or not isinstance(values, Iterable):
-            found[key] = values  # a range, or refused with the rest of what is wrong
+            columns[key] = values  # a range, or refused with the rest of what is wrong
             continue
-        plain = values.tolist() if hasattr(values, "tolist") else values
-        found[key] = [plain_table(value) for value in plain]
-    return found
+        plain_values = values.tolist() if hasattr(values, "tolist") else values
+        columns[key] = [plain_table(value) for value in plain_values]
+    return columns
 
 
 def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:
@@ -184,18 +187,18 @@ def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _slowness(row: Row) -> tuple[float, float]:
+def _sort_key(row: Row) -> tuple[float, float]:
     days = row.get("expected_days")
     return -(row["tokens_per_second_per_gpu"] or 0.0), math.inf if days is None else days
 
 
-def _reasons(what: str, said: Iterable[str | None]) -> Iterator[str]:
+def _reasons(what: str, reasons: Iterable[str | None]) -> Iterator[str]:
     """The most frequent reasons, each with how many points it is of."""
-    for reason, count in Counter(filter(None, said)).most_common(_BEST):
+    for reason, count in Counter(filter(None, reasons)).most_common(_NUM_BEST):
         yield f"\n{count} {what}: {reason}"
 
 
-def _columns_of(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+def _cells_per_column(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     """A cell of each column, by its title. Complete runs have their days, goodput and cost instead of the
     MFU.
     """
@@ -218,16 +221,16 @@ def _percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction * 100:.1f}%"
 
 
-def points_figure(found: SweepResult) -> Figure:
+def points_figure(sweep_result: SweepResult) -> Figure:
     """Tokens per second and GPU over GB of the fullest GPU, one mark per point. Open marks do not fit."""
     figure = Figure(layout(460, hovermode="closest"))
     for name, fits, symbol in (("fits", True, "circle"), ("does not fit", False, "circle-open")):
-        rows = [row for row in found.rows if row["status"] == "ok" and row["fits"] is fits]
+        rows = [row for row in sweep_result.rows if row["status"] == "ok" and row["fits"] is fits]
         figure.add_scatter(
             name=name, mode="markers", marker={"color": COMMUNICATION.color, "symbol": symbol, "size": 9},
             x=[row["gpu_peak_bytes"] / 1e9 for row in rows],
             y=[row["tokens_per_second_per_gpu"] or 0.0 for row in rows],
-            hovertext=["<br>".join(_values(row, found.study.keys)) for row in rows], hoverinfo="text",
+            hovertext=["<br>".join(_values(row, sweep_result.study.keys)) for row in rows], hoverinfo="text",
         )  # fmt: skip
     figure.update_xaxes(title_text="GB of the fullest GPU", rangemode="tozero")
     figure.update_yaxes(title_text="tokens/s/GPU", rangemode="tozero", automargin=True)

@@ -11,20 +11,20 @@ from zsim.dataclass import dataclass
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.shown import Figures, ShownList
+from zsim.report.views.shown import DisplayableList, Figures
 from zsim.specs.cluster.files import load_cluster
-from zsim.study.given import Given
+from zsim.study.given import ExperimentSource
 from zsim.study.topologies import bench, figures, topologies
 from zsim.study.topologies.bench import BenchRow
 from zsim.study.topologies.page import comparison_page
 from zsim.study.topologies.text import bench_lines, comparison_lines
 from zsim.study.topologies.topologies import TopologyComparison
 
-_PLAIN = ("cluster", "nodes", "gpus", "step_seconds", "tokens_per_second_per_gpu", "mfu_fraction", "fits")
+_COLUMNS = ("cluster", "nodes", "gpus", "step_seconds", "tokens_per_second_per_gpu", "mfu_fraction", "fits")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class TopologiesResult(ShownList[TopologyComparison]):
+class TopologiesResult(DisplayableList[TopologyComparison]):
     """One experiment on several clusters, in the order in which they were given."""
 
     items: tuple[TopologyComparison, ...]
@@ -32,12 +32,12 @@ class TopologiesResult(ShownList[TopologyComparison]):
     def records(self) -> Sequence[Mapping[str, Any]]:
         """One row per cluster: the step, its breakdown, and what the fabric is built of."""
         rows = []
-        for one in self.items:
-            content = one.to_dict()
-            row = {name: content[name] for name in _PLAIN}
+        for comparison in self.items:
+            content = comparison.to_dict()
+            row = {name: content[name] for name in _COLUMNS}
             row |= {f"{name}_seconds": value for name, value in content["breakdown_seconds"].items()}
-            row |= {name: one.facts[f"num_{name}"] for name in ("switches", "ports", "cables")}
-            rows.append(row | {"bisection_bytes_per_second": one.facts["bisection_bytes_per_second"]})
+            row |= {name: comparison.facts[f"num_{name}"] for name in ("switches", "ports", "cables")}
+            rows.append(row | {"bisection_bytes_per_second": comparison.facts["bisection_bytes_per_second"]})
         return rows
 
     def headline(self) -> str:
@@ -45,14 +45,20 @@ class TopologiesResult(ShownList[TopologyComparison]):
         return f"{labels.get('model')} | {labels.get('strategy')} | {self.items[0].gpus} GPUs"
 
     def columns(self) -> Sequence[str]:
-        return [*_PLAIN, "exposed_communication_seconds", "switches", "cables", "bisection_bytes_per_second"]
+        return [
+            *_COLUMNS,
+            "exposed_communication_seconds",
+            "switches",
+            "cables",
+            "bisection_bytes_per_second",
+        ]
 
     def lines(self) -> Iterator[str]:
         return comparison_lines(self.items)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The content of compare.json."""
-        return [one.to_dict() for one in self.items]
+        return [comparison.to_dict() for comparison in self.items]
 
     def plots(self) -> Figures:
         return {
@@ -70,7 +76,7 @@ class TopologiesResult(ShownList[TopologyComparison]):
 
 def compare_topologies(
     clusters: Sequence[str | Path],
-    experiment: Given = None,
+    experiment: ExperimentSource = None,
     *,
     model: str | None = None,
     gpus: int | None = None,
@@ -87,12 +93,14 @@ def compare_topologies(
     Raises InputError for an unknown cluster, and where the experiment does not run on one.
     """
     names = [str(cluster) for cluster in clusters]
-    found = topologies.compare_topologies(names, experiment, model=model, overrides=overrides, gpus=gpus)
-    return TopologiesResult(tuple(found))
+    comparisons = topologies.compare_topologies(
+        names, experiment, model=model, overrides=overrides, gpus=gpus
+    )
+    return TopologiesResult(tuple(comparisons))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class BenchResult(ShownList[BenchRow]):
+class BenchResult(DisplayableList[BenchRow]):
     """The times of one collective by size, in nccl-tests' words: algorithm and bus bandwidth."""
 
     items: tuple[BenchRow, ...]
@@ -153,6 +161,8 @@ def bench_collectives(
 
     Raises InputError for an unknown cluster, collective, algorithm or protocol.
     """
-    chosen = bench.with_choice(load_cluster(str(cluster)), algorithm, protocol, nccl_choice)
-    rows = bench.bench(chosen, nodes, collective, group, sizes=sizes)
-    return BenchResult(tuple(rows), chosen.name, nodes * chosen.gpus_per_node, collective, group)
+    chosen_cluster = bench.force_choice(load_cluster(str(cluster)), algorithm, protocol, nccl_choice)
+    rows = bench.bench(chosen_cluster, nodes, collective, group, sizes=sizes)
+    return BenchResult(
+        tuple(rows), chosen_cluster.name, nodes * chosen_cluster.gpus_per_node, collective, group
+    )

@@ -8,16 +8,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from zsim.report.views.shown import Figures, Shown
-from zsim.study.given import Given, experiment_of
+from zsim.report.views.shown import Displayable, Figures
+from zsim.study.given import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.study.tune import tune as search
-from zsim.study.tune.page import pareto_figure, steps_figure, tuned_page
-from zsim.study.tune.text import label_of, subject, tuned_files, tuned_lines, tuned_to_dict, verdict
-from zsim.study.tune.tune import Tuned
+from zsim.study.tune.page import pareto_figure, steps_figure, tuning_page
+from zsim.study.tune.text import label_of, subject, tuning_files, tuning_lines, tuning_to_dict, verdict
+from zsim.study.tune.tune import Tuning
 
 
-class TuneResult(Shown, Tuned):
+class TuneResult(Displayable, Tuning):
     """The best configurations in order, the given one, and the changes that lead from it to the best.
 
     `save(folder)` writes each as files for its framework (`best/`, `2/`, ...) and tune.html.
@@ -36,18 +36,18 @@ class TuneResult(Shown, Tuned):
                 "gpu_peak_bytes", "limit")  # fmt: skip
 
     def lines(self) -> Iterable[str]:
-        return tuned_lines(self)
+        return tuning_lines(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim tune --json` writes."""
-        return tuned_to_dict(self)
+        return tuning_to_dict(self)
 
     def plots(self) -> Figures:
         steps = {"steps": lambda: steps_figure(self)} if self.steps else {}
         return {"pareto": lambda: pareto_figure(self), **steps}
 
     def pages(self) -> Mapping[str, str]:
-        return {**tuned_files(self), "tune.html": tuned_page(self)}
+        return {**tuning_files(self), "tune.html": tuning_page(self)}
 
     @property
     def label(self) -> str:
@@ -56,7 +56,7 @@ class TuneResult(Shown, Tuned):
 
 
 def tune(
-    experiment: Given = None,
+    experiment: ExperimentSource = None,
     goal: str = "fastest",
     *,
     overrides: Mapping[str, Any] | None = None,
@@ -86,12 +86,12 @@ def tune(
 
     Raises InputError where nothing fits.
     """
-    asked = experiment_of(experiment, overrides)
+    resolved_experiment = experiment_of(experiment, overrides)
     with Counts("checked", "simulated") as progress:
-        found = search.tune(
-            asked, goal, kinds=kinds or (), keep=keep, allows_quantised=quantised,
+        tuned = search.tune(
+            resolved_experiment, goal, kinds=kinds or (), keep=keep, allows_quantised=quantised,
             searches_parallelism=parallelism, budget=simulations, headroom=headroom, count=top,
             jobs=jobs or os.cpu_count() or 1, cache=None if cache is None else Path(cache),
             on_done=progress.update,
         )  # fmt: skip
-    return TuneResult(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return TuneResult(**{field.name: getattr(tuned, field.name) for field in fields(tuned)})

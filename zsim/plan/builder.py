@@ -17,11 +17,11 @@ from zsim.plan.ops import (
     MemoryChange,
     Message,
     Op,
-    Parts,
     Phase,
     Plan,
     PointToPoint,
     Program,
+    SplitSizes,
     Work,
 )
 from zsim.plan.pipeline.schedules import Action
@@ -29,7 +29,7 @@ from zsim.plan.pipeline.schedules import Action
 COMPUTE = "compute"
 
 
-def moves(read_bytes: float, written_bytes: float, launches: int = 1) -> tuple[Kernel, ...]:
+def move_kernels(read_bytes: float, written_bytes: float, launches: int = 1) -> tuple[Kernel, ...]:
     """Copies, casts or additions on the GPU: `launches` kernels that read and write so many bytes in all."""
     return (Kernel("copy", 0.0, float(read_bytes + written_bytes), launches=launches),)
 
@@ -54,18 +54,21 @@ class PlanBuilder:
         self._waits: dict[str, list[int]] = {}
         self._host_waits: list[int] = []
         self._kernels: dict[tuple[Kernel, ...], Kernels] = {}
-        self._moves: dict[tuple[float, int], Kernels] = {}
+        self._copies: dict[tuple[float, int], Kernels] = {}
         self._collectives: dict[tuple[str, int, str, str], Collective] = {}
 
     def state(self) -> tuple[object, ...]:
         """All that later ops depend on, with ops counted from the next one."""
-        now = len(self.ops)
+        next_op = len(self.ops)
         return (
             self.phase,
             self.micro_batch,
-            *([(name, op - now) for name, op in last.items()] for last in (self._last, self._last_of_group)),
-            [(stream, [op - now for op in waits]) for stream, waits in self._waits.items()],
-            [op - now for op in self._host_waits],
+            *(
+                [(name, op - next_op) for name, op in last.items()]
+                for last in (self._last, self._last_of_group)
+            ),
+            [(stream, [op - next_op for op in waits]) for stream, waits in self._waits.items()],
+            [op - next_op for op in self._host_waits],
         )
 
     def skip(self, count: int) -> None:
@@ -90,15 +93,15 @@ class PlanBuilder:
         if event is not None:
             self._waits.setdefault(stream, []).append(event)
 
-    def wait_stream(self, stream: str, other: str) -> None:
+    def wait_stream(self, stream: str, awaited: str) -> None:
         """`stream.wait_stream(awaited)`: later work on `stream` waits for all work on `awaited` so far."""
-        if stream != other and other in self._last:
-            self._waits.setdefault(stream, []).append(self._last[other])
+        if stream != awaited and awaited in self._last:
+            self._waits.setdefault(stream, []).append(self._last[awaited])
 
-    def join(self, stream: str, other: str) -> None:
+    def join(self, stream: str, awaited: str) -> None:
         """Issue `wait_stream`, and also wait for what `awaited` itself waits for before its next work."""
-        self.wait_stream(stream, other)
-        for event in self._waits.get(other, ()):
+        self.wait_stream(stream, awaited)
+        for event in self._waits.get(awaited, ()):
             self.stream_wait(stream, event)
 
     def host_wait(self, event: int | None) -> None:
@@ -180,9 +183,9 @@ class PlanBuilder:
     ) -> int:
         """Issue the kernels of `move_kernels`, and return the op's number."""
         key = read_bytes + written_bytes, launches
-        work = self._moves.get(key)
+        work = self._copies.get(key)
         if work is None:
-            work = self._moves[key] = self._work(moves(read_bytes, written_bytes, launches))
+            work = self._copies[key] = self._work(move_kernels(read_bytes, written_bytes, launches))
         return self.add(
             name, stream, work, launches=launches, overhead=overhead, module=module, events=events
         )
@@ -212,10 +215,17 @@ class PlanBuilder:
         return self.communicate(name or kind, stream, work, module)
 
     def all_to_all(
-        self, parts: Parts, dtype: str, group: str, *, stream: str, name: str = "", module: str = ""
+        self,
+        split_sizes: SplitSizes,
+        dtype: str,
+        group: str,
+        *,
+        stream: str,
+        name: str = "",
+        module: str = "",
     ) -> int:
         """Issue an all-to-all of any split sizes. See `Collective.all_to_all`."""
-        work = Collective.all_to_all(parts, dtype, group)
+        work = Collective.all_to_all(split_sizes, dtype, group)
         return self.communicate(name or work.kind, stream, work, module)
 
     def communicate(self, name: str, stream: str, work: Collective | PointToPoint, module: str = "") -> int:

@@ -28,7 +28,7 @@ class NodeTypes:
     """The micro-batch size per type; () if all are the same."""
 
     @property
-    def of_rank(self) -> Ints:
+    def type_per_rank(self) -> Ints:
         types, counts = zip(*self.runs, strict=True)
         return np.repeat(np.array(types, dtype=np.int64), counts)
 
@@ -41,39 +41,41 @@ def node_types_of(job: Job) -> NodeTypes | None:
     firsts = np.flatnonzero(np.diff(types, prepend=-1))
     counts = np.diff(firsts, append=len(types))
     runs = tuple(zip(types[firsts].tolist(), counts.tolist(), strict=True))
-    return NodeTypes(tuple(one.name for one in job.cluster.nodes), runs, job.micro_batch_sizes)
+    return NodeTypes(tuple(node.name for node in job.cluster.nodes), runs, job.micro_batch_sizes)
 
 
 def plan_by_type(types: NodeTypes, plans: Sequence[Plan | None]) -> Plan:
     """The plan of ranks on several types of nodes. `plans` has the plan of each type as if all ranks were on
     it, and None for types without ranks. Programs are in the order of their first ranks.
     """
-    of_rank = types.of_rank
-    some = next(plan for plan in plans if plan is not None)
-    pairs = np.stack([some.program_of, of_rank], axis=1)
-    found, firsts, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+    type_per_rank = types.type_per_rank
+    first_plan = next(plan for plan in plans if plan is not None)
+    pairs = np.stack([first_plan.program_of, type_per_rank], axis=1)
+    roles, firsts, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(firsts)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
     programs = []
-    for number, kind in found[order].tolist():
-        plan = plans[kind]
-        assert plan is not None, f"ranks on {types.names[kind]} without a plan"
-        program = plan.programs[number]
+    for program_index, node_type in roles[order].tolist():
+        plan = plans[node_type]
+        assert plan is not None, f"ranks on {types.names[node_type]} without a plan"
+        program = plan.programs[program_index]
         role = f"{program.name}, " if program.name else ""
-        programs.append(replace(program, name=f"{role}{types.names[kind]}", pipeline_rank=number))
+        programs.append(replace(program, name=f"{role}{types.names[node_type]}", pipeline_rank=program_index))
     notes = dict.fromkeys(note for plan in plans if plan is not None for note in plan.notes)
-    whole = replace(some, programs=tuple(programs), program_of=place[inverse.ravel()], notes=tuple(notes))
-    check_plan(whole)
-    return whole
+    combined = replace(
+        first_plan, programs=tuple(programs), program_of=position[inverse.ravel()], notes=tuple(notes)
+    )
+    check_plan(combined)
+    return combined
 
 
 def pipeline_rank_of(plan: Plan, program: int) -> int:
     """The pipeline rank of a program's ranks. It is `pipeline_rank` if programs of several types of nodes
     have the same, and otherwise the program's number.
     """
-    own = plan.programs[program].pipeline_rank
-    return program if own is None else own
+    pipeline_rank = plan.programs[program].pipeline_rank
+    return program if pipeline_rank is None else pipeline_rank
 
 
 def type_of_program(job: Job, plan: Plan, program: int) -> int:

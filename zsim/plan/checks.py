@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import distinct
+from zsim.arrays import unique
 from zsim.dataclass import dataclass
 from zsim.errors import StuckError
-from zsim.plan.columns import memory_columns, op_columns, owned_changes
+from zsim.plan.columns import memory_columns, op_columns, owner_change_indices
 from zsim.plan.ops import Category, Collective, Device, Op, Plan, PointToPoint, Program
 
 _CALLS = (Collective, PointToPoint)
@@ -33,68 +33,77 @@ def check_plan(plan: Plan) -> None:
     """Raise PlanError for inconsistent calls, messages or memory, StuckError for a circle of waits."""
     for program in plan.programs:
         _check_order(program)
-        _check_parts(program, plan)
+        _check_split_sizes(program, plan)
         _check_memory(program)
     if len(plan.programs) == 1 and not plan.has_messages:
         return  # all members make the same calls in the same order
     calls = [_calls_by_group(program, plan) for program in plan.programs]
     _check_calls(plan, calls)
     _check_messages(plan, calls)
-    if not _Run(plan, calls, keeps_all=False).has_ended():
-        run = _Run(plan, calls, keeps_all=True)
+    if not _UntimedRun(plan, calls, keeps_all=False).has_ended():
+        run = _UntimedRun(plan, calls, keeps_all=True)
         assert not run.has_ended()
-        raise StuckError(run.circle())
+        raise StuckError(run.wait_cycle())
 
 
 def _check_order(program: Program) -> None:
-    columns = program.once(op_columns)
+    columns = program.memoize(op_columns)
     for number, after in enumerate(columns.after):
-        if after and (other := max(after)) >= number:
+        if after and (latest := max(after)) >= number:
             name = columns.name[number]
-            raise PlanError(f"{_of(program)}op {number} '{name}' comes after op {other}, issued later")
+            raise PlanError(
+                f"{_program_prefix(program)}op {number} '{name}' comes after op {latest}, issued later"
+            )
     for number, waits in enumerate(columns.host_waits):
-        if waits and (other := max(waits)) >= number:
-            raise PlanError(f"{_of(program)}the host waits for op {other} before it issues op {number}")
+        if waits and (latest := max(waits)) >= number:
+            raise PlanError(
+                f"{_program_prefix(program)}the host waits for op {latest} before it issues op {number}"
+            )
 
 
-def _check_parts(program: Program, plan: Plan) -> None:
+def _check_split_sizes(program: Program, plan: Plan) -> None:
     """An all-to-all of unequal parts has one for each pair of members, and the bytes of its largest input."""
     uneven = {
         number
-        for number, work in program.distinct_works.items()
-        if type(work) is Collective and work.parts is not None
+        for number, work in program.unique_work.items()
+        if type(work) is Collective and work.split_sizes is not None
     }
     for op in program.ops if uneven else ():
         work = op.work
         if id(work) not in uneven:
             continue
         assert isinstance(work, Collective)
-        assert work.parts is not None
-        size, where = plan.groups[work.group].size, f"{_of(program)}'{op.name}' on '{work.group}'"
+        assert work.split_sizes is not None
+        size, location = (
+            plan.groups[work.group].size,
+            f"{_program_prefix(program)}'{op.name}' on '{work.group}'",
+        )
         if work.kind != "all_to_all":
-            raise PlanError(f"{where}: {work.kind} has unequal parts; only all_to_all may have them")
-        if {len(work.parts), *map(len, work.parts)} != {size}:
+            raise PlanError(f"{location}: {work.kind} has unequal parts; only all_to_all may have them")
+        if {len(work.split_sizes), *map(len, work.split_sizes)} != {size}:
             rows = (
-                f"{len(work.parts)} rows of {' or '.join(str(n) for n in sorted(set(map(len, work.parts))))}"
+                f"{len(work.split_sizes)} rows of "
+                f"{' or '.join(str(n) for n in sorted(set(map(len, work.split_sizes))))}"
             )
-            raise PlanError(f"{where}: its parts are {rows}; expected {size} rows of {size}")
-        if min(map(min, work.parts)) < 0:
-            raise PlanError(f"{where}: a part has {min(map(min, work.parts)):,} bytes")
-        largest = max(map(sum, work.parts))
+            raise PlanError(f"{location}: its parts are {rows}; expected {size} rows of {size}")
+        if min(map(min, work.split_sizes)) < 0:
+            raise PlanError(f"{location}: a part has {min(map(min, work.split_sizes)):,} bytes")
+        largest = max(map(sum, work.split_sizes))
         if work.bytes != largest:
-            raise PlanError(f"{where} is of {work.bytes:,} bytes, and its largest input has {largest:,}")
+            raise PlanError(f"{location} is of {work.bytes:,} bytes, and its largest input has {largest:,}")
 
 
 def _check_memory(program: Program) -> None:
     """Raise PlanError unless a step frees the bytes it allocates, per device, category and owner."""
-    sizes = program.once(memory_columns).bytes
-    held: defaultdict[tuple[Device, Category, str], int] = defaultdict(int)
-    for (device, category, owner, *_), places in program.once(owned_changes).items():
-        held[device, category, owner] += sum(map(sizes.__getitem__, places))
-    for (device, category, owner), left in held.items():
-        if left:
+    sizes = program.memoize(memory_columns).bytes
+    held_bytes: defaultdict[tuple[Device, Category, str], int] = defaultdict(int)
+    for (device, category, owner, *_), indices in program.memoize(owner_change_indices).items():
+        held_bytes[device, category, owner] += sum(map(sizes.__getitem__, indices))
+    for (device, category, owner), leaked_bytes in held_bytes.items():
+        if leaked_bytes:
             raise PlanError(
-                f"{_of(program)}a step leaves {left:+,} bytes of {category} of '{owner}' on the {device}"
+                f"{_program_prefix(program)}a step leaves {leaked_bytes:+,} bytes of {category} of "
+                f"'{owner}' on the {device}"
             )
 
 
@@ -114,65 +123,78 @@ class _Calls:
 
 
 def _calls_by_group(program: Program, plan: Plan) -> _Calls:
-    found = _Calls()
+    calls = _Calls()
     for number, op in enumerate(program.ops):
         work = op.work
         if isinstance(work, Collective):
-            found.collectives.setdefault(work.group, []).append(number)
+            calls.collectives.setdefault(work.group, []).append(number)
         elif isinstance(work, PointToPoint):
             size = plan.groups[work.group].size
-            own = found.messages.setdefault(work.group, _Messages({}, {}))
+            messages = calls.messages.setdefault(work.group, _Messages({}, {}))
             for message in work.messages:
-                shifts = own.sent if message.direction == "send" else own.received
+                shifts = messages.sent if message.direction == "send" else messages.received
                 row = number, message.bytes, work.dtype
                 shifts.setdefault(message.shift % size, []).append(row)
-    return found
+    return calls
 
 
 def _check_calls(plan: Plan, calls: Sequence[_Calls]) -> None:
     for name in plan.groups:
-        for programs in plan.once(_programs_together, name):
+        for programs in plan.memoize(_programs_sharing_communicator, name):
             first, *others = programs
-            for other in others:
-                _check_pair(plan, name, first, other, calls)
+            for second in others:
+                _check_pair(plan, name, first, second, calls)
 
 
-def _check_pair(plan: Plan, name: str, first: int, other: int, calls: Sequence[_Calls]) -> None:
+def _check_pair(plan: Plan, name: str, first: int, second: int, calls: Sequence[_Calls]) -> None:
     """Raise PlanError unless two programs whose ranks share a communicator make the same collective calls."""
-    one, two = (calls[program].collectives.get(name, []) for program in (first, other))
-    a, b = plan.programs[first], plan.programs[other]
-    for place, (own, theirs) in enumerate(zip(one, two, strict=False)):
-        mine, yours = a.ops[own].work, b.ops[theirs].work
-        if mine != yours:
-            assert isinstance(mine, Collective)
-            assert isinstance(yours, Collective)
+    first_calls, second_calls = (calls[program].collectives.get(name, []) for program in (first, second))
+    first_program, second_program = plan.programs[first], plan.programs[second]
+    for index, (first_op, second_op) in enumerate(zip(first_calls, second_calls, strict=False)):
+        first_work, second_work = first_program.ops[first_op].work, second_program.ops[second_op].work
+        if first_work != second_work:
+            assert isinstance(first_work, Collective)
+            assert isinstance(second_work, Collective)
             raise PlanError(
-                f"call {place + 1} on '{name}': {_of(a)}'{a.ops[own].name}' is {_told(mine, yours)}, and "
-                f"{_of(b)}'{b.ops[theirs].name}' is {_told(yours, mine)}"
+                f"call {index + 1} on '{name}': "
+                f"{_program_prefix(first_program)}'{first_program.ops[first_op].name}' is "
+                f"{_describe_call(first_work, second_work)}, and "
+                f"{_program_prefix(second_program)}'{second_program.ops[second_op].name}' is "
+                f"{_describe_call(second_work, first_work)}"
             )
-    if len(one) != len(two):
-        raise PlanError(f"'{name}': {_of(a)}{len(one)} calls, and {_of(b)}{len(two)}")
+    if len(first_calls) != len(second_calls):
+        raise PlanError(
+            f"'{name}': {_program_prefix(first_program)}{len(first_calls)} calls, and "
+            f"{_program_prefix(second_program)}{len(second_calls)}"
+        )
 
 
-def _programs_together(plan: Plan, name: str) -> list[tuple[int, ...]]:
+def _programs_sharing_communicator(plan: Plan, name: str) -> list[tuple[int, ...]]:
     """The distinct sets of programs whose ranks share a communicator of group `name`."""
     rows = np.sort(plan.program_of[plan.groups[name].members], axis=1)
-    distinct = {row.tobytes(): row for row in rows}
-    return sorted({tuple(dict.fromkeys(row.tolist())) for row in distinct.values()})
+    unique_rows = {row.tobytes(): row for row in rows}
+    return sorted({tuple(dict.fromkeys(row.tolist())) for row in unique_rows.values()})
 
 
 def _peers(plan: Plan, name: str, shift: int) -> list[tuple[int, int]]:
     """The distinct pairs (program of a rank, program of the rank `shift` places further)."""
     programs = plan.program_of[plan.groups[name].members]
-    pairs = distinct(programs * len(plan.programs) + np.roll(programs, -shift, axis=1))
+    pairs = unique(programs * len(plan.programs) + np.roll(programs, -shift, axis=1))
     return [divmod(pair, len(plan.programs)) for pair in pairs]
 
 
 def _shifts(plan: Plan, calls: Sequence[_Calls], name: str) -> list[int]:
     """How many places further in a group messages go, each once."""
-    size, used = plan.groups[name].size, [own.messages[name] for own in calls if name in own.messages]
-    received = {-shift % size for own in used for shift in own.received}
-    return sorted({shift for own in used for shift in own.sent} | received)
+    size, messages_per_program = (
+        plan.groups[name].size,
+        [program_calls.messages[name] for program_calls in calls if name in program_calls.messages],
+    )
+    received = {
+        -shift % size for receiving_messages in messages_per_program for shift in receiving_messages.received
+    }
+    return sorted(
+        {shift for sending_messages in messages_per_program for shift in sending_messages.sent} | received
+    )
 
 
 def _check_messages(plan: Plan, calls: Sequence[_Calls]) -> None:
@@ -182,27 +204,32 @@ def _check_messages(plan: Plan, calls: Sequence[_Calls]) -> None:
 
 
 def _check_shift(plan: Plan, calls: Sequence[_Calls], name: str, shift: int) -> None:
-    back, none = -shift % plan.groups[name].size, _Messages({}, {})
+    reverse_shift, none = -shift % plan.groups[name].size, _Messages({}, {})
     if not shift:
         raise PlanError(f"'{name}': a rank sends to itself")
-    for sender, receiver in plan.once(_peers, name, shift):
+    for sender, receiver in plan.memoize(_peers, name, shift):
         sent = calls[sender].messages.get(name, none).sent.get(shift, [])
-        received = calls[receiver].messages.get(name, none).received.get(back, [])
-        a, b = plan.programs[sender], plan.programs[receiver]
-        for place, (own, theirs) in enumerate(zip(sent, received, strict=False)):
-            if own[1:] != theirs[1:]:
+        received = calls[receiver].messages.get(name, none).received.get(reverse_shift, [])
+        sending_program, receiving_program = plan.programs[sender], plan.programs[receiver]
+        for index, (sent_message, received_message) in enumerate(zip(sent, received, strict=False)):
+            if sent_message[1:] != received_message[1:]:
                 raise PlanError(
-                    f"message {place + 1} on '{name}': {_of(a)}'{a.ops[own[0]].name}' sends {own[1]:,} bytes "
-                    f"of {own[2]}, and {_of(b)}'{b.ops[theirs[0]].name}' takes {theirs[1]:,} of {theirs[2]}"
+                    f"message {index + 1} on '{name}': "
+                    f"{_program_prefix(sending_program)}'{sending_program.ops[sent_message[0]].name}' "
+                    f"sends {sent_message[1]:,} bytes of {sent_message[2]}, and "
+                    f"{_program_prefix(receiving_program)}"
+                    f"'{receiving_program.ops[received_message[0]].name}' takes {received_message[1]:,} of "
+                    f"{received_message[2]}"
                 )
         if len(sent) != len(received):
             raise PlanError(
-                f"'{name}': {_of(a)}{len(sent)} messages to the rank {shift} places on, and {_of(b)}"
+                f"'{name}': {_program_prefix(sending_program)}{len(sent)} messages to the rank {shift} "
+                f"places on, and {_program_prefix(receiving_program)}"
                 f"{len(received)} receives"
             )
 
 
-class _Run:
+class _UntimedRun:
     """Untimed run of the programs: every op that can end does, until none can.
 
     Unless it `keeps_all`, an op that waits for nothing but the op before it on its stream is left out. Ops
@@ -212,82 +239,89 @@ class _Run:
 
     def __init__(self, plan: Plan, calls: Sequence[_Calls], *, keeps_all: bool) -> None:
         self.plan, self.keeps_all = plan, keeps_all
-        self.first = list(accumulate((len(program.ops) for program in plan.programs), initial=0))
-        self.count = self.first.pop()
+        self.first_op_per_program = list(
+            accumulate((len(program.ops) for program in plan.programs), initial=0)
+        )
+        self.count = self.first_op_per_program.pop()
         self.needs: list[Sequence[int]] = [()] * self.count  # ops that must end before it starts
         self.issued_after: list[Sequence[int]] = [()] * self.count  # must end before it is issued
         self.partners: defaultdict[int, list[int]] = defaultdict(list)  # ops that must start before it ends
         self.kept: list[int] = []
         self.started, self.ended, self.issued = ([False] * self.count for _ in range(3))
         self.blocked_host: dict[int, int] = {}
-        for first, program in zip(self.first, plan.programs, strict=True):
+        for first, program in zip(self.first_op_per_program, plan.programs, strict=True):
             self._add_waits(first, program)
         self._add_collectives(calls)
         self._add_messages(calls)
 
     def _add_waits(self, first: int, program: Program) -> None:
         last: dict[str, int] = {}  # by stream
-        stands_for: list[int] = []  # by op, the op that ends with it: itself, or an earlier one; -1: at once
+        ends_with: list[int] = []  # by op, the op that ends with it: itself, or an earlier one; -1: at once
         for number, op in enumerate(program.ops, first):
             if op.host_waits:
-                ends = {stands_for[other] for other in op.host_waits}
-                self.issued_after[number] = [other for other in ends if other >= 0]
-            needs = [stands_for[other] for other in op.after] if op.after else []
+                ends = {ends_with[awaited] for awaited in op.host_waits}
+                self.issued_after[number] = [awaited for awaited in ends if awaited >= 0]
+            needs = [ends_with[awaited] for awaited in op.after] if op.after else []
             work = op.work
-            before = -1 if work is None else last.get(op.stream, -1)
+            previous = -1 if work is None else last.get(op.stream, -1)
             is_kept = self.keeps_all or op.after or op.host_waits or isinstance(work, _CALLS)
-            stands_for.append(number if is_kept else before)
+            ends_with.append(number if is_kept else previous)
             if work is not None:
-                needs.append(before)
-                last[op.stream] = stands_for[-1]
+                needs.append(previous)
+                last[op.stream] = ends_with[-1]
             if is_kept:
                 self.needs[number] = [need for need in needs if need >= 0]
                 self.kept.append(number)
 
     def _add_collectives(self, calls: Sequence[_Calls]) -> None:
         for name in self.plan.groups:
-            for programs in self.plan.once(_programs_together, name):
-                own = [calls[program].collectives.get(name, []) for program in programs]
-                for members in zip(*own, strict=True):
-                    ops = [self.first[p] + op for p, op in zip(programs, members, strict=True)]
+            for programs in self.plan.memoize(_programs_sharing_communicator, name):
+                op_numbers = [calls[program].collectives.get(name, []) for program in programs]
+                for members in zip(*op_numbers, strict=True):
+                    ops = [self.first_op_per_program[p] + op for p, op in zip(programs, members, strict=True)]
                     for op in ops if len(ops) > 1 else ():
-                        self.partners[op] += [other for other in ops if other != op]
+                        self.partners[op] += [partner for partner in ops if partner != op]
 
     def _add_messages(self, calls: Sequence[_Calls]) -> None:
         for name, group in self.plan.groups.items():
             for shift in _shifts(self.plan, calls, name):
-                for sender, receiver in self.plan.once(_peers, name, shift):
+                for sender, receiver in self.plan.memoize(_peers, name, shift):
                     none = _Messages({}, {})
                     sent = calls[sender].messages.get(name, none).sent.get(shift, [])
-                    taken = calls[receiver].messages.get(name, none).received.get(-shift % group.size, [])
-                    for (own, *_), (theirs, *_) in zip(sent, taken, strict=True):
-                        one, other = self.first[sender] + own, self.first[receiver] + theirs
-                        self.partners[one].append(other)
-                        self.partners[other].append(one)
+                    received = calls[receiver].messages.get(name, none).received.get(-shift % group.size, [])
+                    for (sent_op, *_), (received_op, *_) in zip(sent, received, strict=True):
+                        sending_op, receiving_op = (
+                            self.first_op_per_program[sender] + sent_op,
+                            self.first_op_per_program[receiver] + received_op,
+                        )
+                        self.partners[sending_op].append(receiving_op)
+                        self.partners[receiving_op].append(sending_op)
 
     def has_ended(self) -> bool:
         """Whether every op ends."""
         started, ended, issued = self.started, self.ended, self.issued
         needs, issued_after, partners = self.needs, self.issued_after, self.partners
-        cuts = [bisect_left(self.kept, first) for first in self.first]
+        cuts = [bisect_left(self.kept, first) for first in self.first_op_per_program]
         hosts, ends = list(cuts), [*cuts[1:], len(self.kept)]
         wakes: dict[int, list[int]] = {}  # by op: what to retry once it started or ended
         todo = deque(range(len(hosts)))
         look: deque[int] = deque()
         while todo or look:
             if todo:
-                place = todo.popleft()
-                for number in range(hosts[place], ends[place]):
+                program = todo.popleft()
+                for number in range(hosts[program], ends[program]):
                     op = self.kept[number]
                     if issued_after[op]:
-                        awaited = next((other for other in issued_after[op] if not ended[other]), -1)
+                        awaited = next(
+                            (dependency for dependency in issued_after[op] if not ended[dependency]), -1
+                        )
                         if awaited >= 0:
-                            self.blocked_host[place] = awaited
-                            wakes.setdefault(awaited, []).append(-1 - place)
+                            self.blocked_host[program] = awaited
+                            wakes.setdefault(awaited, []).append(-1 - program)
                             break
-                        self.blocked_host.pop(place, None)
+                        self.blocked_host.pop(program, None)
                     issued[op] = True
-                    hosts[place] = number + 1
+                    hosts[program] = number + 1
                     look.append(op)
                 continue
             op = look.popleft()
@@ -305,9 +339,9 @@ class _Run:
                 if not started[op]:
                     started[op] = True
                     look.extend(wakes.pop(op, ()))
-                for other in partners.get(op, ()):
-                    if not started[other]:
-                        awaited = other
+                for partner in partners.get(op, ()):
+                    if not started[partner]:
+                        awaited = partner
                         break
             if awaited >= 0:
                 wakes.setdefault(awaited, []).append(op)
@@ -316,53 +350,57 @@ class _Run:
                 look.extend(wakes.pop(op, ()))
         return all(ended[op] for op in self.kept)
 
-    def circle(self) -> str:
+    def wait_cycle(self) -> str:
         """The circle of waits as text, from an op that never ends back to itself."""
         started, ended, issued = self.started, self.ended, self.issued
         chain: list[int] = []
-        at = next(op for op in range(self.count) if not ended[op])
-        while at not in chain:
-            chain.append(at)
-            if not issued[at]:
-                place = bisect_right(self.first, at) - 1
-                at = self.blocked_host[place]
-            elif not started[at]:
-                at = next(need for need in self.needs[at] if not ended[need])
+        current_op = next(op for op in range(self.count) if not ended[op])
+        while current_op not in chain:
+            chain.append(current_op)
+            if not issued[current_op]:
+                program = bisect_right(self.first_op_per_program, current_op) - 1
+                current_op = self.blocked_host[program]
+            elif not started[current_op]:
+                current_op = next(need for need in self.needs[current_op] if not ended[need])
             else:
-                at = next(other for other in self.partners[at] if not started[other])
-        circle = chain[chain.index(at) :]
+                current_op = next(partner for partner in self.partners[current_op] if not started[partner])
+        circle = chain[chain.index(current_op) :]
         return "; ".join(
-            self._waits(one, other) for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
+            self._describe_wait(waiting, awaited)
+            for waiting, awaited in zip(circle, [*circle[1:], circle[0]], strict=True)
         )
 
     def _op(self, number: int) -> tuple[Program, Op]:
-        place = bisect_right(self.first, number) - 1
-        program = self.plan.programs[place]
-        return program, program.ops[number - self.first[place]]
+        index = bisect_right(self.first_op_per_program, number) - 1
+        program = self.plan.programs[index]
+        return program, program.ops[number - self.first_op_per_program[index]]
 
-    def _waits(self, one: int, other: int) -> str:
-        (program, op), (peer, awaited) = self._op(one), self._op(other)
-        where = "" if program is peer else f"{_of(peer)}"
-        return f"{_of(program)}'{op.name}' on stream {op.stream} waits for {where}'{awaited.name}'"
+    def _describe_wait(self, waiting: int, awaited_number: int) -> str:
+        (program, op), (peer, awaited) = self._op(waiting), self._op(awaited_number)
+        peer_prefix = "" if program is peer else f"{_program_prefix(peer)}"
+        return (
+            f"{_program_prefix(program)}'{op.name}' on stream {op.stream} waits for "
+            f"{peer_prefix}'{awaited.name}'"
+        )
 
 
-def _of(program: Program) -> str:
+def _program_prefix(program: Program) -> str:
     return f"{program.name}: " if program.name else ""
 
 
-def _told(work: Collective, other: Collective) -> str:
+def _describe_call(work: Collective, compared: Collective) -> str:
     """Describe a call by what it may have in common with another. Of two tables of split sizes it is the
     first size that differs.
     """
-    told = f"{work.kind} of {work.bytes:,} bytes of {work.dtype}"
-    if work.parts == other.parts:
-        return told
-    if work.parts is None:
-        return f"{told} in equal parts"
-    if other.parts is None:
-        return f"{told} in unequal parts"
-    size = len(work.parts)
+    description = f"{work.kind} of {work.bytes:,} bytes of {work.dtype}"
+    if work.split_sizes == compared.split_sizes:
+        return description
+    if work.split_sizes is None:
+        return f"{description} in equal parts"
+    if compared.split_sizes is None:
+        return f"{description} in unequal parts"
+    size = len(work.split_sizes)
     for i, j in ((i, j) for i in range(size) for j in range(size)):
-        if work.parts[i][j] != other.parts[i][j]:
-            return f"{told} with {work.parts[i][j]:,} from member {i} to member {j}"
-    return told
+        if work.split_sizes[i][j] != compared.split_sizes[i][j]:
+            return f"{description} with {work.split_sizes[i][j]:,} from member {i} to member {j}"
+    return description

@@ -54,12 +54,12 @@ def op_columns(program: Program) -> OpColumns:
 
 def are_compute(program: Program) -> Bools:
     """Whether each op has work on the compute stream, for `Program.memoize`."""
-    columns = program.once(op_columns)
-    found = [
+    columns = program.memoize(op_columns)
+    is_compute = [
         stream == "compute" and work is not None
         for stream, work in zip(columns.stream, columns.work, strict=True)
     ]
-    return np.array(found, dtype=np.bool_)
+    return np.array(is_compute, dtype=np.bool_)
 
 
 def memory_columns(program: Program) -> MemoryColumns:
@@ -71,17 +71,17 @@ Owner = tuple[Device, Category, str, str, int]
 """Whose memory it is: device, category, owner, part and micro-batch."""
 
 
-def places_of_owners(columns: MemoryColumns) -> dict[Owner, list[int]]:
+def change_indices_per_owner(columns: MemoryColumns) -> dict[Owner, list[int]]:
     """The indices of each owner's changes, in order."""
-    found: defaultdict[Owner, list[int]] = defaultdict(list)
+    indices: defaultdict[Owner, list[int]] = defaultdict(list)
     owners = zip(
         columns.device, columns.category, columns.owner, columns.part, columns.micro_batch, strict=True
     )
-    for place, owner in enumerate(owners):
-        found[owner].append(place)
-    return dict(found)
+    for index, owner in enumerate(owners):
+        indices[owner].append(index)
+    return dict(indices)
 
 
-def owned_changes(program: Program) -> dict[Owner, list[int]]:
+def owner_change_indices(program: Program) -> dict[Owner, list[int]]:
     """`change_indices_per_owner` of a program's memory changes, for `Program.memoize`."""
-    return places_of_owners(program.once(memory_columns))
+    return change_indices_per_owner(program.memoize(memory_columns))

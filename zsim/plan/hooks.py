@@ -11,7 +11,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 
 
-class BeforeBlock(NamedTuple):
+class BlockPosition(NamedTuple):
     """The position of the hooks in front of a block: all that their work in the block depends on, counted
     from the next op and from the numbers here.
     """
@@ -44,7 +44,7 @@ class Hooks:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.builder = stage.builder
-        self.chunks: Sequence[Any] = (self,)
+        self.stage_hooks: Sequence[Any] = (self,)
 
     def resident(self) -> list[Memory]:
         """The memory that a rank holds between steps."""
@@ -72,41 +72,41 @@ class Hooks:
     # -- forward of one micro-batch -----------------------------------------------------------------------
 
     def begin_forward(self, micro_batch: int) -> None: ...
-    def before_forward(self, segment: Segment) -> None: ...
-    def after_forward(self, segment: Segment) -> None: ...
+    def pre_forward(self, segment: Segment) -> None: ...
+    def post_forward(self, segment: Segment) -> None: ...
     def end_forward(self) -> None: ...
 
     # -- backward of one micro-batch ----------------------------------------------------------------------
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         """Begin the backward of a micro-batch.
 
         `is_last` says that it is the stage's last backward in this step. With `schedule_manages_sharding` the
         schedule unshards, reshards and reduces by the methods below, so backward itself does not.
         """
 
-    def before_backward(self, segment: Segment) -> None: ...
-    def after_backward(self, segment: Segment) -> None: ...
+    def pre_backward(self, segment: Segment) -> None: ...
+    def post_backward(self, segment: Segment) -> None: ...
     def gradient_ready(self, call: ModuleCall) -> None: ...
     def end_backward(self) -> None: ...
 
     # -- modules, in forward, recomputation and backward --------------------------------------------------
 
-    def before_module(self, call: ModuleCall) -> None: ...
-    def after_module(self, call: ModuleCall) -> None: ...
+    def pre_module(self, call: ModuleCall) -> None: ...
+    def post_module(self, call: ModuleCall) -> None: ...
 
     # -- blocks as copies, see zsim.plan.copies -------------------------------------------------------------
 
-    def place(self, segment: Segment) -> BeforeBlock | None:
+    def block_position(self, segment: Segment) -> BlockPosition | None:
         """The position of the hooks in front of a block. None where blocks are not to be copied."""
 
-    def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
+    def repeat_count(self, start: BlockPosition, end: BlockPosition) -> int:
         """How many times what the hooks did from `start` until `end` will be the right thing again, one block
         further each time.
         """
         raise NotImplementedError
 
-    def skip(self, before: BeforeBlock, now: BeforeBlock, count: int, num_ops: int) -> None:
+    def skip(self, start: BlockPosition, end: BlockPosition, count: int, num_ops: int) -> None:
         """Advance by `count` times the way from `start` to `end`, which is `num_ops` ops in all."""
         raise NotImplementedError
 

@@ -12,21 +12,21 @@ from zsim.plan.by_type import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.megatron.placeholders import placeholders
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
-from zsim.plan.memory.paging import with_paging
+from zsim.plan.memory.paging import place_paged_states
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
 from zsim.plan.parallel.context import context_parallel
-from zsim.plan.parallel.experts import with_experts
-from zsim.plan.parallel.stages import cut_into_stages, tied_numel, with_head_first
+from zsim.plan.parallel.experts import expand_experts
+from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.parts.amaxes import amax_group
 from zsim.plan.parts.originals import NOTE as ORIGINALS_NOTE
 from zsim.plan.parts.originals import originals
-from zsim.plan.passes.one_thread import in_one_thread
+from zsim.plan.passes.one_thread import serialize_operators
 from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
 from zsim.plan.pipeline.megatron import MegatronPipeline
-from zsim.plan.pipeline.messages import CuttingMessenger, Messenger
+from zsim.plan.pipeline.messages import Messenger, PartitioningMessenger
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
 from zsim.plan.pipeline.torch_messages import TorchMessenger
@@ -34,15 +34,15 @@ from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_grou
 from zsim.plan.workload.workload import Workload
 from zsim.plan.workload.workloads import Workloads
 from zsim.specs.experiment.job import Job
-from zsim.specs.model.fusion import with_fused_projections
+from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.experts import MERGING
-from zsim.specs.strategy.frameworks import Fsdp1, Fsdp2
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
+from zsim.specs.strategy.frameworks import Fsdp1Config, Fsdp2Config
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class PlanBasis:
     """The ranks are CPUs, which run every op in the thread that issues it."""
     copies_scatters: bool
     """The CPU backend implements a reduce-scatter as an all-reduce of a copy (False on GPUs)."""
-    training: Training
+    training: TrainingConfig
     strategy: Strategy
     model: ModelSpec
-    parallelism: Parallelism
+    parallelism: ParallelismConfig
     types: NodeTypes | None = None
     """The types of the ranks' nodes, where the job is on several."""
 
@@ -66,8 +66,8 @@ def plan_basis(job: Job) -> PlanBasis:
     """The inputs of a job's plan."""
     is_cpu = job.cluster.gpu.vendor == "cpu"
     copies = is_cpu and job.cluster.collectives.reduce_scatter == "all_reduce"
-    alike = job.world_size, is_cpu, copies, job.training, job.strategy, job.model, job.parallelism
-    return PlanBasis(*alike, types=node_types_of(job))
+    inputs = job.world_size, is_cpu, copies, job.training, job.strategy, job.model, job.parallelism
+    return PlanBasis(*inputs, types=node_types_of(job))
 
 
 def is_offloaded(job: Job) -> bool:
@@ -81,17 +81,17 @@ def make_plan(job: Job) -> Plan:
     return plan_of(paged_basis(job, plan_of))
 
 
-def paged_basis(job: Job, made: Callable[[PlanBasis], Plan]) -> PlanBasis:
+def paged_basis(job: Job, plan_of_basis: Callable[[PlanBasis], Plan]) -> PlanBasis:
     """`plan_basis` with paged states where the driver has them. `plan_of_basis` makes the plan of a basis."""
     basis = plan_basis(job)
 
-    def planned(training: Training) -> Plan:
-        return made(replace(basis, training=training))
+    def planned(training: TrainingConfig) -> Plan:
+        return plan_of_basis(replace(basis, training=training))
 
-    return replace(basis, training=with_paging(job, planned))
+    return replace(basis, training=place_paged_states(job, planned))
 
 
-@garbage_collection.paused()
+@garbage_collection.pause()
 def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
     """The plan of all jobs with this basis. `workloads` is the cache of the workloads of other plans. Raises
     what `plan_stages` raises.
@@ -107,8 +107,8 @@ def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
         }
         return plan_by_type(types, [plans.get(size) for size in sizes])
     model = basis.model
-    if _is_megatron_alone(basis) and model.trainable_numel == model.numel:
-        model = with_fused_projections(model)
+    if _has_unsharded_megatron_layers(basis) and model.trainable_numel == model.numel:
+        model = fuse_projections(model)
     models = stages_of(model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor
     return plan_stages(
@@ -122,39 +122,39 @@ def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
     )
 
 
-def plan_for_ranks(basis: PlanBasis, other: PlanBasis, plan: Plan) -> Plan | None:
+def plan_for_ranks(basis: PlanBasis, planned: PlanBasis, plan: Plan) -> Plan | None:
     """The plan of all jobs with this basis, derived from the `plan` of the basis `planned`, which must differ
     in the number of ranks alone. The programs are the same, and communicators are of all ranks. None where
     this is not known to be what `plan_of` gives.
     """
-    framework, several = FRAMEWORKS[type(basis.strategy)], min(basis.world_size, other.world_size) > 1
-    if not (framework.is_for_any_ranks and several and basis.parallelism.is_trivial) or basis.types:
+    framework, has_peers = FRAMEWORKS[type(basis.strategy)], min(basis.world_size, planned.world_size) > 1
+    if not (framework.is_independent_of_ranks and has_peers and basis.parallelism.is_trivial) or basis.types:
         return None
-    if replace(basis, world_size=other.world_size) != other or list(plan.groups) != [WORLD]:
+    if replace(basis, world_size=planned.world_size) != planned or list(plan.groups) != [WORLD]:
         return None
     groups = {WORLD: Group.regular(WORLD, basis.world_size)}
     return Plan.uniform(plan.framework, basis.world_size, plan.program, groups, plan.notes, plan.labels)
 
 
-def _is_megatron_alone(basis: PlanBasis) -> bool:
+def _has_unsharded_megatron_layers(basis: PlanBasis) -> bool:
     """Whether the model's layers are Megatron's or nanotron's without parallelisms, which would fuse
     projections themselves. InternEvo's are left as they are."""
     strategy, parallelism = basis.strategy, basis.parallelism
-    is_own = isinstance(strategy, Megatron) and not strategy.has_owners
-    return is_own and parallelism.is_trivial and parallelism.style in ("megatron", "nanotron")
+    is_megatron_family = isinstance(strategy, MegatronConfig) and not strategy.has_whole_tensor_owners
+    return is_megatron_family and parallelism.is_trivial and parallelism.style in ("megatron", "nanotron")
 
 
-def stages_of(model: ModelSpec, parallelism: Parallelism) -> list[ModelSpec]:
+def stages_of(model: ModelSpec, parallelism: ParallelismConfig) -> list[ModelSpec]:
     """The stages of a model, in order, as one rank of each tensor- and context-parallel group has them."""
     if parallelism.is_trivial:
-        return [with_experts(model, parallelism.experts)]
+        return [expand_experts(model, parallelism.experts)]
     if parallelism.has_megatron_layers:
-        model = with_fused_projections(model)
+        model = fuse_projections(model)
     model = context_parallel(tensor_parallel(model, parallelism), parallelism)
-    model = with_experts(model, parallelism.experts)
+    model = expand_experts(model, parallelism.experts)
     stages = cut_into_stages(model, parallelism.layers_per_stage)
     if parallelism.style == "deepspeed" and model.is_tied and len(stages) > 1:
-        stages[-1] = with_head_first(stages[-1])
+        stages[-1] = register_head_first(stages[-1])
     return stages
 
 
@@ -169,9 +169,9 @@ def plan_step(
     """The plan of one steady step of `workload` on a data-parallel group of `world_size` ranks. `is_cpu` and
     `copies_scatters` are those of `PlanBasis`. Raises what `plan_stages` raises.
     """
-    alone = Parallelism()
+    parallelism = ParallelismConfig()
     return plan_stages(
-        [workload], strategy, world_size, alone, is_cpu=is_cpu, copies_scatters=copies_scatters
+        [workload], strategy, world_size, parallelism, is_cpu=is_cpu, copies_scatters=copies_scatters
     )
 
 
@@ -179,7 +179,7 @@ def plan_stages(
     workloads: Sequence[Workload],
     strategy: Strategy,
     world_size: int,
-    parallelism: Parallelism,
+    parallelism: ParallelismConfig,
     *,
     tied_numel: int = 0,
     is_cpu: bool = False,
@@ -193,13 +193,13 @@ def plan_stages(
     """
     framework, mesh = FRAMEWORKS[type(strategy)], parallelism.mesh(world_size)
     data = DataParallel(mesh.groups(DATA, CONTEXT))
-    spread = parallelism.expert_mesh(world_size)
-    nodes = parallelism.experts.nodes if parallelism.experts.dispatcher in MERGING else 1
-    experts = DataParallel(spread.groups(EXPERT_DATA)) if parallelism.experts.has_own_ranks else None
+    expert_mesh = parallelism.expert_mesh(world_size)
+    nodes = parallelism.experts.nodes if parallelism.experts.dispatcher in DEDUPLICATING_DISPATCHERS else 1
+    experts = DataParallel(expert_mesh.groups(EXPERT_DATA)) if parallelism.experts.has_expert_groups else None
     trains_experts = any(
-        one.trainable and bool(one.belongs_to)
+        parameter.trainable and bool(parameter.rank_kind)
         for workload in workloads
-        for _, one in workload.model.named_parameters()
+        for _, parameter in workload.model.named_parameters()
     )
     ranks = ranks_of(
         parallelism.schedule,
@@ -216,7 +216,7 @@ def plan_stages(
     for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
         maxima = amax_group(mesh, workloads[0].training)
         builder = PlanBuilder(
-            [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(spread, nodes), *maxima]
+            [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(expert_mesh, nodes), *maxima]
         )
         stages = {
             number: Stage(
@@ -234,41 +234,41 @@ def plan_stages(
             for number in range(len(workloads))
             if ranks[number] == rank
         }
-        owners = {number: framework.make(stage, strategy) for number, stage in stages.items()}
+        hooks_of_stage = {number: framework.make(stage, strategy) for number, stage in stages.items()}
         messenger = None
         if parallelism.pipeline > 1:
             messenger = _messenger(builder, stages, ranks, rank, parallelism, strategy)
-        is_megatron = isinstance(strategy, Megatron)
+        is_megatron = isinstance(strategy, MegatronConfig)
         run_actions(
             builder,
-            owners,
+            hooks_of_stage,
             steps,
             messenger,
-            delays_weights=is_megatron and strategy.delays_expert_weights,
-            synchronizes=is_megatron and strategy.synchronizes,
+            delays_weights=is_megatron and strategy.delay_wgrad_compute,
+            synchronizes=is_megatron and strategy.synchronizes_timers,
         )
-        resident = [memory for owner in owners.values() for memory in owner.resident()]
+        resident = [memory for hooks in hooks_of_stage.values() for memory in hooks.resident()]
         resident += messenger.resident() if messenger is not None else []
         models = [stage.workload.model for stage in stages.values()]
         copied = originals(models, strategy, workloads[0].training, data.size)
         resident += copied
-        if copied and isinstance(strategy, Fsdp1 | Fsdp2):
+        if copied and isinstance(strategy, Fsdp1Config | Fsdp2Config):
             notes.append(ORIGINALS_NOTE)
-        if isinstance(strategy, Megatron):
+        if isinstance(strategy, MegatronConfig):
             resident += [Memory("buffers", size) for size in strategy.workspaces]
             if strategy.keeps_placeholders:
                 resident += placeholders(models, strategy.param_dtype)
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
-        startup = sum(owner.startup_bytes for owner in owners.values())
+        startup = sum(hooks.startup_bytes for hooks in hooks_of_stage.values())
         programs.append(replace(builder.program(resident, name), startup_bytes=startup))
         groups |= builder.groups
         notes += [note for note in builder.notes if note not in notes]
-        asynchronous = next(iter(owners.values())).asynchronous
-        for owner in owners.values():
-            owner.chunks = ()  # which name themselves: what they hold would live until a search for cycles
+        asynchronous = next(iter(hooks_of_stage.values())).asynchronous
+        for hooks in hooks_of_stage.values():
+            hooks.stage_hooks = ()  # a cycle, which would keep all their memory until a search for cycles
     plan = Plan(framework.name, tuple(programs), mesh.coordinate(PIPELINE), groups, tuple(notes))
     if is_cpu:
-        plan = in_one_thread(plan, asynchronous, copies_scatters=copies_scatters)
+        plan = serialize_operators(plan, asynchronous, copies_scatters=copies_scatters)
     check_plan(plan)
     return plan
 
@@ -278,7 +278,7 @@ def _messenger(
     stages: Mapping[int, Stage],
     ranks: Sequence[int],
     rank: int,
-    parallelism: Parallelism,
+    parallelism: ParallelismConfig,
     strategy: Strategy,
 ) -> Messenger:
     if isinstance(strategy, DeepSpeedConfig):
@@ -286,26 +286,26 @@ def _messenger(
     if parallelism.style == "torch":
         return TorchMessenger(builder, stages, ranks, rank)
     is_whole = parallelism.tensor == 1 or parallelism.sequence_parallel
-    if isinstance(strategy, Megatron) and strategy.cuts_messages and not is_whole:
-        return CuttingMessenger(builder, stages, ranks, rank, empties_outputs=True)
+    if isinstance(strategy, MegatronConfig) and strategy.scatters_messages and not is_whole:
+        return PartitioningMessenger(builder, stages, ranks, rank, empties_outputs=True)
     empties = parallelism.style in ("megatron", "nanotron")
     return Messenger(builder, stages, ranks, rank, empties_outputs=empties)
 
 
-def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> list[list[Step]]:
+def _steps(training: TrainingConfig, strategy: Strategy, parallelism: ParallelismConfig) -> list[list[Step]]:
     """The steps of every pipeline rank."""
     micro_batches = training.gradient_accumulation_steps // parallelism.passes
     style = "deepspeed" if parallelism.style == "autotp" else parallelism.style
     megatron = None
-    if isinstance(strategy, Megatron):
+    if isinstance(strategy, MegatronConfig):
         megatron = MegatronPipeline(
             group_size=strategy.micro_batch_group,
             overlaps_p2p=strategy.overlap_p2p,
             flushes_ahead=strategy.overlap_p2p_warmup_flush,
             waits_sends=strategy.waits_sends,
-            reduces_together=strategy.overlap_grad_reduce and strategy.align_grad_reduce,
-            gathers_together=strategy.overlap_param_gather and strategy.align_param_gather,
-            pairs=strategy.pairs_experts,
+            aligns_grad_reduce=strategy.overlap_grad_reduce and strategy.align_grad_reduce,
+            aligns_param_gather=strategy.overlap_param_gather and strategy.align_param_gather,
+            pairs=strategy.overlap_expert_parallel,
         )
     return steps_of(
         style,
@@ -313,7 +313,7 @@ def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> 
         parallelism.pipeline,
         parallelism.virtual_stages,
         micro_batches,
-        is_fsdp=isinstance(strategy, Fsdp2),
+        is_fsdp=isinstance(strategy, Fsdp2Config),
         csv=parallelism.schedule_text,
         passes=parallelism.passes,
         megatron=megatron,
@@ -327,8 +327,8 @@ def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:
     framework = FRAMEWORKS.get(type(job.strategy))
     if framework is None or plan.programs[0].is_recorded:
         return ()
-    held = BetweenSteps(job, plan)
-    found = [*first_step(held)]
+    between_steps = BetweenSteps(job, plan)
+    moments = [*first_step(between_steps)]
     if job.parallelism.is_trivial:
-        found += framework.moments(held)
-    return tuple(sorted(found, key=lambda moment: ORDER.index(moment.name)))
+        moments += framework.moments(between_steps)
+    return tuple(sorted(moments, key=lambda moment: ORDER.index(moment.name)))

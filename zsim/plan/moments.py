@@ -114,20 +114,20 @@ ORDER = (
 )  # fmt: skip
 
 
-def first_step(held: BetweenSteps) -> Iterator[JobMoment]:
+def first_step(between_steps: BetweenSteps) -> Iterator[JobMoment]:
     """The first step of an optimizer that makes its states in its first update (torch.optim's `_init_group`).
     Until then the GPU holds less. In the update it holds as much as in every later one.
     """
-    if not held.lazy_bytes:
+    if not between_steps.lazy_bytes:
         return
-    before, update = held.program.once(phase_peaks)
+    peak, update_peak = between_steps.program.memoize(phase_peaks)
     source = "torch 2.13 optim/adamw.py `_init_group`"
     yield JobMoment(
-        FIRST_FORWARD, held.context_bytes + before - held.lazy_bytes, None,
+        FIRST_FORWARD, between_steps.context_bytes + peak - between_steps.lazy_bytes, None,
         "the optimizer's states are made in the first update", source, True,
     )  # fmt: skip
     yield JobMoment(
-        FIRST_UPDATE, held.context_bytes + update, None,
+        FIRST_UPDATE, between_steps.context_bytes + update_peak, None,
         "makes the optimizer's states tensor by tensor while the gradients are held", source, True,
     )  # fmt: skip
 
@@ -146,7 +146,7 @@ def phase_peaks(program: Program) -> tuple[int, int]:
 
 def forward_peak(program: Program) -> int:
     """Maximum GPU bytes of a rank in forward without activations, as in a forward without gradients."""
-    levels, phases = _levels(program, without="activations")
+    levels, phases = _levels(program, excluded_category="activations")
     return max(_resident(program), int(levels[phases == "forward"].max(initial=0)))
 
 
@@ -154,13 +154,13 @@ def _resident(program: Program) -> int:
     return sum(memory.bytes for memory in program.resident if memory.device == "gpu")
 
 
-def _levels(program: Program, without: str = "") -> tuple[Ints, NDArray[np.str_]]:
+def _levels(program: Program, excluded_category: str = "") -> tuple[Ints, NDArray[np.str_]]:
     """GPU bytes of a rank after each change of them, and the phase of each. Changes of `excluded_category` do
     not count.
     """
-    columns, phases = program.once(memory_columns), program.once(op_columns).phase
+    columns, phases = program.memoize(memory_columns), program.memoize(op_columns).phase
     counts = np.array([
-        device == "gpu" and category != without
+        device == "gpu" and category != excluded_category
         for device, category in zip(columns.device, columns.category, strict=True)
     ], dtype=bool)  # fmt: skip
     ops = np.minimum(np.array(columns.op, dtype=np.int64), len(phases) - 1)[counts]
@@ -168,7 +168,7 @@ def _levels(program: Program, without: str = "") -> tuple[Ints, NDArray[np.str_]
     return _resident(program) + np.cumsum(changes), np.array(phases)[ops]
 
 
-def evaluation(held: BetweenSteps) -> Iterator[JobMoment]:
+def evaluation(between_steps: BetweenSteps) -> Iterator[JobMoment]:
     """A forward without gradients of the Trainer's batch, where that is larger than the micro-batch. It holds
     what the step's own forward holds less its activations, and the logits.
 
@@ -177,13 +177,13 @@ def evaluation(held: BetweenSteps) -> Iterator[JobMoment]:
     n: sequences, l: their length, v: words. There are the model's logits, their cast and the
     log-probabilities (transformers `ForCausalLMLoss`, torch's cross_entropy).
     """
-    training = held.job.training
+    training = between_steps.job.training
     if training.micro_batch_size >= _EVALUATED or training.cross_entropy != "eager":
         return
-    each = DTYPE_BYTES["bf16"] + 2 * _FP32
-    logits = _EVALUATED * training.sequence_length * held.job.model.vocab_size * each
+    bytes_per_logit = DTYPE_BYTES["bf16"] + 2 * _FP32
+    logits = _EVALUATED * training.sequence_length * between_steps.job.model.vocab_size * bytes_per_logit
     yield JobMoment(
-        EVALUATION, held.context_bytes + held.program.once(forward_peak) + logits, None,
+        EVALUATION, between_steps.context_bytes + between_steps.program.memoize(forward_peak) + logits, None,
         f"at least, with the Hugging Face Trainer's batch of {_EVALUATED} (per_device_eval_batch_size): "
         "logits in 16 bits and twice in fp32, beside all that training holds; with compute_metrics every "
         "batch's logits stay on the GPU besides",
@@ -191,12 +191,12 @@ def evaluation(held: BetweenSteps) -> Iterator[JobMoment]:
     )  # fmt: skip
 
 
-def loading(held: BetweenSteps, cause: str, source: str, copies: int) -> JobMoment:
+def loading(between_steps: BetweenSteps, cause: str, source: str, copies: int) -> JobMoment:
     """The moment at which `copies` ranks of a node read all weights into host memory, each in its model's
     type.
     """
-    whole = held.job.model.numel * held.stored_bytes
-    return JobMoment(LOADING, None, copies * whole, cause, source, False)
+    model_bytes = between_steps.job.model.numel * between_steps.stored_bytes
+    return JobMoment(LOADING, None, copies * model_bytes, cause, source, False)
 
 
 PRETRAINED = "transformers 4.46 modeling_utils.py `load_state_dict`"

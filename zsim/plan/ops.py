@@ -26,9 +26,9 @@ from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
 from zsim.plan.pipeline.schedules import Action
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.recorded.work import RecordedWork
 from zsim.specs.model.works import ExchangeLibrary
-from zsim.unchanging import Unchanging
+from zsim.unchanging import Memo
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -37,7 +37,7 @@ CollectiveKind = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send", "recv"
 ]
 MessageKind = Literal["send", "recv", "send_recv"]
-Parts = tuple[tuple[int, ...], ...]
+SplitSizes = tuple[tuple[int, ...], ...]
 Phase = Literal["forward", "recompute", "backward", "optimizer", "accumulate"]
 
 
@@ -59,7 +59,7 @@ class Collective:
     """
     dtype: str
     group: str
-    parts: Parts | None = None
+    split_sizes: SplitSizes | None = None
     """In an all-to-all of unequal parts, the bytes from member i to member j: row i is torch's
     `input_split_sizes` of i, column j the `output_split_sizes` of j. None where all are equal. All members
     have the whole table, because a program's ranks may be anywhere in a communicator.
@@ -68,10 +68,10 @@ class Collective:
     """The library whose kernels run an all-to-all of equal parts. None stands for the cluster's backend."""
 
     @classmethod
-    def all_to_all(cls, parts: Parts, dtype: str, group: str) -> Collective:
+    def all_to_all(cls, split_sizes: SplitSizes, dtype: str, group: str) -> Collective:
         """An all-to-all in which member i sends `split_sizes[i][j]` bytes to member j."""
-        is_equal = len({part for row in parts for part in row}) == 1
-        return cls("all_to_all", max(map(sum, parts)), dtype, group, None if is_equal else parts)
+        is_equal = len({part for row in split_sizes for part in row}) == 1
+        return cls("all_to_all", max(map(sum, split_sizes)), dtype, group, None if is_equal else split_sizes)
 
 
 class Message(NamedTuple):
@@ -195,7 +195,7 @@ def offload_kind(work: OffloadWork) -> str:
     return "cpu" if isinstance(work, HostWork) else f"nvme_{work.direction}"
 
 
-Work = Kernels | Collective | PointToPoint | Copy | HostWork | DriveIo | Recorded
+Work = Kernels | Collective | PointToPoint | Copy | HostWork | DriveIo | RecordedWork
 
 
 class Op(NamedTuple):
@@ -223,11 +223,11 @@ class Group:
     name: str
     members: Ints
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, compared: object) -> bool:
         """Groups are equal if their names and members are."""
-        if not isinstance(other, Group):
+        if not isinstance(compared, Group):
             return NotImplemented
-        return self.name == other.name and np.array_equal(self.members, other.members)
+        return self.name == compared.name and np.array_equal(self.members, compared.members)
 
     def __hash__(self) -> int:
         return hash((self.name, self.members.shape))
@@ -261,10 +261,10 @@ class Group:
 
     def ranks_of(self, rank: int) -> list[int]:
         """The members of the communicator that contains `rank`."""
-        found: list[int] = self.members[(self.members == rank).any(axis=1)][0].tolist()
-        return found
+        ranks: list[int] = self.members[(self.members == rank).any(axis=1)][0].tolist()
+        return ranks
 
-    def row_of(self, world_size: int) -> Ints:
+    def row_per_rank(self, world_size: int) -> Ints:
         """Per rank the number of its communicator, and -1 for ranks in none."""
         rows = np.full(world_size, -1, dtype=np.int64)
         rows[self.members] = np.arange(len(self.members))[:, None]
@@ -272,7 +272,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Program(Unchanging):
+class Program(Memo):
     """The ops that the ranks of one role issue in a step."""
 
     name: str
@@ -293,30 +293,30 @@ class Program(Unchanging):
     @property
     def is_recorded(self) -> bool:
         """Whether the program is the recording of a rank."""
-        return bool(self.ops) and isinstance(self.ops[-1].work, Recorded)
+        return bool(self.ops) and isinstance(self.ops[-1].work, RecordedWork)
 
     @cached_property
-    def distinct_works(self) -> Mapping[int, Work]:
+    def unique_work(self) -> Mapping[int, Work]:
         """The unique work of its ops by id: ops of equal work share it."""
         return {id(work): work for work in map(itemgetter(2), self.ops) if work is not None}
 
     @cached_property
-    def offload_works(self) -> tuple[OffloadWork, ...]:
+    def offload_work(self) -> tuple[OffloadWork, ...]:
         """The offloaded work of its ops, in order."""
-        if not any(isinstance(work, OffloadWork) for work in self.distinct_works.values()):
+        if not any(isinstance(work, OffloadWork) for work in self.unique_work.values()):
             return ()
         return tuple(op.work for op in self.ops if isinstance(op.work, OffloadWork))
 
     @cached_property
-    def calls_with_messages(self) -> tuple[int, ...]:
+    def message_ops(self) -> tuple[int, ...]:
         """The numbers of the ops that send or receive."""
-        if not any(type(work) is PointToPoint for work in self.distinct_works.values()):
+        if not any(type(work) is PointToPoint for work in self.unique_work.values()):
             return ()
         return tuple(number for number, op in enumerate(self.ops) if type(op.work) is PointToPoint)
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(Unchanging):
+class Plan(Memo):
     """One steady training step of every rank: rank r runs `programs[program_of[r]]`."""
 
     framework: str
@@ -376,25 +376,25 @@ class Plan(Unchanging):
 
     @property
     def has_messages(self) -> bool:
-        return any(program.calls_with_messages for program in self.programs)
+        return any(program.message_ops for program in self.programs)
 
     @property
     def has_offload(self) -> bool:
         """Whether any rank does offloaded work."""
-        return any(program.offload_works for program in self.programs)
+        return any(program.offload_work for program in self.programs)
 
     @property
     def changes_memory(self) -> bool:
         return any(program.memory for program in self.programs)
 
-    def with_programs(self, change: Callable[[Program], Program]) -> Plan:
+    def map_programs(self, transform: Callable[[Program], Program]) -> Plan:
         """A copy of the plan with `transform` applied to every program."""
-        return replace(self, programs=tuple(change(program) for program in self.programs))
+        return replace(self, programs=tuple(transform(program) for program in self.programs))
 
-    def works(self) -> Iterator[Work]:
+    def all_work(self) -> Iterator[Work]:
         """The work of all ops of all programs."""
         return (op.work for program in self.programs for op in program.ops if op.work is not None)
 
-    def distinct_works(self) -> Iterator[Work]:
+    def unique_work(self) -> Iterator[Work]:
         """The unique work of each program's ops: ops of equal work share it."""
-        return (work for program in self.programs for work in program.distinct_works.values())
+        return (work for program in self.programs for work in program.unique_work.values())

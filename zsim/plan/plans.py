@@ -26,42 +26,43 @@ class Plans:
 
     def __init__(self, most_ops: int = _MAX_OPS) -> None:
         self._most_ops = most_ops
-        self._known: list[tuple[PlanBasis, Plan]] = []  # most recently used at the end
+        self._cached: list[tuple[PlanBasis, Plan]] = []  # most recently used at the end
         self._workloads = Workloads()
 
     def of(self, job: Job) -> Plan:
         """The job's plan. Raises what `make_plan` raises."""
-        return self._of(paged_basis(job, self._of))
+        return self._plan_of_basis(paged_basis(job, self._plan_of_basis))
 
-    def _of(self, basis: PlanBasis) -> Plan:
-        for place, (other, plan) in enumerate(self._known):
-            if other == basis:
-                self._known.append(self._known.pop(place))
+    def _plan_of_basis(self, basis: PlanBasis) -> Plan:
+        for index, (cached_basis, plan) in enumerate(self._cached):
+            if cached_basis == basis:
+                self._cached.append(self._cached.pop(index))
                 return plan
-        plan = self._from_known(basis) or self._shared(plan_of(basis, self._workloads))
-        self._known.append((basis, plan))
+        plan = self._derive_from_cached(basis) or self._share_equal_programs(plan_of(basis, self._workloads))
+        self._cached.append((basis, plan))
         self._forget()
         return plan
 
-    def _from_known(self, basis: PlanBasis) -> Plan | None:
-        made = (plan_for_ranks(basis, other, plan) for other, plan in reversed(self._known))
-        return next((plan for plan in made if plan is not None), None)
+    def _derive_from_cached(self, basis: PlanBasis) -> Plan | None:
+        derived = (plan_for_ranks(basis, cached_basis, plan) for cached_basis, plan in reversed(self._cached))
+        return next((plan for plan in derived if plan is not None), None)
 
-    def _shared(self, made: Plan) -> Plan:
+    def _share_equal_programs(self, new_plan: Plan) -> Plan:
         """The cached plan that is equal, or this one, with cached programs for equal ones."""
-        known = [program for _, plan in reversed(self._known) for program in plan.programs]
+        programs_in_cache = [program for _, plan in reversed(self._cached) for program in plan.programs]
         programs = tuple(
-            next((other for other in known if other == program), program) for program in made.programs
+            next((cached for cached in programs_in_cache if cached == program), program)
+            for program in new_plan.programs
         )
-        if all(one is other for one, other in zip(programs, made.programs, strict=True)):
-            return made
-        made = replace(made, programs=programs)
-        return next((plan for _, plan in self._known if _is_equal(plan, made)), made)
+        if all(shared is original for shared, original in zip(programs, new_plan.programs, strict=True)):
+            return new_plan
+        new_plan = replace(new_plan, programs=programs)
+        return next((plan for _, plan in self._cached if _is_equal(plan, new_plan)), new_plan)
 
     def _forget(self) -> None:
         """Drop the least recently used plans until at most `most_ops` ops are kept, or one plan is left."""
-        while len(self._known) > 1 and _num_ops(plan for _, plan in self._known) > self._most_ops:
-            self._known.pop(0)
+        while len(self._cached) > 1 and _num_ops(plan for _, plan in self._cached) > self._most_ops:
+            self._cached.pop(0)
 
 
 def _num_ops(plans: Iterable[Plan]) -> int:
@@ -70,10 +71,10 @@ def _num_ops(plans: Iterable[Plan]) -> int:
     return sum(len(program.ops) for program in programs.values())
 
 
-def _is_equal(plan: Plan, other: Plan) -> bool:
+def _is_equal(plan: Plan, second: Plan) -> bool:
     """Whether two plans are equal: programs, communicators, notes and labels."""
-    if not np.array_equal(plan.program_of, other.program_of) or plan.programs != other.programs:
+    if not np.array_equal(plan.program_of, second.program_of) or plan.programs != second.programs:
         return False
     return (plan.framework, plan.groups, plan.notes, plan.labels) == (
-        other.framework, other.groups, other.notes, other.labels
+        second.framework, second.groups, second.notes, second.labels
     )  # fmt: skip

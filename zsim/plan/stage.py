@@ -24,8 +24,8 @@ from zsim.specs.strategy.mesh import (
     TENSOR,
     Mesh,
 )
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 WORLD, MODEL, EMBEDDING = "world", "model", "embedding"
 EXPERT_MODEL, EXPERT_STAGES = "expert_model", "expert_stages"
@@ -59,8 +59,8 @@ class DataParallel:
         count = self.size // (size * stride)
         assert count * size * stride == self.size, f"{name}: {self.size} ranks in {size} x {stride}"
         rows = self.members.reshape(len(self.members), count, size, stride)
-        found = rows.transpose(0, 1, 3, 2).reshape(-1, size)
-        return Group(name, found[np.argsort(found[:, 0])])
+        members = rows.transpose(0, 1, 3, 2).reshape(-1, size)
+        return Group(name, members[np.argsort(members[:, 0])])
 
 
 def mesh_groups(mesh: Mesh, context_inner: int = 1) -> list[Group]:
@@ -121,14 +121,14 @@ class Stage:
     """Elements of the embedding that the first and the last stage share, on these two stages. 0 on all
     others.
     """
-    parallelism: Parallelism = field(default_factory=Parallelism)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     experts: DataParallel | None = None
     """The ranks that hold the same routed experts, where they are not those of `data_parallel`."""
     trains_experts: bool = False
     """Whether any stage of the model trains some of its routed experts."""
 
     @property
-    def training(self) -> Training:
+    def training(self) -> TrainingConfig:
         return self.workload.training
 
     @property

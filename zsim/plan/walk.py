@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from zsim.cost.kernels.fused_head import head_place
+from zsim.cost.kernels.fused_head import head_index
 from zsim.plan.builder import COMPUTE
-from zsim.plan.copies import to_walk
+from zsim.plan.copies import segments_to_walk
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Kernels
 from zsim.plan.parts.amaxes import reduce_amaxes
-from zsim.plan.workload.autograd import ON_SIDE
-from zsim.plan.workload.issued import Issued, count, launches_of
+from zsim.plan.workload.autograd import SIDE_STREAM_MARKS
+from zsim.plan.workload.issued import IssuedWork, launches_of, num_launches
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
 
 RESIDUAL = "gradient of the residual stream"
-BESIDE = "shared experts"
+SHARED_EXPERTS_STREAM = "shared experts"
 CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
 
 
@@ -53,7 +53,7 @@ class Walk:
         return self.hooks.is_eager and not (self.compiles and call.segment not in ("before", "after"))
 
     def _issue(
-        self, name: str, issued: Issued, module: str, launches: int, overhead: str, events: int = 1
+        self, name: str, issued: IssuedWork, module: str, launches: int, overhead: str, events: int = 1
     ) -> None:
         """Issue a module's work in one direction: one op, or its parts. The host takes its time for the
         module (`overhead`) `events` times, and for every launch."""
@@ -69,7 +69,7 @@ class Walk:
                 builder.wait_stream(stream, self.stream if part.follows == COMPUTE else part.follows)
             label = f"{name} {part.name}" if part.name else name
             if isinstance(part.work, Kernels):
-                number = count(part.work.kernels)
+                number = num_launches(part.work.kernels)
                 builder.add(
                     label,
                     stream,
@@ -83,19 +83,19 @@ class Walk:
             elif part.work is not None:
                 builder.communicate(label, stream, part.work, module)
 
-    def _turn_to(self, module: Module, starts: str, ends: str) -> str:
+    def _switch_stream(self, module: Module, starts: str, ends: str) -> str:
         """Switch to the stream on which a module issues its work, and return the stream to come back to. A
         side stream waits for the compute stream at the module of side `starts`, and the compute stream for it
         at the module of side `ends`.
         """
-        before = self.stream
-        if module.side == ends:
-            self.builder.wait_stream(before, BESIDE)
-        if module.side in ON_SIDE:
-            if module.side == starts:
-                self.builder.wait_stream(BESIDE, before)
-            self.stream = BESIDE
-        return before
+        previous_stream = self.stream
+        if module.side_stream == ends:
+            self.builder.wait_stream(previous_stream, SHARED_EXPERTS_STREAM)
+        if module.side_stream in SIDE_STREAM_MARKS:
+            if module.side_stream == starts:
+                self.builder.wait_stream(SHARED_EXPERTS_STREAM, previous_stream)
+            self.stream = SHARED_EXPERTS_STREAM
+        return previous_stream
 
     def _wrap(self, call: ModuleCall, suffix: str = "") -> None:
         """Count what DTensor costs the host around a module that torch's tensor parallelism has cut. Blocks
@@ -108,7 +108,7 @@ class Walk:
 
     def forward(self) -> None:
         """Issue the forward of the micro-batch."""
-        for _ in self._forward_through(to_walk(self.hooks, self.workload.segments)):
+        for _ in self._forward_through(segments_to_walk(self.hooks, self.workload.segments)):
             pass
 
     def forward_calls(self) -> Iterator[ModuleCall]:
@@ -120,22 +120,22 @@ class Walk:
         builder.phase, builder.micro_batch = "forward", self.micro_batch
         hooks.begin_forward(self.micro_batch)
         for segment in segments:
-            hooks.before_forward(segment)
+            hooks.pre_forward(segment)
             builder.activations(segment.input_bytes, segment.name + CHECKPOINT, self.micro_batch)
             for call in segment.calls:
-                if self.logs is not None and isinstance(call.module.work, Loss):
+                if self.logs is not None and isinstance(call.module.op_spec, Loss):
                     self.logs.replace_outputs(builder)
-                keeps = not segment.is_checkpointed and call.name not in segment.dropped
+                keeps = not segment.is_checkpointed and call.name not in segment.unsaved_calls
                 yield call
                 self._forward_module(call, keeps=keeps)
-            hooks.after_forward(segment)
+            hooks.post_forward(segment)
         reduce_amaxes(builder, self.workload.model, self.workload.training, is_backward=False)
         hooks.end_forward()
 
     def _forward_module(self, call: ModuleCall, *, keeps: bool) -> None:
         """Issue one module's forward. With `keeps` its saved activations stay allocated for backward."""
         builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
-        self.hooks.before_module(call)
+        self.hooks.pre_module(call)
         tensors, outputs = work.tensors, work.kept_outputs
         saved, extra = work.saved_bytes, work.forward_extra_bytes
         if saved:
@@ -148,43 +148,55 @@ class Walk:
             builder.host_wait(builder.record(COMPUTE) if self.ready is None else self.ready)
         if self.has_dtensors:
             self._wrap(call)
-        before = self._turn_to(call.module, "begins", "joins")
+        previous_stream = self._switch_stream(call.module, "begins", "joins")
         self._issue(name, work.forward, name, work.forward_launches, self._call(call))
-        self.stream = before
+        self.stream = previous_stream
         if extra:
             builder.activations(-extra, name, micro_batch)
         if saved and not keeps:
             builder.activations(-saved, name, micro_batch)
-        self.hooks.after_module(call)
+        self.hooks.post_module(call)
 
-    def backward(self, *, is_last: bool, is_told: bool) -> None:
+    def backward(self, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         """Issue the backward of the micro-batch. `is_last` and `schedule_manages_sharding` are those of
         `Hooks.begin_backward`.
         """
-        segments = to_walk(self.hooks, self.workload.segments[::-1])
-        for _ in self._through(self.backward_module, segments, is_last=is_last, is_told=is_told):
+        segments = segments_to_walk(self.hooks, self.workload.segments[::-1])
+        for _ in self._backward_through(
+            self.backward_module,
+            segments,
+            is_last=is_last,
+            schedule_manages_sharding=schedule_manages_sharding,
+        ):
             pass
         if self.logs is not None:
             self.logs.end_micro_batch(self.builder)
 
-    def backward_inputs(self, *, is_told: bool) -> None:
+    def backward_inputs(self, *, schedule_manages_sharding: bool) -> None:
         """Issue the backward as far as the stage's input needs it: a schedule's action I. The first stage has
         nothing to do (`backward_one_chunk` of torch 2.13 distributed/pipelining/stage.py)."""
         if not self.hooks.stage.is_first:
             segments = self.workload.segments[::-1]
-            for _ in self._through(self.backward_input, segments, is_last=False, is_told=is_told):
+            for _ in self._backward_through(
+                self.backward_input,
+                segments,
+                is_last=False,
+                schedule_manages_sharding=schedule_manages_sharding,
+            ):
                 pass
 
-    def backward_weights(self, *, is_last: bool, is_told: bool) -> None:
+    def backward_weights(self, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         """Issue the gradients of weights that `backward_inputs` has left, which is a schedule's action W. On
         the first stage it is the whole backward.
         """
         if self.hooks.stage.is_first:
-            self.backward(is_last=is_last, is_told=is_told)
+            self.backward(is_last=is_last, schedule_manages_sharding=schedule_manages_sharding)
             return
         hooks, builder = self.hooks, self.builder
         builder.phase, builder.micro_batch = "backward", self.micro_batch
-        hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
+        hooks.begin_backward(
+            self.micro_batch, is_last=is_last, schedule_manages_sharding=schedule_manages_sharding
+        )
         for segment in reversed(self.workload.segments):
             for call in segment.backward_calls:
                 self.backward_weight(call)
@@ -193,44 +205,48 @@ class Walk:
             self.logs.end_micro_batch(builder)
 
     def backward_calls(
-        self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, is_told: bool
+        self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, schedule_manages_sharding: bool
     ) -> Iterator[ModuleCall]:
         """Issue the backward of the micro-batch, each module's by `backward_of`. It stops in front of each
         module.
         """
         segments = self.workload.segments[::-1]
-        yield from self._through(backward_of, segments, is_last=is_last, is_told=is_told)
+        yield from self._backward_through(
+            backward_of, segments, is_last=is_last, schedule_manages_sharding=schedule_manages_sharding
+        )
         if self.logs is not None:
             self.logs.end_micro_batch(self.builder)
 
-    def _through(
+    def _backward_through(
         self,
         backward_of: Callable[[ModuleCall], None],
         segments: Iterable[Segment],
         *,
         is_last: bool,
-        is_told: bool,
+        schedule_manages_sharding: bool,
     ) -> Iterator[ModuleCall]:
         """Recomputation and backward of `segments`, from the last to the first, module by module."""
         hooks, builder, workload, micro_batch = self.hooks, self.builder, self.workload, self.micro_batch
         builder.phase, builder.micro_batch = "backward", micro_batch
-        hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
+        hooks.begin_backward(
+            self.micro_batch, is_last=is_last, schedule_manages_sharding=schedule_manages_sharding
+        )
         head = _head(workload) if hooks.stage.is_last else None
         for segment in segments:
             if not segment.has_backward:
                 continue
-            hooks.before_backward(segment)
+            hooks.pre_backward(segment)
             for number, call in enumerate(segment.backward_calls):
                 yield call
                 if segment.is_checkpointed and number == segment.num_before_recomputation:
                     self._recompute(segment)
-                self._run_again(segment.again.get(call.name, ()))
+                self._rerun(segment.reruns_by_last_call.get(call.name, ()))
                 backward_of(call)
                 if call is head:
                     builder.activations(workload.residual_bytes, RESIDUAL, micro_batch)
             builder.activations(-segment.freed_bytes, (segment.group or segment.name) + OUTPUT, micro_batch)
             builder.activations(-segment.checkpoint_bytes, segment.name + CHECKPOINT, micro_batch)
-            hooks.after_backward(segment)
+            hooks.post_backward(segment)
         if hooks.stage.is_first:
             builder.activations(-workload.residual_bytes, RESIDUAL, micro_batch)
         reduce_amaxes(builder, workload.model, workload.training, is_backward=True)
@@ -244,13 +260,13 @@ class Walk:
             self._forward_module(call, keeps=True)
         if segment.stops_at is not None:
             last = segment.stops_at
-            self.hooks.before_module(last)
+            self.hooks.pre_module(last)
             work = last.work
             builder.activations(work.saved_bytes, last.name, micro_batch, work.tensors.saved)
         builder.activations(segment.output_bytes, (segment.group or segment.name) + OUTPUT, micro_batch)
         builder.phase = "backward"
 
-    def _run_again(self, calls: Sequence[ModuleCall]) -> None:
+    def _rerun(self, calls: Sequence[ModuleCall]) -> None:
         """Run the forward of a part of a block once more, before the backward of its last module."""
         if not calls:
             return
@@ -264,25 +280,25 @@ class Walk:
         work = call.work
         if not call.module.has_backward:
             return
-        self.hooks.before_module(call)
+        self.hooks.pre_module(call)
         self._recompute_core(call)
         self.builder.activations(
             work.backward_extra_bytes, call.name, self.micro_batch, work.tensors.backward
         )
         if self.has_dtensors:
             self._wrap(call, "_backward")
-        before = self._turn_to(call.module, "ends", "forks")
+        previous_stream = self._switch_stream(call.module, "ends", "forks")
         launches = work.backward_launches
         self._wait_in_backward(call.module)
         self._issue(f"{call.name} backward", work.backward, call.name, launches, self._node(call))
-        self.stream = before
+        self.stream = previous_stream
         self.hooks.gradient_ready(call)
         self.builder.activations(
             -(work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes),
             call.name,
             self.micro_batch,
         )
-        self.hooks.after_module(call)
+        self.hooks.post_module(call)
 
     def _wait_in_backward(self, module: Module) -> None:
         if module.backward_waits:
@@ -306,7 +322,7 @@ class Walk:
         builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
         if not call.module.has_backward:
             return
-        self.hooks.before_module(call)
+        self.hooks.pre_module(call)
         self._recompute_core(call)
         builder.activations(work.backward_extra_bytes, name, micro_batch, work.tensors.backward)
         if self.has_dtensors:
@@ -318,7 +334,7 @@ class Walk:
         builder.activations(-(freed - _kept_for_weight(call)), name, micro_batch)
         if not work.weight_gradient:
             builder.activations(-work.saved_bytes, name, micro_batch)
-        self.hooks.after_module(call)
+        self.hooks.post_module(call)
 
     def backward_weight(self, call: ModuleCall) -> None:
         """Issue the gradient of a module's weight that `backward_input` has left."""
@@ -333,14 +349,14 @@ class Walk:
 
 
 def _waits(module: Module) -> bool:
-    return module.host_waits or (isinstance(module.work, Attention) and module.work.host_waits)
+    return module.host_waits or (isinstance(module.op_spec, Attention) and module.op_spec.host_waits)
 
 
 def _dtensor_event(module: Module) -> str:
     """The host's event of DTensor around a module. It is "" where there is none: attention and activations
     get local tensors, and a product's sum of outputs is counted with the product.
     """
-    work = module.work
+    work = module.op_spec
     if isinstance(work, Linear | Embedding):
         return "dtensor_product"
     if isinstance(work, Norm):
@@ -358,5 +374,5 @@ def _head(workload: Workload) -> ModuleCall:
     """The LM head: the last product before the loss, or the last module. From its backward on, the gradient
     of the residual stream is allocated."""
     calls = workload.segments[-1].calls or workload.segments[-2].calls
-    place = head_place(tuple(call.module for call in calls))
-    return calls[-1 if place is None else place]
+    index = head_index(tuple(call.module for call in calls))
+    return calls[-1 if index is None else index]

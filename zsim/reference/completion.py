@@ -9,21 +9,21 @@ def models(incomplete: str) -> list[str]:
     """Model presets."""
     from zsim.specs.presets import model_preset_names
 
-    return _that_begin(model_preset_names(), incomplete)
+    return _filter_prefix(model_preset_names(), incomplete)
 
 
 def clusters(incomplete: str) -> list[str]:
     """Cluster presets."""
     from zsim.specs.presets import topology_preset_names
 
-    return _that_begin(topology_preset_names(), incomplete)
+    return _filter_prefix(topology_preset_names(), incomplete)
 
 
 def keys(incomplete: str) -> list[str]:
     """Keys of every file."""
     from zsim.reference import FILES, keys_of
 
-    return _that_begin(dict.fromkeys(key.path for file in FILES for key in keys_of(file)), incomplete)
+    return _filter_prefix(dict.fromkeys(key.path for file in FILES for key in keys_of(file)), incomplete)
 
 
 def key_values(incomplete: str) -> list[str]:
@@ -33,18 +33,18 @@ def key_values(incomplete: str) -> list[str]:
     """
     from zsim.reference import keys_of
 
-    found = {key.path: key for key in keys_of("experiment")}
-    found |= {f"cluster.{key.path}": key for key in keys_of("topology")}
+    keys_by_path = {key.path: key for key in keys_of("experiment")}
+    keys_by_path |= {f"cluster.{key.path}": key for key in keys_of("topology")}
     name, equals, _ = incomplete.partition("=")
     if not equals:
-        return _that_begin((f"{path}=" for path in found), incomplete)
-    key = found.get(name)
+        return _filter_prefix((f"{path}=" for path in keys_by_path), incomplete)
+    key = keys_by_path.get(name)
     values: tuple[str, ...] = ()
     if key is not None and key.type in ("one of", "true or false"):
         values = key.allowed or ("true", "false")
-    words = (value.strip('"') for value in values)
-    return _that_begin((f"{name}={word}" for word in words), incomplete)
+    value_words = (value.strip('"') for value in values)
+    return _filter_prefix((f"{name}={word}" for word in value_words), incomplete)
 
 
-def _that_begin(names: Iterable[str], start: str) -> list[str]:
+def _filter_prefix(names: Iterable[str], start: str) -> list[str]:
     return [name for name in names if name.startswith(start)]

@@ -12,7 +12,7 @@ from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.network import Network
-from zsim.specs.cluster.short_form import SHORT_KEYS
+from zsim.specs.cluster.short_form import NETWORK_ALIASES
 from zsim.specs.experiment.tables import ExperimentFile
 from zsim.study.sweep.study_file import study_schema
 
@@ -31,7 +31,7 @@ class FileKind:
 
 
 def _experiment() -> Schema:
-    schema = _of(ExperimentFile)
+    schema = _model_schema(ExperimentFile)
     strategy = schema["properties"]["strategy"]
     strategy["description"] = "how data parallelism is run, by kind"
     return schema
@@ -43,24 +43,26 @@ def _topology() -> Schema:
     A file that extends another needs none of its keys. A file that stands alone needs `required`.
     """
     schema = _extendable(
-        _of(Cluster), "a cluster that ships with zsim, or a file; what is left out is as there"
+        _model_schema(Cluster), "a cluster that ships with zsim, or a file; what is left out is as there"
     )
     fields = Network.model_json_schema()["properties"]
-    for key, what in SHORT_KEYS.items():
+    for key, what in NETWORK_ALIASES.items():
         field = fields["kind" if key == "fabric" else key]
         schema["properties"][key] = {**field, "description": what}
         schema["properties"][key].pop("default", None)
-    own = schema["properties"]["gpu"]
-    named = {"type": "string", "description": "a GPU that ships with zsim, or the path of a GPU file"}
+    gpu_schema = schema["properties"]["gpu"]
+    gpu_name = {"type": "string", "description": "a GPU that ships with zsim, or the path of a GPU file"}
     schema["properties"]["gpu"] = {
-        "anyOf": [named, own],
+        "anyOf": [gpu_name, gpu_schema],
         "description": f"the GPU of every node, or a file's name; left out: {_INHERITED}",
     }
     return schema
 
 
 def _gpu() -> Schema:
-    return _extendable(_of(Gpu), "a GPU that ships with zsim, or a file; what is left out is as there")
+    return _extendable(
+        _model_schema(Gpu), "a GPU that ships with zsim, or a file; what is left out is as there"
+    )
 
 
 FILES: Mapping[str, FileKind] = {
@@ -88,41 +90,43 @@ def schema_of(name: str) -> Schema:
             f"no file is called '{name}'{did_you_mean(name, FILES)}; expected one of {', '.join(FILES)}"
         )
     schema = kind.schema()
-    _tidy(schema)
+    _remove_noise(schema)
     return {"$schema": _DRAFT, "title": f"zsim: {kind.title.lower()}", "description": kind.purpose} | {
         key: value for key, value in schema.items() if key not in ("title", "description")
     }
 
 
-def _of(model: type[BaseModel]) -> Schema:
+def _model_schema(model: type[BaseModel]) -> Schema:
     return model.model_json_schema(by_alias=True, mode="validation")
 
 
 def _extendable(schema: Schema, what: str) -> Schema:
     required = schema.pop("required", [])
     for name in required:
-        of_key = schema["properties"][name]
-        of_key["description"] = f"{of_key.get('description', '')}; left out: {_INHERITED}".removeprefix("; ")
+        key_schema = schema["properties"][name]
+        key_schema["description"] = (
+            f"{key_schema.get('description', '')}; left out: {_INHERITED}".removeprefix("; ")
+        )
     first = {"extends": {"type": "string", "description": f"{what}; left out: the file stands alone"}}
     schema["properties"] = first | schema["properties"]
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     return schema
 
 
-def _tidy(node: Any) -> None:
+def _remove_noise(node: Any) -> None:
     """Remove what says nothing: pydantic's title of every key, and null, which TOML cannot say."""
     if isinstance(node, list):
         for value in node:
-            _tidy(value)
+            _remove_noise(value)
     if not isinstance(node, dict):
         return
     for key, value in node.items():
         if key in ("properties", "$defs"):
             for inner in value.values():
                 inner.pop("title", None)
-                _tidy(inner)
+                _remove_noise(inner)
         elif key != "default":
-            _tidy(value)
+            _remove_noise(value)
     if node.get("default", 0) is None:
         del node["default"]
     options = node.get("anyOf")

@@ -20,11 +20,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in (sorted(value) if isinstance(value, set | frozenset) else value)]
-    item = getattr(value, "item", None)  # a numpy scalar
-    return plain(item()) if callable(item) else str(value)
+        return [plain(entry) for entry in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    to_scalar = getattr(value, "item", None)  # a numpy scalar
+    return plain(to_scalar()) if callable(to_scalar) else str(value)
 
 
 def collective_content(row: CollectiveRow) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def run_cost(
     money = None if cost.gpu_hour_price is None else cost.gpu_hour_price * step_hours
     megawatt_hours = None
     if energy is not None:
-        rest = nodes * cost.node_power * step_seconds
-        megawatt_hours = cost.pue * (gpus * energy.joules + rest) / _JOULES_PER_MEGAWATT_HOUR
+        node_joules = nodes * cost.node_power * step_seconds
+        megawatt_hours = cost.pue * (gpus * energy.joules + node_joules) / _JOULES_PER_MEGAWATT_HOUR
     steps = None if cost.tokens is None else cost.tokens / step_tokens
     run_money = _times(money, steps)
     run_seconds = _times(step_seconds, steps)

@@ -18,27 +18,27 @@ def extrapolations(plan: Plan, cluster: Cluster) -> dict[str, list[OutOfRange]]:
     if not ranges and not any(table.measured_range for table in tables):
         return {}
     times: Counter[int] = Counter()
-    works = {}
-    for work in plan.works():
+    work_of_id = {}
+    for work in plan.all_work():
         times[id(work)] += 1
-        works[id(work)] = work
+        work_of_id[id(work)] = work
     kernels = [
         (kernel, times[key])
-        for key, work in works.items()
+        for key, work in work_of_id.items()
         if isinstance(work, Kernels)
         for kernel in work.kernels
     ]
-    calls = [(work.bytes, times[key]) for key, work in works.items() if isinstance(work, Collective)]
-    found = {
+    calls = [(work.bytes, times[key]) for key, work in work_of_id.items() if isinstance(work, Collective)]
+    rows_of_part = {
         "compute": list(extrapolated_kernels(gpu, kernels)),
         "network": list(extrapolated_calls(ranges, calls)),
     }
-    return {part: rows for part, rows in found.items() if rows}
+    return {part: rows for part, rows in rows_of_part.items() if rows}
 
 
 def extrapolation_sentence(row: OutOfRange) -> str:
     """The sentence about `row` in the report's notes."""
     return (
-        f"extrapolated: {row.fraction:.0%} of the work in {row.what} is in pieces beyond the "
+        f"extrapolated: {row.fraction:.0%} of the work in {row.label} is in pieces beyond the "
         f"{row.low:.3g} to {row.high:.3g} {row.unit} that were measured"
     )

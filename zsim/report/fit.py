@@ -39,26 +39,28 @@ class Fit:
 def fit_of(report: Report) -> Fit:
     """The verdict on a report, with the bytes in use, and those that torch allocates and reserves."""
     verdict = report.verdict
-    parts = (verdict.leaning, _held(report), breaking_sentence(report), verdict.chance)
-    return Fit(verdict, " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part))
+    sentences = (verdict.leaning, _usage_sentence(report), breaking_sentence(report), verdict.chance)
+    return Fit(
+        verdict, " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences if sentence)
+    )
 
 
-def _held(report: Report) -> str:
+def _usage_sentence(report: Report) -> str:
     if report.out_of_memory is not None:
         return f"{missing_memory(report.out_of_memory)} The times below assume it did"
-    held = f"{_in_use(report)} on the fullest GPU"
+    sentence = f"{_peak_usage(report)} on the fullest GPU"
     if report.allocator is None:
-        return held
-    held += f"; {torch_words(report)}"
+        return sentence
+    sentence += f"; {format_torch_memory(report)}"
     if report.allocator.failures:
-        held += "; its allocator finds no room for some requests: see the notes"
+        sentence += "; its allocator finds no room for some requests: see the notes"
     elif report.allocator.retries:
         lost = format_seconds(report.breakdown.seconds["allocator"])
-        held += f"; its allocator runs short and holds the step up for {lost}: see the notes"
-    return held
+        sentence += f"; its allocator runs short and holds the step up for {lost}: see the notes"
+    return sentence
 
 
-def _in_use(report: Report) -> str:
+def _peak_usage(report: Report) -> str:
     peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
     if not capacity:
         return f"{format_bytes(peak)} in use"
@@ -73,7 +75,7 @@ def allocated_bytes(report: Report) -> int:
     return peak.total - peak.at_total.get("framework", 0)
 
 
-def torch_words(report: Report) -> str:
+def format_torch_memory(report: Report) -> str:
     """E.g. "torch allocates 52.10 GB and reserves 83.55 GB of 83.64 GB". Empty where its allocator was not
     simulated.
     """
@@ -89,20 +91,22 @@ _BREAKS = {
     FIRST_FORWARD: "It breaks in the first step, before the optimizer's states are made",
     FIRST_UPDATE: "It breaks in the first update, while the optimizer's states are made",
 }
-_PLACES = {"gpu": "a GPU", "host": "a node's host"}
-_SHOWN = 0.5  # of a tier's capacity: a moment that needs less troubles nobody
+_DEVICE_LABELS = {"gpu": "a GPU", "host": "a node's host"}
+_LEAST_FRACTION = 0.5  # of a tier's capacity: a moment that needs less troubles nobody
 
 
-def needs(moment: JobMoment) -> dict[str, int]:
+def needed_bytes(moment: JobMoment) -> dict[str, int]:
     """The moment's bytes by device, where it needs more than is allocated between steps."""
-    found = {"gpu": moment.gpu_bytes, "host": moment.host_bytes}
-    return {device: size for device, size in found.items() if size is not None}
+    sizes = {"gpu": moment.gpu_bytes, "host": moment.host_bytes}
+    return {device: size for device, size in sizes.items() if size is not None}
 
 
-def exceeds(moment: JobMoment, report: Report) -> str:
+def exceeded_device(moment: JobMoment, report: Report) -> str:
     """The device whose capacity the moment exceeds. Empty where it has room."""
     limits = report.capacity_bytes
-    return next((name for name, size in needs(moment).items() if size > (limits.get(name) or size)), "")
+    return next(
+        (name for name, size in needed_bytes(moment).items() if size > (limits.get(name) or size)), ""
+    )
 
 
 def moment_notes(report: Report) -> Iterator[str]:
@@ -111,42 +115,52 @@ def moment_notes(report: Report) -> Iterator[str]:
     """
     for moment in report.moments:
         if moment.is_certain and _is_worth_a_note(moment, report):
-            over = ", more than it has" if exceeds(moment, report) else ""
-            yield f"{moment_words(moment)}{over}: {moment.cause}"
-    some = [one for one in report.moments if not one.is_certain and exceeds(one, report)]
-    if some:
+            addition = ", more than it has" if exceeded_device(moment, report) else ""
+            yield f"{format_moment(moment)}{addition}: {moment.cause}"
+    uncertain = [
+        moment for moment in report.moments if not moment.is_certain and exceeded_device(moment, report)
+    ]
+    if uncertain:
         yield (
-            f"no room, where the script does it: {'; '.join(map(moment_words, some))} (`moments` of --json "
+            f"no room, where the script does it: {'; '.join(map(format_moment, uncertain))} (`moments` of "
+            "--json "
             "has the cause of each)"
         )
 
 
 def _is_worth_a_note(moment: JobMoment, report: Report) -> bool:
-    for device, size in needs(moment).items():
+    for device, size in needed_bytes(moment).items():
         limit = report.capacity_bytes.get(device)
-        if limit and size > max(_SHOWN * limit, report.peaks[device].total):
+        if limit and size > max(_LEAST_FRACTION * limit, report.peaks[device].total):
             return True
     return False
 
 
 def breaking_sentence(report: Report) -> str:
     """When a job breaks that does not fit: in which of its moments first. Empty for one that fits."""
-    broken = next((one for one in report.moments if one.is_certain and exceeds(one, report)), None)
-    if broken is not None:
-        device = exceeds(broken, report)
-        size, place = format_bytes(needs(broken)[device]), _PLACES[device]
-        return f"{_BREAKS.get(broken.name, f'It breaks when {broken.name}')}: {size} on {place}"
-    finding, first = report.out_of_memory, {one.name: one for one in report.moments}
-    if finding is None or finding.pool != "gpu" or FIRST_UPDATE not in first:
+    first_exceeded = next(
+        (moment for moment in report.moments if moment.is_certain and exceeded_device(moment, report)), None
+    )
+    if first_exceeded is not None:
+        device = exceeded_device(first_exceeded, report)
+        size, device_label = format_bytes(needed_bytes(first_exceeded)[device]), _DEVICE_LABELS[device]
+        return (
+            f"{_BREAKS.get(first_exceeded.name, f'It breaks when {first_exceeded.name}')}: {size} on "
+            f"{device_label}"
+        )
+    finding, moment_of_name = report.out_of_memory, {moment.name: moment for moment in report.moments}
+    if finding is None or finding.pool != "gpu" or FIRST_UPDATE not in moment_of_name:
         return ""
-    sizes = [format_bytes(first[name].gpu_bytes or 0) for name in (FIRST_FORWARD, FIRST_UPDATE)]
+    sizes = [format_bytes(moment_of_name[name].gpu_bytes or 0) for name in (FIRST_FORWARD, FIRST_UPDATE)]
     return (
         f"It breaks in the second step: the first one's forward and backward need {sizes[0]}, since the "
         f"optimizer's states are not made yet, and its update {sizes[1]}"
     )
 
 
-def moment_words(moment: JobMoment) -> str:
+def format_moment(moment: JobMoment) -> str:
     """E.g. "saving whole weights, 141.10 GB on a node's host"."""
-    sizes = " and ".join(f"{format_bytes(size)} on {_PLACES[name]}" for name, size in needs(moment).items())
+    sizes = " and ".join(
+        f"{format_bytes(size)} on {_DEVICE_LABELS[name]}" for name, size in needed_bytes(moment).items()
+    )
     return f"{moment.name}, {sizes}"

@@ -44,7 +44,7 @@ def waiting_seconds(seconds: Mapping[str, float]) -> float:
     return seconds["exposed_communication"] + seconds["bubble"]
 
 
-def with_losses(rows: Sequence[GpuTypeRow], step_seconds: float) -> tuple[GpuTypeRow, ...]:
+def add_losses(rows: Sequence[GpuTypeRow], step_seconds: float) -> tuple[GpuTypeRow, ...]:
     """The rows with the loss of each type against the one that waits least.
 
         hours = 24 n w / t
@@ -53,13 +53,15 @@ def with_losses(rows: Sequence[GpuTypeRow], step_seconds: float) -> tuple[GpuTyp
     waits least, and t the step.
     """
     least = min(row.waiting_seconds for row in rows)
-    found = []
+    rows_with_losses = []
     for row in rows:
         lost = row.waiting_seconds - least
         share = lost / step_seconds
         hours = _HOURS_PER_DAY * row.gpus * share
-        found.append(replace(row, lost_seconds=lost, lost_fraction=share, lost_gpu_hours_per_day=hours))
-    return tuple(found)
+        rows_with_losses.append(
+            replace(row, lost_seconds=lost, lost_fraction=share, lost_gpu_hours_per_day=hours)
+        )
+    return tuple(rows_with_losses)
 
 
 def loss_note(rows: Sequence[GpuTypeRow]) -> str:
@@ -68,9 +70,9 @@ def loss_note(rows: Sequence[GpuTypeRow]) -> str:
     losers = [row for row in rows if row.lost_fraction > _LEAST_LOSS]
     if not losers:
         return ""
-    each = "; ".join(
+    losses = "; ".join(
         f"each of the {row.gpus:,} GPUs of {row.name} idles {format_seconds(row.lost_seconds)} of the step "
         f"({row.lost_fraction:.0%}) more, {row.lost_gpu_hours_per_day:,.1f} GPU-hours a day in all"
         for row in losers
     )
-    return f"{pace.name} sets the pace: {each}"
+    return f"{pace.name} sets the pace: {losses}"

@@ -10,8 +10,8 @@ from zsim.dataclass import dataclass
 from zsim.report.breakdown import step_breakdown
 from zsim.report.pipeline.bubbles import Bubbles
 from zsim.report.views.meanings import COMPUTE_KINDS
-from zsim.specs.experiment.jitter import Jitter
-from zsim.trace.trace import Trace, are_of_kinds
+from zsim.specs.experiment.jitter import JitterConfig
+from zsim.trace.trace import Trace, kind_mask
 
 _MAX_ROWS = 12
 _PERCENTILES = (5, 50, 95)
@@ -75,20 +75,20 @@ def rank_rows(
     ranks = list(dict.fromkeys(trace.ranks.tolist()))
     if not 1 < len(ranks) <= _MAX_ROWS or sum(sizes) == len(sizes):
         return ()
-    is_kernel = trace.infos.once(are_of_kinds, COMPUTE_KINDS)
+    is_kernel = trace.infos.memoize(kind_mask, COMPUTE_KINDS)
     rows = []
     for rank, size, slowdown in zip(ranks, sizes, slowdowns, strict=True):
-        own = trace.on_clock_of(rank)
-        kernels = is_kernel[own.info_indices]
-        seconds = float((own.end_seconds - own.start_seconds)[kernels].sum())
-        breakdown = step_breakdown(own, rank)
+        rank_trace = trace.rank_view(rank)
+        kernels = is_kernel[rank_trace.info_indices]
+        seconds = float((rank_trace.end_seconds - rank_trace.start_seconds)[kernels].sum())
+        breakdown = step_breakdown(rank_trace, rank)
         if bubbles is not None:
-            breakdown = bubbles.cut_from(breakdown, rank)
+            breakdown = bubbles.split_breakdown(breakdown, rank)
         rows.append(RankRow(rank, size, slowdown, seconds, breakdown.seconds["exposed_communication"]))
     return tuple(rows)
 
 
-def spread_of(jitter: Jitter, steps: Sequence[Trace], seconds_without: float) -> StepSpread:
+def step_spread(jitter: JitterConfig, steps: Sequence[Trace], seconds_without: float) -> StepSpread:
     """The spread of `steps`, each traced on the first rank. `seconds_without` is the step without jitter."""
     exposed = [step_breakdown(step).seconds["exposed_communication"] for step in steps]
     return StepSpread(
@@ -104,5 +104,5 @@ def spread_of(jitter: Jitter, steps: Sequence[Trace], seconds_without: float) ->
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float]:
-    found = np.percentile(values, _PERCENTILES, method="inverted_cdf")
-    return {f"p{place}": float(value) for place, value in zip(_PERCENTILES, found, strict=True)}
+    percentiles = np.percentile(values, _PERCENTILES, method="inverted_cdf")
+    return {f"p{percent}": float(value) for percent, value in zip(_PERCENTILES, percentiles, strict=True)}

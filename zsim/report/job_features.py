@@ -14,7 +14,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.model.expert_run import has_experts
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1, Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp1Config, Fsdp2Config
 from zsim.validated.features import Features, binding_of
 from zsim.validated.validation import Validation, validation_of
 
@@ -63,10 +63,10 @@ def step_validation(job: Job, plan: Plan, step: TracedStep, allocator: Allocator
     """
     retries = 0 if allocator is None else allocator.retries
     features = job_features(job, step.breakdown.seconds, step.seconds, retries)
-    judged = plan.once(_validation_of_plan, features)
+    judged = plan.memoize(_validation_of_plan, features)
     if allocator is None or not retries:
         return judged
-    return judged.from_shorter(allocator.step_seconds_without_retries / step.seconds)
+    return judged.extend_to_shorter(allocator.step_seconds_without_retries / step.seconds)
 
 
 def _validation_of_plan(_plan: Plan, features: Features) -> Validation:
@@ -85,14 +85,19 @@ def strategy_name(job: Job) -> str:
     """The sharding strategy, the other parallelisms, and whether it offloads: "ZeRO-3 + qwZ", "HSDP", "FSDP2
     + TP + PP", "FSDP2 offloaded".
     """
-    beside = "".join(f" + {name}" for name in degrees_of(job))
-    return _data_strategy(job) + beside + (" offloaded" if is_offloaded(job) else "")
+    parallelisms = "".join(f" + {name}" for name in degrees_of(job))
+    return _data_strategy(job) + parallelisms + (" offloaded" if is_offloaded(job) else "")
 
 
 def degrees_of(job: Job) -> dict[str, int]:
     """The degrees above 1 of the parallelisms other than data parallelism."""
-    asked = job.parallelism
-    degrees = {"TP": asked.tensor, "CP": asked.context, "PP": asked.pipeline, "EP": asked.experts.ranks}
+    parallelism = job.parallelism
+    degrees = {
+        "TP": parallelism.tensor,
+        "CP": parallelism.context,
+        "PP": parallelism.pipeline,
+        "EP": parallelism.experts.ranks,
+    }
     return {name: degree for name, degree in degrees.items() if degree > 1}
 
 
@@ -100,7 +105,7 @@ def _data_strategy(job: Job) -> str:
     strategy = job.strategy
     if job.world_size == 1:
         return "one GPU"
-    if isinstance(strategy, Fsdp1 | Fsdp2) and strategy.replicate > 1:
+    if isinstance(strategy, Fsdp1Config | Fsdp2Config) and strategy.replicate > 1:
         return "HSDP"
     if isinstance(strategy, DeepSpeedConfig):
         zero = strategy.zero
@@ -124,17 +129,17 @@ def node_fabric(cluster: Cluster) -> str:
     backend = cluster.collectives.backend
     if backend == "gloo":
         return "the host's loopback under gloo"
-    of = "" if backend == "nccl" else f" under {backend}"
-    return _LINKS[cluster.node_link.kind] + of
+    suffix = "" if backend == "nccl" else f" under {backend}"
+    return _LINKS[cluster.node_link.kind] + suffix
 
 
 def network_fabric(cluster: Cluster) -> str:
     """The network between the nodes, as the cluster file names it. Empty where it does not."""
     if cluster.node_link.nodes_per_domain > 1:
         return _DOMAIN
-    return network_word(cluster.description) or network_word(cluster.nic.source)
+    return find_network(cluster.description) or find_network(cluster.nic.source)
 
 
-def network_word(text: str) -> str:
+def find_network(text: str) -> str:
     """The first of EFA, RoCE, InfiniBand and Ethernet in `text`. Empty without any."""
     return next((name for name, pattern in _NETWORKS if re.search(pattern, text)), "")

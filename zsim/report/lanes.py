@@ -11,10 +11,10 @@ from zsim.arrays import Floats, Ints
 from zsim.plan.ops import Plan
 from zsim.trace.trace import Trace
 
-Block = tuple[float, float, int]
+HostStall = tuple[float, float, int]
 
 
-class LaneTimes:
+class RankTimes:
     """One rank's times by position among the ops with work.
 
     `stalls` are the times in which its host was blocked, sorted by end, as (end, start, position of the op
@@ -27,11 +27,11 @@ class LaneTimes:
         issue: Floats,
         start: Floats,
         end: Floats,
-        blocks: list[Block],
+        stalls: list[HostStall],
         allocator: list[tuple[float, float]],
     ) -> None:
         self._columns = issue, start, end
-        self.blocks = sorted(blocks)
+        self.stalls = sorted(stalls)
         self.allocator = sorted(allocator)
 
     @cached_property
@@ -63,26 +63,26 @@ class StepTimes:
         self.ranks: list[int] = ranks.tolist()
         order = _order(trace)
         self._issue, self.start, self._end = (
-            _in_rows(seconds if order is None else seconds[order], self._counts)
+            _reshape_rows(seconds if order is None else seconds[order], self._counts)
             for seconds in (trace.issue_seconds, trace.start_seconds, trace.end_seconds)
         )
         self.row_of = {rank: row for row, rank in enumerate(self.ranks)}
-        self._blocks: dict[int, list[Block]] = {}
+        self._stalls: dict[int, list[HostStall]] = {}
         for rank, start, end, info in trace.host_blocks:
-            place = info - first_info[plan.program_of[rank]]
-            self._blocks.setdefault(rank, []).append((end, start, place))
+            position = info - first_info[plan.program_of[rank]]
+            self._stalls.setdefault(rank, []).append((end, start, position))
         self._allocator: dict[int, list[tuple[float, float]]] = {}
         for rank, start, end in trace.allocator_blocks:
             self._allocator.setdefault(rank, []).append((start, end))
-        self._lanes: dict[int, LaneTimes] = {}
+        self._rank_times: dict[int, RankTimes] = {}
 
-    def of(self, rank: int) -> LaneTimes:
-        lane = self._lanes.get(rank)
-        if lane is None:
+    def rank_times(self, rank: int) -> RankTimes:
+        rank_times = self._rank_times.get(rank)
+        if rank_times is None:
             times = self.columns(rank)
-            blocks, allocator = self._blocks.get(rank, []), self._allocator.get(rank, [])
-            lane = self._lanes[rank] = LaneTimes(*times, blocks, allocator)
-        return lane
+            stalls, allocator = self._stalls.get(rank, []), self._allocator.get(rank, [])
+            rank_times = self._rank_times[rank] = RankTimes(*times, stalls, allocator)
+        return rank_times
 
     def columns(self, rank: int) -> tuple[Floats, Floats, Floats]:
         """When the rank's ops with work were issued, started and ended, by position."""
@@ -101,13 +101,13 @@ class StepTimes:
 
 def _order(trace: Trace) -> Ints | None:
     """The spans sorted by rank and information. None if they are in that order."""
-    places = trace.ranks * len(trace.infos) + trace.info_indices
-    if (places[1:] >= places[:-1]).all():
+    keys = trace.ranks * len(trace.infos) + trace.info_indices
+    if (keys[1:] >= keys[:-1]).all():
         return None
     return np.lexsort((trace.info_indices, trace.ranks))
 
 
-def _in_rows(seconds: Floats, counts: Ints) -> Floats:
+def _reshape_rows(seconds: Floats, counts: Ints) -> Floats:
     if (counts == counts[0]).all():
         return seconds.reshape(len(counts), -1)
     rows = np.full((len(counts), counts.max()), -np.inf)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints, numbered
+from zsim.arrays import Floats, Ints, factorize
 from zsim.report.breakdown import Breakdown
 from zsim.report.views.meanings import WHOLE_STEP, span_meaning
 from zsim.trace.trace import SpanInfos, Trace
@@ -43,21 +43,23 @@ def limiting_sentence(
         return "An empty step."
     first = max(breakdown.seconds, key=lambda name: breakdown.seconds[name])
     share = _share(breakdown.seconds[first] / total)
-    parts = [f"{share} {WHOLE_STEP[first].label}{_mostly(trace, breakdown, first)}"]
-    rest = sorted((name for name in breakdown.seconds if name != first), key=lambda n: -breakdown.seconds[n])
-    for name in rest:
+    clauses = [f"{share} {WHOLE_STEP[first].label}{_main_wait(trace, breakdown, first)}"]
+    other_causes = sorted(
+        (name for name in breakdown.seconds if name != first), key=lambda n: -breakdown.seconds[n]
+    )
+    for name in other_causes:
         fraction = breakdown.seconds[name] / total
         if fraction >= _WORTH_SAYING:
-            parts.append(f"{WHOLE_STEP[name].label} {_share(fraction)}{_mostly(trace, breakdown, name)}")
+            clauses.append(f"{WHOLE_STEP[name].label} {_share(fraction)}{_main_wait(trace, breakdown, name)}")
     if first == "compute" and overlap_fraction is not None:
-        parts.append(f"{_share(overlap_fraction)} of communication is hidden")
+        clauses.append(f"{_share(overlap_fraction)} of communication is hidden")
     if first == "compute" and kernel_fraction is not None:
         peak = f"{peak_dtype}'s peak" if peak_dtype in ("fp8", "fp4") else "the peak"
-        parts.append(f"kernels reach {_share(kernel_fraction)} of {peak}")
-    return f"{_BOUND[first]}: {'; '.join(parts)}."
+        clauses.append(f"kernels reach {_share(kernel_fraction)} of {peak}")
+    return f"{_BOUND[first]}: {'; '.join(clauses)}."
 
 
-def without_overlap_sentence(step_seconds: float, without_overlap: float | None) -> str:
+def overlap_doubt_sentence(step_seconds: float, without_overlap: float | None) -> str:
     """The sentence to add where the overlap is in doubt. Empty where it makes no difference."""
     if without_overlap is None or without_overlap < step_seconds * (1 + _WORTH_SAYING):
         return ""
@@ -73,43 +75,49 @@ def _share(fraction: float) -> str:
     return f"{fraction * 100:.1f} %" if is_extreme else f"{fraction * 100:.0f} %"
 
 
-def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
+def _main_wait(trace: Trace, breakdown: Breakdown, cause: str) -> str:
     """Words for the one op, or else the one kind of op, that more than half of the waits with this cause were
     for. Empty without one.
     """
-    infos, seconds = breakdown.waits.of_cause(cause)
+    infos, seconds = breakdown.waits.select_cause(cause)
     if not len(infos):
         return ""
-    words = trace.infos.once(_ops_in_words)
-    of_cause = breakdown.seconds[cause]
-    op, waited = _most(words.of_ops[infos], seconds)
-    if waited > of_cause / 2:
-        kind, name, phase = words.distinct[op]
+    words = trace.infos.memoize(_op_words)
+    cause_seconds = breakdown.seconds[cause]
+    op, group_seconds = _largest_group(words.name_of_op[infos], seconds)
+    if group_seconds > cause_seconds / 2:
+        kind, name, phase = words.names[op]
         where = (f" of {name}" if name else "s") + (f" in {phase}" if phase else "")
         return f", mostly the {span_meaning(kind).label}{where}"
-    place, waited = _most(words.kinds_of_ops[infos], seconds)
-    if waited > of_cause / 2:
-        return f", mostly {span_meaning(words.kinds[place]).label} ({_share(waited / of_cause)} of it)"
+    kind_index, group_seconds = _largest_group(words.kind_of_op[infos], seconds)
+    if group_seconds > cause_seconds / 2:
+        return (
+            f", mostly {span_meaning(words.kinds[kind_index]).label} "
+            f"({_share(group_seconds / cause_seconds)} of it)"
+        )
     return ""
 
 
-def _most(groups: Ints, seconds: Floats) -> tuple[int, float]:
+def _largest_group(groups: Ints, seconds: Floats) -> tuple[int, float]:
     """The group with the most seconds (of equal ones the first), and its seconds."""
     sums = np.bincount(groups, seconds)
-    most = float(sums.max())
-    return next(group for group in groups.tolist() if sums[group] == most), most
+    largest = float(sums.max())
+    return next(group for group in groups.tolist() if sums[group] == largest), largest
 
 
-class _Words(NamedTuple):
+class _OpWords(NamedTuple):
     """The distinct (kind, name or "", phase) of ops and the distinct kinds, and the index of each op's."""
 
-    distinct: list[tuple[str, str, str]]
-    of_ops: Ints
+    names: list[tuple[str, str, str]]
+    name_of_op: Ints
     kinds: list[str]
-    kinds_of_ops: Ints
+    kind_of_op: Ints
 
 
-def _ops_in_words(infos: SpanInfos) -> _Words:
+def _op_words(infos: SpanInfos) -> _OpWords:
     """The words for the ops, to be cached with the infos."""
-    words = [(one.kind, one.module or (one.name if one.name != one.kind else ""), one.phase) for one in infos]
-    return _Words(*numbered(words), *numbered([one.kind for one in infos]))
+    words = [
+        (info.kind, info.module or (info.name if info.name != info.kind else ""), info.phase)
+        for info in infos
+    ]
+    return _OpWords(*factorize(words), *factorize([info.kind for info in infos]))

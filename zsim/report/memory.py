@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints, numbered
+from zsim.arrays import Floats, Ints, factorize
 from zsim.dataclass import dataclass
 from zsim.plan.ops import CATEGORIES
 from zsim.trace.trace import Labels, MemoryEvents
@@ -104,9 +104,9 @@ START_UP = "start-up"  # the `op` of an OutOfMemory before the first step
 PINNED = "pinned"  # the `pool` of an OutOfMemory of page-locked memory
 
 
-def over_limit(op: str, pool: str, found: int, limit: int) -> OutOfMemory:
+def over_limit(op: str, pool: str, needed: int, limit: int) -> OutOfMemory:
     """The finding that `needed` bytes exceed a `limit` from the start on."""
-    return OutOfMemory(op, pool, 0, 0.0, found - limit, found - limit, limit)
+    return OutOfMemory(op, pool, 0, 0.0, needed - limit, needed - limit, limit)
 
 
 Pool = Mapping[int, int]  # ranks that share one memory: {traced rank: number of ranks like it in the pool}
@@ -124,20 +124,22 @@ class Ledger:
     @staticmethod
     def of(events: MemoryEvents | None) -> Ledger:
         if events is None:
-            nothing = np.zeros(0)
-            whole = nothing.astype(np.int64)
-            events = MemoryEvents(whole, nothing, nothing, (), (), whole)
-        names, places = _numbered(events.categories)
+            no_floats = np.zeros(0)
+            no_ints = no_floats.astype(np.int64)
+            events = MemoryEvents(no_ints, no_floats, no_floats, (), (), no_ints)
+        names, indices = _factorize(events.categories)
         categories = (*CATEGORIES, *sorted(set(names) - set(CATEGORIES)))
-        columns = np.array([categories.index(name) for name in names], dtype=np.int64)[places]
-        devices, places = _numbered(events.devices)
+        columns = np.array([categories.index(name) for name in names], dtype=np.int64)[indices]
+        devices, indices = _factorize(events.devices)
         by_rank: dict[str, dict[int, Ints]] = {}
         for device in DEVICES:
-            chosen = np.flatnonzero(places == devices.index(device)) if device in devices else places[:0]
-            chosen = chosen[np.argsort(events.ranks[chosen], kind="stable")]
-            ranks, firsts = np.unique(events.ranks[chosen], return_index=True)
-            parts = np.split(chosen, firsts[1:]) if len(ranks) else []
-            by_rank[device] = dict(zip(ranks.tolist(), parts, strict=True))
+            device_events = (
+                np.flatnonzero(indices == devices.index(device)) if device in devices else indices[:0]
+            )
+            device_events = device_events[np.argsort(events.ranks[device_events], kind="stable")]
+            ranks, firsts = np.unique(events.ranks[device_events], return_index=True)
+            events_per_rank = np.split(device_events, firsts[1:]) if len(ranks) else []
+            by_rank[device] = dict(zip(ranks.tolist(), events_per_rank, strict=True))
         return Ledger(events, categories, columns, by_rank)
 
     def pools(self, device: str, gpus_per_node: int, nodes: Sequence[Pool] | None) -> list[Pool]:
@@ -152,20 +154,22 @@ class Ledger:
 
     def usage(self, device: str, pool: Pool) -> MemoryLevels:
         """Levels of `pool` over time."""
-        events, none = self.events, np.zeros(0, np.int64)
-        parts = [self.by_rank[device].get(rank, none) for rank in pool]
-        chosen = np.concatenate([none, *parts])
-        members = np.repeat(list(pool.values()), [len(part) for part in parts]).astype(np.int64)
+        events, no_events = self.events, np.zeros(0, np.int64)
+        events_per_rank = [self.by_rank[device].get(rank, no_events) for rank in pool]
+        pool_events = np.concatenate([no_events, *events_per_rank])
+        members = np.repeat(
+            list(pool.values()), [len(rank_events) for rank_events in events_per_rank]
+        ).astype(np.int64)
         if len(pool) > 1:
-            order = np.argsort(events.host_seconds[chosen], kind="stable")
-            chosen, members = chosen[order], members[order]
+            order = np.argsort(events.host_seconds[pool_events], kind="stable")
+            pool_events, members = pool_events[order], members[order]
         return MemoryLevels(
             self.categories,
-            events.host_seconds[chosen],
-            np.maximum.accumulate(events.stream_seconds[chosen]),
-            self.columns[chosen],
-            events.deltas[chosen] * members,
-            chosen,
+            events.host_seconds[pool_events],
+            np.maximum.accumulate(events.stream_seconds[pool_events]),
+            self.columns[pool_events],
+            events.deltas[pool_events] * members,
+            pool_events,
             events.names,
         )
 
@@ -181,36 +185,36 @@ class Ledger:
         With `capacities` of the ranks by device, it is the one with the least room left.
         """
         pools = self.pools(device, gpus_per_node, nodes)
-        found = [self.usage(device, pool) for pool in pools]
-        if len(found) < 2:
-            return found[0] if found else self.usage(device, {})
+        usages = [self.usage(device, pool) for pool in pools]
+        if len(usages) < 2:
+            return usages[0] if usages else self.usage(device, {})
         limits = [_capacity_of(device, pool, capacities) or 0 for pool in pools]
-        places = range(len(found))
-        return found[max(places, key=lambda n: int(found[n].totals.max(initial=0)) - limits[n])]
+        pool_indices = range(len(usages))
+        return usages[max(pool_indices, key=lambda n: int(usages[n].totals.max(initial=0)) - limits[n])]
 
 
-def _numbered(words: tuple[str, ...]) -> tuple[list[str], Ints]:
-    return words.once(numbered) if isinstance(words, Labels) else numbered(words)
+def _factorize(words: tuple[str, ...]) -> tuple[list[str], Ints]:
+    return words.memoize(factorize) if isinstance(words, Labels) else factorize(words)
 
 
 def _capacity_of(device: str, pool: Pool, capacities: Mapping[str, Mapping[int, int]] | None) -> int | None:
     """The capacity of this pool. None where all pools of the device have the same."""
-    own = None if capacities is None else capacities.get(device)
-    return None if own is None else own[next(iter(pool))]
+    rank_capacities = None if capacities is None else capacities.get(device)
+    return None if rank_capacities is None else rank_capacities[next(iter(pool))]
 
 
-def peak(held: MemoryLevels) -> Peak:
+def peak(usage: MemoryLevels) -> Peak:
     """The maximum of the levels. Zeros where nothing was ever held."""
-    if not len(held.changes):
-        return Peak(0, dict.fromkeys(held.categories, 0), dict.fromkeys(held.categories, 0), 0.0)
-    totals = held.totals
+    if not len(usage.changes):
+        return Peak(0, dict.fromkeys(usage.categories, 0), dict.fromkeys(usage.categories, 0), 0.0)
+    totals = usage.totals
     top = int(totals.argmax())
-    highest, at_top = held.levels.max(axis=0).tolist(), held.levels[top].tolist()
+    highest, at_top = usage.levels.max(axis=0).tolist(), usage.levels[top].tolist()
     return Peak(
         total=int(totals[top]),
-        by_category=dict(zip(held.categories, highest, strict=True)),
-        at_total=dict(zip(held.categories, at_top, strict=True)),
-        seconds=float(held.stream_seconds[top]),
+        by_category=dict(zip(usage.categories, highest, strict=True)),
+        at_total=dict(zip(usage.categories, at_top, strict=True)),
+        seconds=float(usage.stream_seconds[top]),
     )
 
 
@@ -237,22 +241,22 @@ def first_over_capacity(
     `capacities` are, by device, those of traced ranks, if they differ.
     """
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
-    found: list[tuple[float, OutOfMemory]] = []
+    findings: list[tuple[float, OutOfMemory]] = []
     for device in DEVICES:
         common = capacity.get(device)
         if common is None:
             continue
         for pool in ledger.pools(device, gpus_per_node, nodes):
-            own = _capacity_of(device, pool, capacities)
-            limit = common if own is None else own
-            held = ledger.usage(device, pool)
-            over = np.flatnonzero(held.totals > limit)
-            if not len(over):
+            pool_capacity = _capacity_of(device, pool, capacities)
+            limit = common if pool_capacity is None else pool_capacity
+            usage = ledger.usage(device, pool)
+            events_over_limit = np.flatnonzero(usage.totals > limit)
+            if not len(events_over_limit):
                 continue
-            first, totals = int(over[0]), held.totals
-            issued = float(held.host_seconds[first])
+            first, totals = int(events_over_limit[0]), usage.totals
+            issued = float(usage.host_seconds[first])
             finding = OutOfMemory(
-                op=held.name(first),
+                op=usage.name(first),
                 pool=device,
                 rank=next(iter(pool)),
                 seconds=max(0.0, issued),
@@ -260,5 +264,5 @@ def first_over_capacity(
                 peak_missing_bytes=int(totals.max()) - limit,
                 capacity_bytes=limit,
             )
-            found.append((issued, finding))
-    return min(found, key=itemgetter(0), default=(0.0, None))[1]
+            findings.append((issued, finding))
+    return min(findings, key=itemgetter(0), default=(0.0, None))[1]

@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.plan.memory.peaks import Owned, category_of, fullest_program, held, maxima, on_device, owner_of
+from zsim.plan.memory.peaks import (
+    MemoryKey,
+    bytes_per_key,
+    category_of,
+    fullest_program,
+    memory_key,
+    peak_bytes_per_key,
+    select_device,
+)
 from zsim.plan.ops import CATEGORIES, Memory, MemoryChange, Plan, Program
 
 _NUMBER = re.compile(r"(?<=\.)\d+(-\d+)?(?=\.| |$)")
@@ -52,11 +60,11 @@ class MemoryProfile:
     peak: Moment
     phases: tuple[Moment, ...]
     """The peak of every phase."""
-    at_peak: Mapping[Owned, int]
+    at_peak: Mapping[MemoryKey, int]
     """Bytes by owner at the peak."""
-    kept: Mapping[Owned, int]
+    kept_for_backward: Mapping[MemoryKey, int]
     """Bytes by owner when the first forward ends."""
-    highest: Mapping[Owned, int]
+    highest: Mapping[MemoryKey, int]
     """The maximum of every owner at any time."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,44 +73,49 @@ class MemoryProfile:
             "peak": _moment(self.peak),
             "phases": [_moment(moment) for moment in self.phases],
             "held_at_peak": _rows(self.at_peak),
-            "kept_for_backward": _rows(self.kept),
+            "kept_for_backward": _rows(self.kept_for_backward),
             "highest": _rows(self.highest),
         }
 
 
-def memory_profile(plan: Plan, more: Iterable[Memory] = ()) -> MemoryProfile:
+def memory_profile(plan: Plan, extra_memory: Iterable[Memory] = ()) -> MemoryProfile:
     """The profile of the fullest rank. `extra_memory` is memory that the plan does not have (the CUDA
     context).
     """
     program = fullest_program(plan)
-    start = on_device("gpu", program.resident, more)
+    start = select_device("gpu", program.resident, extra_memory)
     changes = [change for change in program.memory if change.device == "gpu"]
     last = len(program.ops) - 1
     total = sum(memory.bytes for memory in start)
-    tops: dict[str, tuple[int, int]] = {}  # by phase: maximum, and the number of changes made until then
-    for place, change in enumerate(changes):
+    maximum_of_phase: dict[
+        str, tuple[int, int]
+    ] = {}  # by phase: maximum, and the number of changes made until then
+    for index, change in enumerate(changes):
         phase = program.ops[min(change.op, last)].phase
-        if phase not in tops:  # the level at which the phase begins
-            tops[phase] = (total, place)
+        if phase not in maximum_of_phase:  # the level at which the phase begins
+            maximum_of_phase[phase] = (total, index)
         total += change.bytes
-        if total > tops[phase][0]:
-            tops[phase] = (total, place + 1)
-    tops = tops or {"forward": (total, 0)}
-    moments = {phase: _moment_of(program, start, changes, phase, count) for phase, (_, count) in tops.items()}
-    _, at_peak = max(tops.values(), key=lambda top: top[0])
+        if total > maximum_of_phase[phase][0]:
+            maximum_of_phase[phase] = (total, index + 1)
+    maximum_of_phase = maximum_of_phase or {"forward": (total, 0)}
+    moments = {
+        phase: _moment_of(program, start, changes, phase, count)
+        for phase, (_, count) in maximum_of_phase.items()
+    }
+    _, at_peak = max(maximum_of_phase.values(), key=lambda maximum: maximum[0])
     first_backward = next((i for i, op in enumerate(program.ops) if op.phase != "forward"), last + 1)
-    after = (
-        place for place, change in enumerate(changes) if change.op >= first_backward and change.bytes > 0
+    backward_allocations = (
+        index for index, change in enumerate(changes) if change.op >= first_backward and change.bytes > 0
     )
-    forward_ends = next(after, None)
-    kept = {} if forward_ends is None else held([*start, *changes[:forward_ends]], owner_of)
+    forward_ends = next(backward_allocations, None)
+    kept = {} if forward_ends is None else bytes_per_key([*start, *changes[:forward_ends]], memory_key)
     return MemoryProfile(
         num_ops=len(program.ops),
         peak=max(moments.values(), key=lambda moment: moment.total),
         phases=tuple(moments.values()),
-        at_peak=_above_nothing(held([*start, *changes[:at_peak]], owner_of)),
-        kept=_above_nothing(kept),
-        highest=maxima([*start, *changes], owner_of),
+        at_peak=_drop_zeros(bytes_per_key([*start, *changes[:at_peak]], memory_key)),
+        kept_for_backward=_drop_zeros(kept),
+        highest=peak_bytes_per_key([*start, *changes], memory_key),
     )
 
 
@@ -115,26 +128,28 @@ def _moment_of(
 ) -> Moment:
     """The levels after `count` changes, and the op before which the last of them is made."""
     levels: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-    levels |= {str(name): size for name, size in held([*start, *changes[:count]], category_of).items()}
+    levels |= {
+        str(name): size for name, size in bytes_per_key([*start, *changes[:count]], category_of).items()
+    }
     op = min(changes[max(count - 1, 0)].op if changes else 0, len(program.ops) - 1)
     return Moment(op, program.ops[op].name, phase, levels)
 
 
-def holders(owned: Mapping[Owned, int], *categories: str) -> list[Holder]:
+def holders(owned: Mapping[MemoryKey, int], *categories: str) -> list[Holder]:
     """The owners of `categories` (by default all), with the blocks of one kind in one row, largest first."""
-    found: dict[Owned, list[int]] = {}
+    sizes_of_owner: dict[MemoryKey, list[int]] = {}
     for (category, owner), size in owned.items():
         if not categories or category in categories:
-            found.setdefault((category, _NUMBER.sub("*", owner)), []).append(size)
+            sizes_of_owner.setdefault((category, _NUMBER.sub("*", owner)), []).append(size)
     rows = [
         Holder(owner, category, len(sizes), max(sizes), sum(sizes))
-        for (category, owner), sizes in found.items()
+        for (category, owner), sizes in sizes_of_owner.items()
     ]
     return sorted(rows, key=lambda row: -row.total_bytes)
 
 
-def _above_nothing(held: Mapping[Owned, int]) -> dict[Owned, int]:
-    return {key: size for key, size in held.items() if size > 0}
+def _drop_zeros(bytes_of_owner: Mapping[MemoryKey, int]) -> dict[MemoryKey, int]:
+    return {key: size for key, size in bytes_of_owner.items() if size > 0}
 
 
 def _moment(moment: Moment) -> dict[str, Any]:
@@ -147,7 +162,7 @@ def _moment(moment: Moment) -> dict[str, Any]:
     }
 
 
-def _rows(owned: Mapping[Owned, int]) -> list[dict[str, Any]]:
+def _rows(owned: Mapping[MemoryKey, int]) -> list[dict[str, Any]]:
     rows = [
         {"owner": owner, "category": category, "bytes": size} for (category, owner), size in owned.items()
     ]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from zsim.dataclass import dataclass
 from zsim.report.breakdown import Breakdown
-from zsim.trace.trace import Trace, are_of_kinds
+from zsim.trace.trace import Trace, kind_mask
 
 CAUSES = ("PCIe", "DRAM", "CPU step", "drive read", "drive write")
 _BY_KIND = {
@@ -63,19 +63,19 @@ def offload_section(
     `limits` is the resource that bounds each kind of span, see [Note: the cause of a stall]. The causes add
     up to the breakdown's offload stall.
     """
-    if not trace.infos.once(are_of_kinds, frozenset(_BY_KIND)).any():
+    if not trace.infos.memoize(kind_mask, frozenset(_BY_KIND)).any():
         return None
-    own = trace.of_rank(rank)
-    moved: dict[str, int] = {}
-    for _, info, _, _ in own.rows():
+    rank_trace = trace.select_rank(rank)
+    moved_bytes: dict[str, int] = {}
+    for _, info, _, _ in rank_trace.rows():
         if info.kind in _BY_KIND:
-            moved[info.kind] = moved.get(info.kind, 0) + info.bytes
-    if not moved:
+            moved_bytes[info.kind] = moved_bytes.get(info.kind, 0) + info.bytes
+    if not moved_bytes:
         return None
-    stall = dict.fromkeys(CAUSES, 0.0)
+    stall_seconds = dict.fromkeys(CAUSES, 0.0)
     for wait in breakdown.waits:
         if wait.cause == "offload_stall" and wait.info is not None:
-            kind = own.infos[wait.info].kind
+            kind = rank_trace.infos[wait.info].kind
             cause = _BY_RESOURCE.get(limits.get(kind, ""), _BY_KIND[kind])
-            stall[cause] += wait.seconds
-    return OffloadSection(stall, moved, tuple(tiers), pinned_bytes)
+            stall_seconds[cause] += wait.seconds
+    return OffloadSection(stall_seconds, moved_bytes, tuple(tiers), pinned_bytes)

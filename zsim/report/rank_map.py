@@ -49,28 +49,33 @@ class RankMap:
 def rank_map(mesh: Mesh, gpus: Sequence[int], nodes: Sequence[int], experts: Mesh | None = None) -> RankMap:
     """The map of a job that has `gpus[i]` ranks on its i-th node, which is number `nodes[i]` of the fabric.
     `experts`: the mesh of routed experts, where several ranks share them."""
-    along: dict[str, Ints] = {axis: mesh.coordinate(axis) for axis in mesh.names}
-    of_experts = () if experts is None else tuple(axis for axis in experts.axes if axis[0] not in along)
+    coordinates: dict[str, Ints] = {axis: mesh.coordinate(axis) for axis in mesh.names}
+    expert_axes = (
+        () if experts is None else tuple(axis for axis in experts.axes if axis[0] not in coordinates)
+    )
     if experts is not None:
-        along |= {axis: experts.coordinate(axis) for axis, _ in of_experts}
+        coordinates |= {axis: experts.coordinate(axis) for axis, _ in expert_axes}
     ends = np.cumsum(gpus).tolist()
-    shown = tuple(
+    node_ranks = tuple(
         NodeRanks(
             number,
             end - count,
-            {axis: tuple(every[end - count : end].tolist()) for axis, every in along.items()},
+            {
+                axis: tuple(axis_coordinates[end - count : end].tolist())
+                for axis, axis_coordinates in coordinates.items()
+            },
         )
         for number, count, end in list(zip(nodes, gpus, ends, strict=True))[:_MAX_NODES]
     )
-    return RankMap(mesh.axes, shown, len(gpus), mesh.world_size, of_experts)
+    return RankMap(mesh.axes, node_ranks, len(gpus), mesh.world_size, expert_axes)
 
 
 def ranges(numbers: Sequence[int]) -> str:
     """Distinct numbers in words: "0-7", "0, 2, 4", "3"."""
-    found: list[list[int]] = []
+    intervals: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if intervals and number == intervals[-1][1] + 1:
+            intervals[-1][1] = number
         else:
-            found.append([number, number])
-    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)
+            intervals.append([number, number])
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in intervals)

@@ -15,7 +15,7 @@ from zsim.report.content import collective_content, plain
 from zsim.report.energy import Energy, RunCost
 from zsim.report.gpu_types import GpuTypeRow
 from zsim.report.irregular import JobRow, RankRow, StepSpread
-from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
+from zsim.report.limiting_sentence import limiting_sentence, overlap_doubt_sentence
 from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.pipeline.section import PipelineSection
@@ -56,7 +56,7 @@ class JobFacts:
     """
     startup_bytes: int = 0
     """Bytes that each GPU held before the first step, where that is more than in the step."""
-    own_capacities: Mapping[str, Mapping[int, int]] | None = None
+    rank_capacities: Mapping[str, Mapping[int, int]] | None = None
     """By device, the capacity of each traced rank's GPU and host, where they differ."""
     over_limits: Sequence[OutOfMemory] = ()
     """Exceeded limits that memory over time does not show."""
@@ -92,12 +92,12 @@ class TracedStep:
     breakdown: Breakdown
     overlap_fraction: float | None
     """The fraction of communication that is hidden. None without communication."""
-    whole_seconds: float | None = None
+    full_seconds: float | None = None
     """The step's time, where the trace has only some of its micro-batches."""
 
     @property
     def seconds(self) -> float:
-        return self.trace.step_seconds if self.whole_seconds is None else self.whole_seconds
+        return self.trace.step_seconds if self.full_seconds is None else self.full_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +168,23 @@ class Report:
         """Bytes at the peak over usable bytes, of the tier and the moment where this is highest."""
         limits = {name: limit for name, limit in self.capacity_bytes.items() if limit}
         loads = [self.peaks[name].total / limit for name, limit in limits.items() if name in self.peaks]
-        for moment in (one for one in self.moments if one.is_certain):
+        for moment in (moment for moment in self.moments if moment.is_certain):
             sizes = {"gpu": moment.gpu_bytes, "host": moment.host_bytes}
             loads += [size / limits[name] for name, size in sizes.items() if size and name in limits]
         loads += [self.startup_bytes / limits["gpu"]] if "gpu" in limits else []
-        if (over := self.out_of_memory) is not None:
-            loads.append(1 + over.peak_missing_bytes / over.capacity_bytes if over.capacity_bytes else inf)
+        if (out_of_memory := self.out_of_memory) is not None:
+            loads.append(
+                1 + out_of_memory.peak_missing_bytes / out_of_memory.capacity_bytes
+                if out_of_memory.capacity_bytes
+                else inf
+            )
         return max(loads, default=0.0)
 
     @property
     def verdict(self) -> Verdict:
         """Whether the job fits, by its fullest tier and torch's allocator."""
-        found = None if self.validation is None else self.validation.features
-        framework, is_mixture = ("", False) if found is None else (found.framework, found.is_mixture)
+        features = None if self.validation is None else self.validation.features
+        framework, is_mixture = ("", False) if features is None else (features.framework, features.is_mixture)
         row = self.allocator
         is_short = row is not None and bool(row.retries or row.failures)
         return verdict_of(self.load, framework, is_mixture=is_mixture, is_short=is_short)
@@ -304,7 +308,7 @@ def make_report(
     step: TracedStep,
     job: JobFacts,
     simulation: SimulationStats,
-    use: MachineUse = _UNUSED,
+    machine_use: MachineUse = _UNUSED,
     *,
     notes: Sequence[str] = (),
     allocator: AllocatorRow | None = None,
@@ -325,15 +329,19 @@ def make_report(
     trace, work, breakdown = step.trace, job.work, step.breakdown
     ledger = Ledger.of(trace.memory)
     out_of_memory = first_over_capacity(
-        ledger, job.capacity_bytes, job.gpus_per_node, job.nodes, job.own_capacities
+        ledger, job.capacity_bytes, job.gpus_per_node, job.nodes, job.rank_capacities
     )
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
     computing = (breakdown.seconds if pipeline is None else pipeline.mean_seconds())["compute"]
     kernels = work.utilisation(work.hardware_flops - work.masked_flops[1], computing)
     limit = limiting_sentence(trace, breakdown, step.overlap_fraction, kernels, work.peak_dtype)
-    words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
-    offload = offload_section(trace, breakdown, step.rank, use.limits, use.tiers, use.pinned_bytes)
+    metadata_labels = {
+        key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)
+    }
+    offload = offload_section(
+        trace, breakdown, step.rank, machine_use.limits, machine_use.tiers, machine_use.pinned_bytes
+    )
     if offload is not None and offload_seconds_range is not None:
         offload = replace(offload, range_seconds=offload_seconds_range)
     return Report(
@@ -341,19 +349,19 @@ def make_report(
         rank=step.rank,
         gpus_per_node=job.gpus_per_node,
         nodes=job.nodes,
-        labels=words | dict(job.labels),
+        labels=metadata_labels | dict(job.labels),
         experiment=job.experiment,
         step_seconds=step.seconds,
         work=work,
         capacity_bytes=dict(job.capacity_bytes),
         out_of_memory=out_of_memory,
-        peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes, job.own_capacities),
+        peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes, job.rank_capacities),
         breakdown=breakdown,
-        limit=limit + without_overlap_sentence(step.seconds, step_seconds_without_overlap),
+        limit=limit + overlap_doubt_sentence(step.seconds, step_seconds_without_overlap),
         collectives=collective_rows(trace, step.rank, breakdown.waits),
         overlap_fraction=step.overlap_fraction,
-        traffic=tuple(use.traffic),
-        sent=tuple(use.sent),
+        traffic=tuple(machine_use.traffic),
+        sent=tuple(machine_use.sent),
         evidence=dict(job.evidence),
         simulation=simulation,
         notes=tuple(notes),

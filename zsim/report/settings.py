@@ -58,9 +58,9 @@ def sections(experiment: Mapping[str, Any], title: str = "experiment") -> Settin
             setattr(section, key, value)
         elif isinstance(value, Mapping):
             section.children.append(sections(value, key))
-        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            named = (item if isinstance(item, Mapping) else {"value": item} for item in value)
-            section.children += [sections(item, f"{key} {number}") for number, item in enumerate(named, 1)]
+        elif isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value):
+            tables = (entry if isinstance(entry, Mapping) else {"value": entry} for entry in value)
+            section.children += [sections(entry, f"{key} {number}") for number, entry in enumerate(tables, 1)]
         else:
             label = key if "." in key else key.replace("_", " ")  # a dotted key was written by the user
             section.rows.append((label, _value(title, key, value)))
@@ -69,7 +69,7 @@ def sections(experiment: Mapping[str, Any], title: str = "experiment") -> Settin
 
 def _value(table: str, key: str, value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(_value(table, key, item) for item in value)
+        return ", ".join(_value(table, key, entry) for entry in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):
@@ -80,7 +80,7 @@ def _value(table: str, key: str, value: Any) -> str:
         return f"{value * 100:.3g} %"
     if "seconds" in key:
         return format_seconds(value)
-    for end, words in _BY_KEY_END.items():
+    for end, format_value in _BY_KEY_END.items():
         if key.endswith(end):
-            return words(value)
+            return format_value(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"

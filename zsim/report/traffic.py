@@ -10,7 +10,7 @@ from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.report.waits import HOST, NO_WAITS, Waits
-from zsim.trace.trace import COLLECTIVES, SpanInfos, Trace, are_of_kinds
+from zsim.trace.trace import COLLECTIVES, SpanInfos, Trace, kind_mask
 
 _SAME = 1e-9  # relative: times closer than this are the same
 
@@ -95,17 +95,17 @@ def reported_group(name: str) -> str:
 
 def group_rows(rows: Sequence[CollectiveRow]) -> list[GroupRow]:
     """The collectives by group, in the order of the first calls."""
-    found: dict[str, GroupRow] = {}
+    row_of_group: dict[str, GroupRow] = {}
     for row in rows:
-        one = found.get(row.group, GroupRow(row.group, 0, 0, 0.0, 0.0))
-        found[row.group] = GroupRow(
+        group_row = row_of_group.get(row.group, GroupRow(row.group, 0, 0, 0.0, 0.0))
+        row_of_group[row.group] = GroupRow(
             row.group,
-            one.count + row.count,
-            one.bytes + row.count * row.bytes,
-            one.busy_seconds + row.busy_seconds,
-            one.exposed_seconds + row.exposed_seconds,
+            group_row.count + row.count,
+            group_row.bytes + row.count * row.bytes,
+            group_row.busy_seconds + row.busy_seconds,
+            group_row.exposed_seconds + row.exposed_seconds,
         )
-    return list(found.values())
+    return list(row_of_group.values())
 
 
 def bus_factor(kind: str, group_size: int) -> float:
@@ -124,14 +124,16 @@ def collective_rows(
     """The collectives of `rank` (by default the first) in the order of their first call. `waits` are the
     waits of its breakdown.
     """
-    own = _of(trace, rank)
-    kinds, of_info = own.infos.once(_calls_alike)
-    spans = _indices(own, COLLECTIVES)
-    called = np.where(np.isnan(own.issue_seconds), own.start_seconds, own.issue_seconds)[spans]
-    spans = spans[np.argsort(called, kind="stable")]
-    numbers = of_info[own.info_indices[spans]]
+    rank_trace = _select_rank(trace, rank)
+    kinds, of_info = rank_trace.infos.memoize(_unique_calls)
+    spans = _indices(rank_trace, COLLECTIVES)
+    call_times = np.where(
+        np.isnan(rank_trace.issue_seconds), rank_trace.start_seconds, rank_trace.issue_seconds
+    )[spans]
+    spans = spans[np.argsort(call_times, kind="stable")]
+    numbers = of_info[rank_trace.info_indices[spans]]
     counts = np.bincount(numbers, minlength=len(kinds)).tolist()
-    starts, ends = own.start_seconds[spans], own.end_seconds[spans]
+    starts, ends = rank_trace.start_seconds[spans], rank_trace.end_seconds[spans]
     busy = np.bincount(numbers, ends - starts, len(kinds)).tolist()
     waited_for = of_info[waits.infos]
     is_call = (waits.infos != HOST) & (waited_for >= 0)
@@ -140,74 +142,80 @@ def collective_rows(
     rows = []
     for n in dict.fromkeys(numbers.tolist()):
         kind, group, size, num_bytes, dtype = kinds[n]
-        before = 0.0
+        peers_seconds = 0.0
         if exposed_seconds[n]:
-            calls, own_waits = numbers == n, is_call & (waited_for == n)
-            before = _outside(waits.starts[own_waits], waits.ends[own_waits], starts[calls], ends[calls])
-        seconds = max(busy[n] + before, exposed_seconds[n])
+            calls, row_waits = numbers == n, is_call & (waited_for == n)
+            peers_seconds = _seconds_before_calls(
+                waits.starts[row_waits], waits.ends[row_waits], starts[calls], ends[calls]
+            )
+        seconds = max(busy[n] + peers_seconds, exposed_seconds[n])
         rows.append(
-            CollectiveRow(kind, group, size, counts[n], num_bytes, dtype, seconds, exposed_seconds[n], before)
+            CollectiveRow(
+                kind, group, size, counts[n], num_bytes, dtype, seconds, exposed_seconds[n], peers_seconds
+            )
         )
     return tuple(rows)
 
 
-def _outside(starts: Floats, ends: Floats, calls: Floats, called: Floats) -> float:
+def _seconds_before_calls(starts: Floats, ends: Floats, call_starts: Floats, call_ends: Floats) -> float:
     """Seconds of the intervals from `starts` to `ends` in which none of the calls was running. The calls
     began at `call_starts` and ended at `call_ends`.
     """
-    order = np.argsort(calls, kind="stable")
-    calls, called = calls[order], np.maximum.accumulate(called[order])
-    begins = np.maximum(calls, np.append(-np.inf, called[:-1]))  # of what the calls before leave of each
-    before = np.append(0.0, np.cumsum(called - begins))
+    order = np.argsort(call_starts, kind="stable")
+    call_starts, call_ends = call_starts[order], np.maximum.accumulate(call_ends[order])
+    begins = np.maximum(
+        call_starts, np.append(-np.inf, call_ends[:-1])
+    )  # of what the calls before leave of each
+    covered_before = np.append(0.0, np.cumsum(call_ends - begins))
 
-    def under_way(until: Floats) -> Floats:
-        place = np.searchsorted(begins, until, side="right") - 1
-        here = np.minimum(until, called[place]) - begins[place]
-        return np.where(place < 0, 0.0, before[place] + here)
+    def covered_seconds(until: Floats) -> Floats:
+        index = np.searchsorted(begins, until, side="right") - 1
+        partial = np.minimum(until, call_ends[index]) - begins[index]
+        return np.where(index < 0, 0.0, covered_before[index] + partial)
 
-    outside = (ends - starts) - (under_way(ends) - under_way(starts))
+    outside = (ends - starts) - (covered_seconds(ends) - covered_seconds(starts))
     return float(outside[outside > _SAME * ends].sum())
 
 
-_Alike = tuple[str, str, int, int, str]
+_CallKey = tuple[str, str, int, int, str]
 
 
-def _calls_alike(infos: SpanInfos) -> tuple[list[_Alike], Ints]:
+def _unique_calls(infos: SpanInfos) -> tuple[list[_CallKey], Ints]:
     """The distinct (kind, group, its size, bytes, dtype) of collectives, and each op's index among them (-1:
     no collective), to be cached with the infos.
     """
-    found: dict[_Alike, int] = {}
+    index_of_call: dict[_CallKey, int] = {}
     numbers = np.full(len(infos), -1, dtype=np.int64)
-    for place in np.flatnonzero(infos.once(are_of_kinds, COLLECTIVES)).tolist():
-        one = infos[place]
-        key = one.kind, reported_group(one.group), one.group_size, one.bytes, one.dtype
-        numbers[place] = found.setdefault(key, len(found))
-    return list(found), numbers
+    for position in np.flatnonzero(infos.memoize(kind_mask, COLLECTIVES)).tolist():
+        info = infos[position]
+        key = info.kind, reported_group(info.group), info.group_size, info.bytes, info.dtype
+        numbers[position] = index_of_call.setdefault(key, len(index_of_call))
+    return list(index_of_call), numbers
 
 
 def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:
     """Fraction of communication time during which kernels ran on any stream. None without communication."""
-    own = _of(trace, rank)
-    communication = _union(own, _indices(own, COLLECTIVES))
-    computing = _union(own, _indices(own, COMPUTE_KINDS))
+    rank_trace = _select_rank(trace, rank)
+    communication = _merge_spans(rank_trace, _indices(rank_trace, COLLECTIVES))
+    computing = _merge_spans(rank_trace, _indices(rank_trace, COMPUTE_KINDS))
     total = _length(communication)
     return _length(_intersection(communication, computing)) / total if total > 0 else None
 
 
-def _of(trace: Trace, rank: int | None) -> Trace:
+def _select_rank(trace: Trace, rank: int | None) -> Trace:
     if rank is None and len(trace):
         rank = int(trace.ranks[0])
-    return trace if rank is None else trace.of_rank(rank)
+    return trace if rank is None else trace.select_rank(rank)
 
 
-def _indices(own: Trace, kinds: frozenset[str]) -> Ints:
-    return np.flatnonzero(own.infos.once(are_of_kinds, kinds)[own.info_indices])
+def _indices(rank_trace: Trace, kinds: frozenset[str]) -> Ints:
+    return np.flatnonzero(rank_trace.infos.memoize(kind_mask, kinds)[rank_trace.info_indices])
 
 
-def _union(own: Trace, spans: Ints) -> Floats:
+def _merge_spans(rank_trace: Trace, spans: Ints) -> Floats:
     """Disjoint, sorted intervals (n, 2) that cover the same instants as `spans`."""
-    order = spans[np.argsort(own.start_seconds[spans], kind="stable")]
-    starts, ends = own.start_seconds[order], np.maximum.accumulate(own.end_seconds[order])
+    order = spans[np.argsort(rank_trace.start_seconds[spans], kind="stable")]
+    starts, ends = rank_trace.start_seconds[order], np.maximum.accumulate(rank_trace.end_seconds[order])
     if not len(order):
         return np.zeros((0, 2))
     is_first = np.concatenate([[True], starts[1:] > ends[:-1]])
@@ -223,8 +231,11 @@ def _intersection(left: Floats, right: Floats) -> Floats:
     """The instants that both of two disjoint, sorted lists of intervals cover."""
     first = np.searchsorted(right[:, 1], left[:, 0], side="right")  # on the right that ends after it begins
     count = np.maximum(np.searchsorted(right[:, 0], left[:, 1]) - first, 0)
-    own = np.repeat(np.arange(len(left)), count)
-    other = np.arange(len(own)) + np.repeat(first - (np.cumsum(count) - count), count)
-    starts, ends = np.maximum(left[own, 0], right[other, 0]), np.minimum(left[own, 1], right[other, 1])
-    both: Floats = np.stack([starts, ends], axis=1)[starts < ends]
-    return both
+    left_indices = np.repeat(np.arange(len(left)), count)
+    right_indices = np.arange(len(left_indices)) + np.repeat(first - (np.cumsum(count) - count), count)
+    starts, ends = (
+        np.maximum(left[left_indices, 0], right[right_indices, 0]),
+        np.minimum(left[left_indices, 1], right[right_indices, 1]),
+    )
+    intervals: Floats = np.stack([starts, ends], axis=1)[starts < ends]
+    return intervals

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints, numbered
+from zsim.arrays import Floats, Ints, factorize
 from zsim.report.views.meanings import BREAKDOWN
 
 CAUSES = tuple(BREAKDOWN)
-PLACE_OF_CAUSE = {cause: place for place, cause in enumerate(CAUSES)}
+INDEX_OF_CAUSE = {cause: index for index, cause in enumerate(CAUSES)}
 HOST = -1  # in place of an information's index: a wait for the host
 
 
@@ -48,19 +48,19 @@ class Waits:
     def of(waits: Iterable[Wait]) -> Waits:
         """The waits as columns."""
         starts, ends, causes, infos, phases = [*zip(*waits, strict=True)] or [()] * len(Wait._fields)
-        names, phase_of = numbered(phases)
+        names, phase_of = factorize(phases)
         return Waits(
             np.array(starts, np.float64),
             np.array(ends, np.float64),
-            np.array([PLACE_OF_CAUSE[cause] for cause in causes], np.int64),
+            np.array([INDEX_OF_CAUSE[cause] for cause in causes], np.int64),
             np.array([HOST if info is None else info for info in infos], np.int64),
             phase_of,
             names,
         )
 
-    def of_cause(self, cause: str) -> tuple[Ints, Floats]:
+    def select_cause(self, cause: str) -> tuple[Ints, Floats]:
         """The infos that waits with this cause were for, and the seconds of each."""
-        chosen = (self.causes == PLACE_OF_CAUSE.get(cause, HOST)) & (self.infos != HOST)
+        chosen = (self.causes == INDEX_OF_CAUSE.get(cause, HOST)) & (self.infos != HOST)
         return self.infos[chosen], self.seconds[chosen]
 
     def __len__(self) -> int:

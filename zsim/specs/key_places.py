@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from zsim.errors import nearest
-from zsim.specs.tables_within import behind
+from zsim.specs.tables_within import types_at
 
 _MAX_DEPTH = 4  # tables in tables
-_MAX_NAMED = 5
-_ALIKE = 0.8  # of spellings: a slip of the finger, not another word
+_MAX_SUGGESTIONS = 5
+_MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another word
 
 
 def nearest_key(
@@ -28,56 +28,62 @@ def nearest_key(
     the dotted keys of other tables in the message. A model may name tables that its annotations do not show,
     by key, in `inner_tables()`.
     """
-    near = nearest(key, table)
-    if near and SequenceMatcher(None, key, near).ratio() >= _ALIKE:
-        return f"; did you mean '{near}'?"
-    every = list(dict.fromkeys(_places(model_type)))
-    found = [path for path in every if path.rpartition(".")[2] == key]
-    if not found and near:
-        return f"; did you mean '{near}'?"
-    if not found:
-        alike = get_close_matches(key, [path.rpartition(".")[2] for path in every], n=1, cutoff=_ALIKE)
-        found = [path for path in every if path.rpartition(".")[2] in alike]
+    close_match = nearest(key, table)
+    if close_match and SequenceMatcher(None, key, close_match).ratio() >= _MIN_SIMILARITY:
+        return f"; did you mean '{close_match}'?"
+    all_paths = list(dict.fromkeys(_dotted_keys(model_type)))
+    paths = [path for path in all_paths if path.rpartition(".")[2] == key]
+    if not paths and close_match:
+        return f"; did you mean '{close_match}'?"
+    if not paths:
+        close_names = get_close_matches(
+            key, [path.rpartition(".")[2] for path in all_paths], n=1, cutoff=_MIN_SIMILARITY
+        )
+        paths = [path for path in all_paths if path.rpartition(".")[2] in close_names]
     if isinstance(value, Mapping) and len(value) == 1:
-        inner = [_deeper(path, str(next(iter(value))), every) for path in found]
-        found = [path for path in inner if path] or found
-    if not 0 < len(found) <= _MAX_NAMED:
+        inner_paths = [_closest_inner_path(path, str(next(iter(value))), all_paths) for path in paths]
+        paths = [path for path in inner_paths if path] or paths
+    if not 0 < len(paths) <= _MAX_SUGGESTIONS:
         return ""
-    names = [f"'{prefix}{path}'" for path in found] + ([f"'{near}'"] if near else [])
+    names = [f"'{prefix}{path}'" for path in paths] + ([f"'{close_match}'"] if close_match else [])
     return f"; did you mean {', '.join(names[:-1])}{' or ' if len(names) > 1 else ''}{names[-1]}?"
 
 
-def first_unknown(parts: list[str], model_type: type[BaseModel]) -> int | None:
+def first_unknown_segment(segments: list[str], model_type: type[BaseModel]) -> int | None:
     """The index of the first segment of a dotted key that its table does not have.
 
     None if every segment is known, or if it lies inside a value or a table with free keys.
     """
-    choices: list[Any] = [model_type]
-    for number, part in enumerate(parts):
-        tables = [one for one in choices if _is_table(one)]
-        if not tables or len(tables) < len(choices):
+    annotations: list[Any] = [model_type]
+    for index, segment in enumerate(segments):
+        tables = [annotation for annotation in annotations if _is_table(annotation)]
+        if not tables or len(tables) < len(annotations):
             return None
-        if all(part not in _keys(table) for table in tables):
-            return number
-        choices = [choice for table in tables for choice in _inside(table, part)]
+        if all(segment not in _keys(table) for table in tables):
+            return index
+        annotations = [inner for table in tables for inner in _value_types(table, segment)]
     return None
 
 
-def keys_at(parts: list[str], model_type: type[BaseModel]) -> list[str]:
+def keys_at(segments: list[str], model_type: type[BaseModel]) -> list[str]:
     """The keys of the table at a dotted key."""
-    choices: list[Any] = [model_type]
-    for part in parts:
-        choices = [choice for table in filter(_is_table, choices) for choice in _inside(table, part)]
-    return [key for table in filter(_is_table, choices) for key in _keys(table)]
+    annotations: list[Any] = [model_type]
+    for segment in segments:
+        annotations = [
+            inner for table in filter(_is_table, annotations) for inner in _value_types(table, segment)
+        ]
+    return [key for table in filter(_is_table, annotations) for key in _keys(table)]
 
 
 def takes_text(dotted: str, model_type: type[BaseModel]) -> bool:
     """Whether the value of a dotted key can only be text, such as a release, a name or a fixed word."""
     *parents, key = dotted.split(".")
-    choices: list[Any] = [model_type]
-    for part in parents:
-        choices = [choice for table in filter(_is_table, choices) for choice in _inside(table, part)]
-    values = [value for table in filter(_is_table, choices) for value in _inside(table, key)]
+    annotations: list[Any] = [model_type]
+    for parent in parents:
+        annotations = [
+            inner for table in filter(_is_table, annotations) for inner in _value_types(table, parent)
+        ]
+    values = [value for table in filter(_is_table, annotations) for value in _value_types(table, key)]
     return bool(values) and all(value is str or _is_word(value) for value in values)
 
 
@@ -85,20 +91,22 @@ def _is_word(annotation: Any) -> bool:
     return get_origin(annotation) is Literal and all(isinstance(word, str) for word in get_args(annotation))
 
 
-def _deeper(path: str, key: str, every: list[str]) -> str:
+def _closest_inner_path(path: str, key: str, all_paths: list[str]) -> str:
     """`path` with the key of its table that is spelt most like `key`. Empty if no key is close."""
-    inner = [one.removeprefix(f"{path}.") for one in every if one.startswith(f"{path}.")]
-    near = get_close_matches(key, [one for one in inner if "." not in one], n=1)
-    return f"{path}.{near[0]}" if near else ""
+    inner_names = [
+        candidate.removeprefix(f"{path}.") for candidate in all_paths if candidate.startswith(f"{path}.")
+    ]
+    close_matches = get_close_matches(key, [name for name in inner_names if "." not in name], n=1)
+    return f"{path}.{close_matches[0]}" if close_matches else ""
 
 
-def _places(model_type: type[BaseModel], prefix: str = "", depth: int = 0) -> Iterator[str]:
+def _dotted_keys(model_type: type[BaseModel], prefix: str = "", depth: int = 0) -> Iterator[str]:
     """The dotted keys of all tables in `model_type`, without those of the items of lists."""
     for key in _keys(model_type):
         yield prefix + key
         if depth < _MAX_DEPTH:
-            for inner in filter(_is_table, _inside(model_type, key)):
-                yield from _places(inner, f"{prefix}{key}.", depth + 1)
+            for inner in filter(_is_table, _value_types(model_type, key)):
+                yield from _dotted_keys(inner, f"{prefix}{key}.", depth + 1)
 
 
 def _is_table(annotation: Any) -> bool:
@@ -106,15 +114,18 @@ def _is_table(annotation: Any) -> bool:
 
 
 def _keys(model_type: type[BaseModel]) -> list[str]:
-    return [*(field.alias or name for name, field in model_type.model_fields.items()), *_hidden(model_type)]
+    return [
+        *(field.alias or name for name, field in model_type.model_fields.items()),
+        *_hidden_tables(model_type),
+    ]
 
 
-def _inside(model_type: type[BaseModel], key: str) -> list[Any]:
+def _value_types(model_type: type[BaseModel], key: str) -> list[Any]:
     """The types that the value of a key may have, without lists of tables."""
-    hidden = _hidden(model_type)
-    return [hidden[key]] if key in hidden else behind(model_type, key)
+    hidden = _hidden_tables(model_type)
+    return [hidden[key]] if key in hidden else types_at(model_type, key)
 
 
-def _hidden(model_type: type[BaseModel]) -> Mapping[str, Any]:
-    tables = getattr(model_type, "inner_tables", None)
-    return tables() if tables is not None else {}
+def _hidden_tables(model_type: type[BaseModel]) -> Mapping[str, Any]:
+    inner_tables = getattr(model_type, "inner_tables", None)
+    return inner_tables() if inner_tables is not None else {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 
-class LateTable:
+class LazyModel:
     """Annotation of a field with a table, or with one of several tables that their `kind` distinguishes.
 
     The enclosing table does not hold their validators. Building them would cost every run time that only a
@@ -26,46 +26,46 @@ class LateTable:
     "module:class", is also imported only then. The field's type is `Any` while zsim runs.
     """
 
-    def __init__(self, home: str = "") -> None:
-        self.home = home
+    def __init__(self, module_path: str = "") -> None:
+        self.module_path = module_path
 
-    def table(self) -> type[BaseModel]:
+    def load_class(self) -> type[BaseModel]:
         """The class at `module_path`."""
-        module, _, name = self.home.partition(":")
+        module, _, name = self.module_path.partition(":")
         return cast(type[BaseModel], getattr(importlib.import_module(module), name))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         tables = get_args(source)
         if not tables:
-            return _validated_by(self if self.home else source)
+            return _lazy_schema(self if self.module_path else source)
         kinds = [get_args(table.model_fields["kind"].annotation)[0] for table in tables]
-        choices = {kind: _validated_by(table) for kind, table in zip(kinds, tables, strict=True)}
+        choices = {kind: _lazy_schema(table) for kind, table in zip(kinds, tables, strict=True)}
         return core_schema.tagged_union_schema(choices, "kind")
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         if schema["type"] != "tagged-union":
-            return handler(_whole(schema))
-        choices = {kind: _whole(choice) for kind, choice in schema["choices"].items()}
+            return handler(_full_schema(schema))
+        choices = {kind: _full_schema(choice) for kind, choice in schema["choices"].items()}
         return handler({**schema, "choices": choices})
 
 
 _Table = TypeVar("_Table")
-Late = Annotated[_Table, LateTable()]
+Lazy = Annotated[_Table, LazyModel()]
 
 
-def _validated_by(table: LateTable | type[BaseModel]) -> CoreSchema:
+def _lazy_schema(table: LazyModel | type[BaseModel]) -> CoreSchema:
     return core_schema.no_info_plain_validator_function(
         lambda value: _class_of(table).model_validate(value), metadata={"table": table}
     )
 
 
-def _class_of(table: LateTable | type[BaseModel]) -> type[BaseModel]:
-    return table.table() if isinstance(table, LateTable) else table
+def _class_of(table: LazyModel | type[BaseModel]) -> type[BaseModel]:
+    return table.load_class() if isinstance(table, LazyModel) else table
 
 
-def _whole(schema: Any) -> CoreSchema:
+def _full_schema(schema: Any) -> CoreSchema:
     """The schema of the table whose validator `_lazy_schema` defers."""
     table = _class_of(schema["metadata"]["table"])
     table.model_rebuild()

@@ -21,30 +21,30 @@ class Library:
         self._clusters: dict[str, Cluster] = {}
         self._files = HardwareFiles()
 
-    def model(self, asked: str | Mapping[str, Any] | ModelSpec) -> ModelSpec:
+    def model(self, source: str | Mapping[str, Any] | ModelSpec) -> ModelSpec:
         """The model of a preset's name, of a file, of a config.json's content, or a model itself.
 
         Raises InputError, also for a function (`package.module:function`).
         """
-        if isinstance(asked, ModelSpec):
-            return asked
-        key = _key(asked)
+        if isinstance(source, ModelSpec):
+            return source
+        key = _cache_key(source)
         if key not in self._models:
-            self._models[key] = _model(asked)
+            self._models[key] = _load_model(source)
         return self._models[key]
 
-    def cluster(self, asked: str | Mapping[str, Any]) -> Cluster:
+    def cluster(self, source: str | Mapping[str, Any]) -> Cluster:
         """The cluster of a preset's name, of a file, or of a file's tables. Raises InputError."""
-        key = _key(asked)
+        key = _cache_key(source)
         if key not in self._clusters:
-            self._clusters[key] = load_cluster(asked, self._files)
+            self._clusters[key] = load_cluster(source, self._files)
         return self._clusters[key]
 
 
-def _model(asked: str | Mapping[str, Any]) -> ModelSpec:
-    if not isinstance(asked, str):
-        return model_of_config(asked)
-    return load_named_model(asked)
+def _load_model(source: str | Mapping[str, Any]) -> ModelSpec:
+    if not isinstance(source, str):
+        return model_of_config(source)
+    return load_named_model(source)
 
 
 def model_of_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -52,6 +52,6 @@ def model_of_config(config: Mapping[str, Any]) -> ModelSpec:
     return model_from_config(config, str(config.get("_name_or_path", "model")), "experiment")
 
 
-def _key(asked: str | Mapping[str, Any]) -> str:
+def _cache_key(source: str | Mapping[str, Any]) -> str:
     """Cache key of a name or of a content. Equal numbers of different types are different contents."""
-    return f"name {asked}" if isinstance(asked, str) else json.dumps(asked, sort_keys=True, default=repr)
+    return f"name {source}" if isinstance(source, str) else json.dumps(source, sort_keys=True, default=repr)

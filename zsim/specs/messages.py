@@ -10,13 +10,13 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from zsim.errors import LONGEST_LIST, InputError, did_you_mean, expected, nearest
+from zsim.errors import MAX_LIST_LETTERS, InputError, did_you_mean, expected_text, nearest
 from zsim.specs.key_places import nearest_key
-from zsim.specs.tables_within import behind, members_of
+from zsim.specs.tables_within import members_of, types_at
 
 _MAX_LISTED = 20
 # What a person writes, by pydantic's name of the problem: its own words name types of Python.
-_WRITTEN = {
+_FILE_TERMS = {
     "tuple_type": "a list", "list_type": "a list", "set_type": "a list", "frozen_set_type": "a list",
     "bool_type": "true or false", "bool_parsing": "true or false", "string_type": "a valid string",
     "int_type": "a valid integer", "float_type": "a valid number", "none_required": "it left out",
@@ -26,142 +26,150 @@ _WRITTEN = {
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validated(data: Mapping[str, Any], file: str, model_type: type[Model]) -> Model:
+def validate_table(data: Mapping[str, Any], file: str, model_type: type[Model]) -> Model:
     """`data` as a `model_type`. Raises InputError with the file's name."""
     try:
-        return model_type.model_validate(with_booleans_apart(data, [model_type]))
+        return model_type.model_validate(mark_misplaced_booleans(data, [model_type]))
     except ValidationError as error:
         raise_input_error(error, file, model_type)
 
 
 def raise_input_error(error: ValidationError, file: str, model_type: type[BaseModel]) -> NoReturn:
     """Raises InputError for all problems in `error`: where each is, its value, and what was expected."""
-    raise InputError(listed(file, problems_of(error, model_type))) from None
+    raise InputError(format_problems(file, problems_of(error, model_type))) from None
 
 
 def problems_of(error: ValidationError, model_type: type[BaseModel]) -> list[str]:
     """One sentence per problem in `error`."""
     details = error.errors(include_url=False)
-    return [_sentence(detail, details, model_type) for detail in _distinct(details, model_type)]
+    return [_sentence(detail, details, model_type) for detail in _unique_problems(details, model_type)]
 
 
-def listed(file: str, sentences: Sequence[str]) -> str:
+def format_problems(file: str, sentences: Sequence[str]) -> str:
     """Text of an error. One problem is a sentence, several are numbered in one paragraph."""
     if len(sentences) == 1:
         return f"{file}: {sentences[0]}"
-    shown = [f"({number}) {sentence}" for number, sentence in enumerate(sentences[:_MAX_LISTED], 1)]
-    left = len(sentences) - len(shown)
-    return f"{file}: {len(sentences)} problems: {'; '.join(shown)}{f'; and {left} more' if left else ''}"
+    lines = [f"({number}) {sentence}" for number, sentence in enumerate(sentences[:_MAX_LISTED], 1)]
+    extra = len(sentences) - len(lines)
+    return f"{file}: {len(sentences)} problems: {'; '.join(lines)}{f'; and {extra} more' if extra else ''}"
 
 
-def _distinct(details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> list[ErrorDetails]:
+def _unique_problems(details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> list[ErrorDetails]:
     """The problems to report, unknown keys first.
 
     A missing key is left out if an unknown key of the same table misspells it. Where a union has a problem
     with a value, the problems of its other types with the same value are left out. If one type accepted the
     value and found something wrong inside it, the other types do not count.
     """
-    unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
-    found = list(unknown)
+    unknown_keys = [detail for detail in details if detail["type"] == "extra_forbidden"]
+    problems = list(unknown_keys)
     for detail in details:
         location = detail["loc"]
         if detail["type"] == "missing":
-            beside = [str(other["loc"][-1]) for other in unknown if other["loc"][:-1] == location[:-1]]
-            if any(nearest(key, [str(location[-1])]) for key in beside):
+            sibling_keys = [
+                str(sibling["loc"][-1]) for sibling in unknown_keys if sibling["loc"][:-1] == location[:-1]
+            ]
+            if any(nearest(key, [str(location[-1])]) for key in sibling_keys):
                 continue
         elif detail["type"] == "extra_forbidden" or any(
-            other["type"] not in ("missing", "extra_forbidden")
-            and other["input"] is detail["input"]
+            problem["type"] not in ("missing", "extra_forbidden")
+            and problem["input"] is detail["input"]
             and location
-            and place(location, model_type) == place(location[:-1], model_type)
-            and other["loc"][: len(location) - 1] == location[:-1]
-            for other in found
+            and path_in_file(location, model_type) == path_in_file(location[:-1], model_type)
+            and problem["loc"][: len(location) - 1] == location[:-1]
+            for problem in problems
         ):
             continue
-        found.append(detail)
-    return [detail for detail in found if not _is_refined(detail, details, model_type)]
+        problems.append(detail)
+    return [detail for detail in problems if not _is_superseded(detail, details, model_type)]
 
 
-def _is_refined(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> bool:
+def _is_superseded(
+    detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]
+) -> bool:
     """Whether the problem belongs to one member of a union, and another member has a problem deeper inside
     the value.
     """
     location = detail["loc"]
-    own = place(location, model_type)
-    if not location or location[-1] == "[key]" or own != place(location[:-1], model_type):
+    path = path_in_file(location, model_type)
+    if not location or location[-1] == "[key]" or path != path_in_file(location[:-1], model_type):
         return False
-    inside = (place(other["loc"], model_type) for other in details)
-    return any(len(deeper) > len(own) and deeper[: len(own)] == own for deeper in inside)
+    paths = (path_in_file(candidate["loc"], model_type) for candidate in details)
+    return any(len(deeper_path) > len(path) and deeper_path[: len(path)] == path for deeper_path in paths)
 
 
 def _sentence(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> str:
     location, kind = detail["loc"], detail["type"]
     if kind in ("extra_forbidden", "missing"):
-        where = _where(location[:-1], model_type)
+        where = _location_prefix(location[:-1], model_type)
         key = str(location[-1])
         if kind == "missing":
             return f"{where}missing key '{key}'"
-        return f"{where}unknown key '{key}'{_known(key, detail['input'], location[:-1], model_type)}"
-    where = _where(location, model_type)
+        return f"{where}unknown key '{key}'{_key_hint(key, detail['input'], location[:-1], model_type)}"
+    where = _location_prefix(location, model_type)
     message = detail["msg"]
     if kind == "value_error":
         return where + message.removeprefix("Value error, ")
     hint = ""
     if kind == "literal_error" and isinstance(detail["input"], str):
         hint = did_you_mean(detail["input"], re.findall(r"'([^']*)'", message))
-    return f"{where}found {_shown(detail['input'])}, expected {_expected(detail, details, model_type)}{hint}"
+    return f"{where}found {_format(detail['input'])}, expected {_expected(detail, details, model_type)}{hint}"
 
 
 def _expected(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> str:
     """Describes the values that a file may have there. For a union, all that its members accept."""
     kind, location = detail["type"], detail["loc"]
     if kind in ("model_type", "dict_type"):
-        return f"a table{_of(_keys(model_type, location))}"
+        return f"a table{_keys_phrase(_keys(model_type, location))}"
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         limit = detail["ctx"]["min_length" if kind.endswith("short") else "max_length"]
         noun = "character" if kind.startswith("string") else "item"
         bound = "at least" if kind.endswith("short") else "at most"
         return f"{bound} {limit} {noun}{'' if limit == 1 else 's'}"
-    if kind not in _WRITTEN:
+    if kind not in _FILE_TERMS:
         return detail["msg"].removeprefix("Input should be ").replace("String should", "a string that should")
-    own = place(location, model_type)
+    path = path_in_file(location, model_type)
     kinds = [
-        other["type"]
-        for other in details
-        if other["input"] is detail["input"] and place(other["loc"], model_type) == own
+        candidate["type"]
+        for candidate in details
+        if candidate["input"] is detail["input"] and path_in_file(candidate["loc"], model_type) == path
     ]
-    words = list(dict.fromkeys(_WRITTEN[one] for one in kinds if one in _WRITTEN))
-    found, shown = detail["input"], _shown(detail["input"])
-    items = [item for one in _walk(location, model_type)[1] for item in behind(one, 0)]
-    if "a list" in words and type(found) in items and len(shown) <= 40:
-        words[words.index("a list")] = f"a list, such as [{shown}]"
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    expectations = list(
+        dict.fromkeys(_FILE_TERMS[error_type] for error_type in kinds if error_type in _FILE_TERMS)
+    )
+    value, text = detail["input"], _format(detail["input"])
+    items = [item for annotation in _walk(location, model_type)[1] for item in types_at(annotation, 0)]
+    if "a list" in expectations and type(value) in items and len(text) <= 40:
+        expectations[expectations.index("a list")] = f"a list, such as [{text}]"
+    return " or ".join(
+        [", ".join(expectations[:-1]), expectations[-1]] if len(expectations) > 1 else expectations
+    )
 
 
-def _known(key: str, value: Any, table: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
+def _key_hint(key: str, value: Any, table: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
     """Hint about an unknown key: the nearest key, another table that has the key, or the keys that the table
     may have.
     """
-    near = nearest_key(key, value, _keys(model_type, table), model_type)
-    if near:
-        return near
+    hint = nearest_key(key, value, _keys(model_type, table), model_type)
+    if hint:
+        return hint
     names = [part for part in table if isinstance(part, str)]
     is_explained = names and getattr(model_type, "is_explained", False)
-    return expected(key, _keys(model_type, table), f"zsim explain {names[-1]}" if is_explained else "")
+    return expected_text(key, _keys(model_type, table), f"zsim explain {names[-1]}" if is_explained else "")
 
 
-def _of(keys: list[str]) -> str:
+def _keys_phrase(keys: list[str]) -> str:
     """The keys that a table may have, if they fit into a sentence."""
     text = ", ".join(keys)
-    return f" of {text}" if 0 < len(text) <= LONGEST_LIST else ""
+    return f" of {text}" if 0 < len(text) <= MAX_LIST_LETTERS else ""
 
 
-def _where(location: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
-    found = place(location, model_type)
-    return ".".join(str(part) for part in found) + ": " if found else ""
+def _location_prefix(location: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
+    path = path_in_file(location, model_type)
+    return ".".join(str(part) for part in path) + ": " if path else ""
 
 
-def place(location: tuple[int | str, ...], model_type: type[BaseModel]) -> tuple[int | str, ...]:
+def path_in_file(location: tuple[int | str, ...], model_type: type[BaseModel]) -> tuple[int | str, ...]:
     """The path to a value as the file has it: keys, and indices of items.
 
     pydantic's names for the members of a union and its mark of a key that is wrong itself are left out.
@@ -173,7 +181,7 @@ def _walk(
     location: tuple[int | str, ...], model_type: type[BaseModel]
 ) -> tuple[tuple[int | str, ...], list[Any]]:
     """The path that `path_in_file` returns, and the types that the value there may have."""
-    found: list[int | str] = []
+    path: list[int | str] = []
     choices: list[Any] = [model_type]
     is_inside = True  # of a union: the part that chose its member is behind
     for part in location:
@@ -182,10 +190,10 @@ def _walk(
         if len(choices) > 1 and not is_inside:
             is_inside = True
             continue
-        choices = [choice for one in choices for choice in behind(one, part)] or [Any]
+        choices = [choice for annotation in choices for choice in types_at(annotation, part)] or [Any]
         is_inside = False
-        found.append(part)
-    return tuple(found), choices
+        path.append(part)
+    return tuple(path), choices
 
 
 class _Boolean:
@@ -200,10 +208,10 @@ class _Boolean:
         return str(self.value).lower()
 
 
-_NO_BOOLEANS = frozenset({str, int, float, type(None)})
+_NON_BOOLEAN_TYPES = frozenset({str, int, float, type(None)})
 
 
-def with_booleans_apart(data: Any, types: Sequence[Any]) -> Any:
+def mark_misplaced_booleans(data: Any, types: Sequence[Any]) -> Any:
     """The data of a file for one of `types`, in which booleans where numbers are meant are replaced by an
     object that pydantic refuses.
     """
@@ -213,27 +221,27 @@ def with_booleans_apart(data: Any, types: Sequence[Any]) -> Any:
     if not types or not isinstance(data, Mapping | list | tuple):
         return data
     items = data.items() if isinstance(data, Mapping) else enumerate(data)
-    changed = {}
+    changes = {}
     for part, value in items:
-        if type(value) in _NO_BOOLEANS:
+        if type(value) in _NON_BOOLEAN_TYPES:
             continue
-        inner = [choice for one in types for choice in behind(one, part)]
-        found = with_booleans_apart(value, inner)
-        if found is not value:
-            changed[part] = found
-    if not changed:
+        inner_types = [choice for annotation in types for choice in types_at(annotation, part)]
+        marked_value = mark_misplaced_booleans(value, inner_types)
+        if marked_value is not value:
+            changes[part] = marked_value
+    if not changes:
         return data
     if isinstance(data, Mapping):
-        return {**data, **changed}
-    return [changed.get(number, value) for number, value in enumerate(data)]
+        return {**data, **changes}
+    return [changes.get(number, value) for number, value in enumerate(data)]
 
 
 def _takes_numbers(annotation: Any) -> bool:
-    return annotation in (int, float) or any(type(one) is int for one in _values(annotation))
+    return annotation in (int, float) or any(type(literal) is int for literal in _values(annotation))
 
 
 def _takes_booleans(annotation: Any) -> bool:
-    return annotation is bool or any(type(one) is bool for one in _values(annotation))
+    return annotation is bool or any(type(literal) is bool for literal in _values(annotation))
 
 
 def _values(annotation: Any) -> tuple[Any, ...]:
@@ -241,7 +249,7 @@ def _values(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     """The value as the file spells it, shortened. A table or a list is named by its type alone."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -261,9 +269,9 @@ def _keys(model_type: type[BaseModel], location: tuple[int | str, ...]) -> list[
     for part in location:
         model = _model_in(annotation)
         if model is not None:
-            by_key = {field.alias or name: field for name, field in model.model_fields.items()}
-            if part in by_key:
-                annotation = by_key[str(part)].annotation
+            fields = {field.alias or name: field for name, field in model.model_fields.items()}
+            if part in fields:
+                annotation = fields[str(part)].annotation
                 continue
         arguments = get_args(annotation)
         if get_origin(annotation) in (dict, list, tuple, Mapping) and arguments:
@@ -276,5 +284,9 @@ def _keys(model_type: type[BaseModel], location: tuple[int | str, ...]) -> list[
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The model class of an annotation, also in `X | None`."""
-    models = (one for one in members_of(annotation) if isinstance(one, type) and issubclass(one, BaseModel))
+    models = (
+        member
+        for member in members_of(annotation)
+        if isinstance(member, type) and issubclass(member, BaseModel)
+    )
     return next(models, None)

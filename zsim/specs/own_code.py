@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.capture.load import captured_from, names_function
+from zsim.specs.capture.load import capture_function, names_function
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import ModelSpec
 
 _JOBS = "jobs"
 
 
-class OwnCode:
+class UserCode:
     """The permission to import and call functions of the user's own. Each function is called once."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelSpec] = {}
 
     def model(self, text: str) -> ModelSpec:
-        """The model of a function. Raises InputError as `captured_from` does."""
+        """The model of a function. Raises InputError as `capture_function` does."""
         if text not in self._models:
-            self._models[text] = captured_from(text)
+            self._models[text] = capture_function(text)
         return self._models[text]
 
-    def named(self, text: str) -> str | ModelSpec:
+    def resolve(self, text: str) -> str | ModelSpec:
         """The model of a function. Any other name is returned as it is."""
         return self.model(text) if names_function(text) else text
 
@@ -48,41 +48,41 @@ def load_named_model(text: str | Path) -> ModelSpec:
 def refuse_function(model: object, where: str) -> None:
     """Raises InputError where data names a function as its model. `where` begins the message."""
     if isinstance(model, str) and names_function(model):
-        before = f"{where}: " if where else ""
+        prefix = f"{where}: " if where else ""
         raise InputError(
-            f"{before}model '{model}': is a function, which would be imported and called, and no file, "
+            f"{prefix}model '{model}': is a function, which would be imported and called, and no file, "
             "setting or address runs code; expected a preset or the path of a config.json. If the function "
             f"is yours: --model {model} on the command line, --allow-code beside a file that you trust (not "
             f"with zsim ui), or zsim.Experiment(model='{model}') in Python"
         )
 
 
-def with_models(data: Mapping[str, Any], where: str, code: OwnCode | None) -> dict[str, Any]:
+def load_user_models(data: Mapping[str, Any], where: str, code: UserCode | None) -> dict[str, Any]:
     """File-shaped data, or dotted overrides, in which every function named as a model is replaced by its
     model.
 
     Models of co-located jobs are included. The functions are run with `code`. Without it, InputError is
     raised about them.
     """
-    found = dict(data)
+    new_data = dict(data)
     for key, value in data.items():
-        parts = key.split(".")
-        if key == "model" or (parts[0] == _JOBS and parts[2:] == ["model"]):
-            found[key] = _model(value, where, code)
-        elif parts[0] == _JOBS and len(parts) == 2 and isinstance(value, Mapping):
-            found[key] = with_models(value, f"{where}: {key}", code)
+        segments = key.split(".")
+        if key == "model" or (segments[0] == _JOBS and segments[2:] == ["model"]):
+            new_data[key] = _load_user_model(value, where, code)
+        elif segments[0] == _JOBS and len(segments) == 2 and isinstance(value, Mapping):
+            new_data[key] = load_user_models(value, f"{where}: {key}", code)
         elif key == _JOBS and isinstance(value, Mapping):
-            found[key] = {
-                name: with_models(table, f"{where}: {key}.{name}", code)
+            new_data[key] = {
+                name: load_user_models(table, f"{where}: {key}.{name}", code)
                 if isinstance(table, Mapping)
                 else table
                 for name, table in value.items()
             }
-    return found
+    return new_data
 
 
-def _model(value: Any, where: str, code: OwnCode | None) -> Any:
+def _load_user_model(value: Any, where: str, code: UserCode | None) -> Any:
     if code is None:
         refuse_function(value, where)
         return value
-    return code.named(value) if isinstance(value, str) else value
+    return code.resolve(value) if isinstance(value, str) else value

@@ -52,6 +52,6 @@ def _locate(folder: Path, suffix: str, name: str, what: str, alternative: str | 
     if name and Path(name).name == name and os.path.isfile(path):
         return path
     names = _stems(folder, suffix)
-    some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    expected = f"a preset ({some})" + (f" or {alternative}" if alternative else "")
+    examples = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    expected = f"a preset ({examples})" + (f" or {alternative}" if alternative else "")
     raise InputError(f"unknown {what} '{name}'{did_you_mean(name, names)}; expected {expected}")

@@ -8,17 +8,17 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from zsim.specs.late_table import LateTable
+from zsim.specs.late_table import LazyModel
 
 
-def behind(annotation: Any, part: int | str) -> list[Any]:
+def types_at(annotation: Any, part: int | str) -> list[Any]:
     """The types that a value of type `annotation` may have at a key or an index. A union has several, and
     None is not among them.
     """
     arguments = get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        by_key = {field.alias or name: field for name, field in annotation.model_fields.items()}
-        return members_of(by_key[str(part)].annotation) if part in by_key else []
+        fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
+        return members_of(fields[str(part)].annotation) if part in fields else []
     origin = get_origin(annotation)
     if not isinstance(origin, type) or not arguments:
         return []
@@ -33,9 +33,9 @@ def members_of(annotation: Any) -> list[Any]:
     """The members of a union without None, or the type itself."""
     if get_origin(annotation) is Annotated:
         inner, *notes = get_args(annotation)
-        late = next((note for note in notes if isinstance(note, LateTable) and note.home), None)
-        return members_of(inner if late is None else late.table())
+        lazy_model = next((note for note in notes if isinstance(note, LazyModel) and note.module_path), None)
+        return members_of(inner if lazy_model is None else lazy_model.load_class())
     if get_origin(annotation) in (Union, UnionType):
-        inner = (members_of(one) for one in get_args(annotation) if one is not NoneType)
-        return [one for members in inner for one in members]
+        inner = (members_of(argument) for argument in get_args(annotation) if argument is not NoneType)
+        return [member for members in inner for member in members]
     return [annotation]

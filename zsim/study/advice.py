@@ -25,21 +25,23 @@ def simulate(
     """
     simulator = Simulator()
     result = api.simulate(experiment, unfold=unfold, simulator=simulator, on_job=on_job)
-    return replace(result, report=advised(result.report, experiment, simulator))
+    return replace(result, report=add_advice(result.report, experiment, simulator))
 
 
-def advised(report: Report, experiment: Experiment, simulator: Simulator | None = None) -> Report:
+def add_advice(report: Report, experiment: Experiment, simulator: Simulator | None = None) -> Report:
     """The report. If the job does not fit, the least number of GPUs and the remedy (fewest switches) that
     make it fit are added. `simulator` is the one that simulated the report's step.
     """
-    finding = report.out_of_memory
-    if finding is None:
+    shortage = report.out_of_memory
+    if shortage is None:
         return report
-    least, remedy = advice(experiment, simulator)
-    return replace(report, out_of_memory=replace(finding, least_gpus=least, remedy=remedy, is_advised=True))
+    num_gpus, remedy = advice(experiment, simulator)
+    return replace(
+        report, out_of_memory=replace(shortage, least_gpus=num_gpus, remedy=remedy, is_advised=True)
+    )
 
 
-@garbage_collection.paused()
+@garbage_collection.pause()
 def advice(experiment: Experiment, simulator: Simulator | None = None) -> tuple[int | None, Remedy | None]:
     """The least number of GPUs on which an experiment fits that does not fit as it is, and the fewest
     switches with which it fits. `simulator` is the one that planned the step that does not fit, so that its

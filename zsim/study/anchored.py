@@ -22,13 +22,13 @@ from zsim.study.differences import differing_settings, is_shared
 from zsim.study.given import experiment_of
 from zsim.study.sweep.row import report_row
 from zsim.units import format_seconds
-from zsim.validated.errors import REPEATS
+from zsim.validated.errors import REPEAT_ERROR
 from zsim.validated.ratios import ratio_range
-from zsim.validated.validation import range_words
+from zsim.validated.validation import format_range
 
 
 @dataclass(frozen=True)
-class Anchored:
+class AnchoredStep:
     """The time of a step, derived from a measured step of the same job under other settings."""
 
     step_seconds: float
@@ -68,14 +68,14 @@ class Anchored:
             f"measured with {where}: {format_seconds(self.measured_seconds)}, predicted "
             f"{format_seconds(self.predicted_seconds)} ({self.error:+.1%}). By the ratio of the two steps "
             f"this one takes {format_seconds(self.step_seconds)}, with 80 % "
-            f"{range_words((self.low, self.high))}."
+            f"{format_range((self.low, self.high))}."
         )
         return paragraph(text)
 
 
-def anchored(
+def anchor_step(
     result: Result, experiment: Experiment, settings: Mapping[str, Any], measured_seconds: float
-) -> Anchored:
+) -> AnchoredStep:
     """The step of `result`, a simulation of `experiment`, predicted from a measured step of the same job
     under other `settings` (dotted keys). Without settings the job itself was measured, and repeated runs
     differ by 0.6 %.
@@ -86,21 +86,21 @@ def anchored(
         raise InputError(f"measured: found {measured_seconds:g} s, expected a step's seconds, above 0")
     predicted = result.report.step_seconds
     if not settings:
-        low, high = measured_seconds * (1 - REPEATS), measured_seconds * (1 + REPEATS)
-        return Anchored(measured_seconds, low, high, measured_seconds, predicted, (), {})
-    other = simulate(experiment_of(experiment, settings))
-    rows = report_row(result.report, result.job), report_row(other.report, other.job)
+        low, high = measured_seconds * (1 - REPEAT_ERROR), measured_seconds * (1 + REPEAT_ERROR)
+        return AnchoredStep(measured_seconds, low, high, measured_seconds, predicted, (), {})
+    measured_result = simulate(experiment_of(experiment, settings))
+    rows = report_row(result.report, result.job), report_row(measured_result.report, measured_result.job)
     kinds, shared = differing_settings(*rows), any(map(is_shared, rows))
-    ratio = predicted / other.report.step_seconds
-    low, high = ratio * (1 - REPEATS), ratio * (1 + REPEATS)
+    ratio = predicted / measured_result.report.step_seconds
+    low, high = ratio * (1 - REPEAT_ERROR), ratio * (1 + REPEAT_ERROR)
     if kinds:
         low, high = ratio_range(ratio, kinds, is_shared=shared)
-    return Anchored(
+    return AnchoredStep(
         measured_seconds * ratio,
         measured_seconds * low,
         measured_seconds * high,
         measured_seconds,
-        other.report.step_seconds,
+        measured_result.report.step_seconds,
         tuple(kinds),
         dict(settings),
     )

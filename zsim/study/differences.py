@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.validated.ratios import NO_DIFFERENCE, SHORT, can_tell
-from zsim.validated.validation import range_words
+from zsim.validated.ratios import ALLOCATOR_SHORT, NO_DIFFERENCE, is_ratio_significant
+from zsim.validated.validation import format_range
 from zsim.validated.verdict import Verdict
 
 # Setting (`zsim.validated.ratios.SETTINGS`) -> the columns of a sweep's row that hold it.
@@ -48,10 +48,10 @@ _NOT_STRATEGY = frozenset(
 def _strategy_settings(row: Mapping[str, Any]) -> Any:
     """The framework's settings of a row, without those that are columns of their own."""
     text = row.get("strategy.settings")
-    found = json.loads(text) if isinstance(text, str) and text.startswith("{") else text
-    if not isinstance(found, Mapping):
-        return found
-    return {key: value for key, value in found.items() if key not in _NOT_STRATEGY}
+    settings = json.loads(text) if isinstance(text, str) and text.startswith("{") else text
+    if not isinstance(settings, Mapping):
+        return settings
+    return {key: value for key, value in settings.items() if key not in _NOT_STRATEGY}
 
 
 # What follows from a row's other columns: the GPUs, the length, the batch and the strategy.
@@ -61,33 +61,33 @@ _FOLLOWING = frozenset(
 _DEGREES = frozenset({"tensor", "pipeline", "virtual_stages", "context", "expert", "expert_tensor"})
 
 
-def _have_other_degrees(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _have_different_degrees(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two rows divide a replica of the model among ranks by different degrees, or under one framework
     in different ways. Rows of an older zsim do not say how they do.
     """
     differ = {
         key.removeprefix("parallelism.")
-        for key, value in one.items()
-        if key.startswith("parallelism.") and value != other.get(key, value)
+        for key, value in first.items()
+        if key.startswith("parallelism.") and value != second.get(key, value)
     } - _FOLLOWING
-    if one.get("parallelism.style") != other.get("parallelism.style"):
+    if first.get("parallelism.style") != second.get("parallelism.style"):
         differ &= _DEGREES
-    if all((row.get("parallelism.context") or 1) == 1 for row in (one, other)):
+    if all((row.get("parallelism.context") or 1) == 1 for row in (first, second)):
         differ.discard("context_method")
     return bool(differ)
 
 
-def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def differing_settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """The settings in which two rows of a sweep differ, as `zsim.validated.ratios` names them."""
-    found = [
+    names = [
         name
         for name, columns in _COLUMNS.items()
-        if any(one.get(column) != other.get(column) for column in columns)
-        or (name == "strategy" and _strategy_settings(one) != _strategy_settings(other))
-        or (name == "parallelism" and _have_other_degrees(one, other))
+        if any(first.get(column) != second.get(column) for column in columns)
+        or (name == "strategy" and _strategy_settings(first) != _strategy_settings(second))
+        or (name == "parallelism" and _have_different_degrees(first, second))
     ]
-    is_short = bool(one.get("allocator_retries") or other.get("allocator_retries"))
-    return [*found, SHORT] if is_short and found else found
+    is_short = bool(first.get("allocator_retries") or second.get("allocator_retries"))
+    return [*names, ALLOCATOR_SHORT] if is_short and names else names
 
 
 def is_shared(row: Mapping[str, Any]) -> bool:
@@ -95,22 +95,22 @@ def is_shared(row: Mapping[str, Any]) -> bool:
     return any((row.get(f"parallelism.{axis}") or 1) > 1 for axis in ("tensor", "pipeline", "context"))
 
 
-def is_told_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_distinguishable(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether zsim can tell which of two rows is faster per token."""
-    tokens = (one["step_tokens"], other["step_tokens"])
-    costs = [row["step_seconds"] / count for row, count in zip((one, other), tokens, strict=True)]
-    shared = is_shared(one) or is_shared(other)
-    return can_tell(costs[0], costs[1], differing_settings(one, other), is_shared=shared)
+    tokens = (first["step_tokens"], second["step_tokens"])
+    costs = [row["step_seconds"] / count for row, count in zip((first, second), tokens, strict=True)]
+    shared = is_shared(first) or is_shared(second)
+    return is_ratio_significant(costs[0], costs[1], differing_settings(first, second), is_shared=shared)
 
 
-def row_words(row: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
+def format_step_range(row: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
     """The row's step interval, e.g. "3.90 to 5.10 s (80 %)", with a note if zsim cannot tell the row from
     `best`. Empty without an interval.
     """
-    found = range_of_row(row)
-    if found is None:
+    interval = range_of_row(row)
+    if interval is None:
         return ""
-    said = f"{range_words(found)} (80 %)"
-    if best is not None and best is not row and not is_told_apart(row, best):
-        said += f"; {NO_DIFFERENCE} from 1"
-    return said
+    text = f"{format_range(interval)} (80 %)"
+    if best is not None and best is not row and not is_distinguishable(row, best):
+        text += f"; {NO_DIFFERENCE} from 1"
+    return text

@@ -12,23 +12,23 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.reading import NULL, parse_toml
 from zsim.resources import EXAMPLE
-from zsim.specs.experiment.load import changed, experiment_from, load_experiment
+from zsim.specs.experiment.load import build_experiment, change_experiment, load_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import is_training_file, names_training_file
 from zsim.specs.key_places import takes_text
-from zsim.specs.own_code import OwnCode
+from zsim.specs.own_code import UserCode
 from zsim.specs.strategy.deepspeed.reader import require_deepspeed_file
 
 _MAX_PARTS = 32
-Given = Experiment | Mapping[str, Any] | str | Path | None
+ExperimentSource = Experiment | Mapping[str, Any] | str | Path | None
 
 
 def experiment_of(
-    given: Given,
+    spec: ExperimentSource,
     overrides: Mapping[str, Any] | None = None,
     *,
     origin: str = "overrides",
-    code: OwnCode | None = None,
+    code: UserCode | None = None,
 ) -> Experiment:
     """The experiment that `spec` names, changed by dotted `overrides` (`"training.micro_batch_size"`).
 
@@ -38,25 +38,25 @@ def experiment_of(
     that files name. Raises InputError for anything else.
     """
     changes = {key: plain_table(value) for key, value in (overrides or {}).items()}
-    if isinstance(given, Experiment):
-        return changed(given, changes) if changes else given
-    if isinstance(given, Mapping):
+    if isinstance(spec, Experiment):
+        return change_experiment(spec, changes) if changes else spec
+    if isinstance(spec, Mapping):
         if not changes:
-            return Experiment.of_data(given)
-        tables = {key: plain_table(value) for key, value in given.items()}
-        return experiment_from(tables, changes, origin="experiment")
-    if given is None:
+            return Experiment.of_data(spec)
+        tables = {key: plain_table(value) for key, value in spec.items()}
+        return build_experiment(tables, changes, origin="experiment")
+    if spec is None:
         if is_training_file(changes.get("strategy.config")):
-            return experiment_from({}, changes, origin=origin, code=code)
+            return build_experiment({}, changes, origin=origin, code=code)
         return load_experiment(EXAMPLE, changes, origin=origin if changes else "example", code=code)
-    if not isinstance(given, str | Path):
+    if not isinstance(spec, str | Path):
         raise InputError(
-            f"experiment: found {type(given).__name__}, expected a path, a zsim.Experiment, or a dict in the "
+            f"experiment: found {type(spec).__name__}, expected a path, a zsim.Experiment, or a dict in the "
             "shape of an experiment file"
         )
-    path = Path(given)
+    path = Path(spec)
     if names_training_file(path):
-        return experiment_from({}, _with_file(changes, path), origin=origin, code=code)
+        return build_experiment({}, _add_file(changes, path), origin=origin, code=code)
     return load_experiment(path, changes, code=code)
 
 
@@ -68,7 +68,7 @@ def plain_table(value: Any) -> Any:
     return value if dump is None else dump(exclude_unset=True)
 
 
-def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
+def _add_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
     """The overrides with the training file added. Raises InputError where neither the file nor the overrides
     name a model or cluster.
     """
@@ -81,7 +81,7 @@ def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
     return overrides
 
 
-def setting(text: str) -> tuple[str, Any]:
+def parse_setting(text: str) -> tuple[str, Any]:
     """`training.precision=bf16` -> a dotted key and a value: TOML if it parses as TOML, else a string.
 
     Where only text may stand, a number is the text as written (`strategy.version=0.10`). `null` is None: it

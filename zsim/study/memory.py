@@ -10,13 +10,13 @@ from zsim.api import simulate
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan, moments_of
-from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest
+from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.moments import JobMoment
 from zsim.report.job_features import framework_of
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.expert_run import has_experts
@@ -24,7 +24,7 @@ from zsim.validated.verdict import Verdict, verdict_of
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfiledJob:
     """A job and the memory of its fullest GPU over a step."""
 
     job: Job
@@ -53,17 +53,17 @@ class Profiled:
         return verdict_of(self.load, framework_of(self.job), is_mixture=has_experts(self.job.model))
 
 
-def profile_memory(experiment: Experiment) -> Profiled:
+def profile_memory(experiment: Experiment) -> ProfiledJob:
     """The memory profile that the plan's allocations and frees add up to. Its peak equals the simulated one.
 
     Raises InputError and NotSimulatedError as `simulate` does.
     """
     job = resolve(experiment)
     plan = make_plan(job)
-    return Profiled(
+    return ProfiledJob(
         job,
         memory_profile(plan, [framework_memory(job, plan)]),
-        usable_bytes_of_fullest(job, plan),
+        usable_bytes_of_fullest_gpu(job, plan),
         moments_of(job, plan),
     )
 
@@ -73,7 +73,7 @@ class Variant:
     """One combination of the varied keys."""
 
     overrides: Mapping[str, Any]
-    profiled: Profiled | None = None
+    profiled: ProfiledJob | None = None
     report: Report | None = None
     """The simulated step, if the combination was simulated too."""
     error: str = ""
@@ -99,20 +99,22 @@ def compare_memory(
     """
     if not axes:
         raise InputError("nothing to vary; expected keys with values")
-    asked = [
-        _asked(experiment, dict(zip(axes, values, strict=True)))
+    combinations = [
+        _make_combination(experiment, dict(zip(axes, values, strict=True)))
         for values in itertools.product(*axes.values())
     ]
     for key, values in axes.items():
         for value in values:
-            own = [one.error for one in asked if one.overrides[key] == value]
-            if all(own):
-                raise InputError(f"{key} = {value}: {own[0]}")
-    return _variants(asked, simulates)
+            errors = [
+                combination.error for combination in combinations if combination.overrides[key] == value
+            ]
+            if all(errors):
+                raise InputError(f"{key} = {value}: {errors[0]}")
+    return _variants(combinations, simulates)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Combination:
     """One combination, with its experiment or the reason why there is none."""
 
     overrides: Mapping[str, Any]
@@ -120,22 +122,22 @@ class _Asked:
     error: str = ""
 
 
-def _asked(experiment: Experiment, overrides: Mapping[str, Any]) -> _Asked:
+def _make_combination(experiment: Experiment, overrides: Mapping[str, Any]) -> _Combination:
     try:
-        return _Asked(overrides, changed(experiment, overrides))
+        return _Combination(overrides, change_experiment(experiment, overrides))
     except ZsimError as error:
-        return _Asked(overrides, error=str(error))
+        return _Combination(overrides, error=str(error))
 
 
-def _variants(asked: Sequence[_Asked], simulates: bool) -> Iterator[Variant]:
-    for one in asked:
-        overrides = one.overrides
-        if one.experiment is None:
-            yield Variant(overrides, error=one.error)
+def _variants(combinations: Sequence[_Combination], simulates: bool) -> Iterator[Variant]:
+    for combination in combinations:
+        overrides = combination.overrides
+        if combination.experiment is None:
+            yield Variant(overrides, error=combination.error)
             continue
         try:
-            profiled = profile_memory(one.experiment)
-            report = simulate(one.experiment).report if simulates else None
+            profiled = profile_memory(combination.experiment)
+            report = simulate(combination.experiment).report if simulates else None
         except ZsimError as error:
             yield Variant(overrides, error=str(error))
         else:

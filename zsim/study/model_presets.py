@@ -66,13 +66,13 @@ class ModelPreset:
         yield f"  shape        {self.layers} blocks of {self.hidden_size:,}, vocabulary {self.vocab_size:,}"
         longest = "any length" if self.max_positions is None else f"{self.max_positions:,} tokens"
         yield f"  positions    {longest}"
-        yield _filled("  source       ", self.source)
+        yield _wrap_text("  source       ", self.source)
         if self.validated_error is None:
-            yield _filled("  validated    ", "no published run of a model of this size")
+            yield _wrap_text("  validated    ", "no published run of a model of this size")
             return
         sources = ", ".join(self.validated_sources)
         count = f"{self.validated_runs} published runs of models of this size"
-        yield _filled("  validated    ", f"{count}, mean error {self.validated_error:.1%} ({sources})")
+        yield _wrap_text("  validated    ", f"{count}, mean error {self.validated_error:.1%} ({sources})")
 
 
 def model_presets() -> list[ModelPreset]:
@@ -110,12 +110,12 @@ def _runs_of(parameters: int, runs: Sequence[ValidatedRun]) -> list[ValidatedRun
 
 
 def _kind(model: ModelSpec) -> str:
-    works = [module.work for block in model.blocks for module in block.modules]
+    op_specs = [module.op_spec for block in model.blocks for module in block.modules]
     if model.has_encoder:
         return "enc-dec"
-    if any(isinstance(work, Experts) for work in works):
+    if any(isinstance(op_spec, Experts) for op_spec in op_specs):
         return "MoE"
-    cores = [work for work in works if isinstance(work, Attention)]
+    cores = [op_spec for op_spec in op_specs if isinstance(op_spec, Attention)]
     return "dense" if any(core.is_causal for core in cores) else "encoder"
 
 
@@ -126,7 +126,7 @@ def _billions(count: int) -> str:
     return f"{value:.{digits}f}B"
 
 
-def _filled(head: str, text: str) -> str:
+def _wrap_text(head: str, text: str) -> str:
     return textwrap.fill(
         text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
     )

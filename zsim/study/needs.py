@@ -67,26 +67,26 @@ class Need:
                 f"the offloading: {best} instead of {now} per step"
             )
         if self.is_enough:
-            found = f"more than the {self.available:.4g} {self.unit} do not help alone: {now} per step"
+            comparison = f"more than the {self.available:.4g} {self.unit} do not help alone: {now} per step"
         else:
-            found = (
+            comparison = (
                 f"more than {self.needed:.4g} {self.unit} (now {self.available:.4g}) do not help alone: "
                 f"{best} instead of {now} per step"
             )
-        return f"{self.resource}: {found}, of which {self._stalls()}"
+        return f"{self.resource}: {comparison}, of which {self._stalls()}"
 
     def _stalls(self) -> str:
         """E.g. "490 ms (42 %) are still stalls of offloading (CPU step 410 ms, DRAM 80 ms)"."""
-        whole = sum(self.stall_seconds.values())
+        total_seconds = sum(self.stall_seconds.values())
         largest_first = sorted(self.stall_seconds.items(), key=lambda entry: -entry[1])
         causes = [
             f"{cause} {format_seconds(seconds)}"
             for cause, seconds in largest_first
-            if seconds > _WORTH_NAMING * whole
+            if seconds > _WORTH_NAMING * total_seconds
         ]
-        share = whole / (self.step_seconds if self.is_enough else self.best_step_seconds)
-        said = f"{format_seconds(whole)} ({share:.0%})".replace("%", " %")
-        return f"{said} are still stalls of offloading ({', '.join(causes)})"
+        share = total_seconds / (self.step_seconds if self.is_enough else self.best_step_seconds)
+        total_text = f"{format_seconds(total_seconds)} ({share:.0%})".replace("%", " %")
+        return f"{total_text} are still stalls of offloading ({', '.join(causes)})"
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "is_enough": self.is_enough, "sentence": self.sentence()}
@@ -110,7 +110,7 @@ def _available(knob: Knob, cluster: Cluster, gpus_per_node: int) -> tuple[float,
         rate = optimizer_bytes_per_second(host, rates)
         share = thread_share(host, rates, gpus_per_node, rate)
         return rate * share / 1e9, "GB/s of optimizer traffic per node"
-    return knob.amount(cluster) or 0.0, knob.shown
+    return knob.amount(cluster) or 0.0, knob.display_unit
 
 
 def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.01) -> Need:
@@ -132,22 +132,24 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
     plan = make_plan(job)
 
     def outcome(factor: float) -> Outcome:
-        varied = replace(job, cluster=chosen.scaled(job.cluster, factor))
+        varied = replace(job, cluster=chosen.scale_cluster(job.cluster, factor))
         return simulate_job(varied, plan=plan)
 
     def seconds(factor: float) -> float:
         return outcome(factor).trace.step_seconds
 
-    now, best = seconds(1.0), seconds(_PLENTY)
-    limit, factor = best * (1 + tolerance), 1.0
-    if now > limit:
+    current_seconds, best_seconds = seconds(1.0), seconds(_PLENTY)
+    limit, factor = best_seconds * (1 + tolerance), 1.0
+    if current_seconds > limit:
         factor = least_factor(lambda value: seconds(value) <= limit, available if chosen.is_whole else None)
-    there = outcome(factor)
-    stalls, reached = _stalls(there), there.trace.step_seconds
-    is_hidden = sum(stalls.values()) <= tolerance * reached
+    outcome_at_limit = outcome(factor)
+    stalls, reached_seconds = _stalls(outcome_at_limit), outcome_at_limit.trace.step_seconds
+    is_hidden = sum(stalls.values()) <= tolerance * reached_seconds
     if factor == 1.0:
-        reached = best
-    return Need(resource, unit, available, available * factor, now, reached, stalls, is_hidden)
+        reached_seconds = best_seconds
+    return Need(
+        resource, unit, available, available * factor, current_seconds, reached_seconds, stalls, is_hidden
+    )
 
 
 def _stalls(outcome: Outcome) -> dict[str, float]:
@@ -164,13 +166,15 @@ def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None
     resource that the plan uses. Raises InputError when nothing is offloaded.
     """
     if resources is None:
-        resources = _used(experiment)
+        resources = _used_resources(experiment)
     return [offload_need(experiment, name) for name in resources]
 
 
-def _used(experiment: Experiment) -> list[str]:
-    works = [work for work in make_plan(resolve(experiment)).works() if isinstance(work, OffloadWork)]
-    if not works:
+def _used_resources(experiment: Experiment) -> list[str]:
+    payloads = [
+        payload for payload in make_plan(resolve(experiment)).all_work() if isinstance(payload, OffloadWork)
+    ]
+    if not payloads:
         raise InputError("nothing is offloaded; expected offload_param, offload_optimizer or cpu_offload")
-    has_drives = any(isinstance(work, DriveIo) for work in works)
+    has_drives = any(isinstance(payload, DriveIo) for payload in payloads)
     return [name for name in RESOURCES if has_drives or not name.startswith("drive")]

@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from math import inf, isfinite
 
-from zsim.engine.micro_batches import with_few
+from zsim.engine.micro_batches import shorten_micro_batches
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
-from zsim.plan.memory.capacity import load
-from zsim.specs.cluster.asked_nodes import asked_nodes
+from zsim.plan.memory.capacity import fill_ratio
+from zsim.specs.cluster.asked_nodes import read_node_entries
 from zsim.specs.cluster.files import cluster_tables
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.placement import PlacementTable
@@ -46,18 +46,18 @@ def least_number(
     return None
 
 
-def least_factor(is_enough: Callable[[float], bool], whole: float | None = None) -> float:
+def least_factor(is_enough: Callable[[float], bool], num_units: float | None = None) -> float:
     """The least factor above 1 that is enough, to 1 %, or in steps of 1 / `num_units` where that is given.
     Some factor must be enough.
     """
     low, high = 1.0, 2.0
     while not is_enough(high):
         low, high = high, 2 * high
-    step = 1.0 / whole if whole else 0.0
-    while high - low > max(step * 1.5, 0.01 * high if not whole else 0.0):
+    step = 1.0 / num_units if num_units else 0.0
+    while high - low > max(step * 1.5, 0.01 * high if not num_units else 0.0):
         middle = (low + high) / 2
-        if whole:
-            middle = round(middle * whole) / whole
+        if num_units:
+            middle = round(middle * num_units) / num_units
         if is_enough(middle):
             high = middle
         else:
@@ -65,7 +65,7 @@ def least_factor(is_enough: Callable[[float], bool], whole: float | None = None)
     return high
 
 
-def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MAX_NUMBER) -> int:
+def largest_fitting(experiment_with: Callable[[int], Experiment], upper_bound: int = _MAX_NUMBER) -> int:
     """The largest number from 1 to `upper_bound` with which the experiment fits, from plans alone, or 0 if 1
     does not fit. A number with which the experiment is invalid counts as not fitting.
     """
@@ -76,8 +76,8 @@ def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MA
         except ZsimError:
             return True
 
-    least = least_number(is_too_much, 1, most + 1)
-    return most if least is None else least - 1
+    first_failing = least_number(is_too_much, 1, upper_bound + 1)
+    return upper_bound if first_failing is None else first_failing - 1
 
 
 def least_gpus(experiment: Experiment, simulator: Simulator | None = None) -> int | None:
@@ -91,24 +91,24 @@ def least_gpus(experiment: Experiment, simulator: Simulator | None = None) -> in
     job = simulator.job(experiment)
     world, per_node, is_mixed = job.world_size, job.cluster.gpus_per_node, bool(job.cluster.nodes)
     if is_mixed:
-        more: Sequence[int] = range(2 * world, _MAX_GPUS + 1, world)
+        candidates: Sequence[int] = range(2 * world, _MAX_GPUS + 1, world)
     elif world < per_node:
-        inside = [count for count in range(world + 1, per_node) if per_node % count == 0]
-        more = [*inside, *range(per_node, _MAX_GPUS + 1, per_node)]
+        divisors = [count for count in range(world + 1, per_node) if per_node % count == 0]
+        candidates = [*divisors, *range(per_node, _MAX_GPUS + 1, per_node)]
     else:
-        more = range((world // per_node + 1) * per_node, _MAX_GPUS + 1, per_node)
+        candidates = range((world // per_node + 1) * per_node, _MAX_GPUS + 1, per_node)
 
-    def on(count: int) -> Experiment:
-        return _times_as_many(experiment, count // world) if is_mixed else _on(experiment, count)
+    def resize(count: int) -> Experiment:
+        return _multiply_nodes(experiment, count // world) if is_mixed else _set_gpus(experiment, count)
 
     def is_allowed(count: int) -> bool:
         try:
-            simulator.job(on(count))
+            simulator.job(resize(count))
         except ZsimError:
             return False
         return True
 
-    return least_count(lambda count: _load(on(count), simulator), [world, *more], is_allowed)
+    return least_count(lambda count: _load(resize(count), simulator), [world, *candidates], is_allowed)
 
 
 def least_count(
@@ -127,57 +127,57 @@ def least_count(
         """
         for guess in guesses:
             start = max(min(guess, end - 1), low + 1)
-            places = range(start, min(start + _MAX_REFUSED, end))
-            found = next((place for place in places if is_allowed(counts[place])), None)
-            if found is not None:
-                return found
+            candidates = range(start, min(start + _MAX_REFUSED, end))
+            allowed_index = next((index for index in candidates if is_allowed(counts[index])), None)
+            if allowed_index is not None:
+                return allowed_index
         return None
 
-    def where_it_is_one(one: tuple[int, float], other: tuple[int, float]) -> int:
+    def estimate_index(first: tuple[int, float], second: tuple[int, float]) -> int:
         """The first index at which the law through two (index, load) says at most 1, or the last index if it
         never does.
         """
-        (x, load), (x_other, load_other) = ((1 / counts[place], load) for place, load in (one, other))
-        slope = (load - load_other) / (x - x_other)
+        (x, load), (x_second, load_second) = ((1 / counts[index], load) for index, load in (first, second))
+        slope = (load - load_second) / (x - x_second)
         constant = load - slope * x
         is_ever = isfinite(slope) and slope > 0 and constant < 1
         return bisect_left(counts, slope / (1 - constant)) if is_ever else len(counts) - 1
 
-    def loaded(place: int) -> tuple[int, float]:
-        return place, load_of(counts[place])
+    def measure(index: int) -> tuple[int, float]:
+        return index, load_of(counts[index])
 
     end = len(counts)
-    before, low, high = None, loaded(0), None
+    previous, low, high = None, measure(0), None
     while high is None:
         twice = bisect_left(counts, 2 * counts[low[0]])
-        guess = twice if before is None else where_it_is_one(before, low)
-        next_one = allowed_between(low[0], end, guess, twice)
-        if next_one is None:
+        guess = twice if previous is None else estimate_index(previous, low)
+        next_index = allowed_between(low[0], end, guess, twice)
+        if next_index is None:
             return None
-        found = loaded(next_one)
-        if found[1] <= 1:
-            high = found
+        point = measure(next_index)
+        if point[1] <= 1:
+            high = point
         else:
-            before, low = low, found
+            previous, low = low, point
     halves = False
     while True:
-        guess = (low[0] + high[0]) // 2 if halves else where_it_is_one(low, high)
+        guess = (low[0] + high[0]) // 2 if halves else estimate_index(low, high)
         middle = allowed_between(low[0], high[0], guess, low[0] + 1)
         if middle is None:
             return counts[high[0]]
-        found = loaded(middle)
-        low, high = (low, found) if found[1] <= 1 else (found, high)
+        point = measure(middle)
+        low, high = (low, point) if point[1] <= 1 else (point, high)
         halves = not halves
 
 
 def _load(experiment: Experiment, simulator: Simulator) -> float:
     """The `load` of the experiment's plan. A job without a plan has an infinite load."""
-    job = with_few(simulator.job(experiment))
+    job = shorten_micro_batches(simulator.job(experiment))
     try:
         plan = simulator.plan(job)
     except ZsimError:
         return inf
-    return load(job, plan)
+    return fill_ratio(job, plan)
 
 
 def _fits(experiment: Experiment) -> bool:
@@ -185,16 +185,18 @@ def _fits(experiment: Experiment) -> bool:
     return _load(experiment, Simulator()) <= 1
 
 
-def _times_as_many(experiment: Experiment, times: int) -> Experiment:
+def _multiply_nodes(experiment: Experiment, factor: int) -> Experiment:
     """The experiment on `factor` times as many nodes of each type."""
-    asked = experiment.cluster
-    tables = cluster_tables(asked) if isinstance(asked, str) else asked
-    nodes = [{**one, "count": one["count"] * times} for one in asked_nodes(tables["nodes"], "cluster")]
+    requested = experiment.cluster
+    tables = cluster_tables(requested) if isinstance(requested, str) else requested
+    nodes = [
+        {**node, "count": node["count"] * factor} for node in read_node_entries(tables["nodes"], "cluster")
+    ]
     cluster = {**tables, "nodes": nodes}
-    whole = {"placement": PlacementTable(), "faults": FaultsTable()}
-    return experiment.model_copy(update={"cluster": cluster, "gpus": None, "nodes": None, **whole})
+    cleared = {"placement": PlacementTable(), "faults": FaultsTable()}
+    return experiment.model_copy(update={"cluster": cluster, "gpus": None, "nodes": None, **cleared})
 
 
-def _on(experiment: Experiment, gpus: int) -> Experiment:
-    whole = {"placement": PlacementTable(), "faults": FaultsTable()}
-    return experiment.model_copy(update={"gpus": gpus, "nodes": None, **whole})
+def _set_gpus(experiment: Experiment, gpus: int) -> Experiment:
+    cleared = {"placement": PlacementTable(), "faults": FaultsTable()}
+    return experiment.model_copy(update={"gpus": gpus, "nodes": None, **cleared})

@@ -63,10 +63,10 @@ def is_collective_kernel(name: str) -> bool:
     return "nccl" in lower or "rccl" in lower or "msccl" in lower or lower.startswith("gloo:")
 
 
-def dtype_of(name: str) -> tuple[str, int]:
+def parse_dtype(name: str) -> tuple[str, int]:
     """zsim's name of a dtype and its bytes, or ("", 0) for an unknown one."""
-    found = ELEMENT_TYPES.get(_DTYPES.get(name.strip().lower(), ""))
-    return ("", 0) if found is None else (found.name, found.bytes)
+    element = ELEMENT_TYPES.get(_DTYPES.get(name.strip().lower(), ""))
+    return ("", 0) if element is None else (element.name, element.bytes)
 
 
 def full_tensor_bytes(
@@ -82,13 +82,13 @@ def full_tensor_bytes(
     return elements * dtype_bytes
 
 
-def elements_of(dims: Any) -> int:
+def count_elements(dims: Any) -> int:
     """Elements of the first tensor, or list of tensors, in the profiler's `Input Dims`."""
     if not isinstance(dims, Sequence) or isinstance(dims, str) or not dims:
         return 0
     if all(isinstance(size, int) for size in dims):
         return math.prod(dims)
-    return sum(elements_of(part) for part in dims)
+    return sum(count_elements(part) for part in dims)
 
 
 def parse_ranks(text: Any, size: int) -> tuple[int, ...]:
@@ -100,14 +100,14 @@ def parse_ranks(text: Any, size: int) -> tuple[int, ...]:
         text = ", ".join(str(part) for part in text)
     if not isinstance(text, str):
         return ()
-    found = [int(number) for number in _NUMBERS.findall(text)]
+    numbers = [int(number) for number in _NUMBERS.findall(text)]
     if "..." not in text:
-        return tuple(found)
-    if len(found) < 3 or size < 2:
+        return tuple(numbers)
+    if len(numbers) < 3 or size < 2:
         return ()
-    stride, odd = divmod(found[-1] - found[0], size - 1)
-    filled = tuple(range(found[0], found[-1] + 1, stride)) if stride and not odd else ()
-    return filled if len(filled) == size and set(found) <= set(filled) else ()
+    stride, remainder = divmod(numbers[-1] - numbers[0], size - 1)
+    completed = tuple(range(numbers[0], numbers[-1] + 1, stride)) if stride and not remainder else ()
+    return completed if len(completed) == size and set(numbers) <= set(completed) else ()
 
 
 def group_name(arguments: Mapping[str, Any], size: int, world_size: int) -> str:
@@ -121,7 +121,7 @@ def group_name(arguments: Mapping[str, Any], size: int, world_size: int) -> str:
     return description
 
 
-def as_int(value: Any, default: int = 0) -> int:
+def parse_int(value: Any, default: int = 0) -> int:
     """An integer from a trace's args, where numbers may be text, or `default` if it is not one."""
     try:
         return int(value)
@@ -144,8 +144,8 @@ def kernel_name(info: SpanInfo, backend: str) -> str:
 
 def process_groups(infos: Iterable[SpanInfo]) -> dict[str, int]:
     """The groups in use, numbered in the order of their first use."""
-    used = dict.fromkeys(info.group for info in infos if info.kind in COLLECTIVES)
-    return {name: index for index, name in enumerate(used)}
+    group_names = dict.fromkeys(info.group for info in infos if info.kind in COLLECTIVES)
+    return {name: index for index, name in enumerate(group_names)}
 
 
 def group_ranks(name: str, group_size: int, rank: int, metadata: Mapping[str, Any]) -> list[int]:
@@ -166,9 +166,9 @@ def collective_metadata(info: SpanInfo, group_index: int, ranks: list[int], sequ
     element = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["uint8"])
     full = info.bytes // element.bytes
     shard = full // max(info.group_size, 1)
-    written = ", ".join(str(rank) for rank in ranks[:_MAX_RANKS_WRITTEN])
+    rank_text = ", ".join(str(rank) for rank in ranks[:_MAX_RANKS_WRITTEN])
     if len(ranks) > _MAX_RANKS_WRITTEN:
-        written += f", ..., {ranks[-1]}"
+        rank_text += f", ..., {ranks[-1]}"
     return {
         "Collective name": _KINDS[info.kind][0],
         "In msg nelems": shard if info.kind == "all_gather" else full,
@@ -179,20 +179,24 @@ def collective_metadata(info: SpanInfo, group_index: int, ranks: list[int], sequ
         "Out split size": "[]",
         "Process Group Name": str(group_index),
         "Process Group Description": info.group or "default_pg",
-        "Process Group Ranks": f"[{written}]",
+        "Process Group Ranks": f"[{rank_text}]",
         "Seq": sequence,
         **({"Messages": [list(message) for message in info.messages]} if info.messages else {}),
     }
 
 
-def messages_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
+def parse_messages(arguments: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
     """The messages of a call as `collective_metadata` writes them (zsim's key), or () if they are not
     known.
     """
-    found = arguments.get("Messages")
-    if not isinstance(found, list):
+    rows = arguments.get("Messages")
+    if not isinstance(rows, list):
         return ()
-    messages = [message for message in found if isinstance(message, list) and len(message) == 3]
-    read = tuple((str(way), as_int(count), as_int(places)) for way, count, places in messages)
-    is_known = len(read) == len(found) and all(way in ("send", "recv") and n > 0 for way, n, _ in read)
-    return read if is_known else ()
+    messages = [message for message in rows if isinstance(message, list) and len(message) == 3]
+    parsed_messages = tuple(
+        (str(way), parse_int(count), parse_int(num_places)) for way, count, num_places in messages
+    )
+    is_known = len(parsed_messages) == len(rows) and all(
+        way in ("send", "recv") and n > 0 for way, n, _ in parsed_messages
+    )
+    return parsed_messages if is_known else ()

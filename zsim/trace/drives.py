@@ -37,9 +37,9 @@ def drive_rates(trace: Trace, rank: int) -> DriveRates | None:
         return None
     levels = []
     for kind in DIRECTIONS:
-        at, by = rates[kind]
+        change_times, rate_changes = rates[kind]
         changes = np.zeros(len(times))
-        np.add.at(changes, np.searchsorted(times, at), by)
+        np.add.at(changes, np.searchsorted(times, change_times), rate_changes)
         level = np.cumsum(changes)
         levels.append(np.where(level > 1e-9 * max(float(level.max(initial=0.0)), 1.0), level, 0.0))
     return DriveRates(times, *levels)
@@ -47,9 +47,9 @@ def drive_rates(trace: Trace, rank: int) -> DriveRates | None:
 
 def members_of(trace: Trace, rank: int) -> Mapping[int, int]:
     """Traced ranks on the node of `rank` -> how many of the node's ranks each represents."""
-    known = trace.metadata.get("node_ranks")
-    if known is not None and rank in known:
-        members: Mapping[int, int] = known[rank]
+    node_ranks = trace.metadata.get("node_ranks")
+    if node_ranks is not None and rank in node_ranks:
+        members: Mapping[int, int] = node_ranks[rank]
         return members
     return {rank: int(trace.metadata.get("gpus_per_node", 1))}
 
@@ -58,10 +58,10 @@ def _changes(trace: Trace, members: Mapping[int, int], kind: str) -> tuple[Float
     """(times, changes of the rate in bytes per second)."""
     is_kind = np.array([info.kind == kind for info in trace.infos], dtype=bool)
     sizes = np.array([float(info.bytes) for info in trace.infos])
-    chosen = np.flatnonzero(is_kind[trace.info_indices] & np.isin(trace.ranks, list(members)))
-    starts, ends = trace.start_seconds[chosen], trace.end_seconds[chosen]
-    lasts = ends > starts
-    chosen, starts, ends = chosen[lasts], starts[lasts], ends[lasts]
-    counts = np.array([members[rank] for rank in trace.ranks[chosen].tolist()], dtype=np.float64)
-    rates = sizes[trace.info_indices[chosen]] / (ends - starts) * counts
+    span_indices = np.flatnonzero(is_kind[trace.info_indices] & np.isin(trace.ranks, list(members)))
+    starts, ends = trace.start_seconds[span_indices], trace.end_seconds[span_indices]
+    has_length = ends > starts
+    span_indices, starts, ends = span_indices[has_length], starts[has_length], ends[has_length]
+    counts = np.array([members[rank] for rank in trace.ranks[span_indices].tolist()], dtype=np.float64)
+    rates = sizes[trace.info_indices[span_indices]] / (ends - starts) * counts
     return np.concatenate([starts, ends]), np.concatenate([rates, -rates])

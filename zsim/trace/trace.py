@@ -15,7 +15,7 @@ import numpy as np
 from zsim.arrays import Bools, Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.extras import require
-from zsim.unchanging import Unchanging
+from zsim.unchanging import Memo
 
 if TYPE_CHECKING:
     import pandas
@@ -50,32 +50,32 @@ class SpanInfo(NamedTuple):
     """
 
 
-class SpanInfos(tuple[SpanInfo, ...], Unchanging):
+class SpanInfos(tuple[SpanInfo, ...], Memo):
     """The unique ops of a trace. Traces of one plan share them, and with them the cache of `memoize`."""
 
     def __new__(cls, infos: Iterable[SpanInfo] = ()) -> Self:
-        found = super().__new__(cls, infos)
-        found._derived = {}
-        return found
+        instance = super().__new__(cls, infos)
+        instance._derived = {}
+        return instance
 
     def __reduce__(self) -> tuple[type[SpanInfos], tuple[tuple[SpanInfo, ...]]]:
         return SpanInfos, (tuple(self),)
 
 
-def are_of_kinds(infos: SpanInfos, kinds: frozenset[str]) -> Bools:
+def kind_mask(infos: SpanInfos, kinds: frozenset[str]) -> Bools:
     """Whether each op is of one of `kinds`, for `SpanInfos.memoize`."""
     return np.array([info.kind in kinds for info in infos], dtype=bool)
 
 
-class Labels(tuple[str, ...], Unchanging):
+class Labels(tuple[str, ...], Memo):
     """A word for each change of memory. Traces of one plan share them, and with them the cache of
     `memoize`.
     """
 
     def __new__(cls, words: Iterable[str] = ()) -> Self:
-        found = super().__new__(cls, words)
-        found._derived = {}
-        return found
+        instance = super().__new__(cls, words)
+        instance._derived = {}
+        return instance
 
     def __reduce__(self) -> tuple[type[Labels], tuple[tuple[str, ...]]]:
         return Labels, (tuple(self),)
@@ -96,7 +96,7 @@ class MemoryEvents:
     names: tuple[str, ...] = ()
     """The op of each event. Empty if not known."""
 
-    def between(self, start: float, end: float) -> MemoryEvents:
+    def clip(self, start: float, end: float) -> MemoryEvents:
         """The changes from `start` to `end`, on a clock that begins at `start`. Earlier changes are moved to
         `start`.
         """
@@ -114,16 +114,16 @@ class MemoryEvents:
         )
 
 
-def joined(parts: Sequence[MemoryEvents]) -> MemoryEvents:
+def concatenate_memory(events_per_rank: Sequence[MemoryEvents]) -> MemoryEvents:
     """The changes of several ranks, concatenated rank by rank."""
     return MemoryEvents(
-        ranks=np.concatenate([part.ranks for part in parts]),
-        host_seconds=np.concatenate([part.host_seconds for part in parts]),
-        stream_seconds=np.concatenate([part.stream_seconds for part in parts]),
-        devices=tuple(device for part in parts for device in part.devices),
-        categories=tuple(category for part in parts for category in part.categories),
-        deltas=np.concatenate([part.deltas for part in parts]),
-        names=tuple(name for part in parts for name in part.names),
+        ranks=np.concatenate([part.ranks for part in events_per_rank]),
+        host_seconds=np.concatenate([part.host_seconds for part in events_per_rank]),
+        stream_seconds=np.concatenate([part.stream_seconds for part in events_per_rank]),
+        devices=tuple(device for part in events_per_rank for device in part.devices),
+        categories=tuple(category for part in events_per_rank for category in part.categories),
+        deltas=np.concatenate([part.deltas for part in events_per_rank]),
+        names=tuple(name for part in events_per_rank for name in part.names),
     )
 
 
@@ -156,7 +156,7 @@ class Step:
         """The rank whose step took `seconds`, or -1 if not known."""
         return max(self.bounds, key=self.seconds_of, default=-1)
 
-    def shifted(self, seconds: float) -> Step:
+    def shift(self, seconds: float) -> Step:
         """The same step on a clock that is `seconds` ahead."""
         bounds = {rank: (a + seconds, b + seconds, c + seconds, d + seconds)
                   for rank, (a, b, c, d) in self.bounds.items()}  # fmt: skip
@@ -212,13 +212,13 @@ class Trace:
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def of_rank(self, rank: int) -> Trace:
+    def select_rank(self, rank: int) -> Trace:
         """The trace with the spans of one rank only."""
         blocks = tuple(block for block in self.host_blocks if block[0] == rank)
-        asking = tuple(block for block in self.allocator_blocks if block[0] == rank)
-        return self.only(self.ranks == rank, host_blocks=blocks, allocator_blocks=asking)
+        allocator_blocks = tuple(block for block in self.allocator_blocks if block[0] == rank)
+        return self.select_spans(self.ranks == rank, host_blocks=blocks, allocator_blocks=allocator_blocks)
 
-    def of_step(self, number: int) -> Trace:
+    def select_step(self, number: int) -> Trace:
         """One step of a recording as a separate trace, whose clock starts with the step.
 
         Raises KeyError for a step that was not recorded.
@@ -228,15 +228,15 @@ class Trace:
             raise KeyError(f"step {number}; recorded are {[step.number for step in self.steps]}")
         zero, end = step.start_seconds, step.end_seconds
         begins = {rank: start - zero for rank, (start, *_) in step.bounds.items() if start > zero}
-        only = self.only(self.step_numbers == number)
+        only = self.select_spans(self.step_numbers == number)
         return replace(
             only,
             issue_seconds=only.issue_seconds - zero,
             start_seconds=only.start_seconds - zero,
             end_seconds=only.end_seconds - zero,
             step_seconds=step.seconds,
-            steps=(step.shifted(-zero),),
-            memory=self.memory.between(zero, end) if self.memory else None,
+            steps=(step.shift(-zero),),
+            memory=self.memory.clip(zero, end) if self.memory else None,
             host_blocks=tuple(
                 (rank, max(start, zero) - zero, min(stop, end) - zero, info)
                 for rank, start, stop, info in self.host_blocks
@@ -255,9 +255,9 @@ class Trace:
         if not self.steps:
             return self
         by_length = sorted(self.steps, key=lambda step: (step.seconds, step.number))
-        return self.of_step(by_length[(len(by_length) - 1) // 2].number)
+        return self.select_step(by_length[(len(by_length) - 1) // 2].number)
 
-    def only(self, keep: Bools, **changes: Any) -> Trace:
+    def select_spans(self, keep: Bools, **changes: Any) -> Trace:
         """The trace with the spans that `keep` marks, and other fields changed as in `changes`."""
         return replace(
             self,
@@ -272,18 +272,22 @@ class Trace:
             **changes,
         )
 
-    def on_clock_of(self, rank: int) -> Trace:
+    def rank_view(self, rank: int) -> Trace:
         """The spans of one rank, on a clock that starts when the rank began the step."""
-        own, begin = self.of_rank(rank), self.begins.get(rank, 0.0)
+        rank_trace, begin = self.select_rank(rank), self.begins.get(rank, 0.0)
         if begin == 0.0:
-            return own
+            return rank_trace
         return replace(
-            own,
-            issue_seconds=own.issue_seconds - begin,
-            start_seconds=own.start_seconds - begin,
-            end_seconds=own.end_seconds - begin,
-            host_blocks=tuple((r, start - begin, end - begin, op) for r, start, end, op in own.host_blocks),
-            allocator_blocks=tuple((r, start - begin, end - begin) for r, start, end in own.allocator_blocks),
+            rank_trace,
+            issue_seconds=rank_trace.issue_seconds - begin,
+            start_seconds=rank_trace.start_seconds - begin,
+            end_seconds=rank_trace.end_seconds - begin,
+            host_blocks=tuple(
+                (r, start - begin, end - begin, op) for r, start, end, op in rank_trace.host_blocks
+            ),
+            allocator_blocks=tuple(
+                (r, start - begin, end - begin) for r, start, end in rank_trace.allocator_blocks
+            ),
             begins={},
         )
 

@@ -11,21 +11,21 @@ from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
-from zsim.report.fit import Fit, fit_of, moment_notes, torch_words
+from zsim.report.fit import Fit, fit_of, format_torch_memory, moment_notes
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.views.html import figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.report import DEVICES, tiles
-from zsim.report.views.html.timeline import stream_timeline, views
-from zsim.report.views.text.sentences import headline, trust_words
+from zsim.report.views.html.timeline import close_ups, stream_timeline
+from zsim.report.views.text.sentences import format_trust, headline
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.export import Exported, export_files
+from zsim.specs.formats.export import ExportedFiles, export_files
 from zsim.study.advice import advice
 from zsim.trace.trace import Trace
-from zsim.ui.form import resolved
+from zsim.ui.form import resolved_values
 from zsim.ui.prediction import Prediction
 from zsim.ui.process.size import check_size
 from zsim.units import format_bytes, format_seconds
@@ -72,24 +72,24 @@ class Answer:
     notes: tuple[str, ...]
     evidence: Mapping[str, str]
     resolved: Mapping[str, str]
-    exported: Exported
+    exported: ExportedFiles
     counts: tuple[int, ...]
     step: SimulatedStep | None
 
 
-@garbage_collection.paused()
+@garbage_collection.pause()
 def answer(experiment: Experiment) -> Answer:
     """Simulate and explain the experiment.
 
     Raises InputError and NotSimulatedError as `zsim.simulate` does, and for a step of more ops than the page
     simulates.
     """
-    began = time.perf_counter()
+    start_seconds = time.perf_counter()
     job = resolve(experiment)
     check_size(job)
     step = simulate_step(job)
     outcome = step.outcome
-    wall_seconds = time.perf_counter() - began
+    wall_seconds = time.perf_counter() - start_seconds
     report = report_of_step(step, wall_seconds, step_variants(outcome, has_range=False))
     return Answer(
         title=headline(report),
@@ -97,15 +97,15 @@ def answer(experiment: Experiment) -> Answer:
         fit=fit_of(report),
         has_room=report.fits,
         limit=report.limit,
-        trust=trust_words(report),
+        trust=format_trust(report),
         outcome=Prediction.of(report),
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, outcome.trace)),
-        views=tuple(views(outcome.trace.on_clock_of(report.rank), report.rank)),
+        views=tuple(close_ups(outcome.trace.rank_view(report.rank), report.rank)),
         notes=(*report.notes, *moment_notes(report)),
         evidence=report.evidence,
-        resolved=resolved(job),
+        resolved=resolved_values(job),
         exported=export_files(job),
         counts=tuple(scaling_counts(job)),
         step=step,
@@ -117,19 +117,21 @@ def scaling_counts(job: Job) -> list[int]:
     world, per_node = job.world_size, job.cluster.gpus_per_node
     halves = [world >> power for power in range(_DOUBLINGS, 0, -1) if world % (1 << power) == 0]
     doubles = [world << power for power in range(1, _DOUBLINGS + 1) if world << power <= _MAX_GPUS]
-    others = [count for count in (*halves, *doubles) if count <= per_node or count % per_node == 0]
-    return sorted({world, *others})
+    possible_counts = [count for count in (*halves, *doubles) if count <= per_node or count % per_node == 0]
+    return sorted({world, *possible_counts})
 
 
-def mends(experiment: Experiment) -> dict[str, dict[str, Any]]:
+def remedy_settings(experiment: Experiment) -> dict[str, dict[str, Any]]:
     """Changes that make an experiment fit that does not: the settings that each changes, by its words."""
-    least, remedy = advice(experiment)
-    found: dict[str, dict[str, Any]] = {}
+    fewest_gpus, remedy = advice(experiment)
+    settings_by_words: dict[str, dict[str, Any]] = {}
     if remedy is not None:
-        found[f"{remedy.words} ({format_seconds(remedy.step_seconds)} per step)"] = dict(remedy.overrides)
-    if least is not None:
-        found[f"{least:,} GPUs"] = {"gpus": least, "nodes": None}
-    return found
+        settings_by_words[f"{remedy.words} ({format_seconds(remedy.step_seconds)} per step)"] = dict(
+            remedy.overrides
+        )
+    if fewest_gpus is not None:
+        settings_by_words[f"{fewest_gpus:,} GPUs"] = {"gpus": fewest_gpus, "nodes": None}
+    return settings_by_words
 
 
 def _tiers(report: Report) -> Iterator[Tier]:
@@ -145,16 +147,16 @@ def _tiers(report: Report) -> Iterator[Tier]:
         else:
             words = f"{used} of {format_bytes(capacity)}, {format_bytes(peak.total - capacity)} too much"
         if device == "gpu" and report.allocator is not None:
-            words += f"; {torch_words(report)}"
+            words += f"; {format_torch_memory(report)}"
         yield Tier(DEVICES[device], peak.total, capacity, words)
 
 
 def _figures(report: Report, trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "step", figures.step_breakdown(report)
-    yield "timeline", stream_timeline(trace.on_clock_of(report.rank), report.breakdown, report.rank)
+    yield "timeline", stream_timeline(trace.rank_view(report.rank), report.breakdown, report.rank)
     ledger = Ledger.of(trace.memory)
     for device, peak in report.peaks.items():
         if peak.total:
-            held = ledger.fullest(device, report.gpus_per_node, report.nodes)
+            usage = ledger.fullest(device, report.gpus_per_node, report.nodes)
             yield f"waterfall-{device}", figures.memory_waterfall(report, device)
-            yield f"memory-{device}", figures.memory_timeline(held, report, device)
+            yield f"memory-{device}", figures.memory_timeline(usage, report, device)

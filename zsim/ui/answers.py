@@ -12,44 +12,44 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.ui.answer import Answer
-from zsim.ui.prediction import token_of
-from zsim.ui.words import said
+from zsim.ui.prediction import setting_token
+from zsim.ui.words import run_safely
 
-_MAX_KEPT = 3  # each with its figures
+_MAX_ANSWERS = 3  # each with its figures
 
 
 @dataclass(frozen=True)
 class Answers:
     """The answer under way and the last ones done. A request for one that is under way waits for it."""
 
-    work: Callable[[Mapping[str, Any], str], Answer]
+    simulate: Callable[[Mapping[str, Any], str], Answer]
     """Simulates a setting."""
     end: Callable[[], None]
     """Ends all that is under way for the setting before."""
-    kept: dict[str, Future[Answer]] = field(default_factory=dict)
+    futures: dict[str, Future[Answer]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def of(self, shown: Mapping[str, Any], more: str) -> Answer:
+    def get(self, field_values: Mapping[str, Any], other_settings: str) -> Answer:
         """The answer of a setting. Raises as `simulate` does."""
-        token = token_of(shown, more)
+        token = setting_token(field_values, other_settings)
         with self.lock:
-            found = self.kept.get(token)
-            own: Future[Answer] | None = None
-            if found is None:
+            future = self.futures.get(token)
+            new_future: Future[Answer] | None = None
+            if future is None:
                 self.end()
-                found = own = self.kept[token] = Future()
-            while len(self.kept) > _MAX_KEPT:
-                self.kept.pop(next(iter(self.kept)))
-        if own is not None:
+                future = new_future = self.futures[token] = Future()
+            while len(self.futures) > _MAX_ANSWERS:
+                self.futures.pop(next(iter(self.futures)))
+        if new_future is not None:
             try:
-                own.set_result(self.work(shown, more))
+                new_future.set_result(self.simulate(field_values, other_settings))
             except BaseException as error:
-                own.set_exception(error)
+                new_future.set_exception(error)
                 with self.lock:
-                    if self.kept.get(token) is own:
-                        self.kept.pop(token)
-        return found.result()
+                    if self.futures.get(token) is new_future:
+                        self.futures.pop(token)
+        return future.result()
 
     def begin(self, initial: Mapping[str, Any]) -> None:
         """Simulate what the page starts with, concurrently."""
-        threading.Thread(target=said, args=(lambda: self.of(initial, ""),), daemon=True).start()
+        threading.Thread(target=run_safely, args=(lambda: self.get(initial, ""),), daemon=True).start()

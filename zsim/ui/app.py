@@ -12,18 +12,18 @@ from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.answers import Answers
 from zsim.ui.fields import STAGE, TOKENS
-from zsim.ui.film import show_film
-from zsim.ui.form import KIND, Form, form_of
-from zsim.ui.given import take_given
-from zsim.ui.layout import CURVE, FILM, MAIN, RUN, TWINS, field_id, layout, row_id
-from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.film import show_animation
+from zsim.ui.form import KIND, Form, make_form
+from zsim.ui.given import add_uploads
+from zsim.ui.layout import ANIMATION, COMPARED, CURVE, MAIN, RUN, field_id, layout, row_id
+from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.backend import Backend
 from zsim.ui.process.backends import Backends
 from zsim.ui.recorded import show_recorded
-from zsim.ui.settings import keep_state, mend, set_side_by_side
+from zsim.ui.settings import compare_settings, keep_state, offer_remedies
 from zsim.ui.taken import offer_files
 from zsim.ui.whole_run import show_run
-from zsim.ui.words import answer_words, files_and_notes, said, view_buttons
+from zsim.ui.words import answer_words, files_and_notes, run_safely, view_buttons
 
 
 def make_app(experiment: Experiment, folder: Path) -> Any:
@@ -33,7 +33,7 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
     """
     from dash import Dash
 
-    form = form_of(experiment)
+    form = make_form(experiment)
     app = Dash(
         "zsim",
         title="zsim",
@@ -44,17 +44,22 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
     )
     app.layout = lambda: layout(form)
     outcomes, backends = Predictions(), Backends(form, partial(Backend, form, folder))
-    answers = Answers(lambda shown, more: backends.answers.result("answer", shown, more), backends.end)
+    answers = Answers(
+        lambda field_values, other_settings: backends.answer_worker.result(
+            "answer", field_values, other_settings
+        ),
+        backends.end,
+    )
     answers.begin(form.initial)
     _answer(app, form, answers, outcomes)
     keep_state(app, form)
-    set_side_by_side(app, backends, outcomes)
-    mend(app, backends)
-    take_given(app, backends)
+    compare_settings(app, backends, outcomes)
+    offer_remedies(app, backends)
+    add_uploads(app, backends)
     show_recorded(app, backends)
     _draw(app)
     _curve(app, backends)
-    show_film(app, backends)
+    show_animation(app, backends)
     show_run(app, backends)
     offer_files(app, backends)
     return app
@@ -64,14 +69,14 @@ def _index_page() -> str:
     """Dash's index page, with the placeholders that Dash fills in."""
     import jinja2
 
-    own = Path(__file__).parent / "templates"
+    template_folder = Path(__file__).parent / "templates"
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([own, TEMPLATES]), undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader([template_folder, TEMPLATES]), undefined=jinja2.StrictUndefined
     )
     return environment.get_template("index.html.j2").render()
 
 
-def _shown(form: Form, values: list[Any]) -> dict[str, Any]:
+def _displayed_values(form: Form, values: list[Any]) -> dict[str, Any]:
     return dict(zip(form.fields, values, strict=True))
 
 
@@ -98,31 +103,31 @@ def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> No
         running=[(Output("shell", "className"), "busy", "")],
     )  # fmt: skip
     def update(*arguments: Any) -> dict[str, Any]:
-        *values, more, last = arguments
-        shown = _shown(form, values)
-        found, error = said(lambda: answers.of(shown, more or ""))
-        if found is None:
+        *values, other_settings, last_request = arguments
+        field_values = _displayed_values(form, values)
+        page_answer, error = run_safely(lambda: answers.get(field_values, other_settings or ""))
+        if page_answer is None:
             untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)
             return {"error": error, "stale": "stale", **untouched, "resolved": [no_update] * len(numbers)}
-        outcomes.keep(token_of(shown, more or ""), found.outcome)
-        asked = {
-            "shown": shown, "more": more or "", "counts": list(found.counts),
-            "fits": found.has_room,
+        outcomes.store(setting_token(field_values, other_settings or ""), page_answer.outcome)
+        request = {
+            "shown": field_values, "more": other_settings or "", "counts": list(page_answer.counts),
+            "fits": page_answer.has_room,
         }  # fmt: skip
         return {
             "error": "",
             "stale": "",
-            "answer": answer_words(found, last),
-            "figures": {name: figure.to_plotly_json() for name, figure in found.figures.items()},
+            "answer": answer_words(page_answer, last_request),
+            "figures": {name: figure.to_plotly_json() for name, figure in page_answer.figures.items()},
             "asked": {
-                **asked,
-                "token": json.dumps(asked, sort_keys=True, default=str),
-                "tokens_per_second": found.tokens_per_second,
-                "is_shared": found.outcome.is_shared,
+                **request,
+                "token": json.dumps(request, sort_keys=True, default=str),
+                "tokens_per_second": page_answer.tokens_per_second,
+                "is_shared": page_answer.outcome.is_shared,
             },
-            "views": view_buttons(found.views),
-            "files": list(files_and_notes(found)),
-            "resolved": [found.resolved.get(key, "") for key in numbers],
+            "views": view_buttons(page_answer.views),
+            "files": list(files_and_notes(page_answer)),
+            "resolved": [page_answer.resolved.get(key, "") for key in numbers],
         }
 
     rows = [field for field in form.fields.values() if field.kinds or field.is_of_run]
@@ -134,9 +139,9 @@ def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> No
         Input(field_id(TOKENS), "value"),
     )
     def hide(kind: str, stage: str, tokens: Any) -> list[bool]:
-        known = form.fields[KIND].read(kind), form.fields[STAGE].read(stage)
+        kind_and_stage = form.fields[KIND].read(kind), form.fields[STAGE].read(stage)
         has_run = form.has_run({TOKENS: tokens})
-        return [not (has_run if field.is_of_run else field.is_known(*known)) for field in rows]
+        return [not (has_run if field.is_of_run else field.is_available(*kind_and_stage)) for field in rows]
 
 
 def _draw(app: Any) -> None:
@@ -146,9 +151,9 @@ def _draw(app: Any) -> None:
     for names, store in (
         (MAIN, "figures"),
         (CURVE, "curve"),
-        (FILM, "film"),
+        (ANIMATION, "film"),
         (RUN, "run"),
-        (TWINS, "recorded"),
+        (COMPARED, "recorded"),
     ):
         outputs = [Output(f"plot-{name}", "figure") for name in names]
         outputs += [Output(f"plot-{name}", "style") for name in names]
@@ -185,10 +190,16 @@ def _curve(app: Any, backends: Backends) -> None:
         State("asked", "data"),
         prevent_initial_call=True,
     )
-    def extend(wanted: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[Any, str]:
-        counts = asked["counts"][: wanted["number"]]
-        found, error = said(
-            lambda: backends.curve.result("curve", asked["shown"], asked["more"], counts, wanted["mode"])
+    def extend(wanted: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Any, str]:
+        counts = request["counts"][: wanted["number"]]
+        scaling_curve, error = run_safely(
+            lambda: backends.curve_worker.result(
+                "curve", request["shown"], request["more"], counts, wanted["mode"]
+            )
         )
-        figures = {} if found is None else {name: f.to_plotly_json() for name, f in found.figures.items()}
-        return {**figures, "done": wanted}, error if found is None else found.words
+        figures = (
+            {}
+            if scaling_curve is None
+            else {name: f.to_plotly_json() for name, f in scaling_curve.figures.items()}
+        )
+        return {**figures, "done": wanted}, error if scaling_curve is None else scaling_curve.words

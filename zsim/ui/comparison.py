@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zsim.ui.fields import Field
-from zsim.ui.layout import called
+from zsim.ui.layout import aria_label
 from zsim.ui.prediction import Prediction, differences
 from zsim.units import format_bytes, format_seconds
-from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
+from zsim.validated.ratios import NO_DIFFERENCE, SEVERAL_SETTINGS, is_ratio_significant
 
 Setting = tuple[Mapping[str, Any], str]
 _LETTERS = "ABCDEFGH"
@@ -38,7 +38,7 @@ def comparison(
         className="table sided",
         tabIndex=0,
         role="region",
-        **called("Settings side by side"),
+        **aria_label("Settings side by side"),
     )
 
 
@@ -46,14 +46,16 @@ def _heads(outcomes: Sequence[Prediction | str]) -> Iterator[Any]:
     from dash import html
 
     last = len(outcomes) - 1
-    for number, found in enumerate(outcomes):
-        title = found if isinstance(found, str) else found.title
+    for number, outcome in enumerate(outcomes):
+        title = outcome if isinstance(outcome, str) else outcome.title
         name = "Now" if number == last else _LETTERS[number]
-        parts: list[Any] = [html.Span(name, className="letter"), html.Span(title, className="small")]
+        children: list[Any] = [html.Span(name, className="letter"), html.Span(title, className="small")]
         if number < last:
-            place = {"type": "unpin", "number": number}
-            parts.append(html.Button("Remove", id=place, type="button", **called(f"Remove {name}")))
-        yield html.Th(html.Div(parts), scope="col")
+            button_id = {"type": "unpin", "number": number}
+            children.append(
+                html.Button("Remove", id=button_id, type="button", **aria_label(f"Remove {name}"))
+            )
+        yield html.Th(html.Div(children), scope="col")
 
 
 def _setting_rows(fields: Mapping[str, Field], settings: Sequence[Setting]) -> Iterator[Any]:
@@ -70,18 +72,23 @@ def _outcome_rows(outcomes: Sequence[Prediction | str]) -> Iterator[Any]:
     from dash import html
 
     first = outcomes[0]
-    slowest = max((_high(one) for one in outcomes if isinstance(one, Prediction)), default=0.0)
+    slowest = max(
+        (_upper_seconds(outcome) for outcome in outcomes if isinstance(outcome, Prediction)), default=0.0
+    )
     rows: list[tuple[str, Callable[[Prediction], Any]]] = [
-        ("Memory", lambda one: html.Span(one.verdict, className=f"verdict {one.tone}")),
-        ("Step time", lambda one: format_seconds(one.step_seconds)),
-        ("80 % interval", lambda one: _interval(one, slowest)),
-        ("Tokens/s/GPU", lambda one: _number(one.tokens_per_second_per_gpu, "{:,.0f}")),
-        ("Tokens/s in all", lambda one: [f"{one.tokens_per_second:,.0f}", _against(one, first)]),
-        ("MFU", lambda one: _number(one.mfu_fraction, "{:.1f} %", 100)),
-        ("Peak of a GPU", lambda one: format_bytes(one.peak_bytes)),
+        ("Memory", lambda outcome: html.Span(outcome.verdict, className=f"verdict {outcome.tone}")),
+        ("Step time", lambda outcome: format_seconds(outcome.step_seconds)),
+        ("80 % interval", lambda outcome: _interval(outcome, slowest)),
+        ("Tokens/s/GPU", lambda outcome: _number(outcome.tokens_per_second_per_gpu, "{:,.0f}")),
+        (
+            "Tokens/s in all",
+            lambda outcome: [f"{outcome.tokens_per_second:,.0f}", _ratio_to_first(outcome, first)],
+        ),
+        ("MFU", lambda outcome: _number(outcome.mfu_fraction, "{:.1f} %", 100)),
+        ("Peak of a GPU", lambda outcome: format_bytes(outcome.peak_bytes)),
     ]
     for label, cell in rows:
-        cells = [html.Td("-" if isinstance(one, str) else cell(one)) for one in outcomes]
+        cells = [html.Td("-" if isinstance(outcome, str) else cell(outcome)) for outcome in outcomes]
         yield html.Tr([html.Th(label, scope="row"), *cells])
 
 
@@ -89,17 +96,19 @@ def _number(value: float | None, form: str, scale: float = 1) -> str:
     return "-" if value is None else form.format(value * scale)
 
 
-def _high(one: Prediction) -> float:
-    return max(one.step_seconds, one.step_seconds_range[1] if one.step_seconds_range else 0.0)
+def _upper_seconds(prediction: Prediction) -> float:
+    return max(
+        prediction.step_seconds, prediction.step_seconds_range[1] if prediction.step_seconds_range else 0.0
+    )
 
 
-def _against(one: Prediction, first: Prediction | str) -> Any:
+def _ratio_to_first(prediction: Prediction, first: Prediction | str) -> Any:
     from dash import html
 
-    if one is first or isinstance(first, str):
+    if prediction is first or isinstance(first, str):
         return None
-    is_shared = one.is_shared or first.is_shared
-    words = ratio_words(one.tokens_per_second, first.tokens_per_second, is_shared=is_shared)
+    is_shared = prediction.is_shared or first.is_shared
+    words = ratio_words(prediction.tokens_per_second, first.tokens_per_second, is_shared=is_shared)
     return html.Span(words, className="small")
 
 
@@ -109,17 +118,21 @@ def ratio_words(now: float, first: float, *, is_shared: bool) -> str:
     `is_shared` says that several ranks have a replica in one of them.
     """
     words = f"{(now / first - 1) * 100:+.1f} %"
-    return words if can_tell(first, now, [ANY], is_shared=is_shared) else f"{words}: {NO_DIFFERENCE}"
+    return (
+        words
+        if is_ratio_significant(first, now, [SEVERAL_SETTINGS], is_shared=is_shared)
+        else f"{words}: {NO_DIFFERENCE}"
+    )
 
 
-def _interval(one: Prediction, slowest: float) -> Any:
+def _interval(prediction: Prediction, slowest: float) -> Any:
     """The interval in words, and as a bar with its point on an axis that all columns share."""
     from dash import html
 
-    if one.step_seconds_range is None or not slowest:
+    if prediction.step_seconds_range is None or not slowest:
         return "no validated run is like it"
-    low, high = one.step_seconds_range
+    low, high = prediction.step_seconds_range
     span = {"left": f"{low / slowest:.2%}", "width": f"{(high - low) / slowest:.2%}"}
-    marks = [html.I(style=span), html.B(style={"left": f"{one.step_seconds / slowest:.2%}"})]
+    marks = [html.I(style=span), html.B(style={"left": f"{prediction.step_seconds / slowest:.2%}"})]
     bar = html.Div(marks, className="interval", role="presentation")
     return [html.Span(f"{format_seconds(low)} to {format_seconds(high)}"), bar]

@@ -26,5 +26,5 @@ def curve(experiment: Experiment, counts: Sequence[int], mode: Mode, folder: Pat
     """The curve over `counts`. Its points are kept in `folder`. Raises as `run_scaling` does."""
     scaling = run_scaling(experiment, counts, mode, folder, is_quiet=True)
     figures = {"efficiency": efficiency(scaling), "throughput": throughput(scaling)}
-    lost = [f"{scale.gpus:,} GPUs: {scale.error}." for scale in scaling.scales if scale.error]
-    return Curve(figures, " ".join([*sentences(scaling), *lost]))
+    failure_texts = [f"{scale.gpus:,} GPUs: {scale.error}." for scale in scaling.points if scale.error]
+    return Curve(figures, " ".join([*sentences(scaling), *failure_texts]))

@@ -50,7 +50,7 @@ class Field:
         """Whether it belongs to a complete run, and is displayed once there is one."""
         return self.key.startswith(("run.", "cost.")) and self.key != TOKENS
 
-    def is_known(self, kind: str, stage: int) -> bool:
+    def is_available(self, kind: str, stage: int) -> bool:
         """Whether the strategy has this setting."""
         return (not self.kinds or kind in self.kinds) and (not self.stages or stage in self.stages)
 
@@ -59,28 +59,28 @@ class Field:
         """The field's display when its value is left open."""
         return None if self.choices is None else next(iter(self.choices))
 
-    def read(self, shown: Any) -> Any:
+    def read(self, display: Any) -> Any:
         """The value of the field's display."""
         if self.choices is None:
-            if shown in (None, ""):
+            if display in (None, ""):
                 return None
-            return shown if self.scale == 1 else shown * self.scale
-        if shown not in self.choices:
-            raise InputError(f"{self.key}: found {shown!r}, expected one of {', '.join(self.choices)}")
-        return self.choices[shown]
+            return display if self.scale == 1 else display * self.scale
+        if display not in self.choices:
+            raise InputError(f"{self.key}: found {display!r}, expected one of {', '.join(self.choices)}")
+        return self.choices[display]
 
     def show(self, value: Any) -> Any:
         """The display of a value that is among the choices."""
         if self.choices is None:
             return value if value is None or self.scale == 1 else round(value / self.scale, 9)
         return next(
-            name for name, known in self.choices.items() if known == value and type(known) is type(value)
+            name for name, choice in self.choices.items() if choice == value and type(choice) is type(value)
         )
 
-    def with_choice(self, value: Any) -> Field:
+    def add_choice(self, value: Any) -> Field:
         """The field with `value` added to its choices."""
         if self.choices is None or any(
-            known == value and type(known) is type(value) for known in self.choices.values()
+            choice == value and type(choice) is type(value) for choice in self.choices.values()
         ):
             return self
         if isinstance(value, ModelSpec):
@@ -97,12 +97,12 @@ def _count(key: str, label: str, unit: str) -> Field:
     return Field(f"parallelism.{key}", label, unit, kinds=_SPLIT, is_half=True)
 
 
-def _same(*names: str) -> dict[str, Any]:
+def _identity_choices(*names: str) -> dict[str, Any]:
     return {name: name for name in names}
 
 
-def _open_or(*names: str) -> dict[str, Any]:
-    return {DEFAULT: None, **_same(*names)}
+def _optional_choices(*names: str) -> dict[str, Any]:
+    return {DEFAULT: None, **_identity_choices(*names)}
 
 
 TRAINING = (
@@ -111,11 +111,11 @@ TRAINING = (
     Field("training.gradient_accumulation_steps", "Accumulation", "micro-batches", is_half=True),
     Field(
         "training.activation_checkpointing", "Checkpointing", "of activations",
-        choices=_same("none", "selective", "selective-op", "full"), is_half=True,
+        choices=_identity_choices("none", "selective", "selective-op", "full"), is_half=True,
     ),
     Field(
-        "training.precision", "Precision", "to compute in", choices=_open_or("bf16", "fp16", "fp32", "fp8"),
-        is_half=True,
+        "training.precision", "Precision", "to compute in",
+        choices=_optional_choices("bf16", "fp16", "fp32", "fp8"), is_half=True,
     ),
 )  # fmt: skip
 
@@ -136,7 +136,9 @@ STRATEGY = (
     ),
     Field(
         "strategy.sharding_strategy", "Sharding", kinds=("fsdp1",),
-        choices=_same("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
+        choices=_identity_choices(
+            "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
+        ),
     ),
     Field("strategy.replicate", "Replicas", "groups of HSDP", kinds=_FSDP, is_half=True),
     Field(
@@ -145,7 +147,7 @@ STRATEGY = (
     ),
     Field(
         "strategy.wrapping", "Wrapping", "into units", kinds=_FSDP, is_half=True,
-        choices=_open_or("torchtitan", "torchtitan-0.1", "huggingface", "none"),
+        choices=_optional_choices("torchtitan", "torchtitan-0.1", "huggingface", "none"),
     ),
     Field(
         "strategy.reshard_after_forward", "Reshard", "after forward", kinds=("fsdp2",), is_half=True,
@@ -179,12 +181,12 @@ PARALLELISM = (
     _count("expert_tensor", "Expert tensor", "ranks share one"),
     Field(
         "parallelism.dispatcher", "Dispatcher", "of tokens", kinds=_SPLIT, is_half=True,
-        choices=_open_or(*get_args(Dispatcher)),
+        choices=_optional_choices(*get_args(Dispatcher)),
     ),
     Field("parallelism.capacity_factor", "Capacity", "times the mean load", kinds=_SPLIT, is_half=True),
     Field(
         "parallelism.schedule", "Schedule", "of the pipeline", kinds=_SPLIT, is_half=True,
-        choices=_open_or(*get_args(ScheduleName)),
+        choices=_optional_choices(*get_args(ScheduleName)),
     ),
 )  # fmt: skip
 
@@ -199,7 +201,7 @@ RUN = (
     ),
     Field(
         "run.checkpoint.mode", "Save mode", "what training waits for", is_half=True,
-        choices=_same(*get_args(CheckpointMode)),
+        choices=_identity_choices(*get_args(CheckpointMode)),
     ),
     Field("run.recovery.spares", "Spares", "nodes that wait", is_half=True),
     Field("cost.gpu_hour_price", "Price", "of a GPU-hour", is_half=True),

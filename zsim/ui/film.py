@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.study.topologies.film import NUM_FRAMES, cluster_figure, film_of_step, loads_figure
+from zsim.study.topologies.film import NUM_FRAMES, animate_step, cluster_figure, loads_figure
 from zsim.ui.form import Form
-from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.backends import Backends
-from zsim.ui.words import said
+from zsim.ui.words import run_safely
 
 
-def show_film(app: Any, backends: Backends) -> None:
+def show_animation(app: Any, backends: Backends) -> None:
     """After each answer the animation is made of the step that was simulated for it. The browser shows its
     frames.
     """
@@ -24,10 +24,12 @@ def show_film(app: Any, backends: Backends) -> None:
         Output("frame", "max"),
         Input("asked", "data"),
     )
-    def make(asked: Mapping[str, Any] | None) -> Any:
-        if not asked:
+    def make(request: Mapping[str, Any] | None) -> Any:
+        if not request:
             return None, "", NUM_FRAMES - 1
-        film, error = said(lambda: backends.answers.result("film", asked["shown"], asked["more"]))
+        film, error = run_safely(
+            lambda: backends.answer_worker.result("film", request["shown"], request["more"])
+        )
         return film, error, NUM_FRAMES - 1
 
     app.clientside_callback(
@@ -40,10 +42,12 @@ def show_film(app: Any, backends: Backends) -> None:
     )
 
 
-def film_data(form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> dict[str, Any]:
+def animation_data(
+    form: Form, outcomes: Predictions, field_values: Mapping[str, Any], other_settings: str
+) -> dict[str, Any]:
     """The two figures of the animation, by name, and its frames as its `to_dict` has them."""
-    step = outcomes.step_of(token_of(shown, more), form, shown, more)
-    film = film_of_step(step.outcome)
+    step = outcomes.get_step(setting_token(field_values, other_settings), form, field_values, other_settings)
+    film = animate_step(step.outcome)
     return {
         "cluster": cluster_figure(film).to_plotly_json(),
         "loads": loads_figure(film).to_plotly_json(),

@@ -8,15 +8,15 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.presets import model_preset_names, topology_preset_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.tables import DeepSpeedTable
-from zsim.study.given import setting
+from zsim.study.given import parse_setting
 from zsim.study.tune.axes import STAGE as JSON_STAGE
-from zsim.study.tune.axes import ZERO, parameters_on, states_on
+from zsim.study.tune.axes import ZERO, parameter_offload_block, state_offload_block
 from zsim.study.tune.base import base_of
 from zsim.ui.fields import (
     OFFLOAD_PARAMETERS,
@@ -32,7 +32,7 @@ from zsim.ui.fields import (
 
 KIND = "strategy.kind"
 SIZE = ("nodes", "gpus")
-Shown = Mapping[str, Any]
+DisplayedValues = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,104 +46,106 @@ class Form:
     data: Mapping[str, Any]
     """The experiment, file-shaped."""
     fields: Mapping[str, Field]
-    initial: Shown
+    initial: DisplayedValues
     """The initial display of each field."""
 
-    def experiment(self, shown: Shown, more: str = "") -> Experiment:
+    def experiment(self, field_values: DisplayedValues, other_settings: str = "") -> Experiment:
         """The experiment that the page describes. `other_settings` has further settings, one KEY=VALUE per
         line.
 
         Raises InputError where it contradicts itself.
         """
-        kind = self._value(KIND, shown)
-        stage = self._value(STAGE, shown)
+        kind = self._value(KIND, field_values)
+        stage = self._value(STAGE, field_values)
         is_same_kind = kind == self._value(KIND, self.initial)
         data = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self.data.items()}
         changes: dict[str, Any] = {}
-        if not any(self.fields[field.key].is_known(kind, stage) for field in PARALLELISM):
+        if not any(self.fields[field.key].is_available(kind, stage) for field in PARALLELISM):
             data.pop("parallelism", None)  # hidden, with the strategy that had it
         if not is_same_kind:
             data.pop("strategy", None)
             changes[KIND] = kind
-        has_run = self.has_run(shown)
+        has_run = self.has_run(field_values)
         if not has_run:
             data.pop("run", None)
         for key, field in self.fields.items():
-            if key == KIND or not field.is_known(kind, stage) or (field.is_of_run and not has_run):
+            if key == KIND or not field.is_available(kind, stage) or (field.is_of_run and not has_run):
                 continue
-            of_table = key in (STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS) or key.startswith("strategy.")
-            before = self.initial[key] if is_same_kind or not of_table else field.empty
-            is_new = shown.get(key) != before or (key == STAGE and not is_same_kind)
+            is_strategy_key = key in (STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS) or key.startswith(
+                "strategy."
+            )
+            initial_value = self.initial[key] if is_same_kind or not is_strategy_key else field.empty
+            is_new = field_values.get(key) != initial_value or (key == STAGE and not is_same_kind)
             if not is_new:
                 continue
-            changes[key] = self._value(key, shown)
+            changes[key] = self._value(key, field_values)
             table, _, name = key.partition(".")
             if (
                 changes[key] is None and name and (table in data or field.is_of_run)
             ):  # open, whatever the file has
                 changes.pop(key)
-                _drop(data, key)
+                _remove_key(data, key)
         if any(key in changes for key in SIZE):
-            changes |= {key: self._value(key, shown) for key in SIZE}
-        changes |= self._others(more)
-        return experiment_from(data, self._spelt(data, changes), origin="settings")
+            changes |= {key: self._value(key, field_values) for key in SIZE}
+        changes |= self._other_settings(other_settings)
+        return build_experiment(data, self._translate_deepspeed(data, changes), origin="settings")
 
-    def has_run(self, shown: Shown) -> bool:
+    def has_run(self, field_values: DisplayedValues) -> bool:
         """Whether the page describes a complete run: by its tokens, or as the experiment has it."""
-        own = self.data.get("run") or {}
-        by_file = any(own.get(key) for key in ("steps", "days", "phases"))
-        return by_file or self.fields[TOKENS].read(shown.get(TOKENS)) is not None
+        run_data = self.data.get("run") or {}
+        is_in_file = any(run_data.get(key) for key in ("steps", "days", "phases"))
+        return is_in_file or self.fields[TOKENS].read(field_values.get(TOKENS)) is not None
 
-    def _value(self, key: str, shown: Shown) -> Any:
-        return self.fields[key].read(shown.get(key))
+    def _value(self, key: str, field_values: DisplayedValues) -> Any:
+        return self.fields[key].read(field_values.get(key))
 
-    def _others(self, more: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for line in filter(None, (line.strip() for line in more.splitlines())):
-            key, value = setting(line)
+    def _other_settings(self, other_settings: str) -> dict[str, Any]:
+        settings: dict[str, Any] = {}
+        for line in filter(None, (line.strip() for line in other_settings.splitlines())):
+            key, value = parse_setting(line)
             if key in self.fields and key not in ("model", "cluster"):
                 raise InputError(f"other settings: {line}: it has its own field, '{self.fields[key].label}'")
-            if key in found:
+            if key in settings:
                 raise InputError(f"other settings: {key} is there twice")
-            found[key] = value
-        return found
+            settings[key] = value
+        return settings
 
-    def _spelt(self, data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    def _translate_deepspeed(self, data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         """`changes` under the keys where DeepSpeed's JSON has its stage and offloading."""
-        spelt = dict(changes)
+        translated = dict(changes)
         strategy = data.get("strategy")
-        if STAGE in spelt and isinstance(strategy, Mapping) and strategy.get("config") is not None:
-            spelt[JSON_STAGE] = spelt.pop(STAGE)
-        if OFFLOAD_STATES in spelt:
-            spelt[ZERO + OFFLOAD_STATES] = states_on(spelt.pop(OFFLOAD_STATES))
-        if OFFLOAD_PARAMETERS in spelt:
-            device, numel = spelt.pop(OFFLOAD_PARAMETERS), 0
+        if STAGE in translated and isinstance(strategy, Mapping) and strategy.get("config") is not None:
+            translated[JSON_STAGE] = translated.pop(STAGE)
+        if OFFLOAD_STATES in translated:
+            translated[ZERO + OFFLOAD_STATES] = state_offload_block(translated.pop(OFFLOAD_STATES))
+        if OFFLOAD_PARAMETERS in translated:
+            device, numel = translated.pop(OFFLOAD_PARAMETERS), 0
             if device == "nvme":
-                numel = _largest_shard_numel(resolve(experiment_from(data, spelt, origin="settings")))
-            spelt[ZERO + OFFLOAD_PARAMETERS] = parameters_on(device, numel)
-        return spelt
+                numel = _largest_shard_numel(resolve(build_experiment(data, translated, origin="settings")))
+            translated[ZERO + OFFLOAD_PARAMETERS] = parameter_offload_block(device, numel)
+        return translated
 
 
-def _drop(data: dict[str, Any], key: str) -> None:
+def _remove_key(data: dict[str, Any], key: str) -> None:
     """Leave out a dotted key, if it is there."""
-    first, _, rest = key.partition(".")
-    if not rest:
+    first, _, inner_key = key.partition(".")
+    if not inner_key:
         data.pop(first, None)
     elif isinstance(data.get(first), Mapping):
         data[first] = dict(data[first])
-        _drop(data[first], rest)
+        _remove_key(data[first], inner_key)
 
 
-def form_of(experiment: Experiment) -> Form:
+def make_form(experiment: Experiment) -> Form:
     """The form that shows `experiment`. Raises InputError and NotSimulatedError as `resolve` does."""
     job = resolve(experiment)
     values = dict(_values(experiment, job))
-    fields = {field.key: field.with_choice(values[field.key]) for field in _fields()}
-    shown = {key: field.show(values[key]) for key, field in fields.items()}
-    return Form(_data(experiment), fields, shown)
+    fields = {field.key: field.add_choice(values[field.key]) for field in _fields()}
+    initial_values = {key: field.show(values[key]) for key, field in fields.items()}
+    return Form(_data(experiment), fields, initial_values)
 
 
-def resolved(job: Job) -> dict[str, str]:
+def resolved_values(job: Job) -> dict[str, str]:
     """The values that zsim uses for empty fields, by key."""
     training = job.training
     replicate = getattr(job.strategy, "replicate", 1)
@@ -169,10 +171,10 @@ def resolved(job: Job) -> dict[str, str]:
 
 
 def _fields() -> tuple[Field, ...]:
-    return (*_where(), *TRAINING, *STRATEGY, *PARALLELISM, *RUN)
+    return (*_cluster_fields(), *TRAINING, *STRATEGY, *PARALLELISM, *RUN)
 
 
-def _where() -> tuple[Field, ...]:
+def _cluster_fields() -> tuple[Field, ...]:
     return (
         Field("model", "Model", choices={name: name for name in model_preset_names()}),
         Field("cluster", "Cluster", choices={name: name for name in topology_preset_names()}),

@@ -27,7 +27,7 @@ from zsim.ui.layout import MAX_UPLOAD, field_id
 from zsim.ui.process.backends import Backends
 from zsim.ui.recorded import is_recorded
 from zsim.ui.training_file import settings_of_file
-from zsim.ui.words import said
+from zsim.ui.words import run_safely
 
 _EXPECTED = (
     "expected a model's config.json, a topology TOML, the text of `nvidia-smi topo -m`, `ibnetdiscover` or "
@@ -40,7 +40,7 @@ _TRAINING = (
 )  # fmt: skip
 
 
-def take_given(app: Any, backends: Backends) -> None:
+def add_uploads(app: Any, backends: Backends) -> None:
     """A click or a file makes the text or file a part of the page. Errors are shown next to it."""
     from dash import Input, Output, State, ctx, no_update
 
@@ -62,49 +62,56 @@ def take_given(app: Any, backends: Backends) -> None:
         State("applied", "data"),
         prevent_initial_call=True,
     )
-    def take(clicks: int | None, contents: str | None, name: str | None, text: str | None, *rest: Any) -> Any:
-        *values, more = rest
-        shown = dict(zip(keys, values, strict=True))
-        nothing = {"fields": [no_update] * len(keys), "more": no_update, "applied": no_update,
+    def take(
+        clicks: int | None, contents: str | None, name: str | None, text: str | None, *states: Any
+    ) -> Any:
+        *values, other_settings = states
+        field_values = dict(zip(keys, values, strict=True))
+        no_updates = {"fields": [no_update] * len(keys), "more": no_update, "applied": no_update,
                    "recording": no_update}  # fmt: skip
         if not clicks and not contents:
-            return {**nothing, "said": no_update}
+            return {**no_updates, "said": no_update}
 
         def work() -> dict[str, Any]:
             is_file = ctx.triggered_id == "upload"
-            content = content_of(contents or "") if is_file else b""
+            content = decode_upload(contents or "") if is_file else b""
             if is_recorded(content, name or ""):
-                own = name or "trace"
+                trace_name = name or "trace"
                 return {
                     "recording": {
-                        "key": backends.answers.result("take_recording", content, own),
-                        "name": own,
+                        "key": backends.answer_worker.result("take_recording", content, trace_name),
+                        "name": trace_name,
                     },
                     "said": "The recorded step stands beside the simulated one, below. The page's address "
                     "names it for as long as this zsim ui runs.",
                 }
             if is_file:
-                given, called = text_of(content), name or "file"
+                text_given, source_name = decode_text(content), name or "file"
             else:
-                given, called = text or "", "the pasted text"
-            setting = shown, more or "", given, called
-            turned, lines, words = backends.answers.result("take", *setting)
-            return {"fields": [turned[key] for key in keys], "more": lines, "said": words, "applied": lines}
+                text_given, source_name = text or "", "the pasted text"
+            setting = field_values, other_settings or "", text_given, source_name
+            new_fields, lines, words = backends.answer_worker.result("take", *setting)
+            return {
+                "fields": [new_fields[key] for key in keys],
+                "more": lines,
+                "said": words,
+                "applied": lines,
+            }
 
-        found, error = said(work)
-        return {**nothing, "said": error} if found is None else {**nothing, **found}
+        changes, error = run_safely(work)
+        return {**no_updates, "said": error} if changes is None else {**no_updates, **changes}
 
 
-def taken(
-    form: Form, shown: Mapping[str, Any], more: str, text: str, name: str
+def apply_text(
+    form: Form, field_values: Mapping[str, Any], other_settings: str, text: str, name: str
 ) -> tuple[dict[str, Any], str, str]:
     """Fields and other settings with what the text says, and a sentence. Raises as `setting_of` does."""
     kind = training_kind(text, name)
     if kind is not None:
-        turned, lines = settings_of_file(form, shown, text, with_suffix(name, kind))
-        return turned, lines, f"Taken; all that {name} says of the step is on the page."
+        new_fields, lines = settings_of_file(form, field_values, text, ensure_suffix(name, kind))
+        return new_fields, lines, f"Taken; all that {name} says of the step is on the page."
     key, value = setting_of(text, name)
-    return dict(shown), with_line(more, key, value), f"Taken as the {key}, in other settings."
+    return dict(field_values), set_line(other_settings, key, value), f"Taken as the {key}, in other settings."
 
 
 def training_kind(text: str, name: str) -> str | None:
@@ -127,7 +134,7 @@ def training_kind(text: str, name: str) -> str | None:
     return ".toml" if any(key in tables for key in ("model", "parallelism", "job")) else None
 
 
-def with_suffix(name: str, suffix: str) -> str:
+def ensure_suffix(name: str, suffix: str) -> str:
     return (
         name
         if name.lower().endswith((suffix, ".yml" if suffix == ".yaml" else suffix))
@@ -135,7 +142,7 @@ def with_suffix(name: str, suffix: str) -> str:
     )
 
 
-def content_of(contents: str) -> bytes:
+def decode_upload(contents: str) -> bytes:
     """The bytes of a file as the browser sends it: a data address in base64."""
     try:
         return b64decode(contents.partition(",")[2], validate=True)
@@ -143,7 +150,7 @@ def content_of(contents: str) -> bytes:
         raise InputError(f"the file did not arrive whole; {_EXPECTED}") from None
 
 
-def text_of(content: bytes) -> str:
+def decode_text(content: bytes) -> str:
     """The text of a file that is no trace."""
     _check_size(len(content))
     try:
@@ -165,9 +172,11 @@ def setting_of(text: str, name: str) -> tuple[str, str]:
     return "cluster", inline_text(_cluster(text, name))
 
 
-def with_line(more: str, key: str, value: str) -> str:
+def set_line(other_settings: str, key: str, value: str) -> str:
     """The other settings with `key = value` replacing the line for that key."""
-    lines = [line for line in more.splitlines() if line.strip() and line.partition("=")[0].strip() != key]
+    lines = [
+        line for line in other_settings.splitlines() if line.strip() and line.partition("=")[0].strip() != key
+    ]
     return "\n".join([f"{key} = {value}", *lines])
 
 
@@ -199,7 +208,7 @@ def _cluster(text: str, name: str) -> Mapping[str, Any]:
                 tables = parse_toml(import_topology(path, name="own cluster").toml, name)
             except InputError as error:
                 raise InputError(str(error).replace("given.txt", name)) from None
-        whole = Path(folder) / "cluster.toml"
-        whole.write_text(toml_text(tables), encoding="utf-8")
-        load_cluster(whole)
+        cluster_path = Path(folder) / "cluster.toml"
+        cluster_path.write_text(toml_text(tables), encoding="utf-8")
+        load_cluster(cluster_path)
     return tables

@@ -13,9 +13,9 @@ from zsim.version import __version__
 
 MAIN = ("step", "timeline", *(f"{kind}-{device}" for device in DEVICES for kind in ("waterfall", "memory")))
 CURVE = ("efficiency", "throughput")
-FILM = ("cluster", "loads")
+ANIMATION = ("cluster", "loads")
 RUN = ("run-waterfall", "run-progress")
-TWINS = ("twins",)
+COMPARED = ("twins",)
 _MODES = {"weak": "same batch per GPU (weak)", "strong": "same batch in all (strong)"}
 _GROUPS = {
     "Model and cluster": "", "Training": "training", "Strategy": "strategy", "A whole run": "run",
@@ -23,7 +23,7 @@ _GROUPS = {
 _TICK_MILLISECONDS = 200
 _LIST_PIXELS = 360
 MAX_UPLOAD = 200_000  # bytes; a config.json has a few thousand, and what is given stands in the address
-_MANY = 12  # choices from which on a field has a search box
+_MIN_SEARCHABLE = 12  # choices from which on a field has a search box
 
 
 def layout(form: Form) -> Any:
@@ -34,12 +34,12 @@ def layout(form: Form) -> Any:
         id="shell",
         children=[
             html.A("Skip to the results", href="#", id="skip"),
-            html.Aside(_settings(form), id="settings", **called("Settings")),
+            html.Aside(_settings(form), id="settings", **aria_label("Settings")),
             html.Main(
-                [html.Div(id="error", role="alert"), _held(), html.Div(_results(), id="results")],
+                [html.Div(id="error", role="alert"), _held_settings(), html.Div(_results(), id="results")],
                 id="main",
                 tabIndex=-1,
-                **called("Results"),
+                **aria_label("Results"),
             ),
             dcc.Location(id="place", refresh=False),
             dcc.Store(id="initial", data=dict(form.initial)),
@@ -68,12 +68,12 @@ def field_id(key: str) -> str:
     return "field-" + key.replace(".", "-")
 
 
-def called(name: str) -> dict[str, Any]:
+def aria_label(name: str) -> dict[str, Any]:
     """The name that a screen reader says."""
     return {"aria-label": name}
 
 
-def said_when_it_changes() -> dict[str, Any]:
+def aria_live() -> dict[str, Any]:
     """A screen reader says what is new there once it is silent."""
     return {"aria-live": "polite", "aria-atomic": "false"}
 
@@ -91,7 +91,7 @@ def _settings(form: Form) -> list[Any]:
 
     example = "cluster.nvme.drives = 9\ntraining.compile = true"
     hint = "KEY = VALUE, one a line; any key of the experiment, as with --set."
-    others = [
+    other_settings = [
         html.Legend("Other settings"),
         dcc.Textarea(id="more", value="", rows=3, placeholder=example, title=hint),
         html.P(hint, className="hint"),
@@ -101,7 +101,7 @@ def _settings(form: Form) -> list[Any]:
         "Paste a model's config.json, a topology TOML, nvidia-smi topo -m, NCCL's XML, a DeepSpeed JSON, a "
         "torchtitan TOML. A recorded trace comes as a file."
     )
-    own = [
+    upload_fields = [
         html.Legend("Your own model, cluster, training file"),
         dcc.Textarea(id="given", value="", rows=3, placeholder=paste, title=paste),
         html.Button("Use the text", id="use", type="button"),
@@ -115,8 +115,8 @@ def _settings(form: Form) -> list[Any]:
     return [
         html.P(f"zsim {__version__}", className="brand"),
         *(group(name, table) for name, table in _GROUPS.items()),
-        html.Fieldset(own),
-        html.Fieldset(others),
+        html.Fieldset(upload_fields),
+        html.Fieldset(other_settings),
     ]
 
 
@@ -131,14 +131,21 @@ def _table(key: str) -> str:
 def _row(field: Field, form: Form) -> Any:
     from dash import dcc, html
 
-    name, shown = field_id(field.key), form.initial[field.key]
+    name, initial_value = field_id(field.key), form.initial[field.key]
     box: Any
     if field.choices is None:
-        box = dcc.Input(id=name, type="number", step="any", debounce=True, value=shown, placeholder="")
+        box = dcc.Input(
+            id=name, type="number", step="any", debounce=True, value=initial_value, placeholder=""
+        )
     else:
         names = list(field.choices)
         box = dcc.Dropdown(
-            names, shown, id=name, clearable=False, searchable=len(names) > _MANY, maxHeight=_LIST_PIXELS
+            names,
+            initial_value,
+            id=name,
+            clearable=False,
+            searchable=len(names) > _MIN_SEARCHABLE,
+            maxHeight=_LIST_PIXELS,
         )
     unit = [html.Span(field.unit, className="unit")] if field.unit else []
     label = html.Div([html.Span(field.label), *unit], className="label")
@@ -147,7 +154,7 @@ def _row(field: Field, form: Form) -> Any:
     )
 
 
-def _held() -> Any:
+def _held_settings() -> Any:
     """The other settings that an address brought, until they are applied."""
     from dash import html
 
@@ -171,7 +178,7 @@ def _results() -> list[Any]:
             className="views",
             id="actions",
         ),
-        html.Div([html.Div(id="mends")], id="answer", **said_when_it_changes()),
+        html.Div([html.Div(id="mends")], id="answer", **aria_live()),
         _card("Side by side", [html.Div(id="sided")], id="card-sided", hidden=True),
         _card("Where the step goes", [_plot("step", STEP_CAPTION)]),
         *(_memory_card(device, name) for device, name in DEVICES.items()),
@@ -189,7 +196,7 @@ def _results() -> list[Any]:
             id="card-recorded",
             hidden=True,
         ),
-        _card("The cluster at work", _film()),
+        _card("The cluster at work", _animation_card()),
         _card("A whole run", _whole_run()),
         _card(
             "More and fewer GPUs",
@@ -206,16 +213,18 @@ def _results() -> list[Any]:
     ]
 
 
-def _film() -> list[Any]:
+def _animation_card() -> list[Any]:
     """The drawing, the frame's position in the step and its words, and the links' use over the step."""
     from dash import dcc, html
 
-    place = dcc.Input(id="frame", type="range", min=0, max=NUM_FRAMES - 1, step=1, value=0)
+    frame_slider = dcc.Input(id="frame", type="range", min=0, max=NUM_FRAMES - 1, step=1, value=0)
     return [
         html.Div(
             [
                 html.Button("Play", id="play", type="button"),
-                html.Label([html.Span("Time in the step", className="unseen"), place], className="frame"),
+                html.Label(
+                    [html.Span("Time in the step", className="unseen"), frame_slider], className="frame"
+                ),
             ],
             className="views film",
         ),
@@ -244,7 +253,7 @@ def _whole_run() -> list[Any]:
             ],
             className="views",
         ),
-        html.Div(id="run-words", **said_when_it_changes()),
+        html.Div(id="run-words", **aria_live()),
         _pair(
             _plot("run-waterfall", "Where the days go: the mean of the runs."),
             _plot("run-progress", "The run of the median's days, with its failures; dotted: without stops."),
@@ -259,10 +268,10 @@ def _memory_card(device: str, name: str) -> Any:
     return _card(name, [pair], id=f"card-{device}", hidden=True)
 
 
-def _card(title: str, children: list[Any], **more: Any) -> Any:
+def _card(title: str, children: list[Any], **attributes: Any) -> Any:
     from dash import html
 
-    return html.Section([html.H2(title), *children], className="card", **more)
+    return html.Section([html.H2(title), *children], className="card", **attributes)
 
 
 def _pair(*figures: Any) -> Any:

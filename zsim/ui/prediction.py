@@ -22,7 +22,7 @@ from zsim.ui.form import Form
 from zsim.ui.process.size import check_size
 from zsim.validated.verdict import Tone
 
-_MAX_KEPT = 64
+_MAX_PREDICTIONS = 64
 _MAX_STEPS = 3  # each with its trace
 
 
@@ -65,59 +65,68 @@ class Predictions:
     again.
     """
 
-    kept: dict[str, Prediction] = field(default_factory=dict)
+    predictions: dict[str, Prediction] = field(default_factory=dict)
     steps: dict[str, SimulatedStep] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
-    def keep(self, token: str, outcome: Prediction, step: SimulatedStep | None = None) -> None:
+    def store(self, token: str, outcome: Prediction, step: SimulatedStep | None = None) -> None:
         with self.lock:
-            self.kept[token] = outcome
-            while len(self.kept) > _MAX_KEPT:
-                self.kept.pop(next(iter(self.kept)))
+            self.predictions[token] = outcome
+            while len(self.predictions) > _MAX_PREDICTIONS:
+                self.predictions.pop(next(iter(self.predictions)))
             if step is not None:
                 self.steps[token] = step
             while len(self.steps) > _MAX_STEPS:
                 self.steps.pop(next(iter(self.steps)))
 
-    def step_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> SimulatedStep:
+    def get_step(
+        self, token: str, form: Form, field_values: Mapping[str, Any], other_settings: str
+    ) -> SimulatedStep:
         """The simulated step of a setting. Raises as `get_prediction` does."""
-        found = self.steps.get(token)
-        return simulate_step(_job(form, shown, more)) if found is None else found
+        step = self.steps.get(token)
+        return simulate_step(_job(form, field_values, other_settings)) if step is None else step
 
-    def outcome_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> Prediction:
+    def get_prediction(
+        self, token: str, form: Form, field_values: Mapping[str, Any], other_settings: str
+    ) -> Prediction:
         """The outcome of a setting. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
-        found = self.kept.get(token)
-        if found is None:
-            step = simulate_step(_job(form, shown, more))
+        prediction = self.predictions.get(token)
+        if prediction is None:
+            step = simulate_step(_job(form, field_values, other_settings))
             variants = step_variants(step.outcome, has_range=False)
-            found = Prediction.of(report_of_step(step, 0.0, variants))
-            self.keep(token, found)
-        return found
+            prediction = Prediction.of(report_of_step(step, 0.0, variants))
+            self.store(token, prediction)
+        return prediction
 
 
-def _job(form: Form, shown: Mapping[str, Any], more: str) -> Job:
-    job = resolve(form.experiment(shown, more))
+def _job(form: Form, field_values: Mapping[str, Any], other_settings: str) -> Job:
+    job = resolve(form.experiment(field_values, other_settings))
     check_size(job)
     return job
 
 
-def token_of(shown: Mapping[str, Any], more: str) -> str:
+def setting_token(field_values: Mapping[str, Any], other_settings: str) -> str:
     """A setting as one text, to tell it from others. Numbers are as a browser writes them, 2.0 as 2."""
-    numbers = {key: int(value) for key, value in shown.items() if isinstance(value, float) and value % 1 == 0}
-    return json.dumps([{**shown, **numbers}, more], sort_keys=True, default=str)
+    numbers = {
+        key: int(value) for key, value in field_values.items() if isinstance(value, float) and value % 1 == 0
+    }
+    return json.dumps([{**field_values, **numbers}, other_settings], sort_keys=True, default=str)
 
 
 def differences(
     fields: Mapping[str, Field], settings: Sequence[tuple[Mapping[str, Any], str]]
 ) -> Iterator[tuple[str, list[str]]]:
     """(label, its text in every setting) of each setting that is not the same in all."""
-    for key, one in fields.items():
-        texts = [_text(shown.get(key)) for shown, _ in settings]
+    for key, shown in fields.items():
+        texts = [_text(field_values.get(key)) for field_values, _ in settings]
         if len(set(texts)) > 1:
-            yield f"{one.label} {one.unit}".strip(), texts
-    others = [", ".join(filter(None, map(str.strip, more.splitlines()))) or "none" for _, more in settings]
-    if len(set(others)) > 1:
-        yield "Other settings", others
+            yield f"{shown.label} {shown.unit}".strip(), texts
+    other_texts = [
+        ", ".join(filter(None, map(str.strip, other_settings.splitlines()))) or "none"
+        for _, other_settings in settings
+    ]
+    if len(set(other_texts)) > 1:
+        yield "Other settings", other_texts
 
 
 def _text(value: Any) -> str:

@@ -24,23 +24,23 @@ from zsim.report.views.meanings import BREAKDOWN
 from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
 from zsim.ui.process.backends import Backends
-from zsim.ui.words import said
+from zsim.ui.words import run_safely
 from zsim.units import format_seconds
 
 MAX_TRACE = 30_000_000  # bytes; zsim compare and zsim replay read larger ones
-_MAX_KEPT = 3
+_MAX_RECORDINGS = 3
 _KEY_DIGITS = 16
 _KEY = re.compile(rf"[0-9a-f]{{{_KEY_DIGITS}}}")
 _RECORDING = "recording-"
 _HEAD = 65_536
-_PACKED = (b"\x1f\x8b", b"SQLite format 3\x00")  # gzip, nsys export
+_BINARY_MAGIC = (b"\x1f\x8b", b"SQLite format 3\x00")  # gzip, nsys export
 _KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"pg_config"')  # Kineto's, and Flight Recorder's
 
 
 def is_recorded(content: bytes, name: str) -> bool:
     """Whether a file is a recorded trace, by how its kind begins or its name ends."""
     head = content[:_HEAD]
-    is_archive = head.startswith(_PACKED) or content[257:262] == b"ustar"
+    is_archive = head.startswith(_BINARY_MAGIC) or content[257:262] == b"ustar"
     return is_archive or name.endswith(".jsonl") or any(key in head for key in _KEYS)
 
 
@@ -50,7 +50,7 @@ class Recordings:
 
     folder: Path | None = None
     """Recordings in it outlive the process."""
-    kept: dict[str, Trace] = field(default_factory=dict)
+    traces: dict[str, Trace] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
     def take(self, content: bytes, name: str) -> str:
@@ -67,39 +67,41 @@ class Recordings:
         with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
             self._keep(key, _read(Path(folder) / Path(name).name, content, name))
         if self.folder is not None:
-            for old in sorted(self.folder.glob(f"{_RECORDING}*"), key=os.path.getmtime)[: 1 - _MAX_KEPT]:
+            for old in sorted(self.folder.glob(f"{_RECORDING}*"), key=os.path.getmtime)[
+                : 1 - _MAX_RECORDINGS
+            ]:
                 old.unlink()
             (self.folder / f"{_RECORDING}{key}-{Path(name).name}").write_bytes(content)
         return key
 
     def _keep(self, key: str, recorded: Trace) -> None:
         with self.lock:
-            self.kept[key] = recorded
-            while len(self.kept) > _MAX_KEPT:
-                self.kept.pop(next(iter(self.kept)))
+            self.traces[key] = recorded
+            while len(self.traces) > _MAX_RECORDINGS:
+                self.traces.pop(next(iter(self.traces)))
 
-    def _again(self, key: str, name: str) -> Trace | None:
+    def _reload(self, key: str, name: str) -> Trace | None:
         """A recording that an earlier process took."""
         path = self.folder and self.folder / f"{_RECORDING}{key}-{Path(name).name}"
         if path is None or not _KEY.fullmatch(key) or not path.is_file():
             return None
         self._keep(key, read_trace(path))
-        return self.kept[key]
+        return self.traces[key]
 
-    def beside(self, key: str, name: str, step: SimulatedStep) -> dict[str, Any]:
+    def compare_step(self, key: str, name: str, step: SimulatedStep) -> dict[str, Any]:
         """The figure and the sentences of a recorded step compared with a simulated one.
 
         They are compared call by call where both are of as many ranks. Otherwise the recording is shown
         without the simulated step. Raises InputError where the recording is not here, as after another start
         of the page.
         """
-        recorded = self.kept.get(key) or self._again(key, name)
+        recorded = self.traces.get(key) or self._reload(key, name)
         if recorded is None:
             raise InputError(
                 f"{name} stood here; an address names a recording and cannot hold it: choose the file again"
             )
-        if step.outcome.trace.world_size != recorded.world_size or not step.is_whole:
-            figure, lines = _alone(recorded.typical_step(), name, step.outcome.trace.world_size)
+        if step.outcome.trace.world_size != recorded.world_size or not step.is_complete:
+            figure, lines = _show_unmatched(recorded.typical_step(), name, step.outcome.trace.world_size)
         else:
             compared = compare(step.outcome.trace, recorded, names=("simulated", name))
             figure, lines = twin_timeline(compared), str(compared).splitlines()
@@ -113,12 +115,14 @@ def show_recorded(app: Any, backends: Backends) -> None:
     @app.callback(  # type: ignore[untyped-decorator]
         Output("recorded", "data"), Input("recording", "data"), Input("asked", "data")
     )
-    def beside(recording: Mapping[str, str] | None, asked: Mapping[str, Any] | None) -> Any:
-        if not recording or not asked:
+    def beside(recording: Mapping[str, str] | None, request: Mapping[str, Any] | None) -> Any:
+        if not recording or not request:
             return None
-        about = recording["key"], recording["name"], asked["shown"], asked["more"]
-        found, error = said(lambda: backends.answers.result("beside", *about))
-        return {"words": error} if found is None else found
+        request_arguments = recording["key"], recording["name"], request["shown"], request["more"]
+        comparison_data, error = run_safely(
+            lambda: backends.answer_worker.result("beside", *request_arguments)
+        )
+        return {"words": error} if comparison_data is None else comparison_data
 
     app.clientside_callback(
         "(clicks) => clicks ? null : window.dash_clientside.no_update",
@@ -136,17 +140,17 @@ def _read(path: Path, content: bytes, name: str) -> Trace:
         raise InputError(str(error).replace(str(path), name)) from None
 
 
-def _alone(recorded: Trace, name: str, world_size: int) -> tuple[Figure, list[str]]:
+def _show_unmatched(recorded: Trace, name: str, world_size: int) -> tuple[Figure, list[str]]:
     breakdown = step_breakdown(recorded)
-    whole = sum(breakdown.seconds.values())
-    parts = [
-        f"{meaning.label} {breakdown.seconds[key] / whole * 100:.0f} %"
+    total_seconds = sum(breakdown.seconds.values())
+    part_texts = [
+        f"{meaning.label} {breakdown.seconds[key] / total_seconds * 100:.0f} %"
         for key, meaning in BREAKDOWN.items()
         if breakdown.seconds.get(key)
     ]
     ranks = f"{recorded.world_size:,} rank{'s' if recorded.world_size != 1 else ''}"
     lines = [
-        f"{name}: a step of {format_seconds(recorded.step_seconds)} on {ranks}: {', '.join(parts)}.",
+        f"{name}: a step of {format_seconds(recorded.step_seconds)} on {ranks}: {', '.join(part_texts)}.",
         f"The page's job has {world_size:,} ranks; with as many, both are compared call by call.",
     ]
     return stream_timeline(recorded, breakdown), lines

@@ -35,17 +35,18 @@ def serve(experiment: Experiment, host: str, port: int) -> None:
     require_dash()
     from zsim.ui.app import make_app
 
-    with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder, listening(host, port) as place:
-        server = make_server(make_app(experiment, Path(folder)), place, host)
-        taken = place.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder, open_socket(host, port) as listener:
+        server = make_server(make_app(experiment, Path(folder)), listener, host)
+        bound_port = listener.getsockname()[1]
         try:
             if host not in LOOPBACK:
                 print(
-                    f"zsim: warning: --host {host}: anyone who reaches this machine's port {taken} can run "
+                    f"zsim: warning: --host {host}: anyone who reaches this machine's port {bound_port} can "
+                    "run "
                     "simulations on it; there is no password",
                     file=sys.stderr,
                 )
-            print(f"page    {address(host, taken)}   (Ctrl-C ends it)", flush=True)
+            print(f"page    {address(host, bound_port)}   (Ctrl-C ends it)", flush=True)
             server.serve_forever()
         except KeyboardInterrupt:
             print()
@@ -55,16 +56,16 @@ def address(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_socket(host: str, port: int) -> socket.socket:
     """A socket that listens on the address. `with` closes it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    place = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind((host, port))
-        place.listen()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()
     except OSError as error:
-        place.close()
+        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise InputError(
                 f"--port {port}: is in use on {host}; expected a free one, e.g. --port {port + 1}, or 0 "
@@ -73,17 +74,17 @@ def listening(host: str, port: int) -> socket.socket:
         if error.errno == errno.EACCES:
             raise InputError(f"--port {port}: is not yours to take; expected one above 1023") from None
         raise InputError(f"--host {host}: cannot be listened on: {error.strerror or error}") from None
-    return place
+    return listener
 
 
-def make_server(app: Any, place: socket.socket, host: str) -> Any:
+def make_server(app: Any, listener: socket.socket, host: str) -> Any:
     """werkzeug's server for `app` on a socket that is listening already."""
     from werkzeug.serving import make_server as werkzeug_server
 
     guard(app.server, host)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    port = place.getsockname()[1]
-    return werkzeug_server(host, port, app.server, threaded=True, fd=place.fileno())
+    port = listener.getsockname()[1]
+    return werkzeug_server(host, port, app.server, threaded=True, fd=listener.fileno())
 
 
 def guard(server: Any, host: str) -> None:
@@ -97,11 +98,11 @@ def guard(server: Any, host: str) -> None:
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST
 
     @server.before_request  # type: ignore[untyped-decorator]
-    def is_asked_by_the_page() -> Response | None:
-        asking = request.headers.get("Origin")
-        if not is_own_name(_name(request.host), host):
+    def check_request() -> Response | None:
+        origin = request.headers.get("Origin")
+        if not is_local_name(_host_name(request.host), host):
             return Response("zsim ui answers to this machine's own names only\n", 403, mimetype="text/plain")
-        is_foreign = asking is not None and urlsplit(asking).netloc != request.host
+        is_foreign = origin is not None and urlsplit(origin).netloc != request.host
         is_link = request.method == "GET" and request.path == "/"
         if not is_link and request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
             is_foreign = True  # asked for by another page, whatever it says of itself
@@ -110,13 +111,13 @@ def guard(server: Any, host: str) -> None:
         return None
 
     @server.after_request  # type: ignore[untyped-decorator]
-    def stays_here(response: Response) -> Response:
+    def add_headers(response: Response) -> Response:
         response.headers["Content-Security-Policy"] = _POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
 
-def is_own_name(name: str, host: str) -> bool:
+def is_local_name(name: str, host: str) -> bool:
     """Whether a request to `name` can be meant for a page on `host`.
 
     A page elsewhere may have a name that points here, but not an address, which counts with another `--host`,
@@ -133,6 +134,6 @@ def is_own_name(name: str, host: str) -> bool:
     return True
 
 
-def _name(address: str) -> str:
+def _host_name(address: str) -> str:
     """The host in "host:port", "host" or "[::1]:port"."""
     return urlsplit(f"//{address}").hostname or ""

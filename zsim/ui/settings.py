@@ -13,12 +13,12 @@ from zsim.ui.comparison import MAX_PINS, comparison
 from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE
 from zsim.ui.form import Form
 from zsim.ui.layout import field_id
-from zsim.ui.prediction import Prediction, Predictions, token_of
+from zsim.ui.prediction import Prediction, Predictions, setting_token
 from zsim.ui.process.backends import Backends
-from zsim.ui.words import mend_buttons, said
+from zsim.ui.words import remedy_buttons, run_safely
 
-Asked = Mapping[str, Any]
-_SPELT = {
+Request = Mapping[str, Any]
+_FIELD_OF_KEY = {
     JSON_STAGE: STAGE,
     ZERO + OFFLOAD_STATES: OFFLOAD_STATES,
     ZERO + OFFLOAD_PARAMETERS: OFFLOAD_PARAMETERS,
@@ -73,7 +73,7 @@ def keep_state(app: Any, form: Form) -> None:
     )
 
 
-def set_side_by_side(app: Any, backends: Backends, outcomes: Predictions) -> None:
+def compare_settings(app: Any, backends: Backends, outcomes: Predictions) -> None:
     """Compare pinned settings with the page's."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
@@ -86,11 +86,11 @@ def set_side_by_side(app: Any, backends: Backends, outcomes: Predictions) -> Non
         prevent_initial_call=True,
     )
     def pin(
-        clicks: int | None, removals: Sequence[int | None], pins: list[Asked] | None, asked: Asked
+        clicks: int | None, removals: Sequence[int | None], pins: list[Request] | None, request: Request
     ) -> Any:
         if isinstance(ctx.triggered_id, Mapping):
-            return without(pins or [], ctx.triggered_id["number"]) if any(removals) else no_update
-        return with_pin(pins or [], asked) if clicks and asked else no_update
+            return remove_pin(pins or [], ctx.triggered_id["number"]) if any(removals) else no_update
+        return add_pin(pins or [], request) if clicks and request else no_update
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("sided", "children"),
@@ -99,38 +99,44 @@ def set_side_by_side(app: Any, backends: Backends, outcomes: Predictions) -> Non
         Input("asked", "data"),
         Input("pins", "data"),
     )
-    def beside(asked: Asked | None, pins: Sequence[Asked] | None) -> Any:
-        if not asked or not pins:
-            return None, True, not asked
-        settings = [(one["shown"], one["more"]) for one in (*pins[:MAX_PINS], asked)]
-        found: list[Prediction | str] = []
-        for shown, more in settings:
-            outcome, error = said(partial(_outcome, backends, outcomes, shown, more))
-            found.append(error if outcome is None else outcome)
-        return comparison(backends.form.fields, settings, found), False, len(pins) >= MAX_PINS
+    def beside(request: Request | None, pins: Sequence[Request] | None) -> Any:
+        if not request or not pins:
+            return None, True, not request
+        settings = [
+            (setting_shown["shown"], setting_shown["more"]) for setting_shown in (*pins[:MAX_PINS], request)
+        ]
+        predictions: list[Prediction | str] = []
+        for field_values, other_settings in settings:
+            outcome, error = run_safely(
+                partial(_setting_outcome, backends, outcomes, field_values, other_settings)
+            )
+            predictions.append(error if outcome is None else outcome)
+        return comparison(backends.form.fields, settings, predictions), False, len(pins) >= MAX_PINS
 
 
-def _outcome(backends: Backends, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> Prediction:
+def _setting_outcome(
+    backends: Backends, outcomes: Predictions, field_values: Mapping[str, Any], other_settings: str
+) -> Prediction:
     """The prediction of a setting, which the server keeps when the page's process has to go."""
-    token = token_of(shown, more)
-    known = outcomes.kept.get(token)
-    if known is None:
-        known = backends.answers.result("outcome", shown, more)
-        outcomes.keep(token, known)
-    return known
+    token = setting_token(field_values, other_settings)
+    prediction = outcomes.predictions.get(token)
+    if prediction is None:
+        prediction = backends.answer_worker.result("outcome", field_values, other_settings)
+        outcomes.store(token, prediction)
+    return prediction
 
 
-def with_pin(pins: Sequence[Asked], asked: Asked) -> list[Asked]:
+def add_pin(pins: Sequence[Request], request: Request) -> list[Request]:
     """The pins and the setting that is shown. A setting is pinned once."""
-    one = {"shown": asked["shown"], "more": asked["more"]}
-    return [*pins] if one in pins else [*pins, one][:MAX_PINS]
+    pin = {"shown": request["shown"], "more": request["more"]}
+    return [*pins] if pin in pins else [*pins, pin][:MAX_PINS]
 
 
-def without(pins: Sequence[Asked], number: int) -> list[Asked]:
-    return [one for place, one in enumerate(pins) if place != number]
+def remove_pin(pins: Sequence[Request], number: int) -> list[Request]:
+    return [pin for index, pin in enumerate(pins) if index != number]
 
 
-def mend(app: Any, backends: Backends) -> None:
+def offer_remedies(app: Any, backends: Backends) -> None:
     """Search changes with which a job fits that does not, concurrently with the page. A click on one turns
     its settings.
     """
@@ -144,11 +150,13 @@ def mend(app: Any, backends: Backends) -> None:
         Input("asked", "data"),
         prevent_initial_call=True,
     )
-    def offer(asked: Asked) -> tuple[list[Any], list[Mapping[str, Any]]]:
-        if asked["fits"]:
+    def offer(request: Request) -> tuple[list[Any], list[Mapping[str, Any]]]:
+        if request["fits"]:
             return [], []
-        found, error = said(lambda: backends.remedies.result("mends", asked["shown"], asked["more"]))
-        return ([error], []) if found is None else (mend_buttons(found), list(found.values()))
+        remedies, error = run_safely(
+            lambda: backends.remedy_worker.result("mends", request["shown"], request["more"])
+        )
+        return ([error], []) if remedies is None else (remedy_buttons(remedies), list(remedies.values()))
 
     @app.callback(  # type: ignore[untyped-decorator]
         [
@@ -161,26 +169,28 @@ def mend(app: Any, backends: Backends) -> None:
         State("asked", "data"),
         prevent_initial_call=True,
     )
-    def turn(clicks: Sequence[int | None], offered: Sequence[Mapping[str, Any]], asked: Asked) -> Any:
+    def turn(clicks: Sequence[int | None], offered: Sequence[Mapping[str, Any]], request: Request) -> Any:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
-        shown, more = mended(form, asked["shown"], asked["more"], offered[ctx.triggered_id["number"]])
-        return [*(shown[key] for key in form.fields), more, more]
+        field_values, other_settings = apply_remedy(
+            form, request["shown"], request["more"], offered[ctx.triggered_id["number"]]
+        )
+        return [*(field_values[key] for key in form.fields), other_settings, other_settings]
 
 
-def mended(
-    form: Form, shown: Mapping[str, Any], more: str, overrides: Mapping[str, Any]
+def apply_remedy(
+    form: Form, field_values: Mapping[str, Any], other_settings: str, overrides: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """The setting after `overrides`: in its field where a key has one, else a line of the other settings."""
-    turned, lines = dict(shown), [line for line in more.splitlines() if line.strip()]
+    new_fields, lines = dict(field_values), [line for line in other_settings.splitlines() if line.strip()]
     for key, value in overrides.items():
-        name = _SPELT.get(key, key)
+        name = _FIELD_OF_KEY.get(key, key)
         if name in (OFFLOAD_STATES, OFFLOAD_PARAMETERS):
             value = value["device"] if isinstance(value, Mapping) else value
         field = form.fields.get(name)
         if field is not None:
-            turned[name] = field.show(value)
+            new_fields[name] = field.show(value)
             continue
         lines = [line for line in lines if line.partition("=")[0].strip() != key]
         lines.append(f"{key} = {toml_text({'x': value}).partition('=')[2].strip()}")
-    return turned, "\n".join(lines)
+    return new_fields, "\n".join(lines)

@@ -14,9 +14,9 @@ from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.form import Form
-from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.backends import Backends
-from zsim.ui.words import CSV_FILE, JSON_FILE, OF_STEP, TRACE_FILE, said
+from zsim.ui.words import CSV_FILE, JSON_FILE, STEP_FILES, TRACE_FILE, run_safely
 
 
 def offer_files(app: Any, backends: Backends) -> None:
@@ -29,38 +29,42 @@ def offer_files(app: Any, backends: Backends) -> None:
         State("asked", "data"),
         prevent_initial_call=True,
     )
-    def take(clicks: list[int | None], asked: Mapping[str, Any]) -> Any:
+    def take(clicks: list[int | None], request: Mapping[str, Any]) -> Any:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
-        name, shown, more = str(ctx.triggered_id["name"]), asked["shown"], asked["more"]
-        content, _ = said(lambda: backends.answers.result("file", name, shown, more))
+        name, field_values, other_settings = str(ctx.triggered_id["name"]), request["shown"], request["more"]
+        content, _ = run_safely(
+            lambda: backends.answer_worker.result("file", name, field_values, other_settings)
+        )
         if content is None:
             return no_update
         return {"content": b64encode(content).decode(), "filename": name, "base64": True}
 
 
-def film_content(form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> bytes:
+def animation_content(
+    form: Form, outcomes: Predictions, field_values: Mapping[str, Any], other_settings: str
+) -> bytes:
     """The animation of the step as a separate page."""
-    from zsim.study.topologies.film import film_of_step
-    from zsim.study.topologies.page import film_page
+    from zsim.study.topologies.film import animate_step
+    from zsim.study.topologies.page import animation_page
 
-    token = token_of(shown, more)
-    step = outcomes.step_of(token, form, shown, more)
-    title = outcomes.outcome_of(token, form, shown, more).title
-    return film_page(film_of_step(step.outcome), title).encode()
+    token = setting_token(field_values, other_settings)
+    step = outcomes.get_step(token, form, field_values, other_settings)
+    title = outcomes.get_prediction(token, form, field_values, other_settings).title
+    return animation_page(animate_step(step.outcome), title).encode()
 
 
 def file_content(experiment: Experiment, name: str) -> bytes:
     """The content of one of the files that the page offers, other than the animation."""
-    if name in OF_STEP:
-        return _of_step(experiment, name)
+    if name in STEP_FILES:
+        return _step_file(experiment, name)
     from zsim.specs.experiment.resolve import resolve
     from zsim.specs.formats.export import export_files
 
     return export_files(resolve(experiment)).files[name].encode()
 
 
-def _of_step(experiment: Experiment, name: str) -> bytes:
+def _step_file(experiment: Experiment, name: str) -> bytes:
     from zsim.study.advice import simulate
 
     result = simulate(experiment)

@@ -8,11 +8,11 @@ from typing import Any
 from zsim.goodput import page
 from zsim.goodput.goodput import simulate_run
 from zsim.goodput.simulated_run import SimulatedRun
-from zsim.goodput.text import diverging_sentence, sentences, verdict_sentence
+from zsim.goodput.text import detail_sentences, diverging_sentence, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.process.backends import Backends
-from zsim.ui.words import RUN_FILE, said
+from zsim.ui.words import RUN_FILE, run_safely
 from zsim.units import format_duration
 
 SEEDS = 20  # runs that the page draws; `zsim goodput` draws run.seeds
@@ -33,15 +33,17 @@ def show_run(app: Any, backends: Backends) -> None:
         Input("asked", "data"),
         running=[(Output("go", "children"), "Simulating ...", "Simulate the run")],
     )
-    def simulate(clicks: int | None, asked: Mapping[str, Any] | None) -> Any:
-        if not asked or not form.has_run(asked["shown"]):
+    def simulate(clicks: int | None, request: Mapping[str, Any] | None) -> Any:
+        if not request or not form.has_run(request["shown"]):
             return {}, "Fill in the tokens of a whole run, on the left, to see its days.", True
         if ctx.triggered_id != "go" or not clicks:
             return {}, "", False
-        found, error = said(lambda: backends.answers.result("run", asked["shown"], asked["more"]))
-        if found is None:
+        run_parts, error = run_safely(
+            lambda: backends.answer_worker.result("run", request["shown"], request["more"])
+        )
+        if run_parts is None:
             return {}, error, False
-        figures, tiles, lines = found
+        figures, tiles, lines = run_parts
         data = {name: figure.to_plotly_json() for name, figure in figures.items()}
         return data, run_words(tiles, lines), False
 
@@ -57,13 +59,13 @@ def show_run(app: Any, backends: Backends) -> None:
         State("asked", "data"),
         prevent_initial_call=True,
     )
-    def take(clicks: int | None, asked: Mapping[str, Any]) -> Any:
+    def take(clicks: int | None, request: Mapping[str, Any]) -> Any:
         from dash import no_update
 
         if not clicks:
             return no_update
-        setting = asked["shown"], asked["more"]
-        content, _ = said(lambda: backends.answers.result("file", RUN_FILE, *setting))
+        setting = request["shown"], request["more"]
+        content, _ = run_safely(lambda: backends.answer_worker.result("file", RUN_FILE, *setting))
         return no_update if content is None else {"content": content.decode(), "filename": RUN_FILE}
 
 
@@ -83,9 +85,9 @@ def run_page(run: SimulatedRun) -> str:
 
 
 def run_sentences(run: SimulatedRun) -> Iterator[str]:
-    yield from [] if run.tightest.verdict.word == "fits" else [verdict_sentence(run)]
+    yield from [] if run.tightest_report.verdict.word == "fits" else [verdict_sentence(run)]
     yield from [diverging_sentence(run)] if run.is_diverging else []
-    yield from sentences(run)
+    yield from detail_sentences(run)
 
 
 def run_words(tiles: Iterable[Tile], lines: Iterable[str]) -> list[Any]:
@@ -109,9 +111,9 @@ def run_tiles(run: SimulatedRun) -> Iterator[Tile]:
     yield "Days", days, f"{ends} {seeds}"
     worst, best = (part * 100 for part in run.goodput_range)
     yield "Goodput", f"{run.goodput_fraction * 100:.1f} %", f"{worst:.1f} to {best:.1f} %"
-    few, many = run.failures_range
+    low_failures, high_failures = run.failures_range
     failures = run.runs.mean_of(lambda ledger: ledger.num_failures)
-    yield "Failures", f"{failures:,.1f}", f"{few:,.0f} to {many:,.0f}"
+    yield "Failures", f"{failures:,.1f}", f"{low_failures:,.0f} to {high_failures:,.0f}"
     bill = run.bill
     if bill.money is not None:
         yield "Money", f"{bill.money:,.0f}", f"{bill.currency}, {bill.gpu_hours:,.0f} GPU-hours"

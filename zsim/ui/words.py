@@ -10,52 +10,55 @@ from typing import Any
 from zsim.errors import ZsimError
 from zsim.report.views.text.sentences import NO_REMEDY
 from zsim.ui.answer import Answer, Tier
-from zsim.ui.process.worker import Mistake, Superseded
+from zsim.ui.process.worker import InternalError, Superseded
 from zsim.units import GIGABYTES
-from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
+from zsim.validated.ratios import NO_DIFFERENCE, SEVERAL_SETTINGS, is_ratio_significant
 
-LOOKING = "Looking for changes with which it fits ..."
+SEARCHING = "Looking for changes with which it fits ..."
 _TOO_LARGE = (MemoryError, OverflowError, RecursionError)
 REPORT_FILE = "report.html"
-FILM_FILE = "film.html"
+ANIMATION_FILE = "film.html"
 RUN_FILE = "goodput.html"
 JSON_FILE, CSV_FILE, TRACE_FILE = "report.json", "collectives.csv", "trace.json.gz"
-OF_STEP = (REPORT_FILE, FILM_FILE, JSON_FILE, CSV_FILE, TRACE_FILE)
+STEP_FILES = (REPORT_FILE, ANIMATION_FILE, JSON_FILE, CSV_FILE, TRACE_FILE)
 
 
-def answer_words(found: Answer, last: Mapping[str, Any] | None = None) -> list[Any]:
+def answer_words(answer: Answer, previous: Mapping[str, Any] | None = None) -> list[Any]:
     """Title, verdict, limits, numbers and memory tiers of an answer.
 
     `previous` holds `tokens_per_second` and `is_shared` of the previous one.
     """
     from dash import html
 
-    last = last or {}
-    fit, is_shared = found.fit, found.outcome.is_shared or bool(last.get("is_shared"))
-    change = change_words(found.tokens_per_second, last.get("tokens_per_second"), is_shared=is_shared)
+    previous = previous or {}
+    fit, is_shared = answer.fit, answer.outcome.is_shared or bool(previous.get("is_shared"))
+    change = change_words(answer.tokens_per_second, previous.get("tokens_per_second"), is_shared=is_shared)
     verdict = html.P([html.Strong(fit.label), " ", fit.words], className=f"verdict {fit.tone}")
     return [
-        html.H1(_unbroken(found.title)),
+        html.H1(_title_spans(answer.title)),
         verdict,
-        html.Div([] if found.has_room else LOOKING, className="views mends", id="mends"),
-        html.P(found.limit, className="limit"),
-        html.P(found.trust, className="limit", id="trust"),
+        html.Div([] if answer.has_room else SEARCHING, className="views mends", id="mends"),
+        html.P(answer.limit, className="limit"),
+        html.P(answer.trust, className="limit", id="trust"),
         html.P(change, id="change"),
-        html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
-        html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
+        html.Div([_tile(*tile) for tile in answer.tiles], className="tiles"),
+        html.Div([_meter(tier) for tier in answer.tiers], className="tiers"),
         html.P(f"{GIGABYTES}.", className="source"),
     ]
 
 
-def _unbroken(title: str) -> list[Any]:
+def _title_spans(title: str) -> list[Any]:
     """The parts of a title, each on one line where it has room."""
     from dash import html
 
-    first, *others = title.split(" | ")
-    return [html.Span(first), *(part for other in others for part in (" | ", html.Span(other)))]
+    first, *other_parts = title.split(" | ")
+    return [
+        html.Span(first),
+        *(part for title_part in other_parts for part in (" | ", html.Span(title_part))),
+    ]
 
 
-def mend_buttons(changes: Iterable[str]) -> list[Any]:
+def remedy_buttons(changes: Iterable[str]) -> list[Any]:
     """A button for each change, in words, that makes the job fit."""
     from dash import html
 
@@ -66,27 +69,29 @@ def mend_buttons(changes: Iterable[str]) -> list[Any]:
     return [html.Span("It fits with "), *buttons] if buttons else [html.Span(f"{NO_REMEDY}.")]
 
 
-def change_words(now: float, before: float | None, *, is_shared: bool) -> str:
+def change_words(now: float, previous_rate: float | None, *, is_shared: bool) -> str:
     """How much the last changed setting changed the throughput, or "" below a thousandth.
 
     `is_shared` says that several ranks have a replica, or had one.
     """
-    if not before or abs(now / before - 1) < 1e-3:
+    if not previous_rate or abs(now / previous_rate - 1) < 1e-3:
         return ""
-    ratio, was = now / before, f"({before:,.0f})"
-    if not can_tell(before, now, [ANY], is_shared=is_shared):
-        was += f": {NO_DIFFERENCE}"
+    ratio, previous_text = now / previous_rate, f"({previous_rate:,.0f})"
+    if not is_ratio_significant(previous_rate, now, [SEVERAL_SETTINGS], is_shared=is_shared):
+        previous_text += f": {NO_DIFFERENCE}"
     if ratio >= 2:
-        return f"{ratio:.3g} times as many tokens per second as before {was}."
+        return f"{ratio:.3g} times as many tokens per second as before {previous_text}."
     word = "more" if ratio > 1 else "fewer"
-    return f"{abs(ratio - 1) * 100:.1f} % {word} tokens per second than before {was}."
+    return f"{abs(ratio - 1) * 100:.1f} % {word} tokens per second than before {previous_text}."
 
 
 def _tile(label: str, number: str, small: str) -> Any:
     from dash import html
 
-    parts = {"label": label, "number": number, "small": small}
-    return html.Div([html.Span(text, className=name) for name, text in parts.items()], className="tile")
+    texts_by_class = {"label": label, "number": number, "small": small}
+    return html.Div(
+        [html.Span(text, className=name) for name, text in texts_by_class.items()], className="tile"
+    )
 
 
 def _meter(tier: Tier) -> Any:
@@ -104,26 +109,26 @@ def view_buttons(views: Sequence[tuple[str, float, float]]) -> list[Any]:
 
     buttons = []
     for name, start, end in views:
-        places: dict[str, Any] = {"data-plot": "plot-timeline", "data-start": start, "data-end": end}
-        buttons.append(html.Button(name, type="button", **places))
+        plot_range: dict[str, Any] = {"data-plot": "plot-timeline", "data-start": start, "data-end": end}
+        buttons.append(html.Button(name, type="button", **plot_range))
     return buttons
 
 
-def files_and_notes(found: Answer) -> Iterator[Any]:
+def files_and_notes(answer: Answer) -> Iterator[Any]:
     """A button for each file, the settings that no file can express, and how far to trust the numbers."""
     from dash import html
 
-    names = (*sorted(found.exported.files), *OF_STEP)
+    names = (*sorted(answer.exported.files), *STEP_FILES)
     buttons = [html.Button(name, id={"type": "file", "name": name}, type="button") for name in names]
     yield html.Div(buttons, className="views")
-    missing = [f"No {name}: {reason}." for name, reason in found.exported.missing.items()]
-    yield html.Ul([html.Li(line) for line in (*map(sentence, found.exported.notes), *missing)])
-    grades = ", ".join(f"{part} {grade}" for part, grade in found.evidence.items())
+    missing = [f"No {name}: {reason}." for name, reason in answer.exported.missing.items()]
+    yield html.Ul([html.Li(line) for line in (*map(sentence, answer.exported.notes), *missing)])
+    grades = ", ".join(f"{part} {grade}" for part, grade in answer.evidence.items())
     yield html.Details(
         [
             html.Summary("How far to trust it"),
             html.P(f"Evidence: {grades}."),
-            html.Ul([html.Li(sentence(note)) for note in found.notes]),
+            html.Ul([html.Li(sentence(note)) for note in answer.notes]),
         ]
     )
 
@@ -134,7 +139,7 @@ def sentence(note: str) -> str:
     return (note if is_name else f"{note[:1].upper()}{note[1:]}") + ("" if note.endswith(".") else ".")
 
 
-def said(work: Callable[[], Any]) -> tuple[Any, str]:
+def run_safely(work: Callable[[], Any]) -> tuple[Any, str]:
     """(the result of `work`, or None, and the message for the user if it failed).
 
     The page never shows a traceback. That of a bug in zsim goes to the terminal. Superseded work has no
@@ -144,7 +149,7 @@ def said(work: Callable[[], Any]) -> tuple[Any, str]:
         return work(), ""
     except Superseded:
         return None, ""
-    except Mistake as error:
+    except InternalError as error:
         name, details = error.args
         print(details, file=sys.stderr)
         return None, f"zsim made a mistake here ({name}); the terminal has the details"

@@ -10,12 +10,12 @@ from statistics import fmean, median
 
 from zsim.dataclass import dataclass
 from zsim.validated.features import Features
-from zsim.validated.runs import ValidatedRun, without_source
+from zsim.validated.runs import ValidatedRun, exclude_source
 from zsim.validated.validation import Validation, validation_of
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRun:
     """A run, and its validation by the runs of other sources."""
 
     run: ValidatedRun
@@ -54,34 +54,36 @@ class Coverage:
 
 def leave_one_source_out(
     runs: Sequence[ValidatedRun], widening: Mapping[str, float] | None = None
-) -> list[Judged]:
+) -> list[JudgedRun]:
     """Every run with its validation by the runs of other sources."""
-    known: dict[tuple[str, Features], Validation] = {}
-    others = {source: without_source(runs, source) for source in {run.source for run in runs}}
+    validations: dict[tuple[str, Features], Validation] = {}
+    others = {source: exclude_source(runs, source) for source in {run.source for run in runs}}
     judged = []
     for run in runs:
         key = (run.source, run.features)
-        if key not in known:
-            known[key] = validation_of(run.features, others[run.source], widening)
-        judged.append(Judged(run, known[key]))
+        if key not in validations:
+            validations[key] = validation_of(run.features, others[run.source], widening)
+        judged.append(JudgedRun(run, validations[key]))
     return judged
 
 
-def coverage_of(judged: Iterable[Judged], holds: Callable[[Features], bool] | None = None) -> Coverage | None:
+def coverage_of(
+    judged: Iterable[JudgedRun], holds: Callable[[Features], bool] | None = None
+) -> Coverage | None:
     """The coverage of the runs whose features satisfy `holds` (default: all), or None if there are none."""
-    chosen = [one for one in judged if holds is None or holds(one.run.features)]
-    if not chosen:
+    selected = [judgement for judgement in judged if holds is None or holds(judgement.run.features)]
+    if not selected:
         return None
-    errors = [expm1(-one.run.error) for one in chosen]
-    sources = [one.run.source for one in chosen]
-    covered = [float(one.is_covered) for one in chosen]
+    errors = [expm1(-judgement.run.error) for judgement in selected]
+    sources = [judgement.run.source for judgement in selected]
+    covered = [float(judgement.is_covered) for judgement in selected]
     absolute = [abs(error) for error in errors]
     return Coverage(
-        rows=len(chosen),
+        rows=len(selected),
         sources=len(set(sources)),
         covered=fmean(covered),
         covered_by_source=mean_of_sources(covered, sources),
-        half_width=median(one.half_width for one in chosen),
+        half_width=median(judgement.half_width for judgement in selected),
         mean_absolute_error=fmean(absolute),
         mean_absolute_error_by_source=mean_of_sources(absolute, sources),
         bias=fmean(errors),
@@ -92,7 +94,7 @@ def coverage_of(judged: Iterable[Judged], holds: Callable[[Features], bool] | No
 
 def mean_of_sources(values: Sequence[float], sources: Sequence[str]) -> float:
     """The mean of the sources' means: each source counts once, however many rows it has."""
-    by_source: dict[str, list[float]] = {}
+    values_per_source: dict[str, list[float]] = {}
     for value, source in zip(values, sources, strict=True):
-        by_source.setdefault(source, []).append(value)
-    return fmean(fmean(own) for own in by_source.values())
+        values_per_source.setdefault(source, []).append(value)
+    return fmean(fmean(source_values) for source_values in values_per_source.values())

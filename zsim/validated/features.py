@@ -24,7 +24,7 @@ _SHARES = (
     (HOST, "host_bound", 0.1),
 )
 
-_BESIDE = re.compile(r" \+ (TP|CP|PP|EP)\b")
+_EXTRA_PARALLELISM = re.compile(r" \+ (TP|CP|PP|EP)\b")
 NUM_CELLS = 5  # that a job belongs to
 
 
@@ -71,11 +71,11 @@ class Features:
         """Keys of the cells of similar runs that the job belongs to, from the closest cell to that of all
         runs.
         """
-        alike = self.framework, self.is_several
+        framework_key = self.framework, self.is_several
         return (
-            (*alike, self.binding, self.chip, self.is_shared, self.is_mixture),
-            (*alike, self.binding),
-            alike,
+            (*framework_key, self.binding, self.chip, self.is_shared, self.is_mixture),
+            (*framework_key, self.binding),
+            framework_key,
             (self.is_several,),
             (),
         )
@@ -85,7 +85,7 @@ def data_strategy(strategy: str) -> str:
     """A strategy's name without the parallelisms in addition to data parallelism: "FSDP2" for "FSDP2 + TP +
     PP".
     """
-    return _BESIDE.sub("", strategy)
+    return _EXTRA_PARALLELISM.sub("", strategy)
 
 
 def chip_of(gpu: str) -> str:

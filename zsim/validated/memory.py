@@ -29,11 +29,11 @@ import numpy as np
 
 from zsim.arrays import Floats
 from zsim.dataclass import dataclass
-from zsim.validated.errors import BROADER, weights_by_source
+from zsim.validated.errors import BROADER_CELL_WEIGHT, weights_by_source
 from zsim.validated.runs import PRESETS
 
 TABLE = PRESETS / "validated_memory.csv"
-UNFITTED = "report"  # the role of rows that no number is fitted to
+REPORT_ROLE = "report"  # the role of rows that no number is fitted to
 LEAST_LOAD = 0.25  # of rows whose errors tell of jobs near the limit
 Outcome = Literal["", "ran", "out of memory"]
 RAN: Outcome = "ran"
@@ -41,7 +41,7 @@ RAN_OUT: Outcome = "out of memory"
 
 # No probability is nearer to 0 or 1: of the published verdicts far from the limit about one in a hundred is
 # wrong, for reasons that no figure of memory shows (another length, another program on the GPU).
-SUREST = 0.99
+MAX_PROBABILITY = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class MemoryErrors:
     """Published rows behind the errors."""
     sources: int
     """Sources behind the errors."""
-    ran_short: float
+    fraction_that_ran_short: float
     """The fraction of published jobs predicted to run short that ran."""
     rows_short: int
     """Published jobs predicted to run short."""
@@ -94,16 +94,16 @@ class MemoryErrors:
         Between the middles of two errors' weights it is interpolated.
         """
         if load <= 0 or not len(self.values):
-            return SUREST if load <= 1 else 1 - SUREST
-        values, places = np.unique(self.values, return_inverse=True)
-        weights = np.bincount(places, self.weights)
+            return MAX_PROBABILITY if load <= 1 else 1 - MAX_PROBABILITY
+        values, value_indices = np.unique(self.values, return_inverse=True)
+        weights = np.bincount(value_indices, self.weights)
         middles = np.cumsum(weights) - weights / 2
-        found = float(np.interp(-log(load), values, middles, left=0.0, right=1.0))
-        return min(max(found, 1 - SUREST), SUREST)
+        probability = float(np.interp(-log(load), values, middles, left=0.0, right=1.0))
+        return min(max(probability, 1 - MAX_PROBABILITY), MAX_PROBABILITY)
 
     def probability_short(self, load: float) -> float:
         """The same where torch's allocator runs short: no more than the published fraction that ran."""
-        return min(self.probability(load), self.ran_short)
+        return min(self.probability(load), self.fraction_that_ran_short)
 
 
 @cache
@@ -115,38 +115,44 @@ def memory_runs() -> tuple[MemoryRun, ...]:
 @cache
 def shipped_errors(framework: str, is_mixture: bool = False) -> MemoryErrors:
     """The errors on a framework's jobs by the shipped table."""
-    return errors_of(framework, memory_runs(), is_mixture=is_mixture)
+    return estimate_memory_errors(framework, memory_runs(), is_mixture=is_mixture)
 
 
-def errors_of(framework: str, runs: Sequence[MemoryRun], *, is_mixture: bool = False) -> MemoryErrors:
+def estimate_memory_errors(
+    framework: str, runs: Sequence[MemoryRun], *, is_mixture: bool = False
+) -> MemoryErrors:
     """The distribution of the error on a job of `framework`, dense or a mixture of experts.
 
     It is made from three cells of runs: those of the framework that are dense or a mixture as the job is, all
     of the framework, and all.
     """
-    known = [run for run in runs if run.role == UNFITTED and run.error is not None and run.load >= LEAST_LOAD]
-    values = np.array([run.error for run in known], dtype=np.float64)
-    weights, opposite, rest = np.zeros(len(known)), np.zeros(len(known)), 1.0
-    alike = framework, is_mixture
+    usable_runs = [
+        run for run in runs if run.role == REPORT_ROLE and run.error is not None and run.load >= LEAST_LOAD
+    ]
+    values = np.array([run.error for run in usable_runs], dtype=np.float64)
+    weights, opposite_weights, remaining_weight = np.zeros(len(usable_runs)), np.zeros(len(usable_runs)), 1.0
+    cell_key = framework, is_mixture
     for cell in (2, 1, 0):
         is_last = cell == 0
-        inside = [
-            place for place, run in enumerate(known) if (run.framework, run.is_mixture)[:cell] == alike[:cell]
+        indices = [
+            index
+            for index, run in enumerate(usable_runs)
+            if (run.framework, run.is_mixture)[:cell] == cell_key[:cell]
         ]
-        if not inside:
+        if not indices:
             continue
-        own, num_sources = weights_by_source([known[place].source for place in inside])
-        share = 1.0 if is_last else num_sources / (num_sources + BROADER)
-        mirrored = 1 / (num_sources + 1)
-        weights[inside] += rest * share * (1 - mirrored) * own
-        opposite[inside] += rest * share * mirrored * own
-        rest *= 1 - share
+        source_weights, num_sources = weights_by_source([usable_runs[index].source for index in indices])
+        share = 1.0 if is_last else num_sources / (num_sources + BROADER_CELL_WEIGHT)
+        mirrored_share = 1 / (num_sources + 1)
+        weights[indices] += remaining_weight * share * (1 - mirrored_share) * source_weights
+        opposite_weights[indices] += remaining_weight * share * mirrored_share * source_weights
+        remaining_weight *= 1 - share
     ran_short, rows_short = fraction_that_ran(run for run in runs if run.runs_short)
     return MemoryErrors(
         np.r_[values, -values],
-        np.r_[weights, opposite],
-        len(known),
-        len({run.source for run in known}),
+        np.r_[weights, opposite_weights],
+        len(usable_runs),
+        len({run.source for run in usable_runs}),
         ran_short,
         rows_short,
     )
@@ -157,12 +163,12 @@ def fraction_that_ran(runs: Iterable[MemoryRun]) -> tuple[float, int]:
 
     The fraction is the mean of sources and of one more source of which half did.
     """
-    known = [run for run in runs if run.outcome]
-    if not known:
+    runs_with_outcome = [run for run in runs if run.outcome]
+    if not runs_with_outcome:
         return 0.5, 0
-    weights, num_sources = weights_by_source([run.source for run in known])
-    ran = np.array([run.outcome == RAN for run in known], dtype=np.float64)
-    return (num_sources * float(weights @ ran) + 0.5) / (num_sources + 1), len(known)
+    weights, num_sources = weights_by_source([run.source for run in runs_with_outcome])
+    ran = np.array([run.outcome == RAN for run in runs_with_outcome], dtype=np.float64)
+    return (num_sources * float(weights @ ran) + 0.5) / (num_sources + 1), len(runs_with_outcome)
 
 
 COLUMNS = tuple(field.name for field in fields(MemoryRun))
@@ -174,26 +180,26 @@ def read_memory(text: str) -> tuple[MemoryRun, ...]:
     rows = csv.DictReader(io.StringIO(text))
     if tuple(rows.fieldnames or ()) != COLUMNS:
         raise ValueError("a table of published memory has other columns than this release writes")
-    return tuple(_run(row) for row in rows)
+    return tuple(_parse_run(row) for row in rows)
 
 
-def _run(row: dict[str, str]) -> MemoryRun:
+def _parse_run(row: dict[str, str]) -> MemoryRun:
     numbers = {name: float(row[name]) if row[name] else None for name in _DIGITS}
     is_mixture = row["is_mixture"] == "True"
     return MemoryRun(**{**row, **numbers, "is_mixture": is_mixture})  # type: ignore[arg-type]  # the rest is text
 
 
-def memory_text(runs: Iterable[MemoryRun]) -> str:
+def format_memory_table(runs: Iterable[MemoryRun]) -> str:
     """The table as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for run in runs:
-        writer.writerow(_cell(name, getattr(run, name)) for name in COLUMNS)
+        writer.writerow(_format_cell(name, getattr(run, name)) for name in COLUMNS)
     return text.getvalue()
 
 
-def _cell(name: str, value: str | float | bool | None) -> str:
+def _format_cell(name: str, value: str | float | bool | None) -> str:
     if value is None or isinstance(value, str | bool):
         return "" if value is None else str(value)
     return f"{value:.{_DIGITS[name]}f}".rstrip("0").rstrip(".")

@@ -50,9 +50,10 @@ def nearest_runs(
     """
     runs = validated_runs() if runs is None else runs
     ordered = sorted(
-        ((_cell(run.features, job), _distance(run, job, sequence_length), run.row_id), run) for run in runs
+        ((_closest_shared_cell(run.features, job), _distance(run, job, sequence_length), run.row_id), run)
+        for run in runs
     )
-    alike = Counter((key[0], run.source) for key, run in ordered)
+    runs_per_source = Counter((key[0], run.source) for key, run in ordered)
     shown: Counter[str] = Counter()
     chosen: list[NearRun] = []
     for (cell, _, _), run in ordered:
@@ -60,22 +61,25 @@ def nearest_runs(
             break
         if shown[run.source] < per_source:
             shown[run.source] += 1
-            chosen.append(NearRun(run, cell, alike[cell, run.source]))
-    own = Counter((one.cell, one.run.source) for one in chosen)
-    return tuple(NearRun(one.run, one.cell, one.more - own[one.cell, one.run.source]) for one in chosen)
+            chosen.append(NearRun(run, cell, runs_per_source[cell, run.source]))
+    shown_per_source = Counter((near.cell, near.run.source) for near in chosen)
+    return tuple(
+        NearRun(near.run, near.cell, near.more - shown_per_source[near.cell, near.run.source])
+        for near in chosen
+    )
 
 
-def _cell(run: Features, job: Features) -> int:
+def _closest_shared_cell(run: Features, job: Features) -> int:
     pairs = zip(run.cells, job.cells, strict=True)
-    return next(number for number, (one, other) in enumerate(pairs) if one == other)
+    return next(number for number, (run_cell, job_cell) in enumerate(pairs) if run_cell == job_cell)
 
 
 def _distance(run: ValidatedRun, job: Features, sequence_length: float | None) -> float:
-    other = run.features
-    far = _OTHER_STRATEGY * (other.strategy != job.strategy) + _OTHER_GPU * (other.gpu != job.gpu)
-    far += _OTHER_FABRIC * (other.fabric != job.fabric)
-    for one, wanted in ((other.gpus, job.gpus), (other.parameters, job.parameters)):
-        far += abs(log2(max(one, 1) / max(wanted, 1)))
+    features = run.features
+    distance = _OTHER_STRATEGY * (features.strategy != job.strategy) + _OTHER_GPU * (features.gpu != job.gpu)
+    distance += _OTHER_FABRIC * (features.fabric != job.fabric)
+    for count, job_count in ((features.gpus, job.gpus), (features.parameters, job.parameters)):
+        distance += abs(log2(max(count, 1) / max(job_count, 1)))
     if sequence_length:
-        far += _LENGTH * abs(log2(max(run.settings.sequence_length, 1) / sequence_length))
-    return far
+        distance += _LENGTH * abs(log2(max(run.settings.sequence_length, 1) / sequence_length))
+    return distance

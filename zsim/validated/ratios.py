@@ -21,13 +21,13 @@ import numpy as np
 
 from zsim.arrays import Floats
 from zsim.dataclass import dataclass
-from zsim.validated.errors import BROADER, LEVEL, quantiles
+from zsim.validated.errors import BROADER_CELL_WEIGHT, LEVEL, quantiles
 from zsim.validated.features import ALLOCATOR, data_strategy
 from zsim.validated.runs import ValidatedRun, shipped_estimates
 
 NO_DIFFERENCE = "no difference that zsim can tell"
-ANY = "several settings"
-SHORT = "torch's allocator runs short in one or both"
+SEVERAL_SETTINGS = "several settings"
+ALLOCATOR_SHORT = "torch's allocator runs short in one or both"
 
 # The settings by which two runs of one model on one kind of GPU differ. The batch follows from the length,
 # the number of GPUs and the degrees of parallelisms, and then does not count as a setting of its own.
@@ -40,8 +40,8 @@ SETTINGS: Mapping[str, Callable[[ValidatedRun], object]] = {
     "network": lambda run: (run.features.fabric, run.settings.network_gbps),
     "training": lambda run: run.settings.training,
 }
-_LEADING = ("sequence length", "GPUs", "parallelism")
-KINDS = (*SETTINGS, SHORT, ANY)
+_BATCH_DETERMINING = ("sequence length", "GPUs", "parallelism")
+KINDS = (*SETTINGS, ALLOCATOR_SHORT, SEVERAL_SETTINGS)
 
 
 def estimate_ratio_errors(runs: Sequence[ValidatedRun], *, is_shared: bool | None = None) -> dict[str, float]:
@@ -51,30 +51,35 @@ def estimate_ratio_errors(runs: Sequence[ValidatedRun], *, is_shared: bool | Non
     With `is_shared` only pairs count of which one has several ranks to a replica, or, where it is false, none
     has.
     """
-    return _bounds(_by_source(_pairs(runs, is_shared)))
+    return _bounds_per_kind(_errors_per_source(_pairs(runs, is_shared)))
 
 
-_BySource = Mapping[str, Mapping[str, Floats]]  # errors of pairs, by kind and source
+_ErrorsPerSource = Mapping[str, Mapping[str, Floats]]  # errors of pairs, by kind and source
 
 
-def _by_source(pairs: Iterable[Pair]) -> _BySource:
+def _errors_per_source(pairs: Iterable[RunPair]) -> _ErrorsPerSource:
     """The errors of the pairs of every kind. Those in `SEVERAL_SETTINGS` are all but the `ALLOCATOR_SHORT`
     ones.
     """
-    found: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
+    errors_per_kind: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
     for pair in pairs:
-        for kind in {pair.kind, pair.kind if pair.kind == SHORT else ANY}:
-            found[kind].setdefault(pair.source, []).append(pair.error)
-    return {kind: {source: np.array(errors) for source, errors in own.items()} for kind, own in found.items()}
-
-
-def _bounds(errors: _BySource, without: str | None = None) -> dict[str, float]:
-    """The bound of every kind, by the pairs of all sources but one."""
-    left = {
-        kind: [own for source, own in by_source.items() if source != without]
-        for kind, by_source in errors.items()
+        for kind in {pair.kind, pair.kind if pair.kind == ALLOCATOR_SHORT else SEVERAL_SETTINGS}:
+            errors_per_kind[kind].setdefault(pair.source, []).append(pair.error)
+    return {
+        kind: {source: np.array(errors) for source, errors in source_errors.items()}
+        for kind, source_errors in errors_per_kind.items()
     }
-    return {kind: _quantile(left[kind], left[ANY]) for kind in KINDS}
+
+
+def _bounds_per_kind(errors: _ErrorsPerSource, excluded_source: str | None = None) -> dict[str, float]:
+    """The bound of every kind, by the pairs of all sources but one."""
+    remaining = {
+        kind: [
+            source_errors for source, source_errors in errors_per_source.items() if source != excluded_source
+        ]
+        for kind, errors_per_source in errors.items()
+    }
+    return {kind: _quantile(remaining[kind], remaining[SEVERAL_SETTINGS]) for kind in KINDS}
 
 
 def bound_of(kinds: Iterable[str], bounds: Mapping[str, float]) -> float:
@@ -84,10 +89,10 @@ def bound_of(kinds: Iterable[str], bounds: Mapping[str, float]) -> float:
     pair varies, no better than in any setting.
     """
     names = list(kinds)
-    if SHORT not in names and (kind := kind_of(names)) != ANY:
+    if ALLOCATOR_SHORT not in names and (kind := kind_of(names)) != SEVERAL_SETTINGS:
         return bounds[kind]
-    single = names if set(names) <= {*SETTINGS, SHORT} else [*SETTINGS, *names]
-    return max(bounds[name] for name in (ANY, *single) if name in bounds)
+    single = names if set(names) <= {*SETTINGS, ALLOCATOR_SHORT} else [*SETTINGS, *names]
+    return max(bounds[name] for name in (SEVERAL_SETTINGS, *single) if name in bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,30 +116,36 @@ def ratio_coverage(runs: Sequence[ValidatedRun], *, is_shared: bool | None = Non
     Kinds without pairs are left out.
     """
     pairs = list(_pairs(runs, is_shared))
-    errors = _by_source(pairs)
-    bounds = _bounds(errors)
-    by_others = {source: _bounds(errors, source) for source in {pair.source for pair in pairs}}
-    inside: dict[str, dict[str, list[bool]]] = {}
+    errors = _errors_per_source(pairs)
+    bounds = _bounds_per_kind(errors)
+    bounds_per_source = {
+        source: _bounds_per_kind(errors, source) for source in {pair.source for pair in pairs}
+    }
+    coverage_flags: dict[str, dict[str, list[bool]]] = {}
     for pair in pairs:
-        differ = (SHORT,) if pair.kind == SHORT else pair.settings
-        is_inside = pair.error <= bound_of(differ, by_others[pair.source])
-        inside.setdefault(pair.kind, {}).setdefault(pair.source, []).append(is_inside)
+        differ = (ALLOCATOR_SHORT,) if pair.kind == ALLOCATOR_SHORT else pair.settings
+        is_inside = pair.error <= bound_of(differ, bounds_per_source[pair.source])
+        coverage_flags.setdefault(pair.kind, {}).setdefault(pair.source, []).append(is_inside)
     return [
         RatioCoverage(
             kind,
-            sum(map(len, inside[kind].values())),
-            len(inside[kind]),
+            sum(map(len, coverage_flags[kind].values())),
+            len(coverage_flags[kind]),
             bounds[kind],
-            fmean(covered for own in inside[kind].values() for covered in own),
-            fmean(fmean(own) for own in inside[kind].values()),
+            fmean(
+                covered
+                for covered_of_source in coverage_flags[kind].values()
+                for covered in covered_of_source
+            ),
+            fmean(fmean(covered_of_source) for covered_of_source in coverage_flags[kind].values()),
         )
         for kind in KINDS
-        if kind in inside
+        if kind in coverage_flags
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class RunPair:
     """Two runs of one source, model and GPU."""
 
     kind: str
@@ -145,48 +156,48 @@ class Pair:
     """The settings in which they differ."""
 
 
-def _pairs(runs: Sequence[ValidatedRun], is_shared: bool | None) -> Iterator[Pair]:
+def _pairs(runs: Sequence[ValidatedRun], is_shared: bool | None) -> Iterator[RunPair]:
     """All pairs, or those of which one has several ranks to a replica, or none has.
 
     Runs that differ in no setting are not a pair.
     """
-    alike: dict[tuple[str, str, str], list[ValidatedRun]] = {}
+    comparable_runs: dict[tuple[str, str, str], list[ValidatedRun]] = {}
     for run in runs:
-        alike.setdefault((run.source, run.features.gpu, run.settings.model), []).append(run)
-    for (source, _, _), group in alike.items():
+        comparable_runs.setdefault((run.source, run.features.gpu, run.settings.model), []).append(run)
+    for (source, _, _), group in comparable_runs.items():
         values = {id(run): [value(run) for value in SETTINGS.values()] for run in group}
-        for one, other in combinations(group, 2):
-            shared = one.features.is_shared or other.features.is_shared
+        for first, second in combinations(group, 2):
+            shared = first.features.is_shared or second.features.is_shared
             if is_shared not in (None, shared):
                 continue
-            settings = zip(SETTINGS, values[id(one)], values[id(other)], strict=True)
-            kinds = tuple(name for name, value, another in settings if value != another)
+            settings = zip(SETTINGS, values[id(first)], values[id(second)], strict=True)
+            kinds = tuple(name for name, value, second_value in settings if value != second_value)
             if kinds:
-                is_short = ALLOCATOR in (one.features.binding, other.features.binding)
-                kind = SHORT if is_short else kind_of(kinds)
-                yield Pair(kind, source, abs(one.error - other.error), kinds)
+                is_short = ALLOCATOR in (first.features.binding, second.features.binding)
+                kind = ALLOCATOR_SHORT if is_short else kind_of(kinds)
+                yield RunPair(kind, source, abs(first.error - second.error), kinds)
 
 
 def kind_of(kinds: Iterable[str]) -> str:
     """The member of `KINDS` for settings that differ in combination."""
     names = list(dict.fromkeys(kinds))
-    if len(names) == 2 and "batch" in names and any(name in _LEADING for name in names):
+    if len(names) == 2 and "batch" in names and any(name in _BATCH_DETERMINING for name in names):
         names.remove("batch")
-    return names[0] if len(names) == 1 and names[0] in SETTINGS else ANY
+    return names[0] if len(names) == 1 and names[0] in SETTINGS else SEVERAL_SETTINGS
 
 
-def _quantile(own: Sequence[Floats], every: Sequence[Floats]) -> float:
+def _quantile(selected: Sequence[Floats], all_pairs: Sequence[Floats]) -> float:
     """The `LEVEL` quantile of the errors of `selected` pairs, source by source.
 
     It borrows from `all_pairs` the more, the fewer sources `selected` has.
     """
-    share = len(own) / (len(own) + BROADER)
+    share = len(selected) / (len(selected) + BROADER_CELL_WEIGHT)
     values: list[Floats] = []
     weights: list[Floats] = []
-    for sources, part in ((own, share), (every, 1 - share)):
-        for errors in sources if part else ():
+    for sources, weight in ((selected, share), (all_pairs, 1 - share)):
+        for errors in sources if weight else ():
             values.append(errors)
-            weights.append(np.full(len(errors), part / len(sources) / len(errors)))
+            weights.append(np.full(len(errors), weight / len(sources) / len(errors)))
     return quantiles(np.concatenate(values), np.concatenate(weights), (LEVEL,))[0] if values else 0.0
 
 
@@ -208,7 +219,9 @@ def ratio_range(ratio: float, kinds: Iterable[str], *, is_shared: bool) -> tuple
     return ratio * exp(-bound), ratio * exp(bound)
 
 
-def can_tell(one_seconds: float, other_seconds: float, kinds: Iterable[str], *, is_shared: bool) -> bool:
+def is_ratio_significant(
+    first_seconds: float, second_seconds: float, kinds: Iterable[str], *, is_shared: bool
+) -> bool:
     """Whether the interval of the ratio excludes 1, so that zsim can tell which configuration is faster."""
-    low, high = ratio_range(one_seconds / other_seconds, kinds, is_shared=is_shared)
+    low, high = ratio_range(first_seconds / second_seconds, kinds, is_shared=is_shared)
     return not low <= 1.0 <= high

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from zsim.validated.coverage import Coverage, Judged, coverage_of
+from zsim.validated.coverage import Coverage, JudgedRun, coverage_of
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, validated_runs
 
@@ -25,29 +25,31 @@ def regime_title(features: Features) -> str:
     return f"{features.framework}, {'several nodes' if features.is_several else 'one node'}"
 
 
-def by_regime(judged: Sequence[Judged]) -> dict[str, Coverage]:
+def coverage_per_regime(judged: Sequence[JudgedRun]) -> dict[str, Coverage]:
     """The coverage by framework and number of nodes, in alphabetical order."""
-    found = {}
-    for title in sorted({regime_title(one.run.features) for one in judged}):
-        coverage = coverage_of(one for one in judged if regime_title(one.run.features) == title)
+    coverages = {}
+    for title in sorted({regime_title(judgement.run.features) for judgement in judged}):
+        coverage = coverage_of(
+            judgement for judgement in judged if regime_title(judgement.run.features) == title
+        )
         if coverage is not None:
-            found[title] = coverage
-    return found
+            coverages[title] = coverage
+    return coverages
 
 
-def unvalidated(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+def unvalidated_names(names: Iterable[str], validated: Iterable[str]) -> tuple[str, ...]:
     """The `names` that are not among `validated`."""
-    there = set(known)
-    return tuple(name for name in names if name not in there)
+    validated_names = set(validated)
+    return tuple(name for name in names if name not in validated_names)
 
 
 def unvalidated_strategies(runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:
     """Names of the strategies without a validated run."""
     runs = validated_runs() if runs is None else runs
-    return unvalidated(STRATEGIES, (run.features.strategy for run in runs))
+    return unvalidated_names(STRATEGIES, (run.features.strategy for run in runs))
 
 
 def unvalidated_gpus(gpus: Iterable[str], runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:
     """GPUs without a validated run."""
     runs = validated_runs() if runs is None else runs
-    return unvalidated(gpus, (run.features.gpu for run in runs))
+    return unvalidated_names(gpus, (run.features.gpu for run in runs))

@@ -63,22 +63,22 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
     """Runs with an index of their cells."""
 
     @classmethod
-    def of(cls, runs: Iterable[ValidatedRun]) -> Self:
+    def from_runs(cls, runs: Iterable[ValidatedRun]) -> Self:
         """The runs with an index of their cells. They are returned as they are if they have one."""
         return runs if isinstance(runs, cls) else cls(runs)
 
-    def in_cell(self, number: int, cell: Hashable) -> Sequence[int]:
+    def cell_indices(self, number: int, cell: Hashable) -> Sequence[int]:
         """The indices of the runs in a cell, see `Features.cells`."""
-        return self._places[number].get(cell, ())
+        return self._indices_per_cell[number].get(cell, ())
 
     @cached_property
-    def _places(self) -> list[dict[Hashable, list[int]]]:
+    def _indices_per_cell(self) -> list[dict[Hashable, list[int]]]:
         """The indices of the runs by the number of the cell and by its key."""
-        found: list[dict[Hashable, list[int]]] = [{} for _ in range(NUM_CELLS)]
-        for place, run in enumerate(self):
-            for places, cell in zip(found, run.features.cells, strict=True):
-                places.setdefault(cell, []).append(place)
-        return found
+        indices_per_cell: list[dict[Hashable, list[int]]] = [{} for _ in range(NUM_CELLS)]
+        for index, run in enumerate(self):
+            for indices_of_cell, cell in zip(indices_per_cell, run.features.cells, strict=True):
+                indices_of_cell.setdefault(cell, []).append(index)
+        return indices_per_cell
 
     @cached_property
     def errors(self) -> Floats:
@@ -91,22 +91,22 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
         return list(dict.fromkeys(run.features for run in self))
 
     @cached_property
-    def by_cells(self) -> dict[Hashable, Any]:
+    def cache_per_cells(self) -> dict[Hashable, Any]:
         """Values derived from these runs for jobs of the same cells."""
         return {}
 
 
-_OWN = ("row_id", "source", "role", "tier")
+_RUN_COLUMNS = ("row_id", "source", "role", "tier")
 _FEATURES = tuple(field.name for field in fields(Features))
 _SETTINGS = tuple(field.name for field in fields(Settings))
-COLUMNS = (*_OWN, *_FEATURES, *_SETTINGS, "error")
+COLUMNS = (*_RUN_COLUMNS, *_FEATURES, *_SETTINGS, "error")
 _NUMBERS = frozenset(("gradient_accumulation_steps", "network_gbps"))
 
 
 @cache
 def validated_runs() -> ValidatedRuns:
     """The runs of the shipped table."""
-    with garbage_collection.paused():
+    with garbage_collection.pause():
         return read_validated(TABLE.read_text(encoding="utf-8"))
 
 
@@ -122,18 +122,18 @@ def read_validated(text: str) -> ValidatedRuns:
     rows = csv.reader(io.StringIO(text))
     if tuple(next(rows)) != COLUMNS:
         raise ValueError("a table of validated runs has other columns than this release writes")
-    known: dict[tuple[str, ...], Features] = {}
-    return ValidatedRuns(_run(row, known) for row in rows)
+    shared_features: dict[tuple[str, ...], Features] = {}
+    return ValidatedRuns(_parse_run(row, shared_features) for row in rows)
 
 
-def _run(row: Sequence[str], known: dict[tuple[str, ...], Features]) -> ValidatedRun:
+def _parse_run(row: Sequence[str], shared_features: dict[tuple[str, ...], Features]) -> ValidatedRun:
     """The run of a row. Runs of equal features share them, and so the names of their cells."""
-    row_id, source, role, tier, *rest = row
-    asked, settings, error = tuple(rest[: len(_FEATURES)]), rest[len(_FEATURES) : -1], rest[-1]
-    if asked not in known:
-        framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, ranks, is_mixture = asked
+    row_id, source, role, tier, *values = row
+    feature_values, settings, error = tuple(values[: len(_FEATURES)]), values[len(_FEATURES) : -1], values[-1]
+    if feature_values not in shared_features:
+        framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, ranks, is_mixture = feature_values
         sizes = int(parameters), int(ranks)
-        known[asked] = Features(
+        shared_features[feature_values] = Features(
             framework, strategy, gpu, int(nodes), int(gpus), fabric, binding, *sizes, is_mixture == "True"
         )
     model, length, micro_batch, steps, training, network, degrees = settings
@@ -142,26 +142,26 @@ def _run(row: Sequence[str], known: dict[tuple[str, ...], Features]) -> Validate
         source,
         role,
         tier,
-        known[asked],
+        shared_features[feature_values],
         Settings(model, int(length), int(micro_batch), float(steps), training, float(network), degrees),
         float(error),
     )
 
 
-def validated_text(runs: Iterable[ValidatedRun]) -> str:
+def format_validated_table(runs: Iterable[ValidatedRun]) -> str:
     """The table as CSV, with errors to five digits, finer than repeated runs differ."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for run in runs:
-        own = [getattr(run, name) for name in _OWN]
-        known = [getattr(run.features, name) for name in _FEATURES]
+        run_values = [getattr(run, name) for name in _RUN_COLUMNS]
+        feature_values = [getattr(run.features, name) for name in _FEATURES]
         settings = [f"{getattr(run.settings, name):g}" if name in _NUMBERS else getattr(run.settings, name)
                     for name in _SETTINGS]  # fmt: skip
-        writer.writerow([*own, *known, *settings, f"{run.error:.5f}"])
+        writer.writerow([*run_values, *feature_values, *settings, f"{run.error:.5f}"])
     return text.getvalue()
 
 
-def without_source(runs: Sequence[ValidatedRun], source: str | None) -> ValidatedRuns:
+def exclude_source(runs: Sequence[ValidatedRun], source: str | None) -> ValidatedRuns:
     """The runs of all other sources, or all runs without a `source`. No source vouches for itself."""
-    return ValidatedRuns.of(runs if source is None else (run for run in runs if run.source != source))
+    return ValidatedRuns.from_runs(runs if source is None else (run for run in runs if run.source != source))

@@ -8,15 +8,15 @@ from math import exp, expm1, hypot, log
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.validated.errors import UNLIKE, broader_cell, interval_like
-from zsim.validated.extrapolation import extrapolations, stretch_of
+from zsim.validated.errors import FIRST_DISSIMILAR_CELL, broader_cell, estimate_interval
+from zsim.validated.extrapolation import extrapolations, widening_factor
 from zsim.validated.features import Features
 from zsim.validated.runs import (
     ValidatedRun,
     ValidatedRuns,
+    exclude_source,
     shipped_estimates,
     validated_runs,
-    without_source,
 )
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -63,7 +63,7 @@ class Validation:
         """The interval of a step that is predicted to take `step_seconds`."""
         return self.low * step_seconds, self.high * step_seconds
 
-    def from_shorter(self, share: float) -> Validation:
+    def extend_to_shorter(self, share: float) -> Validation:
         """The interval extended down to that of a step of `share` of the predicted one, a fraction."""
         return replace(self, low=self.low * share)
 
@@ -77,7 +77,10 @@ class Validation:
             "mean_absolute_error": self.mean_absolute_error,
             "worst_absolute_error": self.worst_absolute_error,
             "extrapolates": list(self.extrapolates),
-            "inputs": [{"what": one.what, "fast": one.fast, "slow": one.slow} for one in self.inputs],
+            "inputs": [
+                {"what": input_spread.what, "fast": input_spread.fast, "slow": input_spread.slow}
+                for input_spread in self.inputs
+            ],
         }
 
 
@@ -86,52 +89,52 @@ def validation_of(
     runs: Sequence[ValidatedRun] | None = None,
     widening: Mapping[str, float] | None = None,
     *,
-    without: str | None = None,
+    excluded_source: str | None = None,
 ) -> Validation:
     """Judge a job by validated runs (default: the shipped ones), except those of the source
     `excluded_source`.
     """
-    runs = without_source(validated_runs() if runs is None else runs, without)
+    runs = exclude_source(validated_runs() if runs is None else runs, excluded_source)
     widening = shipped_estimates()["widening"] if widening is None else widening
-    errors, (low, high) = interval_like(features, runs)
-    beyond = extrapolations(features, runs)
-    stretch = stretch_of(beyond, widening)
-    absolute = [abs(expm1(-run.error)) for run in errors.alike]
+    errors, (low, high) = estimate_interval(features, runs)
+    extrapolated = extrapolations(features, runs)
+    stretch = widening_factor(extrapolated, widening)
+    absolute = [abs(expm1(-run.error)) for run in errors.similar_runs]
     return Validation(
         exp(low * stretch),
         exp(high * stretch),
         regime_of(features, errors.cell),
-        len(errors.alike),
-        len({run.source for run in errors.alike}),
+        len(errors.similar_runs),
+        len({run.source for run in errors.similar_runs}),
         sum(absolute) / len(absolute) if absolute else None,
         max(absolute, default=None),
-        tuple(one.sentence for one in beyond),
+        tuple(extrapolation.sentence for extrapolation in extrapolated),
         features,
-        _less_alike(features, runs, len(errors.alike)),
+        _count_less_similar(features, runs, len(errors.similar_runs)),
     )
 
 
-def with_input(found: Validation, spread: InputSpread) -> Validation:
+def widen_for_input(validation: Validation, input_spread: InputSpread) -> Validation:
     """The validation of a step one of whose inputs is known to a spread only.
 
     Errors of zsim and of its input are taken to be independent: on either side of the prediction their
     logarithms add in squares. An input that does not move the step leaves the interval as it is.
     """
-    below, above = max(0.0, -log(found.low)), max(0.0, log(found.high))
-    low = found.low * exp(below - hypot(below, log(spread.fast)))
-    high = found.high * exp(hypot(above, log(spread.slow)) - above)
-    return replace(found, low=low, high=high, inputs=(*found.inputs, spread))
+    below, above = max(0.0, -log(validation.low)), max(0.0, log(validation.high))
+    low = validation.low * exp(below - hypot(below, log(input_spread.fast)))
+    high = validation.high * exp(hypot(above, log(input_spread.slow)) - above)
+    return replace(validation, low=low, high=high, inputs=(*validation.inputs, input_spread))
 
 
-def _less_alike(features: Features, runs: ValidatedRuns, alike: int) -> int:
+def _count_less_similar(features: Features, runs: ValidatedRuns, num_similar: int) -> int:
     """Number of runs in the broader cell behind the interval that are not similar to the job."""
     number = broader_cell(features, runs)
-    return max(0, len(runs.in_cell(number, features.cells[number])) - alike)
+    return max(0, len(runs.cell_indices(number, features.cells[number])) - num_similar)
 
 
 def regime_of(features: Features, cell: int = 0) -> str:
     """The features that the runs of a cell share: "FSDP, several nodes, H100, bound by kernels"."""
-    if cell >= UNLIKE:
+    if cell >= FIRST_DISSIMILAR_CELL:
         return "no validated run is like it"
     words = [features.framework, "several nodes" if features.is_several else "one node"]
     if cell == 0:
@@ -143,21 +146,21 @@ def regime_of(features: Features, cell: int = 0) -> str:
     return ", ".join(words)
 
 
-def range_words(seconds: tuple[float, float]) -> str:
+def format_range(seconds: tuple[float, float]) -> str:
     """E.g. "9.14 to 10.9 s", "0.98 to 1.09 s": three digits, in the unit of the longer time."""
     unit, name = next(((size, name) for size, name in _UNITS if seconds[1] >= size), _UNITS[-1])
-    return f"{_three_digits(seconds[0] / unit)} to {_three_digits(seconds[1] / unit)} {name}"
+    return f"{_format_three_digits(seconds[0] / unit)} to {_format_three_digits(seconds[1] / unit)} {name}"
 
 
-def _three_digits(value: float) -> str:
+def _format_three_digits(value: float) -> str:
     rounded = float(f"{value:.3g}")
     return f"{rounded:.{max(0, 3 - len(str(int(rounded))))}f}"
 
 
-def validation_words(validation: Validation, step_seconds: float) -> str:
+def format_validation(validation: Validation, step_seconds: float) -> str:
     """E.g. "9.14 to 10.9 s (80 %), by 14 runs like it"."""
-    said = f"{range_words(validation.range_of(step_seconds))} (80 %), by "
+    text = f"{format_range(validation.range_of(step_seconds))} (80 %), by "
     if not validation.runs:
-        return said + "runs that are not like it"
-    said += f"{validation.runs:,} run{'s' if validation.runs > 1 else ''} like it"
-    return said + (f" and {validation.runs_less_alike:,} less alike" if validation.runs_less_alike else "")
+        return text + "runs that are not like it"
+    text += f"{validation.runs:,} run{'s' if validation.runs > 1 else ''} like it"
+    return text + (f" and {validation.runs_less_alike:,} less alike" if validation.runs_less_alike else "")

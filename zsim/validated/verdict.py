@@ -15,7 +15,7 @@ Word = Literal["fits", "fits barely", "runs short", "does not fit"]
 Tone = Literal["fits", "tight", "broken"]  # how a verdict is shown
 
 LEVEL = 0.9  # from this probability on a job fits, and below its opposite it does not
-LIKELIER = 0.5  # below it the exit code is that of a job that does not fit
+LIKELY = 0.5  # below it the exit code is that of a job that does not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Verdict:
     @property
     def is_likely(self) -> bool:
         """Whether the job is likelier to fit than not."""
-        return self.probability >= LIKELIER
+        return self.probability >= LIKELY
 
     @property
     def exit_code(self) -> int:
@@ -100,7 +100,7 @@ def verdict_content(verdict: Verdict | None) -> dict[str, Any]:
     return {"verdict": word, "fits_probability": probability}
 
 
-def unless_fits(verdict: Verdict | None) -> str:
+def verdict_suffix(verdict: Verdict | None) -> str:
     """The word after a figure in a table, as in " (does not fit)". Empty for a job that fits."""
     return "" if verdict is None or verdict.word == "fits" else f" ({verdict.word})"
 

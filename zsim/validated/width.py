@@ -9,18 +9,18 @@ from math import exp, expm1
 
 from zsim.dataclass import dataclass
 from zsim.validated.errors import (
-    ENOUGH,
-    UNLIKE,
-    Errors,
+    FIRST_DISSIMILAR_CELL,
+    MIN_SOURCES,
+    ErrorDistribution,
     broader_cell,
-    errors_like,
-    interval_like,
+    estimate_errors,
+    estimate_interval,
 )
-from zsim.validated.extrapolation import Extrapolation, extrapolations, stretch_of
+from zsim.validated.extrapolation import Extrapolation, extrapolations, widening_factor
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
 from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs
-from zsim.validated.validation import Validation, with_input
+from zsim.validated.validation import Validation, widen_for_input
 
 _DTYPES = (
     ("fp8", r"fp8"),
@@ -51,28 +51,40 @@ def width_stages(
     """
     runs = validated_runs() if runs is None else runs
     widening = shipped_estimates()["widening"] if widening is None else widening
-    errors = errors_like(job, runs)
-    stages = [_stage(errors.interval(), _own_words(errors))]
-    wide = interval_like(job, runs)[1]
-    if wide != errors.interval():
-        stages.append(_stage(wide, _broader_words(job, runs, len({run.source for run in errors.alike}))))
-    beyond = extrapolations(job, runs)
-    stretch = stretch_of(beyond, widening)
+    errors = estimate_errors(job, runs)
+    stages = [_stage(errors.interval(), _describe_errors(errors))]
+    interval = estimate_interval(job, runs)[1]
+    if interval != errors.interval():
+        stages.append(
+            _stage(
+                interval, _describe_broader_cell(job, runs, len({run.source for run in errors.similar_runs}))
+            )
+        )
+    extrapolated = extrapolations(job, runs)
+    stretch = widening_factor(extrapolated, widening)
     if stretch > 1:
-        stages.append(_stage((wide[0] * stretch, wide[1] * stretch), _stretch_words(beyond, widening)))
+        stages.append(
+            _stage(
+                (interval[0] * stretch, interval[1] * stretch),
+                _describe_extrapolation(extrapolated, widening),
+            )
+        )
     return tuple(stages)
 
 
-def input_stages(found: Validation) -> tuple[WidthStage, ...]:
+def input_stages(validation: Validation) -> tuple[WidthStage, ...]:
     """The stages that the spread of the job's inputs adds to those of `width_stages`."""
     stages: list[WidthStage] = []
-    now = replace(found, inputs=())
-    ends = width_stages(found.features)[-1]
-    now = replace(now, low=ends.low, high=ends.high)
-    for one in found.inputs:
-        now = with_input(now, one)
-        words = f"by how fast {one.what} may be: {one.fast:.2f} to {one.slow:.2f} times the step"
-        stages.append(WidthStage(now.low, now.high, words))
+    narrowed = replace(validation, inputs=())
+    ends = width_stages(validation.features)[-1]
+    narrowed = replace(narrowed, low=ends.low, high=ends.high)
+    for input_spread in validation.inputs:
+        narrowed = widen_for_input(narrowed, input_spread)
+        words = (
+            f"by how fast {input_spread.what} may be: {input_spread.fast:.2f} to {input_spread.slow:.2f} "
+            "times the step"
+        )
+        stages.append(WidthStage(narrowed.low, narrowed.high, words))
     return tuple(stages)
 
 
@@ -80,34 +92,39 @@ def _stage(ends: tuple[float, float], why: str) -> WidthStage:
     return WidthStage(exp(ends[0]), exp(ends[1]), why)
 
 
-def _own_words(errors: Errors) -> str:
-    sources = len({run.source for run in errors.alike})
+def _describe_errors(errors: ErrorDistribution) -> str:
+    sources = len({run.source for run in errors.similar_runs})
     if not sources:
         return "the errors of runs that are not like it"
     return (
-        f"the errors of {counted(len(errors.alike), 'run')} of {counted(sources, 'source')} like it, and "
+        f"the errors of {format_count(len(errors.similar_runs), 'run')} of "
+        f"{format_count(sources, 'source')} like it, and "
         f"with a weight of {1 / (sources + 1):.0%} those of runs less alike"
     )
 
 
-def _broader_words(job: Features, runs: Sequence[ValidatedRun], sources: int) -> str:
+def _describe_broader_cell(job: Features, runs: Sequence[ValidatedRun], sources: int) -> str:
     cell = broader_cell(job, runs)
-    inside = [run for run in runs if run.features.cells[cell] == job.cells[cell]]
-    is_few = sources < ENOUGH
-    lack = f"{counted(sources, 'source')} like it, fewer than {ENOUGH}" if is_few else "none closer to it"
+    runs_in_cell = [run for run in runs if run.features.cells[cell] == job.cells[cell]]
+    is_few = sources < MIN_SOURCES
+    reason = (
+        f"{format_count(sources, 'source')} like it, fewer than {MIN_SOURCES}"
+        if is_few
+        else "none closer to it"
+    )
     return (
-        f"{lack}: trusted no better than {'' if is_few else 'each kind of '}"
-        f"{cell_words(job, cell)}, {counted(len(inside), 'run')} of "
-        f"{counted(len({run.source for run in inside}), 'source')}"
+        f"{reason}: trusted no better than {'' if is_few else 'each kind of '}"
+        f"{describe_cell(job, cell)}, {format_count(len(runs_in_cell), 'run')} of "
+        f"{format_count(len({run.source for run in runs_in_cell}), 'source')}"
     )
 
 
-def cell_words(job: Features, cell: int) -> str:
+def describe_cell(job: Features, cell: int) -> str:
     """The runs of a cell of the job in words: "DeepSpeed over several nodes"."""
     where = "over several nodes" if job.is_several else "on one node"
-    if cell > UNLIKE:
+    if cell > FIRST_DISSIMILAR_CELL:
         return "all runs"
-    if cell == UNLIKE:
+    if cell == FIRST_DISSIMILAR_CELL:
         return f"runs of any framework {where}"
     words = f"{job.framework} {where}"
     if cell <= 1:
@@ -119,18 +136,18 @@ def cell_words(job: Features, cell: int) -> str:
     return words
 
 
-def _stretch_words(beyond: Sequence[Extrapolation], widening: Mapping[str, float]) -> str:
-    parts = [
-        f"{one.sentence} ({widening[one.respect]:.2f} times as far"
-        + (" per doubling" if one.steps != 1 else "")
+def _describe_extrapolation(extrapolated: Sequence[Extrapolation], widening: Mapping[str, float]) -> str:
+    clauses = [
+        f"{extrapolation.sentence} ({widening[extrapolation.respect]:.2f} times as far"
+        + (" per doubling" if extrapolation.steps != 1 else "")
         + ")"
-        for one in beyond
-        if widening[one.respect] > 1
+        for extrapolation in extrapolated
+        if widening[extrapolation.respect] > 1
     ]
-    return f"beyond the runs: {'; '.join(parts)}"
+    return f"beyond the runs: {'; '.join(clauses)}"
 
 
-def uncounted(
+def uncounted_respects(
     job: Features,
     sequence_length: float | None,
     precision: str | None,
@@ -142,20 +159,22 @@ def uncounted(
     framework's runs.
     """
     runs = validated_runs() if runs is None else runs
-    own = [run for run in runs if run.features.framework == job.framework]
-    if not own:
+    framework_runs = [run for run in runs if run.features.framework == job.framework]
+    if not framework_runs:
         return ()
-    found = []
-    longest = max(run.settings.sequence_length for run in own)
+    sentences = []
+    longest = max(run.settings.sequence_length for run in framework_runs)
     if sequence_length and sequence_length > 2 * longest:
-        found.append(
+        sentences.append(
             f"sequences of {sequence_length:,.0f}: the longest of a validated run of {job.framework} is "
             f"{longest:,}"
         )
-    known = {dtype_of(run.settings.training) for run in own} - {""}
-    if precision and precision not in known:
-        found.append(f"{precision}: the validated runs of {job.framework} are in {', '.join(sorted(known))}")
-    return tuple(found)
+    precisions = {dtype_of(run.settings.training) for run in framework_runs} - {""}
+    if precision and precision not in precisions:
+        sentences.append(
+            f"{precision}: the validated runs of {job.framework} are in {', '.join(sorted(precisions))}"
+        )
+    return tuple(sentences)
 
 
 def dtype_of(training: str) -> str:
@@ -173,6 +192,6 @@ def ratio_bound(kinds: Sequence[str], *, is_shared: bool) -> float:
     return expm1(shipped_bound(kinds, is_shared=is_shared))
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """E.g. "1 run", "44 runs"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zsim.validated.extrapolation import estimate_widening
 from zsim.validated.ratios import estimate_ratio_errors
-from zsim.validated.runs import ValidatedRun, validated_text
+from zsim.validated.runs import ValidatedRun, format_validated_table
 
 _HEAD = """\
 # Estimated from validated_runs.csv; rewritten with it by `python validation/published/accuracy.py`.
@@ -26,9 +26,11 @@ _RATIOS = """
 
 def shipped_texts(runs: Sequence[ValidatedRun]) -> tuple[str, str]:
     """The texts of validated_runs.csv and validated_errors.toml."""
-    return validated_text(runs), _HEAD + _table("widening", estimate_widening(runs)) + _RATIOS + _table(
-        "ratios", estimate_ratio_errors(runs, is_shared=False)
-    ) + _SHARED + _table("shared_ratios", estimate_ratio_errors(runs, is_shared=True))
+    return format_validated_table(runs), _HEAD + _table(
+        "widening", estimate_widening(runs)
+    ) + _RATIOS + _table("ratios", estimate_ratio_errors(runs, is_shared=False)) + _SHARED + _table(
+        "shared_ratios", estimate_ratio_errors(runs, is_shared=True)
+    )
 
 
 def _table(name: str, values: dict[str, float]) -> str:

@@ -18,7 +18,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import checkpoint_of, cost_of
 from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.machine import SavingMachine, StepBeside, step_beside
+from zsim.goodput.checkpoints.machine import OverlappedStep, SavingMachine, overlapped_step
 from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates, saving_rates, starting_rates
 from zsim.goodput.checkpoints.startup import communicator_seconds, startup_of
 from zsim.goodput.checkpoints.store import StoreLimits, transfer_seconds
@@ -29,7 +29,7 @@ from zsim.specs.experiment.run.storage import StorageTable
 
 REPOSITORY = Path(__file__).parents[3]
 INFINITE = float("inf")
-QUIET = StepBeside(seconds=1.0, copying_seconds=0.9, host_fraction=0.2, host_bytes=0)
+QUIET = OverlappedStep(seconds=1.0, copying_seconds=0.9, host_fraction=0.2, host_bytes=0)
 # Nothing but what a test names takes time.
 INSTANT = PlanningRates(
     read_item="0 s", plan_item="0 s", answer_item="0 s", commit_item="0 s", load_item="0 s",
@@ -56,7 +56,7 @@ def cost(
     storage: StorageTable = FAST,
     *,
     job: Job | None = None,
-    step: StepBeside = QUIET,
+    step: OverlappedStep = QUIET,
     rates: SavingRates = FREE,
 ) -> Checkpoint:
     job = job or job_of()
@@ -242,7 +242,7 @@ def test_a_thread_that_plans_holds_up_every_launch() -> None:
 
 
 def test_a_slower_core_archives_and_plans_slower_and_waits_as_long() -> None:
-    rates, slow = saving_rates(), saving_rates().on_core(1.5)
+    rates, slow = saving_rates(), saving_rates().scale_to_core(1.5)
     assert slow.archive_bandwidth == pytest.approx(rates.archive_bandwidth / 1.5)
     assert slow.staging_seconds == pytest.approx(rates.staging_seconds * 1.5)
     assert slow.planning.read_item == pytest.approx(rates.planning.read_item * 1.5)
@@ -253,10 +253,10 @@ def test_cards_that_carry_states_slow_the_collectives_beside_them() -> None:
     """A peer's copies fill the cards while they last, so steps beside them are longer."""
     machine = SavingMachine(job_of(), FREE)
     alone = replace(QUIET, seconds=simulate_step(machine.job).seconds)
-    assert machine.slower_step_seconds(0.0, alone) == 0.0
-    little, much = (machine.slower_step_seconds(fraction, alone) for fraction in (0.2, 0.8))
+    assert machine.step_delay_seconds(0.0, alone) == 0.0
+    little, much = (machine.step_delay_seconds(fraction, alone) for fraction in (0.2, 0.8))
     assert 0.0 < little < much
-    assert SavingMachine(job_of(nodes=1), FREE).slower_step_seconds(0.8, alone) == 0.0
+    assert SavingMachine(job_of(nodes=1), FREE).step_delay_seconds(0.8, alone) == 0.0
 
 
 # -- states in host memory -----------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_a_job_has_the_cost_of_its_tables() -> None:
     near, far = checkpoint_of(result.job, result), checkpoint_of(result.job, result, mode="async")
     assert near.host_bytes_per_node == pytest.approx(4 * far.host_bytes_per_node)
     assert near.durable_seconds < far.durable_seconds
-    beside = step_beside(result)
+    beside = overlapped_step(result)
     assert 0.0 < beside.host_fraction <= 1.0
     assert 0.0 < beside.copying_seconds < beside.seconds
     start = startup_of(result.job, result)

@@ -17,8 +17,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoints import dcp
 from zsim.goodput.checkpoints.formats import dcp_layout, saved_files
 from zsim.goodput.checkpoints.pickled import archive_bytes
-from zsim.goodput.checkpoints.saved import COLUMNS, Saved
-from zsim.goodput.checkpoints.tensors import held_states
+from zsim.goodput.checkpoints.saved import COLUMNS, SavedFiles
+from zsim.goodput.checkpoints.tensors import collect_model_states
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -33,7 +33,7 @@ def job_of(**keys: Any) -> Job:
     return resolve(zsim.Experiment(**{"cluster": "dgx-h100", "gpus": 64, "model": LLAMA, **keys}))
 
 
-def recorded(name: str) -> tuple[Saved, dict[str, list[int]]]:
+def recorded(name: str) -> tuple[SavedFiles, dict[str, list[int]]]:
     """What zsim predicts, and [bytes, bytes of tensors] of every recorded file."""
     entry = RECORDED["configurations"][name]
     model = RECORDED["models"][entry["experiment"]["model"]]
@@ -106,7 +106,7 @@ def test_many_ranks_are_planned_as_few_ones(
     found = saved_files(job, "dcp")
     for key in ("parameters", "optimizer_states"):
         assert found.categories[key] == exact.categories[key]
-    assert found.written().max() == pytest.approx(exact.written().max(), rel=0.01)
+    assert found.written_bytes().max() == pytest.approx(exact.written_bytes().max(), rel=0.01)
     assert np.array_equal(found.staged, exact.staged)
 
 
@@ -124,7 +124,7 @@ def test_replicas_stage_and_read_all_that_they_hold_and_write_it_once() -> None:
     whole = 12 * 8_030_261_248
     assert saved.staged[0] == pytest.approx(whole / 8, rel=1e-3)
     assert saved.read.sum() == pytest.approx(8 * whole, rel=1e-3)
-    assert saved.written().mean() == pytest.approx(whole / 64, rel=0.01)
+    assert saved.written_bytes().mean() == pytest.approx(whole / 64, rel=0.01)
 
 
 def test_deepspeed_writes_fourteen_bytes_per_parameter_and_rank_0_the_module() -> None:
@@ -133,7 +133,7 @@ def test_deepspeed_writes_fourteen_bytes_per_parameter_and_rank_0_the_module() -
     saved = saved_files(job_of(strategy=strategy, training={"precision": "bf16"}))
     assert saved.categories["parameters"] == 2 * 8_030_261_248
     assert saved.categories["optimizer_states"] == pytest.approx(12 * 8_030_261_248, rel=1e-6)
-    by_rank = saved.written()
+    by_rank = saved.written_bytes()
     assert by_rank[1] == pytest.approx(12 * 8_030_261_248 / 64, rel=1e-3)
     assert by_rank[0] - by_rank[1] == pytest.approx(2 * 8_030_261_248, rel=1e-3)
 
@@ -159,8 +159,8 @@ def test_megatrons_distributed_optimizer_writes_fourteen_bytes_evenly() -> None:
     tensors = saved.categories["parameters"] + saved.categories["optimizer_states"]
     assert tensors == pytest.approx(14 * 8_030_261_248, rel=2e-3)  # and the padded vocabulary
     fullest = 12 * 8_030_261_248 / 2 / 32 + 128256 * 4096
-    assert saved.written().max() == pytest.approx(fullest, rel=2e-3)
-    assert saved.read[0] > saved.written()[0]  # whole parameters
+    assert saved.written_bytes().max() == pytest.approx(fullest, rel=2e-3)
+    assert saved.read[0] > saved.written_bytes()[0]  # whole parameters
 
 
 @pytest.mark.parametrize("distributed", [False, True])
@@ -174,7 +174,7 @@ def test_megatron_saves_the_same_with_and_without_its_distributed_optimizer(dist
 def test_frozen_parameters_have_no_states() -> None:
     """All but the LM head frozen: 4 bytes for each parameter, 8 more for each of the head's."""
     job = job_of(strategy={"kind": "fsdp2"})
-    held = held_states(job)
+    held = collect_model_states(job)
     (stage,) = held.tensors
     frozen = tuple(replace(tensor, is_trainable=tensor.name == "lm_head.weight") for tensor in stage)
     saved = dcp.dcp_files(replace(held, tensors=(frozen,)), dcp_layout(job, held))
@@ -310,7 +310,7 @@ def test_a_rank_of_megatrons_writes_its_experts_and_a_part_of_the_rest() -> None
     strategy = {"kind": "megatron", "distributed_optimizer": True}
     saved = saved_files(mixtral(strategy=strategy, training={"precision": "bf16"}, parallelism={"expert": 8}))
     mine, rest = EXPERTS / 8, MIXTRAL - EXPERTS
-    assert saved.written().max() == pytest.approx(14 * (mine / 4 + rest / 32), rel=0.01)
+    assert saved.written_bytes().max() == pytest.approx(14 * (mine / 4 + rest / 32), rel=0.01)
     assert saved.read[0] == pytest.approx(2 * (mine + rest) + 12 * (mine / 4 + rest / 32), rel=1e-6)
     whole = saved_files(mixtral(strategy={"kind": "megatron"}, parallelism={"expert": 8}))
     assert whole.chunks == 4 * (32 * (8 * 3 + 5) + 3)  # parameters, masters, two moments

@@ -14,7 +14,7 @@ from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import cost_of
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.machine import SavingMachine
-from zsim.goodput.checkpoints.saved import Saved
+from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
@@ -36,7 +36,7 @@ def llama() -> Job:
 
 
 @cache
-def llama_files() -> Saved:
+def llama_files() -> SavedFiles:
     return saved_files(llama())
 
 
@@ -113,10 +113,13 @@ def test_metadata_is_no_archive() -> None:
     archives = cost({}, job=megatron(), rates=rates).durable_seconds - free
     most = max(file.overhead for file in saved.files if file.name.startswith("__")) * 2 / 1577
     assert archives == pytest.approx(most, rel=0.2)
-    assert saved.metadata()[0] == 280 * saved.chunks
-    assert not saved.metadata()[1:].any()
+    assert saved.metadata_bytes()[0] == 280 * saved.chunks
+    assert not saved.metadata_bytes()[1:].any()
     lengthened = replace(saved, files=(*saved.files, saved.files[1]._replace(overhead=10**9)))
     table = CheckpointTable(mode="in-memory")
     same = cost_of(megatron(), lengthened, table, FAST, QUIET, FREE)
     assert same.durable_seconds == cost_of(megatron(), saved, table, FAST, QUIET, FREE).durable_seconds
-    assert np.array_equal(lengthened.archived() - lengthened.metadata(), saved.archived() - saved.metadata())
+    assert np.array_equal(
+        lengthened.archived_bytes() - lengthened.metadata_bytes(),
+        saved.archived_bytes() - saved.metadata_bytes(),
+    )

@@ -116,7 +116,7 @@ class Playing:
             return
         rank.compute.append(("wait", posted))
         rank.waited |= set(call.messages)
-        if call.waits == "host" or call.shapes:
+        if call.waits == "host" or call.num_shape_messages:
             rank.blocked, rank.is_blocked = posted, True
 
     def _stream(self, rank: Rank, call: MessageCall, message: Action) -> Any:
@@ -124,7 +124,7 @@ class Playing:
             return "group"
         sender, receiver = self._ends(rank, message)
         pair = (min(sender, receiver), max(sender, receiver))
-        return (*pair, sender % 2) if call.has_own_way else pair
+        return (*pair, sender % 2) if call.has_communicator_per_direction else pair
 
     def _ends(self, rank: Rank, message: Action) -> tuple[int, int]:
         """Sender and receiver of a message of `rank`."""

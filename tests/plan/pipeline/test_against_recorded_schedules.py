@@ -34,8 +34,8 @@ def settings(case: str, *, waits_sends: bool) -> MegatronPipeline:
         overlaps_p2p="overlap_p2p_comm" in case.split(),
         flushes_ahead="overlap_p2p_comm_warmup_flush" in case,
         waits_sends=waits_sends,
-        reduces_together="align_grad_reduce" in case,
-        gathers_together="align_param_gather" in case,
+        aligns_grad_reduce="align_grad_reduce" in case,
+        aligns_param_gather="align_param_gather" in case,
     )
 
 
@@ -72,7 +72,7 @@ def written(rank: int, steps: list[Step]) -> Log:
 def place(rank: int, call: MessageCall, message: Action) -> str:
     """Two ranks have the world's communicator for what the odd one sends."""
     sender = rank if message.kind.startswith("SEND") else 1 - rank
-    return "/world" if call.has_own_way and sender % 2 else ""
+    return "/world" if call.has_communicator_per_direction and sender % 2 else ""
 
 
 @pytest.mark.parametrize(("version", "waits_sends"), [("0.16.1", False), ("0.19.1", True)])
@@ -122,5 +122,7 @@ def test_nanotron_s_engines_are_nanotron_s() -> None:
         schedule = "gpipe" if case.startswith("afab") else "1f1b"
         programs = steps_of("nanotron", schedule, count["p"], 1, count["m"])
         assert [blocking(steps) for steps in programs] == logs, case
-        shapes = {step.shapes for steps in programs for step in steps if isinstance(step, MessageCall)}
+        shapes = {
+            step.num_shape_messages for steps in programs for step in steps if isinstance(step, MessageCall)
+        }
         assert shapes == {2}

@@ -22,22 +22,22 @@ from zsim.plan.pipeline.schedules import (
     MessageWait,
     Order,
     Step,
+    actions_of,
     no_pipeline,
-    parts_of,
 )
 
 SINGLE, V_SHAPED = ("gpipe", "1f1b"), ("zbv-zero-bubble", "dualpipe-v")
 STYLED = [(style, schedule) for style, schedules in OFFERED.items() for schedule in schedules]
 SETTINGS = (
     MegatronPipeline(),
-    MegatronPipeline(waits_sends=False, reduces_together=True, gathers_together=True),
+    MegatronPipeline(waits_sends=False, aligns_grad_reduce=True, aligns_param_gather=True),
     MegatronPipeline(flushes_ahead=True),
-    MegatronPipeline(overlaps_p2p=False, reduces_together=True),
+    MegatronPipeline(overlaps_p2p=False, aligns_grad_reduce=True),
 )
 
 
 def actions(order: Order) -> list[Action]:
-    return [part for item in order for part in parts_of(item)]
+    return [part for item in order for part in actions_of(item)]
 
 
 def virtuals(schedule: str) -> tuple[int, ...]:
@@ -90,8 +90,8 @@ def bubble(orders: Sequence[Order]) -> float:
     clocks = [0 for _ in orders]
     while any(left):
         for rank, queue in enumerate(left):
-            while queue and (end := ended(parts_of(queue[0]), clocks[rank], stages, ends)) is not None:
-                ends.update((part, end) for part in parts_of(queue.pop(0)))
+            while queue and (end := ended(actions_of(queue[0]), clocks[rank], stages, ends)) is not None:
+                ends.update((part, end) for part in actions_of(queue.pop(0)))
                 clocks[rank] = end
     busy = sum(DURATIONS[action.kind] for action in actions(orders[0]))
     return max(clocks) / busy - 1

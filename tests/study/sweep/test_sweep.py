@@ -24,7 +24,7 @@ from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.study.progress import Counts, Progress, duration
+from zsim.study.progress import Counts, Progress, format_duration
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.row import report_row
 from zsim.study.sweep.store import Record, Store
@@ -75,7 +75,7 @@ def test_a_row_has_the_axes_the_resolved_settings_and_the_results(tmp_path: Path
     settings = json.loads(rows[0]["strategy.settings"])
     assert settings["zero_optimization.reduce_bucket_size"] == "500,000,000"
     assert all(float(row["step_seconds"]) > 0 and row["fits"] == "true" for row in rows)
-    assert (done.done, done.known, done.failed) == (4, 0, 0)
+    assert (done.done, done.cached, done.failed) == (4, 0, 0)
     summary = json.loads((tmp_path / "out" / "study.json").read_text())
     assert summary["points"] == {"ok": 4, "error": 0, "not run": 0}
 
@@ -146,11 +146,11 @@ def test_a_job_that_does_not_fit_is_a_result(tmp_path: Path) -> None:
 
 
 def test_only_new_points_are_simulated(tmp_path: Path) -> None:
-    assert swept(tmp_path).known == 0
+    assert swept(tmp_path).cached == 0
     again = swept(tmp_path)
-    assert (again.known, again.done) == (4, 4)
+    assert (again.cached, again.done) == (4, 4)
     more = swept(tmp_path, SMALL.replace("[8, 16]", "[4, 8, 16]"))
-    assert (more.known, more.done) == (4, 6)
+    assert (more.cached, more.done) == (4, 6)
 
 
 def test_a_cache_serves_other_studies(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_cache_serves_other_studies(tmp_path: Path) -> None:
     first.mkdir()
     second.mkdir()
     swept(first, cache=tmp_path / "cache")
-    assert swept(second, cache=tmp_path / "cache").known == 4
+    assert swept(second, cache=tmp_path / "cache").cached == 4
 
 
 def test_equal_points_are_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,19 +185,19 @@ def test_a_changed_file_makes_a_new_point(tmp_path: Path) -> None:
     text = '[base]\nmodel = "gpt2"\ncluster = "mine.toml"\ngpus = 8\n'
     text += '[base.strategy]\nkind = "deepspeed"\nconfig = "ds.json"\n'
     text += "[axes]\ntraining.sequence_length = [128]\n[base.training]\nmicro_batch_size = 1\n"
-    assert swept(tmp_path, text).known == 0
-    assert swept(tmp_path, text).known == 1
+    assert swept(tmp_path, text).cached == 0
+    assert swept(tmp_path, text).cached == 1
     ds.write_text('{"zero_optimization": {"stage": 2}}')
-    assert swept(tmp_path, text).known == 0
+    assert swept(tmp_path, text).cached == 0
     cluster.write_text('schema = 1\nextends = "dgx-h100"\nname = "mine"\ngpus_per_node = 4\n')
-    assert swept(tmp_path, text.replace("gpus = 8", "gpus = 4")).known == 0
+    assert swept(tmp_path, text.replace("gpus = 8", "gpus = 4")).cached == 0
 
 
 def test_a_damaged_record_is_simulated_again(tmp_path: Path) -> None:
     swept(tmp_path)
     for path in list((tmp_path / "out" / "points").rglob("*.json"))[:2]:
         path.write_text("{")
-    assert swept(tmp_path).known == 2
+    assert swept(tmp_path).cached == 2
 
 
 @pytest.mark.parametrize("value", [-1.0, "x"])
@@ -209,7 +209,7 @@ def test_a_record_that_was_changed_is_simulated_again(tmp_path: Path, value: obj
     record = json.loads(changed.read_text())
     record["row"]["step_seconds"] = value
     changed.write_text(json.dumps(record))
-    assert swept(tmp_path).known == 3
+    assert swept(tmp_path).cached == 3
     assert (tmp_path / "out" / "results.csv").read_bytes() == before
 
 
@@ -252,7 +252,7 @@ def test_dask_gives_the_same_tables_as_processes_here(tmp_path: Path) -> None:
     swept(dask, jobs=2, backend="dask")
     for name in ("results.csv", "results.parquet"):
         assert (here / "out" / name).read_bytes() == (dask / "out" / name).read_bytes()
-    assert swept(dask, jobs=1).known == 4  # the records came back from the workers
+    assert swept(dask, jobs=1).cached == 4  # the records came back from the workers
 
 
 def test_a_dask_scheduler_that_is_there_already_is_used(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_ctrl_c_leaves_a_study_that_goes_on(tmp_path: Path) -> None:
     assert {row["status"] for row in rows} == {"ok", "not run"}
     again = swept(tmp_path, MANY)
     assert again.done == 32
-    assert again.known >= len(done)
+    assert again.cached >= len(done)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
@@ -404,7 +404,7 @@ def test_a_pipe_has_no_progress_and_a_notebook_without_widgets_ten_lines(
     with Progress(2, 0) as piped:
         piped.advance(is_ok=True)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("zsim.study.progress._in_notebook", lambda: True)
+    monkeypatch.setattr("zsim.study.progress._is_notebook", lambda: True)
     monkeypatch.setattr("zsim.study.progress.is_watched", lambda: False)
     with Progress(200, 20) as progress:
         for number in range(180):
@@ -428,7 +428,7 @@ def test_counts_of_work_are_for_terminals_alone(capsys: pytest.CaptureFixture[st
     ("seconds", "words"), [(7.6, "8 s"), (100, "1 min 40 s"), (3600 * 3 + 300, "3 h 5 min")]
 )
 def test_time_left_is_in_words(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words
 
 
 DEGREES = """

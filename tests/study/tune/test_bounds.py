@@ -69,7 +69,7 @@ def test_no_step_with_offloaded_states_is_shorter_than_its_bounds(
     plan = simulator.plan(job)
     seconds = simulator.step(job).outcome.trace.step_seconds
     path = path_seconds(job, plan)
-    assert max(Bounds().of(job).seconds, path, *plan_seconds(job, plan).values()) <= seconds
+    assert max(Bounds().bound(job).seconds, path, *plan_seconds(job, plan).values()) <= seconds
     assert path > 0.8 * seconds
 
 
@@ -83,7 +83,7 @@ def test_the_path_holds_forward_backward_and_then_the_update_on_the_host() -> No
     rate = job.cluster.host.memory_bandwidth * job.cluster.offload.optimizer_fraction
     update = 28 * job.model.numel / 2 / rate
     assert path_seconds(job, plan) > busy["compute"] + update
-    assert Bounds().of(job).seconds == pytest.approx(busy["compute"] + update, rel=0.02)
+    assert Bounds().bound(job).seconds == pytest.approx(busy["compute"] + update, rel=0.02)
 
 
 def test_steps_whose_queues_may_be_full_and_ranks_that_differ_have_no_path() -> None:
@@ -128,7 +128,7 @@ def test_an_update_on_gpus_or_one_step_late_is_not_in_the_bound() -> None:
     simulator = Simulator()
 
     def bound(strategy: dict[str, Any]) -> float:
-        return Bounds().of(simulator.job(experiment(strategy, 1))).seconds
+        return Bounds().bound(simulator.job(experiment(strategy, 1))).seconds
 
     alone = bound(zero(2))
     assert bound(zero(2, offload_optimizer=CPU)) > alone

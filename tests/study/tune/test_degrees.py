@@ -15,11 +15,11 @@ from zsim.study.tune.axes import DETAILS
 from zsim.study.tune.base import RECOMPUTED, base_of, value_of
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, schedules_of
-from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, explain
-from zsim.study.tune.text import tuned_files, tuned_lines, tuned_to_dict
-from zsim.study.tune.tune import Tuned, tune
-from zsim.study.tune.verify import measured_given
+from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
+from zsim.study.tune.tune import Tuning, tune
+from zsim.study.tune.verify import simulate_start
 
 Tiny = Callable[..., zsim.Experiment]
 MEGATRON = {"kind": "megatron", "distributed_optimizer": True}
@@ -37,11 +37,11 @@ def given() -> zsim.Experiment:
 
 
 @pytest.fixture(scope="module")
-def tuned(given: zsim.Experiment) -> Tuned:
+def tuned(given: zsim.Experiment) -> Tuning:
     return tune(given, budget=4, count=2)
 
 
-def sequences(measured: Measured) -> int:
+def sequences(measured: CandidateResult) -> int:
     """Sequences of all replicas in a step."""
     base, overrides = measured.candidate.base, measured.candidate.overrides
     size, steps = (
@@ -58,7 +58,7 @@ def steps(given: zsim.Experiment) -> list[TuningStep]:
     wanted = "Megatron, data parallel, distributed optimizer, checkpointing none, micro-batch 2"
     best = next(one for one in candidates([base]) if one.label == wanted)
     start = Candidate(base, {}, -1)
-    return explain(evaluator, start, measured_given(evaluator, start)[0], best, budget=6)
+    return explain(evaluator, start, simulate_start(evaluator, start)[0], best, budget=6)
 
 
 def test_every_step_of_what_to_change_has_the_given_global_batch(steps: list[TuningStep]) -> None:
@@ -93,39 +93,39 @@ def test_steps_name_the_micro_batches_that_change_with_the_degrees(steps: list[T
     assert changes["training.gradient_accumulation_steps"] == (8, 2)
 
 
-def test_a_budget_ends_the_search_and_says_what_it_left(tuned: Tuned) -> None:
-    found = tuned.found
+def test_a_budget_ends_the_search_and_says_what_it_left(tuned: Tuning) -> None:
+    found = tuned.search
     assert found.num_simulated == 4
     assert found.num_left > 0
-    assert tuned.at_most_better is not None
-    assert 0 < tuned.at_most_better < 1
+    assert tuned.largest_possible_gain is not None
+    assert 0 < tuned.largest_possible_gain < 1
     parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated, found.num_left
     assert sum(parts) == found.num_candidates
-    text = " ".join(" ".join(tuned_lines(tuned)).split())
-    share = f"{tuned.at_most_better * 100:.1f} %"
+    text = " ".join(" ".join(tuning_lines(tuned)).split())
+    share = f"{tuned.largest_possible_gain * 100:.1f} %"
     assert f"the {found.num_left:,} left could be at most {share} faster by their bounds" in text
-    json = tuned_to_dict(tuned)
+    json = tuning_to_dict(tuned)
     assert json["simulations_budget"] == 4
     assert json["left"] == found.num_left
-    assert json["left_at_most_better_fraction"] == tuned.at_most_better
+    assert json["left_at_most_better_fraction"] == tuned.largest_possible_gain
 
 
-def test_what_is_left_keeps_its_promise(tuned: Tuned, given: zsim.Experiment) -> None:
+def test_what_is_left_keeps_its_promise(tuned: Tuning, given: zsim.Experiment) -> None:
     """A search with three times the budget finds nothing that beats what the small one said."""
     more = tune(given, budget=12, count=2)
-    least = tuned.best[0].seconds * (1 - (tuned.at_most_better or 0.0))
+    least = tuned.best[0].seconds * (1 - (tuned.largest_possible_gain or 0.0))
     assert least <= more.best[0].seconds <= tuned.best[0].seconds
 
 
 def test_without_degrees_there_is_no_budget(make_tiny: Tiny) -> None:
     tuned = tune(make_tiny(MEGATRON), count=1)
     assert tuned.budget is None
-    assert tuned.found.num_left == 0
-    assert "left" not in tuned_to_dict(tuned)
+    assert tuned.search.num_left == 0
+    assert "left" not in tuning_to_dict(tuned)
 
 
-def test_lines_stay_within_80_columns(tuned: Tuned) -> None:
-    assert max(len(line) for line in tuned_lines(tuned)) <= 80
+def test_lines_stay_within_80_columns(tuned: Tuning) -> None:
+    assert max(len(line) for line in tuning_lines(tuned)) <= 80
 
 
 def test_degrees_of_a_strategy_without_them_are_refused(make_tiny: Tiny) -> None:
@@ -133,8 +133,8 @@ def test_degrees_of_a_strategy_without_them_are_refused(make_tiny: Tiny) -> None
         tune(make_tiny({"kind": "ddp"}), searches_parallelism=True)
 
 
-def test_the_files_of_a_result_have_its_degrees(tuned: Tuned) -> None:
-    files = tuned_files(tuned)
+def test_the_files_of_a_result_have_its_degrees(tuned: Tuning) -> None:
+    files = tuning_files(tuned)
     tensor = value_of(tuned.base, tuned.best[0].candidate.overrides, "parallelism.tensor")
     assert f"--tensor-model-parallel-size {tensor}" in files["best/megatron.sh"]
 
@@ -167,7 +167,10 @@ def test_the_order_of_the_mesh_is_a_detail_of_pipelines(make_tiny: Tiny) -> None
     made = make_tiny(MEGATRON, nodes=1, num_layers=4, gradient_accumulation_steps=8)
     order = next(axis for axis in DETAILS if axis.name == "order")
     base = base_of(with_degrees(made, pipeline=4))
-    assert [choice.overrides for choice in order.of(base, {})] == [{ORDER: None}, {ORDER: "tp-cp-pp-dp"}]
-    assert order.of(base, {PIPELINE: 1}) == []
-    assert order.of(base_of(with_degrees(made, pipeline=4, tensor=2)), {}) == []
-    assert order.of(base_of(made), {PIPELINE: 4}) == []
+    assert [choice.overrides for choice in order.choices_of(base, {})] == [
+        {ORDER: None},
+        {ORDER: "tp-cp-pp-dp"},
+    ]
+    assert order.choices_of(base, {PIPELINE: 1}) == []
+    assert order.choices_of(base_of(with_degrees(made, pipeline=4, tensor=2)), {}) == []
+    assert order.choices_of(base_of(made), {PIPELINE: 4}) == []

@@ -8,7 +8,7 @@ import pytest
 
 import zsim
 from zsim.report.memory import Remedy
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.study.tune.remedy import remedy_of
 
 
@@ -30,7 +30,7 @@ def test_experts_on_several_ranks_are_a_remedy_of_megatrons() -> None:
     assert degrees == [2, 1, 4]
     replicas = 16 // (degrees[0] * degrees[1])
     assert found.overrides["training.gradient_accumulation_steps"] * replicas == 8 * 16
-    after = zsim.simulate(changed(experiment, found.overrides)).report
+    after = zsim.simulate(change_experiment(experiment, found.overrides)).report
     assert after.out_of_memory is None
     assert after.peaks["gpu"].total == found.gpu_peak_bytes
     assert after.peaks["gpu"].by_category["parameters"] == pytest.approx(12.9e9, rel=0.01)
@@ -41,4 +41,4 @@ def test_adapters_are_a_remedy_where_there_are_no_degrees() -> None:
     they are 26."""
     experiment, found = remedy("ddp", model="llama-2-13b", gpus=8)
     assert found.overrides["training.lora.rank"] == 16
-    assert zsim.simulate(changed(experiment, found.overrides)).report.out_of_memory is None
+    assert zsim.simulate(change_experiment(experiment, found.overrides)).report.out_of_memory is None

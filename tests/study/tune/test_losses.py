@@ -8,12 +8,12 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.study.tune.axes import LOSS
 from zsim.study.tune.base import base_of
 from zsim.study.tune.candidates import candidates
-from zsim.study.tune.losses import but_for_loss, by_loss
-from zsim.study.tune.text import tuned_lines, tuned_to_dict
+from zsim.study.tune.losses import key_without_loss, split_losses
+from zsim.study.tune.text import tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]
@@ -21,22 +21,22 @@ Tiny = Callable[..., zsim.Experiment]
 
 def test_every_configuration_is_looked_at_once_whatever_its_loss(make_tiny: Tiny) -> None:
     space = candidates([base_of(make_tiny({"kind": "fsdp2"}))])
-    first, instead = by_loss(space)
+    first, instead = split_losses(space)
     assert 3 * len(first) == len(space)
     assert {one.overrides[LOSS] for one in first} == {"eager"}
     for number, other in instead.items():
-        assert but_for_loss(space[number]) == but_for_loss(other)
+        assert key_without_loss(space[number]) == key_without_loss(other)
 
 
 def test_the_best_few_differ_otherwise_and_have_the_better_loss(make_tiny: Tiny) -> None:
     """The loss takes six steps of these five, and its own place among the changes a few."""
     given = make_tiny({"stage": 3}, activation_checkpointing="full")
     result, without = tune(given), tune(given, keep=("cross-entropy",))
-    keys = [but_for_loss(measured.candidate) for measured in result.best]
+    keys = [key_without_loss(measured.candidate) for measured in result.best]
     assert len(set(keys)) == len(keys) == 5
     assert result.best[0].seconds <= without.best[0].seconds
     assert result.best[0].candidate.overrides[LOSS] != "eager"
-    assert result.found.num_candidates == without.found.num_candidates
+    assert result.search.num_candidates == without.search.num_candidates
     assert result.num_simulated <= without.num_simulated + 12
 
 
@@ -45,14 +45,14 @@ def test_what_fits_only_with_another_loss_is_found(make_tiny: Tiny) -> None:
     made = make_tiny({"kind": "fsdp2"}, memory="3 GB", gradient_accumulation_steps=1)
     keep = ("offload", "replicas", "reshard", "no_sync")
     with pytest.raises(InputError, match="nothing fits"):
-        tune(changed(made, wide), keep=(*keep, "cross-entropy"))
-    best = tune(changed(made, wide), keep=keep).best[0]
+        tune(change_experiment(made, wide), keep=(*keep, "cross-entropy"))
+    best = tune(change_experiment(made, wide), keep=keep).best[0]
     assert best.candidate.overrides[LOSS] in ("fused", "fused_linear")
 
 
 def test_a_gain_too_small_to_tell_says_so(make_tiny: Tiny) -> None:
     result = tune(make_tiny({"stage": 3}, activation_checkpointing="full"), count=1)
-    said = " ".join(" ".join(tuned_lines(result)).split())
-    told = [step["is_told_apart"] for step in tuned_to_dict(result)["steps"]]
+    said = " ".join(" ".join(tuning_lines(result)).split())
+    told = [step["is_told_apart"] for step in tuning_to_dict(result)["steps"]]
     assert False in told
     assert "less: no difference that zsim can tell" in said

@@ -20,8 +20,8 @@ from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
 from zsim.plan.workload.workloads import Workloads
 from zsim.report.memory import Remedy
-from zsim.report.views.text.sentences import missing_memory, remedy_words
-from zsim.specs.experiment.load import changed, experiment_from
+from zsim.report.views.text.sentences import format_remedy, missing_memory
+from zsim.specs.experiment.load import build_experiment, change_experiment
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.remedy import remedy_of
 from zsim.study.tune.tune import tune
@@ -51,14 +51,14 @@ def missing(experiment: zsim.Experiment) -> str:
 
 def test_a_loss_that_does_not_fit_is_answered_with_one_that_does(make_tiny: Tiny) -> None:
     """Sequences cannot be cut, three blocks keep little, and no number of GPUs makes logits smaller."""
-    given = changed(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE), WORDY)
+    given = change_experiment(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE), WORDY)
     report = zsim.simulate(given).report
     finding = report.out_of_memory
     assert finding is not None
     assert finding.least_gpus is None
     assert finding.remedy is not None
     assert list(finding.remedy.overrides) == ["training.cross_entropy"]
-    after = zsim.simulate(changed(given, finding.remedy.overrides)).report
+    after = zsim.simulate(change_experiment(given, finding.remedy.overrides)).report
     assert after.fits
     assert after.step_seconds == pytest.approx(finding.remedy.step_seconds, rel=1e-6)
     assert after.peaks["gpu"].total == finding.remedy.gpu_peak_bytes
@@ -75,7 +75,7 @@ def test_a_pipeline_is_looked_at_full(make_tiny: Tiny) -> None:
         {"kind": "megatron"}, memory="4.4 GB", num_layers=16, micro_batch_size=8,
         gradient_accumulation_steps=16,
     )  # fmt: skip
-    remedy = of(changed(given, {"parallelism.pipeline": 8, "model.vocab_size": 1024}))
+    remedy = of(change_experiment(given, {"parallelism.pipeline": 8, "model.vocab_size": 1024}))
     assert remedy.overrides == {"training.activation_checkpointing": "full"}
     assert remedy.gpu_peak_bytes < 4.4e9
 
@@ -96,9 +96,9 @@ def test_the_cheapest_of_the_switches_that_do_is_named(make_tiny: Tiny) -> None:
         ),
     ]
     seconds = [
-        zsim.simulate(changed(given, other)).report.step_seconds
+        zsim.simulate(change_experiment(given, other)).report.step_seconds
         for other in others
-        if fits(changed(given, other))
+        if fits(change_experiment(given, other))
     ]
     assert len(seconds) > 1
     assert remedy.step_seconds <= min(seconds) * 1.001
@@ -106,13 +106,13 @@ def test_the_cheapest_of_the_switches_that_do_is_named(make_tiny: Tiny) -> None:
 
 def test_where_no_switch_is_enough_the_fewest_are_joined(make_tiny: Tiny) -> None:
     """400 MB above the framework's 1.39 GB: neither full checkpointing nor the loss alone."""
-    given = changed(make_tiny({"kind": "fsdp2"}, memory="1.9 GB", **ALONE), WORDY)
+    given = change_experiment(make_tiny({"kind": "fsdp2"}, memory="1.9 GB", **ALONE), WORDY)
     alone = [{"training.activation_checkpointing": "full"}, {"training.cross_entropy": "fused_linear"}]
-    assert not any(fits(changed(given, one)) for one in alone)
+    assert not any(fits(change_experiment(given, one)) for one in alone)
     remedy = of(given)
     assert len(remedy.overrides) > 1
     assert " and " in remedy.words
-    assert fits(changed(given, remedy.overrides))
+    assert fits(change_experiment(given, remedy.overrides))
 
 
 def test_a_jsons_own_keys_are_named_for_its_batch(make_tiny: Tiny) -> None:
@@ -123,7 +123,7 @@ def test_a_jsons_own_keys_are_named_for_its_batch(make_tiny: Tiny) -> None:
     size = remedy.overrides["strategy.config.train_micro_batch_size_per_gpu"]
     assert remedy.overrides["strategy.config.gradient_accumulation_steps"] == 16 // size > 1
     assert f"train_micro_batch_size_per_gpu = {size} and gradient_accumulation_steps" in remedy.words
-    after = zsim.simulate(changed(given, remedy.overrides)).report
+    after = zsim.simulate(change_experiment(given, remedy.overrides)).report
     assert after.fits
     assert after.peaks["gpu"].total == remedy.gpu_peak_bytes
 
@@ -132,8 +132,10 @@ def test_a_jsons_own_keys_are_named_for_its_batch(make_tiny: Tiny) -> None:
 def test_only_a_loss_that_the_program_has_is_named(make_tiny: Tiny, program: str | None, loss: str) -> None:
     """A loss that keeps the logits does not fit in 3 GB, Liger's that never has them whole does. torchtitan
     has none such: there it takes another switch beside the loss, and both stand in its file."""
-    given = changed(make_tiny({"kind": "fsdp2"}, memory="3 GB", **ALONE), {**WORDY, "program": program})
-    assert not fits(changed(given, {"training.cross_entropy": "fused"}))
+    given = change_experiment(
+        make_tiny({"kind": "fsdp2"}, memory="3 GB", **ALONE), {**WORDY, "program": program}
+    )
+    assert not fits(change_experiment(given, {"training.cross_entropy": "fused"}))
     remedy = of(given)
     assert remedy.overrides["training.cross_entropy"] == loss
     assert len(remedy.overrides) == (1 if program is None else 2)
@@ -159,20 +161,20 @@ def test_nothing_helps_states_that_no_switch_makes_smaller(make_tiny: Tiny) -> N
 def test_states_that_do_not_fit_are_sharded(make_tiny: Tiny, strategy: dict[str, Any], change: str) -> None:
     """16 bytes or more for each of 309 million parameters are 4.9 GB, and the GPU has 3.5 GB for them."""
     wide = {"model.n_embd": 2048, "model.n_layer": 6}
-    given = changed(make_tiny(strategy, memory="5.2 GB", nodes=1, micro_batch_size=1), wide)
+    given = change_experiment(make_tiny(strategy, memory="5.2 GB", nodes=1, micro_batch_size=1), wide)
     assert not fits(given)
     finding = zsim.simulate(given).report.out_of_memory
     assert finding is not None
     assert finding.remedy is not None
     assert change.partition(" = ")[0] in finding.remedy.overrides
-    after = zsim.simulate(changed(given, finding.remedy.overrides)).report
+    after = zsim.simulate(change_experiment(given, finding.remedy.overrides)).report
     assert after.fits
     assert after.peaks["gpu"].total == finding.remedy.gpu_peak_bytes
     assert change.removeprefix("strategy.config.") in " ".join(missing_memory(finding).split())
 
 
 def test_tune_names_the_switch_that_it_was_to_leave_alone(make_tiny: Tiny) -> None:
-    given = changed(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE), WORDY)
+    given = change_experiment(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE), WORDY)
     with pytest.raises(InputError) as refused:
         tune(given, keep=("cross-entropy", "offload", "checkpointing"))
     said = str(refused.value)
@@ -200,12 +202,12 @@ def test_what_the_script_must_change_is_said_without_saying_the_switch_again() -
     """Of several switches, whose it is."""
     how = "training.activation_checkpointing = full: model.gradient_checkpointing_enable()"
     one = Remedy({}, "training.activation_checkpointing = full", 10**9, 1.0, (how,))
-    assert remedy_words(one) == (
+    assert format_remedy(one) == (
         "training.activation_checkpointing = full would fit: 1.00 GB, step 1.000 s (needs a change of the "
         "script: model.gradient_checkpointing_enable())."
     )
     two = replace(one, words=f"{one.words} and training.micro_batch_size = 2")
-    assert remedy_words(two).endswith(
+    assert format_remedy(two).endswith(
         "(needs a change of the script: training.activation_checkpointing: "
         "model.gradient_checkpointing_enable())."
     )
@@ -213,7 +215,7 @@ def test_what_the_script_must_change_is_said_without_saying_the_switch_again() -
 
 def test_an_experiment_without_a_plan_has_no_remedy() -> None:
     """What cannot be simulated is another message's."""
-    given = experiment_from(
+    given = build_experiment(
         {"model": "gpt2", "cluster": "dgx-h100", "nodes": 1, "strategy": {"kind": "fsdp2", "replicate": 3}},
         {},
         origin="test",
@@ -231,9 +233,12 @@ def test_less_checkpointing_is_no_remedy(
     def look(evaluator: object, candidate: Any) -> None:
         looked.append(candidate.overrides)
 
-    monkeypatch.setattr("zsim.study.tune.remedy._look", look)
+    monkeypatch.setattr("zsim.study.tune.remedy._check_plan", look)
     key = "training.activation_checkpointing"
-    assert remedy_of(changed(make_tiny({"kind": "fsdp2"}, memory="1 GB", **ALONE), {key: given})) is None
+    assert (
+        remedy_of(change_experiment(make_tiny({"kind": "fsdp2"}, memory="1 GB", **ALONE), {key: given}))
+        is None
+    )
     assert {changes[key] for changes in looked if key in changes} == tried
     assert len(looked) > len(tried)
 
@@ -259,5 +264,5 @@ def test_switches_of_the_batch_are_not_planned_where_states_alone_are_too_much(
     planned.clear()
     assert remedy_of(given, simulator) is None
     assert len(planned) == 2
-    of(changed(make_tiny({"kind": "ddp"}, memory="5 GB", **ALONE), WORDY))
+    of(change_experiment(make_tiny({"kind": "ddp"}, memory="5 GB", **ALONE), WORDY))
     assert len(planned) > 2

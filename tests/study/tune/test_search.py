@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.engine.micro_batches import FEW, few_micro_batches
+from zsim.engine.micro_batches import NUM_SAMPLED, limit_micro_batches
 from zsim.errors import InputError, ZsimError
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE
 from zsim.study.tune.base import base_of
@@ -71,7 +71,7 @@ def test_what_torch_may_have_no_room_for_comes_last(make_tiny: Tiny) -> None:
     risky = replace(safe, row={**safe.row, "step_seconds": safe.seconds / 2, "allocator_failures": 3})
     assert not safe.may_run_out
     assert risky.seconds < safe.seconds
-    assert min([risky, safe], key=lambda m: m.worth(fastest)) is safe
+    assert min([risky, safe], key=lambda m: m.objective_value(fastest)) is safe
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -107,14 +107,14 @@ def test_long_steps_are_as_their_micro_batches_say(make_tiny: Tiny, name: str) -
     assert measured.row["tokens_per_second_per_gpu"] == pytest.approx(
         report.tokens_per_second_per_gpu, rel=1e-3
     )
-    verified = Evaluator().verified(measured, most=64)
+    verified = Evaluator().verify(measured, limit=64)
     assert verified.seconds == pytest.approx(report.step_seconds, rel=1e-9)
 
 
 def test_memory_is_that_of_any_number_of_micro_batches(make_tiny: Tiny) -> None:
     long = make_tiny({"stage": 2}, gradient_accumulation_steps=9)
-    assert few_micro_batches(long, FEW).training.gradient_accumulation_steps == FEW
-    few, whole = memory_of(few_micro_batches(long, FEW)), memory_of(long)
+    assert limit_micro_batches(long, NUM_SAMPLED).training.gradient_accumulation_steps == NUM_SAMPLED
+    few, whole = memory_of(limit_micro_batches(long, NUM_SAMPLED)), memory_of(long)
     assert few.peaks == whole.peaks  # type: ignore[union-attr]
 
 

@@ -59,7 +59,7 @@ def test_bounds_never_exceed_the_step_and_the_peak(*, is_wide: bool) -> None:
         model = {**made.model, **WIDE} if is_wide else {**made.model, "n_layer": 8}  # type: ignore[dict-item]
         experiment = with_degrees(made.model_copy(update={"model": model}), **degrees)
         job = resolve(zsim.Experiment.model_validate(experiment.model_dump(exclude_defaults=True)))
-        step, bound = simulate_step(job), bounds.of(job)
+        step, bound = simulate_step(job), bounds.bound(job)
         case = f"{degrees} {strategy} {training}"
         assert bound.seconds * _SLACK <= step.seconds, case
         assert bound.gpu_bytes <= step.peak_bytes, case
@@ -81,4 +81,4 @@ def test_bounds_of_layers_that_are_shared_by_exchanges_and_gathers(
 ) -> None:
     """Whose all-to-alls DeepSpeed's Ulysses and Megatron run in line, and whose launches all pay."""
     job = resolve(with_degrees(tiny(strategy, **training), **degrees))
-    assert 0 < Bounds(has_degrees=True).of(job).seconds <= simulate_step(job).seconds
+    assert 0 < Bounds(has_degrees=True).bound(job).seconds <= simulate_step(job).seconds

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 import zsim
-from zsim.specs.experiment.load import changed
-from zsim.specs.experiment.programs import TELLINGS, Program, telling
+from zsim.specs.experiment.load import change_experiment
+from zsim.specs.experiment.programs import CONFIG_MAPPINGS, Program, find_config_mapping
 from zsim.study.tune.axes import DETAILS, STRUCTURE
-from zsim.study.tune.base import Base, base_of, of_kind, value_of
+from zsim.study.tune.base import Base, base_of, change_kind, value_of
 from zsim.study.tune.candidates import candidates
-from zsim.study.tune.page import tuned_page
+from zsim.study.tune.page import tuning_page
 from zsim.study.tune.tellings import script_changes
-from zsim.study.tune.text import tuned_files, tuned_lines, tuned_to_dict
+from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]
@@ -35,7 +35,7 @@ def labels(base: Base) -> str:
 
 
 def of_program(experiment: zsim.Experiment, program: Program | None) -> Base:
-    return base_of(changed(experiment, {"program": program}))
+    return base_of(change_experiment(experiment, {"program": program}))
 
 
 @pytest.mark.parametrize("program", [None, "transformers", "accelerate"])
@@ -80,14 +80,14 @@ def test_what_the_file_has_may_stay(make_tiny: Tiny) -> None:
     assert "every 2nd" not in said
 
 
-@pytest.mark.parametrize("program", TELLINGS)
+@pytest.mark.parametrize("program", CONFIG_MAPPINGS)
 def test_nothing_that_is_proposed_is_unknown_to_the_table(make_tiny: Tiny, program: Program) -> None:
     for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed"):
-        base = of_kind(of_program(make_tiny({"stage": 3}), program), kind)
+        base = change_kind(of_program(make_tiny({"stage": 3}), program), kind)
         for axis in (*STRUCTURE, *DETAILS):
-            for choice in axis.of(base, {}):
+            for choice in axis.choices_of(base, {}):
                 for key, value in choice.overrides.items():
-                    is_told = telling(base.program, base.kind, key, value) is not None
+                    is_told = find_config_mapping(base.program, base.kind, key, value) is not None
                     assert is_told or value == value_of(base, {}, key), (kind, key, value)
 
 
@@ -99,29 +99,29 @@ def test_what_takes_a_change_of_the_script_is_marked_everywhere(make_tiny: Tiny)
     best = result.best[0]
     asked = list(script_changes(best.candidate))
     assert any(text.startswith("training.cross_entropy = ") for text in asked)
-    text = " ".join(" ".join(tuned_lines(result)).split())
+    text = " ".join(" ".join(tuning_lines(result)).split())
     assert f"needs a change of the script: {asked[0]}" in text
-    content = tuned_to_dict(result)
+    content = tuning_to_dict(result)
     assert content["best"][0]["script_changes"] == asked
     changes = [change for step in content["steps"] for change in step["changes"]]
     assert [c["script_change"] for c in changes if c["key"] == "training.cross_entropy"] != [None]
-    notes = " ".join(tuned_files(result)["best/NOTES.txt"].split())
+    notes = " ".join(tuning_files(result)["best/NOTES.txt"].split())
     assert f"- needs a change of the script: {asked[0]}" in notes
-    assert "needs a change of the script" in tuned_page(result)
+    assert "needs a change of the script" in tuning_page(result)
 
 
 def test_what_the_file_says_is_no_change_of_the_script(make_tiny: Tiny) -> None:
     """The Trainer's own file has a key for the loss, which the notes name."""
-    made = changed(make_tiny(JSON, activation_checkpointing="full"), {"program": "transformers"})
+    made = change_experiment(make_tiny(JSON, activation_checkpointing="full"), {"program": "transformers"})
     result = tune(made, keep=("stage", "offload", "hpZ", "micro-batch"), count=1)
     assert list(script_changes(result.best[0].candidate)) == []
-    notes = " ".join(tuned_files(result)["best/NOTES.txt"].split())
+    notes = " ".join(tuning_files(result)["best/NOTES.txt"].split())
     assert "the Trainer is told training.cross_entropy = " in notes
     assert "use_liger_kernel: true" in notes
 
 
 def test_another_strategy_than_the_files_is_said_to_be_one(make_tiny: Tiny) -> None:
-    base = of_kind(base_of(make_tiny(JSON)), "fsdp2")
+    base = change_kind(base_of(make_tiny(JSON)), "fsdp2")
     (candidate, *_) = candidates([base])
     (first, *_) = script_changes(candidate)
     assert first == "strategy.kind = fsdp2: another strategy than DeepSpeed's file has"

@@ -9,16 +9,16 @@ import pytest
 
 import zsim
 from tests.expect import of_kind, there
-from zsim.engine.micro_batches import FEW
+from zsim.engine.micro_batches import NUM_SAMPLED
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.sweep.pool import Task
 from zsim.study.tune.evaluate import Evaluator, memory_of
-from zsim.study.tune.page import pareto_front, tuned_page
-from zsim.study.tune.text import tuned_files, tuned_lines, tuned_to_dict
-from zsim.study.tune.tune import Tuned, tune
+from zsim.study.tune.page import pareto_front, tuning_page
+from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
+from zsim.study.tune.tune import Tuning, tune
 
 Tiny = Callable[..., zsim.Experiment]
 
@@ -29,7 +29,10 @@ def fits(experiment: zsim.Experiment) -> bool:
 
 
 def run_out_of(
-    monkeypatch: pytest.MonkeyPatch, is_short: Callable[[Job], bool], *, least_micro_batches: int = FEW + 2
+    monkeypatch: pytest.MonkeyPatch,
+    is_short: Callable[[Job], bool],
+    *,
+    least_micro_batches: int = NUM_SAMPLED + 2,
 ) -> None:
     """Steps of so many micro-batches or more find no room in torch's allocator where the job `is_short`."""
     run = Evaluator._run
@@ -45,25 +48,25 @@ def run_out_of(
 
 
 @pytest.fixture
-def tuned(make_tiny: Tiny) -> Tuned:
+def tuned(make_tiny: Tiny) -> Tuning:
     """From ZeRO-3 with a sequence at a time and full checkpointing."""
     return tune(make_tiny({"stage": 3}, activation_checkpointing="full"), keep=("offload",), count=3)
 
 
-def test_the_counts_of_configurations_add_up(tuned: Tuned, make_tiny: Tiny) -> None:
-    found = tuned.found
+def test_the_counts_of_configurations_add_up(tuned: Tuning, make_tiny: Tiny) -> None:
+    found = tuned.search
     parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated
     assert sum(parts) == found.num_candidates
-    text = " ".join(tuned_lines(tuned))
+    text = " ".join(tuning_lines(tuned))
     assert f"{found.num_candidates} configurations: {parts[0]} do" in text
     assert f"{parts[1]} cannot be faster" in text
     shown = f"{parts[3]} simulated ({tuned.num_simulated} steps in all, with what was given and variations)"
     assert shown in text
     kept = tune(make_tiny({"stage": 3}), keep=("all",))
-    assert "1 configuration: 0 do not fit, 0 cannot be faster, 1 simulated" in " ".join(tuned_lines(kept))
+    assert "1 configuration: 0 do not fit, 0 cannot be faster, 1 simulated" in " ".join(tuning_lines(kept))
 
 
-def test_the_best_is_no_slower_than_what_was_given_and_every_file_fits(tuned: Tuned) -> None:
+def test_the_best_is_no_slower_than_what_was_given_and_every_file_fits(tuned: Tuning) -> None:
     assert tuned.given is not None
     assert tuned.best[0].seconds < tuned.given.seconds
     for measured in tuned.best:
@@ -72,12 +75,12 @@ def test_the_best_is_no_slower_than_what_was_given_and_every_file_fits(tuned: Tu
         assert report.step_seconds == pytest.approx(measured.seconds, rel=1e-3)
 
 
-def test_the_steps_lead_from_what_was_given_to_the_best(tuned: Tuned) -> None:
+def test_the_steps_lead_from_what_was_given_to_the_best(tuned: Tuning) -> None:
     """Each begins where the one before ended, gains at least 0.2 %, and is a simulation."""
     assert tuned.given is not None
     seconds = tuned.given.seconds
     for step in tuned.steps:
-        assert step.before_seconds == seconds
+        assert step.seconds_before == seconds
         assert step.after.seconds < seconds * 0.998
         seconds = step.after.seconds
         report = zsim.simulate(step.after.candidate.experiment()).report
@@ -103,16 +106,16 @@ def test_what_does_not_fit_is_made_to_fit_first(make_tiny: Tiny) -> None:
     assert not fits(given)
     result = tune(given, count=1)
     assert result.given is None
-    assert result.steps[0].before_seconds is None
+    assert result.steps[0].seconds_before is None
     assert fits(result.best[0].candidate.experiment())
-    assert "what was given does not fit" in "\n".join(tuned_lines(result))
+    assert "what was given does not fit" in "\n".join(tuning_lines(result))
 
 
 def test_the_smallest_cluster_is_the_smallest(make_tiny: Tiny) -> None:
     """11.8M parameters fit on one GPU of 40 GB; 151M and their vocabulary have states of 2.5 GB, more than
     one GPU of 2.4 GB has room for: several are needed, and on half as many nothing fits."""
     assert tune(make_tiny({"kind": "fsdp2"}), "smallest-cluster", keep=("offload",)).best[0].gpus == 1
-    experiment = changed(make_tiny({"kind": "fsdp2"}, memory="2.4 GB"), {"model.n_embd": 2048})
+    experiment = change_experiment(make_tiny({"kind": "fsdp2"}, memory="2.4 GB"), {"model.n_embd": 2048})
     result = tune(experiment, "smallest-cluster", keep=("offload", "no_sync"))
     gpus = result.best[0].gpus
     assert 1 < gpus <= 16
@@ -139,7 +142,7 @@ def test_what_only_the_whole_step_shows_to_run_out_comes_behind_what_fits(
     assert [m.may_run_out for m in after.best] == sorted(m.may_run_out for m in after.best)
     alone = tune(experiment, keep=keep, count=1)
     assert not alone.best[0].may_run_out
-    found = alone.found
+    found = alone.search
     parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated
     assert sum(parts) == found.num_candidates
 
@@ -160,7 +163,7 @@ def test_the_smallest_cluster_rests_on_what_torch_has_room_for(
         "2 GPUs (1 node) are the fewest; all tensors fit on 1 GPU too, but torch's allocator may find no "
         "room for them there"
     )
-    assert max(map(len, tuned_lines(result))) <= 80
+    assert max(map(len, tuning_lines(result))) <= 80
     run_out_of(monkeypatch, lambda job: True, least_micro_batches=1)
     nowhere = tune(experiment, "smallest-cluster", keep=keep)
     assert nowhere.best[0].gpus == 1
@@ -202,10 +205,10 @@ def test_the_longest_sequence_is_the_longest(make_tiny: Tiny) -> None:
 def test_everything_may_be_kept_but_what_the_goal_sets(make_tiny: Tiny) -> None:
     """One configuration is left; the largest batch is that of the given one's own structure."""
     kept = tune(make_tiny({"kind": "fsdp2"}), keep=("all",))
-    assert kept.found.num_candidates == 1
+    assert kept.search.num_candidates == 1
     assert not kept.steps
     batch = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-batch", keep=("all",))
-    assert batch.found.num_candidates == 1
+    assert batch.search.num_candidates == 1
     assert there(batch.best[0].candidate.experiment().training.micro_batch_size) > 1
 
 
@@ -273,10 +276,10 @@ def test_the_given_configuration_stands_in_the_table_once(make_tiny: Tiny) -> No
     assert not result.steps
 
 
-def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: Tuned) -> None:
-    lines = list(tuned_lines(tuned))
+def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: Tuning) -> None:
+    lines = list(tuning_lines(tuned))
     assert max(len(line) for line in lines) <= 80
-    content = tuned_to_dict(tuned)
+    content = tuning_to_dict(tuned)
     assert content["best"][0]["step_seconds"] == tuned.best[0].seconds
     assert [row["may_run_out"] for row in content["best"]] == [False] * len(tuned.best)
     assert [step["after_seconds"] for step in content["steps"]] == [
@@ -284,8 +287,8 @@ def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: Tuned) -> N
     ]
 
 
-def test_the_files_are_of_the_best_and_run(tuned: Tuned, tmp_path: Path) -> None:
-    for name, text in tuned_files(tuned).items():
+def test_the_files_are_of_the_best_and_run(tuned: Tuning, tmp_path: Path) -> None:
+    for name, text in tuning_files(tuned).items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
@@ -297,9 +300,9 @@ def test_the_files_are_of_the_best_and_run(tuned: Tuned, tmp_path: Path) -> None
     assert report.step_seconds == pytest.approx(tuned.best[0].seconds, rel=1e-9)
 
 
-def test_the_page_draws_every_simulated_configuration(tuned: Tuned) -> None:
-    page = tuned_page(tuned)
-    assert page == tuned_page(tuned)
+def test_the_page_draws_every_simulated_configuration(tuned: Tuning) -> None:
+    page = tuning_page(tuned)
+    assert page == tuning_page(tuned)
     assert 'data-plot="plot-pareto"' in page
     assert "What to change" in page
     front = pareto_front(list(tuned.measured))

@@ -14,7 +14,7 @@ import pytest
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.ui.process.worker import Superseded, Worker
-from zsim.ui.words import said
+from zsim.ui.words import run_safely
 
 posix = pytest.mark.skipif(os.name != "posix", reason="kills a process")
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory where Linux can")
@@ -78,7 +78,7 @@ def test_it_keeps_what_it_made_and_says_the_same_mistakes(capsys: pytest.Capture
     assert [one.result(count), one.result(count)] == [1, 2]
     with pytest.raises(InputError, match="found 8192"):
         one.result(refuse)
-    found, text = said(lambda: one.result(fail))
+    found, text = run_safely(lambda: one.result(fail))
     assert (found, text) == (None, "zsim made a mistake here (KeyError); the terminal has the details")
     assert "KeyError: 'missing'" in capsys.readouterr().err
     assert one.result(count) == 3
@@ -126,7 +126,7 @@ def test_end_ends_what_is_under_way_and_refuses_what_waits() -> None:
         thread.join(ENOUGH)
     assert len(errors) == 2
     assert one.result(pid) != first
-    assert said(lambda: one.end()) == (None, "")
+    assert run_safely(lambda: one.end()) == (None, "")
 
 
 def test_end_leaves_one_that_does_nothing_with_what_it_keeps() -> None:

@@ -28,30 +28,30 @@ def twin_timeline(comparison: ComparedRuns) -> Figure:
     """Both steps, one below the other, on one time axis. A diamond marks each call that differs."""
     sides = (comparison.simulated, comparison.recorded)
     longest = max(trace.step_seconds for trace in sides)
-    drawn = [
+    timelines = [
         stream_timeline(replace(trace, step_seconds=longest), step_breakdown(trace), most_bars=MAX_BARS // 2)
         for trace in sides
     ]
-    counts = [len(figure.layout["yaxis"]["categoryarray"]) for figure in drawn]
-    upper = 1 - (1 - _GAP) * counts[0] / sum(counts)
+    counts = [len(figure.layout["yaxis"]["categoryarray"]) for figure in timelines]
+    upper_bottom = 1 - (1 - _GAP) * counts[0] / sum(counts)
     height = 240 + 44 * sum(counts)
     legend = {"orientation": "h", "x": 0, "y": 1.0, "yref": "container", "yanchor": "top"}
     margin = {"l": 10, "r": 16, "t": 130, "b": 44}
     figure = Figure(layout(height, barmode="overlay", bargap=0.22, legend=legend, margin=margin))
     seen: set[str] = set()
-    for axis, part in zip(("y", "y2"), drawn, strict=True):
-        for bars in part.data:
+    for axis, timeline in zip(("y", "y2"), timelines, strict=True):
+        for bars in timeline.data:
             name = bars["name"]
             figure.add_bar(**{**bars, "yaxis": axis, "legendgroup": name, "showlegend": name not in seen})
             seen.add(name)
-    _put_together(figure, drawn, (upper, upper - _GAP))
+    _stack_timelines(figure, timelines, (upper_bottom, upper_bottom - _GAP))
     scale, unit = time_scale(longest)
     figure.update_xaxes(
         title_text=unit, range=[0, longest * scale], title_standoff=6, anchor="y2", domain=[0, 1]
     )
     for index, (trace, name) in enumerate(zip(sides, comparison.names, strict=True)):
         axis = "y2" if index else "y"
-        _title(figure, name, 1.0 if index == 0 else upper - _GAP, trace)
+        _title(figure, name, 1.0 if index == 0 else upper_bottom - _GAP, trace)
         end = {"x0": trace.step_seconds * scale, "x1": trace.step_seconds * scale, "y0": 0, "y1": 1}
         figure.add_shape(type="line", **end, xref="x", yref=f"{axis} domain", line=_END)
     _mark_differences(figure, comparison, scale)
@@ -61,7 +61,7 @@ def twin_timeline(comparison: ComparedRuns) -> Figure:
 _END = {"dash": "dot", "width": 1.5, "color": CAPACITY.color}
 
 
-def _put_together(figure: Figure, drawn: Sequence[Figure], split: tuple[float, float]) -> None:
+def _stack_timelines(figure: Figure, drawn: Sequence[Figure], split: tuple[float, float]) -> None:
     """Put rows, shaded phases and notes of each timeline on a separate part of the height."""
     domains = ([split[0], 1.0], [0.0, split[1]])
     for index, part in enumerate(drawn):
@@ -79,12 +79,12 @@ def _put_together(figure: Figure, drawn: Sequence[Figure], split: tuple[float, f
         for shape in part.layout.get("shapes", ()):
             figure.add_shape(**{**shape, "yref": f"{'y2' if index else 'y'} domain"})
         for note in part.layout.get("annotations", ()):
-            moved = dict(note)
-            if str(moved.get("yref", "")).endswith("domain"):
-                moved["yref"] = f"{'y2' if index else 'y'} domain"
+            note_attributes = dict(note)
+            if str(note_attributes.get("yref", "")).endswith("domain"):
+                note_attributes["yref"] = f"{'y2' if index else 'y'} domain"
             else:
-                moved |= {"y": domains[index][0], "yshift": -34 if index else -10}
-            figure.add_annotation(**moved)
+                note_attributes |= {"y": domains[index][0], "yshift": -34 if index else -10}
+            figure.add_annotation(**note_attributes)
 
 
 def _title(figure: Figure, name: str, y: float, trace: Trace) -> None:
@@ -110,8 +110,8 @@ def _mark_differences(figure: Figure, comparison: ComparedRuns, scale: float) ->
         calls = getattr(comparison.plan, side)
         points: list[tuple[float, str, str]] = []
         for difference in comparison.plan.differences:
-            for place in getattr(difference, side):
-                span = calls[place].span
+            for call_index in getattr(difference, side):
+                span = calls[call_index].span
                 info = trace.infos[trace.info_indices[span]]
                 points.append((float(trace.start_seconds[span]) * scale, info.stream, difference.sentence))
         if points:
@@ -130,7 +130,7 @@ def _mark_differences(figure: Figure, comparison: ComparedRuns, scale: float) ->
                     "color": CAPACITY.color,
                     "line": {"width": 1.5, "color": "#FFFFFF"},
                 },
-                hovertext=[_folded(text) for _, _, text in points],
+                hovertext=[_wrap_hover(text) for _, _, text in points],
                 hoverinfo="text",
                 cliponaxis=False,
             )
@@ -147,25 +147,25 @@ def op_scatter(comparison: ComparedRuns) -> Figure | None:
     rows = [(name, pairs) for name, pairs in rows if pairs]
     if not rows:
         return None
-    every = [t for _, pairs in rows for p in pairs for t in (p.simulated_seconds, p.recorded_seconds)]
-    scale, unit = time_scale(max(every))
-    low, high = min(every) * scale / 1.3, max(every) * scale * 1.3
+    all_seconds = [t for _, pairs in rows for p in pairs for t in (p.simulated_seconds, p.recorded_seconds)]
+    scale, unit = time_scale(max(all_seconds))
+    low, high = min(all_seconds) * scale / 1.3, max(all_seconds) * scale * 1.3
     figure = Figure(layout(460))
     line = {"dash": "dot", "width": 1.5, "color": "#8A8F98"}
     ends = [low, high]
     figure.add_scatter(x=ends, y=ends, mode="lines", line=line, name="the same", hoverinfo="skip")
     for name, pairs in rows:
-        chosen = pairs[:: -(-len(pairs) * len(rows) // _MAX_POINTS)]
+        drawn_pairs = pairs[:: -(-len(pairs) * len(rows) // _MAX_POINTS)]
         figure.add_scatter(
             name=name,
-            x=[pair.simulated_seconds * scale for pair in chosen],
-            y=[pair.recorded_seconds * scale for pair in chosen],
+            x=[pair.simulated_seconds * scale for pair in drawn_pairs],
+            y=[pair.recorded_seconds * scale for pair in drawn_pairs],
             mode="markers",
             marker={"size": 8, "color": _class_colour(name), "opacity": 0.75},
             hovertext=[
                 f"<b>{pair.title}</b><br>{format_seconds(pair.simulated_seconds)} simulated, "
                 f"{format_seconds(pair.recorded_seconds)} recorded"
-                for pair in chosen
+                for pair in drawn_pairs
             ],
             hoverinfo="text",
         )
@@ -216,6 +216,6 @@ def memory_bars(comparison: ComparedRuns) -> Figure | None:
     return figure
 
 
-def _folded(text: str) -> str:
+def _wrap_hover(text: str) -> str:
     """A long sentence broken into the lines of a hover box."""
     return "<br>".join(textwrap.wrap(text, 70))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from zsim.comparison.verdict import Metric, Verdict
 from zsim.comparison.views.figures import memory_bars, op_scatter, twin_timeline
-from zsim.comparison.views.text import show, show_error
-from zsim.files import write_whole
+from zsim.comparison.views.text import format_error, format_figure
+from zsim.files import write_atomically
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import time_scale
 from zsim.report.views.html.page import Plot, plot, render
@@ -27,7 +27,7 @@ MAX_ROWS = 200
 
 def write_compare_page(comparison: ComparedRuns, path: str | Path) -> Path:
     """Write the page to `path`. The same comparison gives the same bytes."""
-    return write_whole(Path(path), compare_page(comparison))
+    return write_atomically(Path(path), compare_page(comparison))
 
 
 def compare_page(comparison: ComparedRuns) -> str:
@@ -68,14 +68,17 @@ def _tiles(comparison: ComparedRuns) -> Iterator[tuple[str, str, str]]:
     yield "Calls", "same" if not wrong else f"{wrong:,} differ", f"{calls:,} recorded per rank and step"
     for metric in comparison.clock.step:
         if metric.name in ("step", "exposed communication", "overlap"):
-            yield metric.name.capitalize(), show_error(metric), _both(metric)
+            yield metric.name.capitalize(), format_error(metric), _simulated_and_recorded(metric)
     for metric in comparison.memory.metrics:
         if metric.name == "gpu total, peak":
-            yield "GPU memory peak", show_error(metric), _both(metric)
+            yield "GPU memory peak", format_error(metric), _simulated_and_recorded(metric)
 
 
-def _both(metric: Metric) -> str:
-    return f"{show(metric, metric.simulated)} simulated, {show(metric, metric.recorded)} recorded"
+def _simulated_and_recorded(metric: Metric) -> str:
+    return (
+        f"{format_figure(metric, metric.simulated)} simulated, {format_figure(metric, metric.recorded)} "
+        "recorded"
+    )
 
 
 def _views(comparison: ComparedRuns) -> list[tuple[str, float, float]]:
@@ -98,8 +101,11 @@ def _tables(comparison: ComparedRuns) -> Iterator[tuple[str, list[tuple[str, str
 
 
 def _row(metric: Metric) -> tuple[str, str, str, str, Verdict]:
-    mine, theirs = show(metric, metric.simulated), show(metric, metric.recorded)
-    return metric.name, mine, theirs, show_error(metric), metric.verdict
+    simulated_text, recorded_text = (
+        format_figure(metric, metric.simulated),
+        format_figure(metric, metric.recorded),
+    )
+    return metric.name, simulated_text, recorded_text, format_error(metric), metric.verdict
 
 
 def _plot(name: str, caption: str, figure: Figure | None) -> Plot | None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 MAX_DIFFERENCES = 12
 _VERDICTS = {"pass": "SAME", "fail": "DIFFERENT", "inconclusive": "INCONCLUSIVE"}
 _COLUMNS = [
-    Column("", is_left=True, least=36),
-    Column("simulated", least=11),
-    Column("recorded", least=11),
-    Column("error", least=8),
+    Column("", is_left=True, min_width=36),
+    Column("simulated", min_width=11),
+    Column("recorded", min_width=11),
+    Column("error", min_width=8),
     Column("", is_left=True),
 ]
 _MARKS = {"pass": "", "fail": "miss", "inconclusive": "?"}
@@ -78,9 +78,9 @@ def _table(groups: Mapping[str, Sequence[Metric]]) -> list[str]:
         rows += [
             (
                 f"  {metric.name}",
-                show(metric, metric.simulated),
-                show(metric, metric.recorded),
-                show_error(metric),
+                format_figure(metric, metric.simulated),
+                format_figure(metric, metric.recorded),
+                format_error(metric),
                 _MARKS[metric.verdict],
             )
             for metric in metrics
@@ -88,14 +88,14 @@ def _table(groups: Mapping[str, Sequence[Metric]]) -> list[str]:
     return table(_COLUMNS, rows)
 
 
-def show(metric: Metric, value: float) -> str:
+def format_figure(metric: Metric, value: float) -> str:
     """A figure of the metric as text with its unit."""
     if metric.unit == "fraction":
         return f"{value * 100:.1f} %"
     return format_seconds(value) if metric.unit == "seconds" else format_bytes(value)
 
 
-def show_error(metric: Metric) -> str:
+def format_error(metric: Metric) -> str:
     """The signed error in percent, or in percentage points, or "new" where the recorded figure is 0."""
     if metric.error is None:
         return "new"

@@ -31,15 +31,15 @@ def tree_pieces(protocol: str, full_bytes: float, num_channels: int, num_ranks: 
     levels = num_domains.bit_length() - 1
     if protocol == "ll128":
         steps = (1 + levels + 0.1 * local) / local
-        chunk = _halved(per_channel, chunk, ((64 * steps, 128 * _KIB), (16 * steps, 32 * _KIB)))
+        chunk = _halve_chunk(per_channel, chunk, ((64 * steps, 128 * _KIB), (16 * steps, 32 * _KIB)))
     elif protocol != "ll":
         depth = local - 1 + levels
         limits = ((8 * depth, 128 * _KIB), (4 * depth, 64 * _KIB), (depth, 32 * _KIB))
-        chunk = _halved(per_channel, chunk, limits)
+        chunk = _halve_chunk(per_channel, chunk, limits)
     return max(1, ceil(per_channel / chunk))
 
 
-def _halved(per_channel: float, chunk: int, limits: tuple[tuple[float, int], ...]) -> int:
+def _halve_chunk(per_channel: float, chunk: int, limits: tuple[tuple[float, int], ...]) -> int:
     """Chunk size in bytes, halved while there are fewer than `count` chunks and it is above `floor` bytes."""
     for count, floor in limits:
         while per_channel // chunk < count and chunk > floor:

@@ -71,11 +71,11 @@ def bus_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:
     raise NotSimulatedError(f"{kind} is not simulated yet")
 
 
-def unequal_bus_bytes(parts: Sequence[Sequence[int]]) -> int:
+def unequal_bus_bytes(split_sizes: Sequence[Sequence[int]]) -> int:
     """Bus bytes of an all-to-all of unequal parts: the maximum of the bytes that a member sends to others.
     `split_sizes[i][j]` are those from member i to member j.
     """
-    return max(sum(row) - row[place] for place, row in enumerate(parts))
+    return max(sum(row) - row[index] for index, row in enumerate(split_sizes))
 
 
 def ring_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:
@@ -117,7 +117,7 @@ def pat_rounds(num_ranks: int) -> Rounds:
 # NCCL puts the rounds of a group of sends and receives on different channels (2.20 src/include/comm.h,
 # `ncclP2pChannelBaseForRound`), which run concurrently; it has up to 32, as many as the fabric has rings and
 # trees for: 16 on nodes with 8 network cards.
-ROUNDS_SIDE_BY_SIDE = 16
+CONCURRENT_ROUNDS = 16
 
 
 def all_to_all_rounds(num_ranks: int, num_nodes: int) -> Rounds:
@@ -125,8 +125,8 @@ def all_to_all_rounds(num_ranks: int, num_nodes: int) -> Rounds:
     of a round is assumed: NCCL's tuning model has no all-to-alls.
     """
     if num_nodes > 1:
-        return Rounds(0, ceil((num_nodes - 1) / ROUNDS_SIDE_BY_SIDE))
-    return Rounds(ceil((num_ranks - 1) / ROUNDS_SIDE_BY_SIDE), 0)
+        return Rounds(0, ceil((num_nodes - 1) / CONCURRENT_ROUNDS))
+    return Rounds(ceil((num_ranks - 1) / CONCURRENT_ROUNDS), 0)
 
 
 def binomial_rounds(num_ranks: int, num_nodes: int) -> Rounds:

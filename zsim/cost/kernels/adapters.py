@@ -31,16 +31,16 @@ def product_type(work: Linear, options: WorkOptions) -> tuple[int, str]:
 
 def input_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Cast, dropout, cast back. See [Note: what an adapter casts]."""
-    work = module.work
+    work = module.op_spec
     assert isinstance(work, AdapterInput)
     elements, e = shape.tokens * work.width, options.activation_bytes
-    inside = adapter_bytes(work, options)
-    found = [_moves(elements * (e + inside))] if inside != e else []
+    adapter_element = adapter_bytes(work, options)
+    kernels = [_elementwise(elements * (e + adapter_element))] if adapter_element != e else []
     if work.dropout:
-        found.append(_moves(elements * (2 * inside + 1)))
+        kernels.append(_elementwise(elements * (2 * adapter_element + 1)))
     if work.recasts:
-        found.append(_moves(elements * (_LOW + inside)))
-    return tuple(found)
+        kernels.append(_elementwise(elements * (_LOW + adapter_element)))
+    return tuple(kernels)
 
 
 def adapter_bytes(work: AdapterInput, options: WorkOptions) -> int:
@@ -50,52 +50,61 @@ def adapter_bytes(work: AdapterInput, options: WorkOptions) -> int:
 
 def sum_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """`result + lora_B(...) * scaling`: a product with a number, a sum, and a cast where types differ."""
-    work = module.work
+    work = module.op_spec
     assert isinstance(work, AdapterSum)
     elements, e = shape.tokens * work.width, options.activation_bytes
-    inside = _FP32 if work.dtype == "fp32" else e
-    found = [_moves(elements * 2 * inside), _moves(elements * (e + 2 * inside))]
-    return (*found, _moves(elements * (e + inside))) if inside != e else tuple(found)
+    adapter_element = _FP32 if work.dtype == "fp32" else e
+    kernels = [
+        _elementwise(elements * 2 * adapter_element),
+        _elementwise(elements * (e + 2 * adapter_element)),
+    ]
+    return (
+        (*kernels, _elementwise(elements * (e + adapter_element))) if adapter_element != e else tuple(kernels)
+    )
 
 
 def sum_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The gradient goes to the frozen product as it is, and scaled to the adapter."""
-    work = module.work
+    work = module.op_spec
     assert isinstance(work, AdapterSum)
     elements, e = shape.tokens * work.width, options.activation_bytes
-    inside = _FP32 if work.dtype == "fp32" else e
-    scale = _moves(elements * 2 * inside)
-    return (_moves(elements * (e + inside)), scale) if inside != e else (scale,)
+    adapter_element = _FP32 if work.dtype == "fp32" else e
+    scale = _elementwise(elements * 2 * adapter_element)
+    return (_elementwise(elements * (e + adapter_element)), scale) if adapter_element != e else (scale,)
 
 
 def casts_around(module: Module, shape: BatchShape, *, is_backward: bool) -> tuple[Kernels, Kernels]:
     """The casts before and after a 16-bit product of which input and output are fp32. See [Note: 4-bit
     products].
     """
-    work = module.work
+    work = module.op_spec
     if not module.in_fp32 or not isinstance(work, Linear):
         return (), ()
-    given, made = shape.tokens * work.in_features, shape.tokens * work.out_features
+    input_elements, output_elements = shape.tokens * work.in_features, shape.tokens * work.out_features
     if is_backward:
-        given, made = made, given
+        input_elements, output_elements = output_elements, input_elements
     copy = 0 if is_backward else 2 * _FP32
-    return (_moves(given * (_FP32 + _LOW)),), (_moves(made * (_FP32 + _LOW + copy)),)
+    return (_elementwise(input_elements * (_FP32 + _LOW)),), (
+        _elementwise(output_elements * (_FP32 + _LOW + copy)),
+    )
 
 
 def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
     """The kernels that make 16-bit weights of 4-bit ones. () for other weights. See [Note: 4-bit
     products].
     """
-    weight = next((one for one in module.parameters if one.stored.startswith("nf4")), None)
+    weight = next(
+        (parameter for parameter in module.parameters if parameter.stored_dtype.startswith("nf4")), None
+    )
     if weight is None:
         return ()
     numel, scales = weight.numel, -(-weight.numel // _BLOCK)
-    product = _moves(numel / 2 + _FP32 * scales + numel * options.activation_bytes)
-    if weight.stored != "nf4":
+    product = _elementwise(numel / 2 + _FP32 * scales + numel * options.activation_bytes)
+    if weight.stored_dtype != "nf4":
         return (product,)
-    own = scales + _FP32 * -(-scales // _SCALE_BLOCK) + _FP32 * scales
-    return (_moves(own), _moves(2 * _FP32 * scales), product)
+    scale_bytes = scales + _FP32 * -(-scales // _SCALE_BLOCK) + _FP32 * scales
+    return (_elementwise(scale_bytes), _elementwise(2 * _FP32 * scales), product)
 
 
-def _moves(count: float) -> Kernel:
+def _elementwise(count: float) -> Kernel:
     return Kernel("elementwise", 0.0, float(count), "fp32")

@@ -31,7 +31,7 @@ from dataclasses import replace
 from zsim.cost.kernels import elementwise
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
-from zsim.cost.kernels.score_blocks import ScoreBlock, causal_pairs, together, window_of
+from zsim.cost.kernels.score_blocks import ScoreBlock, causal_pairs, total_size, window_of
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.spec import Attention, Module
 
@@ -40,31 +40,31 @@ LOGSUMEXP_BYTES = 4
 
 def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Kernels of attention's forward: rotary embedding, then the core."""
-    assert isinstance(module.work, Attention)
-    work = module.work
+    assert isinstance(module.op_spec, Attention)
+    work = module.op_spec
     assert work.context is None, "zsim.plan.workload.context issues it in parts"
     core = _flash_forward if options.attention == "flash" else _math_forward
     return (
-        *elementwise.arranging_kernels(work, shape, options, 0),
+        *elementwise.layout_kernels(work, shape, options, 0),
         *rotary_forward(work, shape, options),
-        *_making_bias(work, shape, options, 0),
+        *_bias_kernels(work, shape, options, 0),
         *core(work, shape, options),
-        *_unpadding(work, shape, options, 0),
+        *_unpad_kernels(work, shape, options, 0),
     )
 
 
 def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Kernels of attention's backward: gradients of the core, then of the rotary embedding."""
-    assert isinstance(module.work, Attention)
-    work = module.work
+    assert isinstance(module.op_spec, Attention)
+    work = module.op_spec
     assert work.context is None, "zsim.plan.workload.context issues it in parts"
     core = _flash_backward if options.attention == "flash" else _math_backward
     return (
-        *_unpadding(work, shape, options, 1),
+        *_unpad_kernels(work, shape, options, 1),
         *core(work, shape, options),
-        *_making_bias(work, shape, options, 1),
+        *_bias_kernels(work, shape, options, 1),
         *rotary_backward(work, shape, options),
-        *elementwise.arranging_kernels(work, shape, options, 1),
+        *elementwise.layout_kernels(work, shape, options, 1),
     )
 
 
@@ -96,7 +96,7 @@ def _pairs(work: Attention, shape: BatchShape) -> float:
     return shape.sequence_length / shape.span * attended_pairs(work, shape.span)
 
 
-def _by_document(kernel: Kernel, shape: BatchShape) -> Kernel:
+def _split_by_document(kernel: Kernel, shape: BatchShape) -> Kernel:
     """The kernel as of sequences that are one mean document long (FlashAttention's `varlen`)."""
     if shape.span is None:
         return kernel
@@ -115,12 +115,12 @@ def attended_pairs(work: Attention, sequence_length: float) -> float:
         side = min(work.window or sequence_length, sequence_length - 1)
         return float((2 * side + 1) * sequence_length - side * (side + 1))
     if work.chunk is not None:
-        count, rest = divmod(sequence_length, work.chunk)
-        return count * work.chunk**2 / 2 + rest**2 / 2
+        count, last_chunk = divmod(sequence_length, work.chunk)
+        return count * work.chunk**2 / 2 + last_chunk**2 / 2
     return causal_pairs(sequence_length, work.window)
 
 
-def _making_bias(
+def _bias_kernels(
     work: Attention, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
     """A bias by distance: buckets, a gathered row per pair, its transpose. Backward adds up by row."""
@@ -137,7 +137,7 @@ def unpads(work: Attention, options: WorkOptions) -> bool:
     return work.unpads and options.attention == "flash"
 
 
-def _unpadding(
+def _unpad_kernels(
     work: Attention, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
     """Gathers and scatters around the core when a padding mask is given, whether tokens are padded or not.
@@ -153,31 +153,31 @@ def _unpadding(
     if not unpads(work, options):
         return ()
     inputs, outputs = input_elements(work), output_elements(work)
-    rest, launches = (3 * outputs, 6) if direction == 0 else (inputs + 2 * outputs, 2)
+    copied_elements, launches = (3 * outputs, 6) if direction == 0 else (inputs + 2 * outputs, 2)
     size, dtype = shape.tokens * options.activation_bytes, options.kernel_dtype
-    moved = float(2 * inputs * size)
+    indexed_bytes = float(2 * inputs * size)
     return (
-        Kernel("elementwise", 0.0, float(rest * size), dtype, (), launches),
-        Kernel("elementwise", 0.0, moved, dtype, indexed_elements=shape.tokens * inputs),
+        Kernel("elementwise", 0.0, float(copied_elements * size), dtype, (), launches),
+        Kernel("elementwise", 0.0, indexed_bytes, dtype, indexed_elements=shape.tokens * inputs),
     )
 
 
 def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     length, pairs = shape.sequence_length, _pairs(work, shape)
     kernel = _fused_forward(work, shape.sequences, length, length, pairs, options)
-    kernel = _masked_kernel(work, _by_document(kernel, shape))
+    kernel = _masked_kernel(work, _split_by_document(kernel, shape))
     if work.bias == "none":
         return (kernel,)
-    read = _num_scores(work, shape) * options.activation_bytes
-    return (replace(kernel, hbm_bytes=kernel.hbm_bytes + read),)
+    bias_read_bytes = _num_scores(work, shape) * options.activation_bytes
+    return (replace(kernel, hbm_bytes=kernel.hbm_bytes + bias_read_bytes),)
 
 
 def _masked_kernel(work: Attention, kernel: Kernel) -> Kernel:
     """The kernel with the layer's mask: a window, or chunks as sequences, only where they are shorter."""
     if work.chunk is not None and work.chunk < kernel.shape[2]:
-        return _by_document(kernel, BatchShape(1, work.chunk, span=work.chunk))
-    most = 0 if work.window is None else work.window if work.is_causal else 2 * work.window + 1
-    window = most if most < kernel.shape[2] else 0
+        return _split_by_document(kernel, BatchShape(1, work.chunk, span=work.chunk))
+    max_window = 0 if work.window is None else work.window if work.is_causal else 2 * work.window + 1
+    window = max_window if max_window < kernel.shape[2] else 0
     return replace(kernel, is_causal=work.is_causal, window=window)
 
 
@@ -201,7 +201,7 @@ def blocks_forward(
     work: Attention, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
 ) -> Kernel:
     """The fused kernel of several blocks per sequence. Keys that two of them read are read twice."""
-    kernel = _fused_forward(work, sequences, *together(blocks), options)
+    kernel = _fused_forward(work, sequences, *total_size(blocks), options)
     return replace(kernel, window=window_of(blocks))
 
 
@@ -209,7 +209,7 @@ def blocks_backward(
     work: Attention, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
 ) -> Kernel:
     """The backward of `blocks_forward`."""
-    kernel = _fused_backward(work, sequences, *together(blocks), options)
+    kernel = _fused_backward(work, sequences, *total_size(blocks), options)
     return replace(kernel, window=window_of(blocks))
 
 
@@ -217,8 +217,8 @@ def _fused_forward(
     work: Attention, sequences: int, queries: int, keys: int, pairs: float, options: WorkOptions
 ) -> Kernel:
     e, heads = options.activation_bytes, work.num_heads
-    of_queries = (query_elements(work) + output_elements(work)) * e + heads * LOGSUMEXP_BYTES
-    num_bytes = sequences * (queries * of_queries + keys * key_value_elements(work) * e)
+    bytes_per_query = (query_elements(work) + output_elements(work)) * e + heads * LOGSUMEXP_BYTES
+    num_bytes = sequences * (queries * bytes_per_query + keys * key_value_elements(work) * e)
     flops = 2.0 * (sequences * heads * pairs) * (work.qk_head_dim + work.v_head_dim)
     shape = (sequences * heads, queries, keys, work.qk_head_dim)
     return Kernel("attention_forward", flops, float(num_bytes), options.kernel_dtype, shape)
@@ -227,13 +227,13 @@ def _fused_forward(
 def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     length, pairs = shape.sequence_length, _pairs(work, shape)
     kernel = _fused_backward(work, shape.sequences, length, length, pairs, options)
-    kernel = _masked_kernel(work, _by_document(kernel, shape))
+    kernel = _masked_kernel(work, _split_by_document(kernel, shape))
     if work.bias == "none":
         return (kernel,)
     e, scores = options.activation_bytes, _num_scores(work, shape)
     has_gradient = work.bias != "zeros"
-    moved = scores * e * (2 if has_gradient else 1)
-    kernel = replace(kernel, hbm_bytes=kernel.hbm_bytes + moved)
+    bias_bytes = scores * e * (2 if has_gradient else 1)
+    kernel = replace(kernel, hbm_bytes=kernel.hbm_bytes + bias_bytes)
     return (kernel, *_bias_gradient(work, shape, options)) if has_gradient else (kernel,)
 
 
@@ -241,9 +241,9 @@ def _bias_gradient(work: Attention, shape: BatchShape, options: WorkOptions) -> 
     """The scores' gradient summed over the batch and, but for the first layer's, added to what later layers
     gave."""
     e, scores = options.activation_bytes, _num_scores(work, shape)
-    added = 3 * scores // shape.sequences if work.bias == "read" else 0
+    accumulated_elements = 3 * scores // shape.sequences if work.bias == "read" else 0
     launches = 2 if work.bias == "read" else 1
-    return (_scores_kernel(scores + added, options, e, launches),)
+    return (_scores_kernel(scores + accumulated_elements, options, e, launches),)
 
 
 def block_backward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
@@ -259,8 +259,8 @@ def _fused_backward(
     e, heads = options.activation_bytes, work.num_heads
     # Reads q, k, v, dout; writes dq, dk, dv; reads out and dout for the row sums; dq is accumulated in fp32.
     q, out = query_elements(work), output_elements(work)
-    of_queries = (2 * q + 3 * out) * e + 2 * heads * LOGSUMEXP_BYTES + 2 * q * 4
-    num_bytes = sequences * (queries * of_queries + 2 * keys * key_value_elements(work) * e)
+    bytes_per_query = (2 * q + 3 * out) * e + 2 * heads * LOGSUMEXP_BYTES + 2 * q * 4
+    num_bytes = sequences * (queries * bytes_per_query + 2 * keys * key_value_elements(work) * e)
     flops = 2.5 * (2.0 * (sequences * heads * pairs) * (work.qk_head_dim + work.v_head_dim))
     shape = (sequences * heads, queries, keys, work.qk_head_dim)
     return Kernel("attention_backward", flops, float(num_bytes), options.kernel_dtype, shape, 3)
@@ -310,7 +310,7 @@ def _softmax_forward(work: Attention, shape: BatchShape, options: WorkOptions) -
     e = options.activation_bytes
     if options.compile and not options.joins_norms:
         if _fits_megatron(work, shape, options):
-            return e + _masked(work, e), 1
+            return e + _masked_bytes(work, e), 1
         return (e + 4) + 8 + 9 + 8 + (4 + e), 5
     if options.compile:
         return 2 * e + (1 if work.dropout else 0) + (e if work.softcaps else 0), 1
@@ -332,7 +332,7 @@ def _fits_megatron(work: Attention, shape: BatchShape, options: WorkOptions) -> 
     return options.dtype != "fp32" and shape.sequences * work.num_heads % 4 == 0
 
 
-def _masked(work: Attention, num_bytes: int) -> int:
+def _masked_bytes(work: Attention, num_bytes: int) -> int:
     """Bytes that Megatron's fused softmax reads of `num_bytes` per score: under a causal mask up to the
     diagonal, while it writes all (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h of
     Megatron-LM 3)."""
@@ -345,7 +345,7 @@ def _softmax_backward(work: Attention, shape: BatchShape, options: WorkOptions) 
     e = options.activation_bytes
     mask = 1 if work.dropout else 0
     if options.compile and not options.joins_norms:
-        softmax, launches = (e + _masked(work, 2 * e), 1)
+        softmax, launches = (e + _masked_bytes(work, 2 * e), 1)
         if not _fits_megatron(work, shape, options):
             softmax, launches = (4 + e) + 12 + 9 + 8 + (4 + e), 5
         return softmax + (2 * e + 1) * mask, launches + mask

@@ -28,7 +28,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.score_blocks import ScoreBlock
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.dataclass import dataclass
-from zsim.specs.model.spec import Attention, ContextShare
+from zsim.specs.model.spec import Attention, ContextSharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SharedAttention:
     """Attention of one of `ranks` ranks over `sequences` of `length` tokens. See [Note: the middle rank]."""
 
     work: Attention
-    share: ContextShare
+    share: ContextSharding
     ranks: int
     sequences: int
     length: int
@@ -91,12 +91,12 @@ class SharedAttention:
 
     def ring_block(self, step: int) -> ScoreBlock:
         """The scores that a ring computes in a step."""
-        own = self.length // self.ranks
+        local_length = self.length // self.ranks
         if step == 0:
-            return ScoreBlock(own, own, is_causal=True)
+            return ScoreBlock(local_length, local_length, is_causal=True)
         if self.sees_all_queries(step):
-            return ScoreBlock(own, own // 2, is_causal=False)
-        return ScoreBlock(own // 2, own, is_causal=False)
+            return ScoreBlock(local_length, local_length // 2, is_causal=False)
+        return ScoreBlock(local_length // 2, local_length, is_causal=False)
 
     def sees_all_queries(self, step: int) -> bool:
         """Whether both chunks of queries take part in a step of the ring."""
@@ -108,21 +108,24 @@ class SharedAttention:
         2.17.1).
         """
         chunk, window = self.length // (2 * self.ranks), self.work.window
-        seen = self.length if window is None else chunk + window - 1
+        max_keys = self.length if window is None else chunk + window - 1
         first, second = (
-            ScoreBlock(chunk, min(end * chunk, seen), is_causal=True, window=window)
+            ScoreBlock(chunk, min(end * chunk, max_keys), is_causal=True, window=window)
             for end in (self.rank + 1, 2 * self.ranks - self.rank)
         )
         return first, second
 
-    def with_whole_sequences(self) -> SharedAttention:
+    def exchange_heads(self) -> SharedAttention:
         """The attention after ranks have exchanged heads for tokens, all or the inner ones of "a2a+p2p": a
         part of the heads, at least one of K and V, on as many times the tokens."""
-        by = self.share.inner if self.share.method == "a2a+p2p" else self.ranks
-        heads, groups = self.work.num_heads // by, max(1, self.work.num_kv_heads // by)
+        exchanged_ranks = self.share.inner if self.share.method == "a2a+p2p" else self.ranks
+        heads, groups = (
+            self.work.num_heads // exchanged_ranks,
+            max(1, self.work.num_kv_heads // exchanged_ranks),
+        )
         work = replace(self.work, num_heads=heads, num_kv_heads=groups)
-        return replace(self, work=work, ranks=self.ranks // by)
+        return replace(self, work=work, ranks=self.ranks // exchanged_ranks)
 
-    def moved(self, num_bytes: float, launches: int = 1) -> Kernel:
+    def elementwise_kernel(self, num_bytes: float, launches: int = 1) -> Kernel:
         """Elementwise kernels that read and write so many bytes in all."""
         return Kernel("elementwise", 0.0, float(num_bytes), self.options.kernel_dtype, (), launches)

@@ -43,7 +43,7 @@ from zsim.specs.model.spec import Attention
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
+class StridedPasses:
     """The part of passes that walks strides. See [Note: kernels that walk strides]."""
 
     tensors: float
@@ -51,7 +51,7 @@ class Walked:
     launches: int
     elements: float
     """Tensors of which each element's address is computed separately."""
-    is_deep: bool = False
+    has_many_dimensions: bool = False
     """The operands have more than two dimensions."""
 
 
@@ -61,7 +61,7 @@ class Passes:
 
     tensors: float
     launches: int
-    walked: Walked | None = None
+    strided: StridedPasses | None = None
     """The part that walks strides."""
 
     def kernels(self, elements: float, options: WorkOptions) -> tuple[Kernel, ...]:
@@ -69,23 +69,28 @@ class Passes:
         e, dtype = options.activation_bytes, options.kernel_dtype
         if not self.launches:
             return ()
-        if self.walked is None:
+        if self.strided is None:
             return (Kernel("elementwise", 0.0, float(self.tensors * elements * e), dtype, (), self.launches),)
-        walked = self.walked
-        whole = float((self.tensors - walked.tensors) * elements * e)
-        part, count = float(walked.tensors * elements * e), round(walked.elements * elements)
-        indexed, strided = (count, 0) if walked.is_deep else (0, count)
+        strided_passes = self.strided
+        contiguous_bytes = float((self.tensors - strided_passes.tensors) * elements * e)
+        strided_bytes, address_count = (
+            float(strided_passes.tensors * elements * e),
+            round(strided_passes.elements * elements),
+        )
+        indexed_elements, strided_elements = (
+            (address_count, 0) if strided_passes.has_many_dimensions else (0, address_count)
+        )
         return (
-            Kernel("elementwise", 0.0, whole, dtype, (), self.launches - walked.launches),
+            Kernel("elementwise", 0.0, contiguous_bytes, dtype, (), self.launches - strided_passes.launches),
             Kernel(
                 "elementwise",
                 0.0,
-                part,
+                strided_bytes,
                 dtype,
                 (),
-                walked.launches,
-                indexed_elements=indexed,
-                strided_elements=strided,
+                strided_passes.launches,
+                indexed_elements=indexed_elements,
+                strided_elements=strided_elements,
             ),
         )
 
@@ -144,7 +149,7 @@ _FUSED_AWAY = {
 # kernel.
 _CLAMPED_GATED = {
     "clamped_quick_gelu": ActivationCost(
-        Passes(8, 3, Walked(4, 2, 2)), Passes(15, 9, Walked(9.5, 5, 5)), saved=2
+        Passes(8, 3, StridedPasses(4, 2, 2)), Passes(15, 9, StridedPasses(9.5, 5, 5)), saved=2
     )
 }
 
@@ -161,7 +166,7 @@ ROTARY_FUSED = (Passes(2, 1), Passes(2, 1))
 # concatenated, a product with sines, their sum, concatenated with the nothing that is not rotated; backward
 # two products, a negation, a concatenation, a sum, and zeros for that nothing, which are added. Launches on
 # cosines aside.
-_ROTATED = Walked(5, 3, 2.5, is_deep=True)
+_ROTATED = StridedPasses(5, 3, 2.5, has_many_dimensions=True)
 ROTARY_MEGATRON = (Passes(12, 6, _ROTATED), Passes(14, 7, _ROTATED))
 
 # Putting heads together of which a part is rotated, over whole heads, and latent attention's (all tensors).
@@ -174,23 +179,23 @@ def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationC
     if is_fused and name in _FUSED_AWAY:
         return _FUSED_AWAY[name]
     if is_fused and is_gated and name in _CLAMPED_GATED:
-        own = _CLAMPED_GATED[name]
+        base_cost = _CLAMPED_GATED[name]
         return ActivationCost(
-            _with_one_more(own.forward, FUSED_GATED.forward),
-            _with_one_more(own.backward, FUSED_GATED.backward),
-            own.saved + FUSED_GATED.saved,
+            _add_fused_gate(base_cost.forward, FUSED_GATED.forward),
+            _add_fused_gate(base_cost.backward, FUSED_GATED.backward),
+            base_cost.saved + FUSED_GATED.saved,
         )
     if is_fused:
         saved = 0 if name == "relu" and not is_gated else NATIVE.saved
         return FUSED_GATED if is_gated else ActivationCost(NATIVE.forward, NATIVE.backward, saved)
-    own = EAGER_ACTIVATIONS.get(name, NATIVE)
+    base_cost = EAGER_ACTIVATIONS.get(name, NATIVE)
     if not is_gated:
-        return own
+        return base_cost
     return ActivationCost(
-        Passes(own.forward.tensors + GATED_PRODUCT.forward.tensors, own.forward.launches + 1),
-        Passes(own.backward.tensors + GATED_PRODUCT.backward.tensors, own.backward.launches + 2),
+        Passes(base_cost.forward.tensors + GATED_PRODUCT.forward.tensors, base_cost.forward.launches + 1),
+        Passes(base_cost.backward.tensors + GATED_PRODUCT.backward.tensors, base_cost.backward.launches + 2),
         # The output of a gated relu is kept, as a factor of the product.
-        own.saved + GATED_PRODUCT.saved,
+        base_cost.saved + GATED_PRODUCT.saved,
     )
 
 
@@ -205,7 +210,7 @@ def activation_cost_of(name: str, *, is_gated: bool, options: WorkOptions) -> Ac
     return activation_cost(name, is_gated=is_gated, is_fused=options.fuses_kernels)
 
 
-def arranging_kernels(
+def layout_kernels(
     work: Attention, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
     """nanotron's copies around attention in one direction (0: forward, 1: backward). () of others.
@@ -220,16 +225,20 @@ def arranging_kernels(
     if options.layers != "nanotron":
         return ()
     outputs = work.num_heads * work.v_head_dim
-    joined = work.num_kv_heads * (work.qk_head_dim + work.v_head_dim)
-    inputs = work.num_heads * work.qk_head_dim + joined
-    moved, launches = (2 * inputs + 4 * joined, 11) if direction == 0 else (2 * inputs + 2 * joined, 2)
+    key_value_elements = work.num_kv_heads * (work.qk_head_dim + work.v_head_dim)
+    inputs = work.num_heads * work.qk_head_dim + key_value_elements
+    moved_elements, launches = (
+        (2 * inputs + 4 * key_value_elements, 11)
+        if direction == 0
+        else (2 * inputs + 2 * key_value_elements, 2)
+    )
     if shape.sequences > 1:
-        moved, launches = moved + (2, 4)[direction] * outputs, launches + 1 + direction
-    num_bytes = shape.tokens * moved * options.activation_bytes
+        moved_elements, launches = moved_elements + (2, 4)[direction] * outputs, launches + 1 + direction
+    num_bytes = shape.tokens * moved_elements * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 
 
-def _with_one_more(passes: Passes, fused: Passes) -> Passes:
+def _add_fused_gate(passes: Passes, fused: Passes) -> Passes:
     return replace(passes, tensors=passes.tensors + fused.tensors, launches=passes.launches + fused.launches)
 
 
@@ -246,14 +255,14 @@ class NormCost:
 
 # Bytes and launches per element forward and backward, without casts to fp32 and back, and bytes kept: counted
 # with a dispatch mode over Cohere2LayerNorm, Llama4TextL2Norm and T5LayerNorm in bf16 and fp32.
-_WRITTEN_OUT = {
+_EAGER_NORMS = {
     "cohere_layer": (48, 10, 132, 22, 12),
     "l2": (20, 5, 68, 11, 4),
     "t5_rms": (28, 6, 92, 14, 8),
 }
 
 
-def without_weight_gradient(cost: NormCost, kind: str, options: WorkOptions) -> NormCost:
+def freeze_norm_weight(cost: NormCost, kind: str, options: WorkOptions) -> NormCost:
     """The cost of a norm whose weight is frozen: without its gradient's reading of dy and x, and in eager
     RMSNorm without what it keeps for it (torch saves a factor only for the other's gradient). Compiled and
     Liger's kernels compute it all the same, or in the same pass.
@@ -295,12 +304,16 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = Tru
     if kind == "layer":
         return NormCost(3 * e, 1, 7 * e, 2, e)
     casts, cast_launches = (2 * (e + 4), 2) if e < 4 else (0, 0)
-    if kind in _WRITTEN_OUT:
-        forward, launches, backward, more, saved = _WRITTEN_OUT[kind]
+    if kind in _EAGER_NORMS:
+        forward, launches, backward, backward_launches, saved = _EAGER_NORMS[kind]
         if kind == "t5_rms" and e < 4:  # its input, the fp32 copy that is squared, the normalised tensor
-            return NormCost(forward + 6, launches + 2, backward - 2, more + 3, 8)
+            return NormCost(forward + 6, launches + 2, backward - 2, backward_launches + 3, 8)
         return NormCost(
-            forward + casts, launches + cast_launches, backward + casts, more + cast_launches, saved
+            forward + casts,
+            launches + cast_launches,
+            backward + casts,
+            backward_launches + cast_launches,
+            saved,
         )
     if kind == "gemma_rms":
         return NormCost(casts + 28, 8 + cast_launches, casts + 92, 15 + cast_launches, 8)

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels.kernel import Kernel, Layout
-from zsim.cost.kernels.moved_rows import Moved, move_cost
-from zsim.cost.kernels.quantised_rows import computed_rows, grouped_in_fp8, padding_copies
+from zsim.cost.kernels.moved_rows import RowPasses, move_cost
+from zsim.cost.kernels.quantised_rows import computed_rows, is_grouped_fp8, padding_copies
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
@@ -72,8 +72,8 @@ def router_forward(module: Module, shape: BatchShape, options: WorkOptions) -> K
     """Casts of a product in fp32, the gate's product, scores and choice."""
     work = _router(module)
     cost, scores = _score_cost(work), shape.tokens * work.num_experts
-    scored = _moved(scores * cost.forward_bytes, options, cost.forward_launches)
-    return (*_router_casts(work, shape, options), _gate(work, shape, options, "nt"), scored)
+    score_kernel = _elementwise(scores * cost.forward_bytes, options, cost.forward_launches)
+    return (*_router_casts(work, shape, options), _gate(work, shape, options, "nt"), score_kernel)
 
 
 def router_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -82,19 +82,25 @@ def router_backward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     """
     work = _router(module)
     cost, scores = _score_cost(work), shape.tokens * work.num_experts
-    scored = _moved(scores * cost.backward_bytes, options, cost.backward_launches)
-    of_weight = (_gate(work, shape, options, "tn"),) if module.trains_weight else ()
+    score_kernel = _elementwise(scores * cost.backward_bytes, options, cost.backward_launches)
+    weight_gradient = (_gate(work, shape, options, "tn"),) if module.trains_weight else ()
     width = shape.tokens * work.in_features
-    added = _moved(3 * width * options.activation_bytes, options)
-    of_input = _gate(work, shape, options, "nn")
-    return (scored, of_input, *of_weight, *_router_casts(work, shape, options), added)
+    accumulation = _elementwise(3 * width * options.activation_bytes, options)
+    input_gradient = _gate(work, shape, options, "nn")
+    return (
+        score_kernel,
+        input_gradient,
+        *weight_gradient,
+        *_router_casts(work, shape, options),
+        accumulation,
+    )
 
 
 def _router_casts(work: Router, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The input cast between the activations' type and fp32, in one direction."""
     if not work.in_fp32 or options.activation_bytes == 4:
         return ()
-    return (_moved(shape.tokens * work.in_features * 6, options, 2),)
+    return (_elementwise(shape.tokens * work.in_features * 6, options, 2),)
 
 
 def _gate(work: Router, shape: BatchShape, options: WorkOptions, layout: Layout) -> Kernel:
@@ -103,14 +109,14 @@ def _gate(work: Router, shape: BatchShape, options: WorkOptions, layout: Layout)
     dtype = "fp32" if work.in_fp32 else options.kernel_dtype
     operand = 4 if work.in_fp32 else options.activation_bytes
     score = 4 if work.in_fp32 or work.has_fp32_output else options.activation_bytes
-    moved = (tokens * width + width * experts) * operand + tokens * experts * score
+    moved_bytes = (tokens * width + width * experts) * operand + tokens * experts * score
     flops = 2.0 * tokens * experts * width
-    return Kernel("gemm", flops, float(moved), dtype, shapes[layout], layout=layout)
+    return Kernel("gemm", flops, float(moved_bytes), dtype, shapes[layout], layout=layout)
 
 
 def _router(module: Module) -> Router:
-    assert isinstance(module.work, Router)
-    return module.work
+    assert isinstance(module.op_spec, Router)
+    return module.op_spec
 
 
 # ---- Rows --------------------------------------------------------------------------------------------------
@@ -118,38 +124,38 @@ def _router(module: Module) -> Router:
 
 def rearrange_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """See [Note: rows that move]. The output of shared experts is added, after its gate."""
-    assert isinstance(module.work, Rearrange)
-    work, e = module.work, options.activation_bytes
-    kernels = _moves(work, move_cost(work, options).forward, shape, options)
+    assert isinstance(module.op_spec, Rearrange)
+    work, e = module.op_spec, options.activation_bytes
+    kernels = _move_kernels(work, move_cost(work, options).forward, shape, options)
     token = shape.tokens * work.width * e
     if work.shared == "gated":
-        kernels = (*kernels, _moved(2 * token, options, 2))
-    return kernels if work.shared == "none" else (*kernels, _moved(3 * token, options))
+        kernels = (*kernels, _elementwise(2 * token, options, 2))
+    return kernels if work.shared == "none" else (*kernels, _elementwise(3 * token, options))
 
 
 def rearrange_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """See [Note: rows that move]. A sum passes its gradient on as it is."""
-    assert isinstance(module.work, Rearrange)
-    work, e = module.work, options.activation_bytes
-    kernels = _moves(work, move_cost(work, options).backward, shape, options)
+    assert isinstance(module.op_spec, Rearrange)
+    work, e = module.op_spec, options.activation_bytes
+    kernels = _move_kernels(work, move_cost(work, options).backward, shape, options)
     if work.shared != "gated":
         return kernels
-    return (_moved(5 * shape.tokens * work.width * e, options, 4), *kernels)
+    return (_elementwise(5 * shape.tokens * work.width * e, options, 4), *kernels)
 
 
-def _moves(work: Rearrange, moved: Moved, shape: BatchShape, options: WorkOptions) -> Kernels:
+def _move_kernels(work: Rearrange, passes: RowPasses, shape: BatchShape, options: WorkOptions) -> Kernels:
     tokens, rows = shape.tokens, routed_rows(work, shape)
-    if not moved.launches:
+    if not passes.launches:
         return ()
     e = options.activation_bytes
-    num_bytes = (tokens * moved.tokens + rows * moved.rows) * work.width * e
-    if not moved.added:
-        return (_moved(num_bytes, options, moved.launches),)
+    num_bytes = (tokens * passes.tokens + rows * passes.rows) * work.width * e
+    if not passes.added:
+        return (_elementwise(num_bytes, options, passes.launches),)
     elements = rows * work.width
-    added = replace(
-        _moved(3 * elements * e, options), added_elements=round(elements * moved.added)
+    accumulation = replace(
+        _elementwise(3 * elements * e, options), added_elements=round(elements * passes.added)
     )  # each row read, the one it is added to read and written
-    return (_moved(num_bytes, options, moved.launches - 1), added)
+    return (_elementwise(num_bytes, options, passes.launches - 1), accumulation)
 
 
 def routed_rows(work: Rearrange, shape: BatchShape) -> int:
@@ -165,20 +171,20 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     work, rows = _grouped(module), computed_rows(_grouped(module), shape, options)
     n, k = work.out_features, work.in_features
     casts: Kernels = ()
-    if grouped_in_fp8(work, options):
-        given = () if module.shares_input else _casts(work, rows * k, options)
-        casts = (*given, *fp8.weight_casts(work.num_experts * k * n, options, is_backward=False))
-    before, behind = padding_copies(work, shape, options, is_backward=False)
-    if _joins_rows(work):
-        casts = (*casts, _moved(2 * rows * k * options.activation_bytes, options))
+    if is_grouped_fp8(work, options):
+        input_casts = () if module.shares_input else _casts(work, rows * k, options)
+        casts = (*input_casts, *fp8.weight_casts(work.num_experts * k * n, options, is_backward=False))
+    copies_before, copies_after = padding_copies(work, shape, options, is_backward=False)
+    if _concatenates_rows(work):
+        casts = (*casts, _elementwise(2 * rows * k * options.activation_bytes, options))
     products = (_product(module, rows, (n, k), options, "nt"),)
     has_bias = any(parameter.name == "bias" for parameter in module.parameters)
     bias: Kernels = ()
     if work.scored_bias_bytes:
         bias = _scored_bias(work, rows, options).forward
     elif has_bias:
-        bias = (_moved(3 * rows * n * options.activation_bytes, options, 2),)
-    return (*before, *casts, *products, *bias, *behind)
+        bias = (_elementwise(3 * rows * n * options.activation_bytes, options, 2),)
+    return (*copies_before, *casts, *products, *bias, *copies_after)
 
 
 def grouped_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -191,26 +197,31 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
     """The kernels for the gradient of the rows, and for that of the weights, which frozen ones have not."""
     work, rows = _grouped(module), computed_rows(_grouped(module), shape, options)
     n, k = work.out_features, work.in_features
-    of_input: Kernels = (_product(module, rows, (k, n), options, "nn"),)
-    if grouped_in_fp8(work, options):
+    input_gradient: Kernels = (_product(module, rows, (k, n), options, "nn"),)
+    if is_grouped_fp8(work, options):
         weights = fp8.weight_casts(work.num_experts * k * n, options, is_backward=True)
-        of_input = (*_casts(work, rows * n, options), *weights, *of_input)
+        input_gradient = (*_casts(work, rows * n, options), *weights, *input_gradient)
     if (module.shares_input or work.is_adapter) and not options.compile:
-        of_input = (*of_input, _moved(3 * rows * k * options.activation_bytes, options))
-    if _joins_rows(work):
+        input_gradient = (*input_gradient, _elementwise(3 * rows * k * options.activation_bytes, options))
+    if _concatenates_rows(work):
         passes = work.num_experts + 2 + 3 * (work.num_experts - 1)
-        joined = _moved(passes * rows * k * options.activation_bytes, options, 3 * work.num_experts - 1)
-        of_input = (*of_input, joined)
-    of_weight: Kernels = (_product(module, rows, (n, k), options, "tn"),)
+        concatenation = _elementwise(
+            passes * rows * k * options.activation_bytes, options, 3 * work.num_experts - 1
+        )
+        input_gradient = (*input_gradient, concatenation)
+    weight_gradient: Kernels = (_product(module, rows, (n, k), options, "tn"),)
     if work.scored_bias_bytes:
-        of_input = (*_scored_bias(work, rows, options).backward, *of_input)
+        input_gradient = (*_scored_bias(work, rows, options).backward, *input_gradient)
     elif any(parameter.name == "bias" for parameter in module.parameters):
-        of_weight = (*of_weight, _moved(2 * rows * n * options.activation_bytes, options, 2))
-    before, behind = padding_copies(work, shape, options, is_backward=True)
-    return (*behind, *of_input, *before), of_weight if module.trains_weight else ()
+        weight_gradient = (
+            *weight_gradient,
+            _elementwise(2 * rows * n * options.activation_bytes, options, 2),
+        )
+    copies_before, copies_after = padding_copies(work, shape, options, is_backward=True)
+    return (*copies_after, *input_gradient, *copies_before), weight_gradient if module.trains_weight else ()
 
 
-def _joins_rows(work: GroupedLinear) -> bool:
+def _concatenates_rows(work: GroupedLinear) -> bool:
     """Whether an adapter copies the rows of every expert into one tensor before its products:
     Megatron-Bridge's (0.6.0 peft/utils.py `GroupedExpertLinearAdapter.forward`). Backward of each slice
     writes zeros for all rows and the slice into them. The slices' gradients are added up.
@@ -219,14 +230,14 @@ def _joins_rows(work: GroupedLinear) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _BothWays:
+class _ForwardAndBackward:
     """Kernels of forward and of backward."""
 
     forward: Kernels
     backward: Kernels
 
 
-def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _BothWays:
+def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _ForwardAndBackward:
     """The bias of Transformer Engine's second product, which Megatron adds itself (core 0.16.1
     core/transformer/moe/experts.py `TEGroupedMLP._apply_bias`), eager.
 
@@ -242,22 +253,24 @@ def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _BothW
     numel = rows * work.out_features
     forward = (e + p + w) + 2 * w + cast
     backward = 2 * cast + 2 * e + 2 * p
-    return _BothWays(
+    return _ForwardAndBackward(
         (
-            _walked(numel, p, count, options),
-            _moved(numel * forward, options, count + 1 + casts),
+            _broadcast_products(numel, p, count, options),
+            _elementwise(numel * forward, options, count + 1 + casts),
         ),
         (
-            _walked(2 * numel, w + p, 2 * count, options),
-            _moved(numel * backward, options, (2 + casts) * count + 1 + casts),
+            _broadcast_products(2 * numel, w + p, 2 * count, options),
+            _elementwise(numel * backward, options, (2 + casts) * count + 1 + casts),
         ),
     )
 
 
-def _walked(elements: int, each_bytes: int, launches: int, options: WorkOptions) -> Kernel:
+def _broadcast_products(elements: int, each_bytes: int, launches: int, options: WorkOptions) -> Kernel:
     """Products with a broadcast factor: [Note: kernels that walk strides] of elementwise."""
-    moved = float(elements * each_bytes)
-    return Kernel("elementwise", 0.0, moved, options.kernel_dtype, (), launches, strided_elements=elements)
+    moved_bytes = float(elements * each_bytes)
+    return Kernel(
+        "elementwise", 0.0, moved_bytes, options.kernel_dtype, (), launches, strided_elements=elements
+    )
 
 
 def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
@@ -268,7 +281,7 @@ def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
     casts, recipe = fp8.cast(numel, options), options.fp8
     if recipe.recipe == "nvfp4" or (recipe.recipe == "delayed" and recipe.transposes):
         return tuple(casts)
-    return tuple(replace(one, launches=one.launches * work.num_experts) for one in casts)
+    return tuple(replace(kernel, launches=kernel.launches * work.num_experts) for kernel in casts)
 
 
 def _product(
@@ -280,17 +293,17 @@ def _product(
     were timed as they are.
     """
     work, (n, k) = _grouped(module), features
-    each = max(1, round(rows / work.num_experts))
-    is_fp8 = grouped_in_fp8(work, options)
-    is_engines = is_fp8 or fp8.by_engine(module, options)
-    each = -(-each // 16) * 16 if is_fp8 else each
-    shape = (n, k, each) if layout == "tn" else (each, n, k)
+    rows_per_expert = max(1, round(rows / work.num_experts))
+    is_fp8 = is_grouped_fp8(work, options)
+    is_transformer_engine = is_fp8 or fp8.runs_in_transformer_engine(module, options)
+    rows_per_expert = -(-rows_per_expert // 16) * 16 if is_fp8 else rows_per_expert
+    shape = (n, k, rows_per_expert) if layout == "tn" else (rows_per_expert, n, k)
     e, operand = options.activation_bytes, 1 if is_fp8 else options.activation_bytes
-    weights, made = work.num_experts * n * k, rows * n
+    weights, outputs = work.num_experts * n * k, rows * n
     if layout == "tn":
-        moved = (rows * n + rows * k) * operand + weights * e
+        moved_bytes = (rows * n + rows * k) * operand + weights * e
     else:
-        moved = (rows * k + weights) * operand + made * e
+        moved_bytes = (rows * k + weights) * operand + outputs * e
     launches = 1 if work.kernel == "grouped" else work.num_experts
     streams = STREAMS if work.kernel == "streams" else 1
     dtype = options.fp8.dtype if is_fp8 else options.kernel_dtype
@@ -298,21 +311,21 @@ def _product(
     return Kernel(
         "gemm",
         flops,
-        float(moved),
+        float(moved_bytes),
         dtype,
         shape,
         launches,
         layout="nt" if is_fp8 else layout,
         is_grouped=work.kernel == "grouped",
-        by_engine=is_engines and work.kernel != "grouped",
-        side_by_side=streams,
+        is_transformer_engine=is_transformer_engine and work.kernel != "grouped",
+        concurrent_launches=streams,
     )
 
 
 def _grouped(module: Module) -> GroupedLinear:
-    assert isinstance(module.work, GroupedLinear)
-    return module.work
+    assert isinstance(module.op_spec, GroupedLinear)
+    return module.op_spec
 
 
-def _moved(num_bytes: float, options: WorkOptions, launches: int = 1) -> Kernel:
+def _elementwise(num_bytes: float, options: WorkOptions, launches: int = 1) -> Kernel:
     return Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches)

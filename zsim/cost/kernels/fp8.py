@@ -27,7 +27,7 @@ from zsim.cost.kernels.shapes import WorkOptions
 from zsim.specs.model.spec import Linear, Module
 from zsim.specs.strategy.fp8 import Fp8
 
-Marked = list[tuple[Kernel, bool]]
+MarkedKernels = list[tuple[Kernel, bool]]
 _HEAD = "lm_head"
 _ENCODERS_HEAD = "cls."
 
@@ -39,7 +39,7 @@ def is_quantized(module: Module, options: WorkOptions) -> bool:
     Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output").
     Megatron's output layer is no layer of Transformer Engine.
     """
-    work = module.work
+    work = module.op_spec
     if options.dtype != "fp8" or not isinstance(work, Linear) or module.name == _HEAD or work.in_bf16:
         return False
     if ".lora_" in module.name:
@@ -47,7 +47,7 @@ def is_quantized(module: Module, options: WorkOptions) -> bool:
     return work.in_features % 16 == 0 and work.out_features % 16 == 0
 
 
-def by_engine(module: Module, options: WorkOptions) -> bool:
+def runs_in_transformer_engine(module: Module, options: WorkOptions) -> bool:
     """Whether a product in 16 bits is one that Transformer Engine calls: of Megatron's blocks (Megatron-LM
     d98e8a64 core/models/backends.py), but not of adapters (Megatron-Bridge src/megatron/bridge/peft/utils.py
     `ParallelLinearAdapter`), and not of heads: those are Megatron's own layers, which call torch.matmul
@@ -60,9 +60,11 @@ def by_engine(module: Module, options: WorkOptions) -> bool:
 def product(m: int, n: int, k: int, output_bytes: float, fp8: Fp8) -> Kernel:
     """One product of quantised operands, m x k by k x n. Every 8-bit product is "nt": see [Note: two
     directions]."""
-    read = fp8.operand_bytes(m * k) + fp8.operand_bytes(k * n)
-    flops, moved = 2.0 * m * n * k, float(read + output_bytes)
-    return Kernel("gemm", flops, moved, fp8.dtype, (m, n, k), by_engine=fp8.is_engine)
+    read_bytes = fp8.operand_bytes(m * k) + fp8.operand_bytes(k * n)
+    flops, moved_bytes = 2.0 * m * n * k, float(read_bytes + output_bytes)
+    return Kernel(
+        "gemm", flops, moved_bytes, fp8.dtype, (m, n, k), is_transformer_engine=fp8.is_transformer_engine
+    )
 
 
 def forward_casts(module: Module, tokens: int, options: WorkOptions) -> list[Kernel]:
@@ -70,48 +72,53 @@ def forward_casts(module: Module, tokens: int, options: WorkOptions) -> list[Ker
     weight."""
     work, fp8 = _linear(module), options.fp8
     numel, weight = tokens * work.in_features, work.in_features * work.out_features
-    if not fp8.is_engine:
-        parts = _parts(work.input_parts, fp8)
-        is_cast = module.shares_input and parts > 1  # before it was gathered, for an earlier product
-        found = [] if is_cast else _torchao(numel // parts, options, is_row=True)
-        return [*found, *([] if fp8.has_quantized_weights else _torchao(weight, options, is_row=True))]
-    found = [] if module.shares_input else _engine_input(work, numel, options)
-    return [*found, *weight_casts(weight, options, is_backward=False)]
+    if not fp8.is_transformer_engine:
+        num_parts = _cast_parts(work.input_cast_ranks, fp8)
+        is_cast = module.shares_input and num_parts > 1  # before it was gathered, for an earlier product
+        input_casts = [] if is_cast else _torchao_casts(numel // num_parts, options, is_row=True)
+        return [
+            *input_casts,
+            *([] if fp8.has_quantized_weights else _torchao_casts(weight, options, is_row=True)),
+        ]
+    input_casts = [] if module.shares_input else _engine_input_casts(work, numel, options)
+    return [*input_casts, *weight_casts(weight, options, is_backward=False)]
 
 
-def backward_casts(module: Module, tokens: int, options: WorkOptions) -> Marked:
+def backward_casts(module: Module, tokens: int, options: WorkOptions) -> MarkedKernels:
     """Kernels before the two products of backward, each with whether it is for the weight's gradient."""
     work, fp8 = _linear(module), options.fp8
     outputs, inputs = tokens * work.out_features, tokens * work.in_features
     weight = work.in_features * work.out_features
-    if fp8.is_engine:
-        found = _gathered(outputs, work.gradient_parts, options, is_gradient=True)
-        casts = [(kernel, False) for kernel in found]
+    if fp8.is_transformer_engine:
+        gradient_casts = _operand_casts(outputs, work.gradient_cast_ranks, options, is_gradient=True)
+        casts = [(kernel, False) for kernel in gradient_casts]
         casts += [(kernel, False) for kernel in weight_casts(weight, options, is_backward=True)]
-        if work.input_parts > 1 and fp8.has_one_scale and fp8.transposes:
-            casts.append((_moves(2 * inputs, options), True))  # gathered again, then transposed
+        if work.input_cast_ranks > 1 and fp8.has_one_scale and fp8.transposes:
+            casts.append((_elementwise(2 * inputs, options), True))  # gathered again, then transposed
         return casts
-    is_gathered = _parts(work.input_parts, fp8) > 1
-    first = _torchao(outputs // _parts(work.gradient_parts, fp8), options, is_row=True)
-    casts = [(kernel, False) for kernel in first]
+    is_gathered = _cast_parts(work.input_cast_ranks, fp8) > 1
+    gradient_casts_of_rows = _torchao_casts(
+        outputs // _cast_parts(work.gradient_cast_ranks, fp8), options, is_row=True
+    )
+    casts = [(kernel, False) for kernel in gradient_casts_of_rows]
     if fp8.has_quantized_weights:
-        casts.append((_moves(2 * weight, options), False))
+        casts.append((_elementwise(2 * weight, options), False))
     else:
-        casts += [(kernel, False) for kernel in _torchao(weight, options, is_row=False)]
+        casts += [(kernel, False) for kernel in _torchao_casts(weight, options, is_row=False)]
     if fp8.has_one_scale:
-        casts.append((_moves(2 * outputs, options), True))
+        casts.append((_elementwise(2 * outputs, options), True))
     else:
-        casts += [(kernel, True) for kernel in _torchao(outputs, options, is_row=False)]
+        casts += [(kernel, True) for kernel in _torchao_casts(outputs, options, is_row=False)]
     if is_gathered:
-        casts.append((_moves(2 * inputs, options), True))
+        casts.append((_elementwise(2 * inputs, options), True))
     else:
-        casts += [(kernel, True) for kernel in _torchao(inputs, options, is_row=False)]
+        casts += [(kernel, True) for kernel in _torchao_casts(inputs, options, is_row=False)]
     return casts
 
 
 def cast(numel: int, options: WorkOptions) -> list[Kernel]:
     """Transformer Engine's kernels that quantise `numel` elements for both directions."""
-    return _engine(numel, _directions(options.fp8), options)
+    return _engine_casts(numel, _directions(options.fp8), options)
 
 
 def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list[Kernel]:
@@ -126,11 +133,11 @@ def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list
             return []
         part = numel // options.micro_batches
         if not fp8.has_quantized_weights or fp8.recipe in ("mxfp8", "nvfp4"):
-            return _engine(part, _directions(fp8), options)
-        return [_moves(2 * part, options)] if _directions(fp8) == 2 else []
+            return _engine_casts(part, _directions(fp8), options)
+        return [_elementwise(2 * part, options)] if _directions(fp8) == 2 else []
     if not fp8.recasts_weights:
-        return [] if is_backward else _engine(numel, _directions(fp8), options)
-    return _engine(numel, _directions(fp8) if is_backward else 1, options)
+        return [] if is_backward else _engine_casts(numel, _directions(fp8), options)
+    return _engine_casts(numel, _directions(fp8) if is_backward else 1, options)
 
 
 def kept_input_bytes(work: Linear, numel: int, options: WorkOptions) -> int:
@@ -139,7 +146,7 @@ def kept_input_bytes(work: Linear, numel: int, options: WorkOptions) -> int:
     gathered in fp8.
     """
     fp8 = options.fp8
-    if fp8.is_engine or _parts(work.input_parts, fp8) > 1:
+    if fp8.is_transformer_engine or _cast_parts(work.input_cast_ranks, fp8) > 1:
         return fp8.operand_bytes(numel)
     return numel * options.activation_bytes
 
@@ -148,7 +155,7 @@ def kept_weight_bytes(work: Linear, options: WorkOptions) -> int:
     """Bytes of a weight's quantised copies that are kept from forward to backward: Transformer Engine's,
     where they are neither kept all the time nor made again."""
     fp8 = options.fp8
-    if not fp8.is_engine or fp8.keeps_weights or fp8.recasts_weights or fp8.has_quantized_weights:
+    if not fp8.is_transformer_engine or fp8.keeps_weights or fp8.recasts_weights or fp8.has_quantized_weights:
         return 0
     return fp8.weight_copy_bytes(work.in_features * work.out_features)
 
@@ -179,43 +186,43 @@ def sums_maxima(options: WorkOptions) -> bool:
     return is_gathered_quantized(options) and options.fp8.recipe in ("current", "torchao-tensorwise")
 
 
-def _parts(parts: int, fp8: Fp8) -> int:
+def _cast_parts(num_ranks: int, fp8: Fp8) -> int:
     """Ranks that each cast a part of an operand that is then gathered. 1 if it is gathered in 16 bits."""
-    return parts if fp8.gathers_quantized else 1
+    return num_ranks if fp8.gathers_quantized else 1
 
 
-def _engine_input(work: Linear, numel: int, options: WorkOptions) -> list[Kernel]:
+def _engine_input_casts(work: Linear, numel: int, options: WorkOptions) -> list[Kernel]:
     """Casts of an input, which a fused norm has begun."""
     fp8 = options.fp8
     if not work.follows_norm or fp8.recipe not in ("delayed", "current"):
-        return _gathered(numel, work.input_parts, options, is_gradient=False)
-    both = fp8.transposes and work.input_parts == 1
+        return _operand_casts(numel, work.input_cast_ranks, options, is_gradient=False)
+    needs_both_directions = fp8.transposes and work.input_cast_ranks == 1
     if fp8.recipe == "delayed":
-        return [_moves(2 * numel, options)] if both else []
-    part = numel // work.input_parts
-    return [_scale(options), _moves(part * (4 if both else 3), options)]
+        return [_elementwise(2 * numel, options)] if needs_both_directions else []
+    part = numel // work.input_cast_ranks
+    return [_scale(options), _elementwise(part * (4 if needs_both_directions else 3), options)]
 
 
-def _gathered(numel: int, parts: int, options: WorkOptions, *, is_gradient: bool) -> list[Kernel]:
+def _operand_casts(numel: int, num_parts: int, options: WorkOptions, *, is_gradient: bool) -> list[Kernel]:
     """Casts of an input, or of an output's gradient, of which `num_parts` ranks each cast a part and gather
     it. An operand gathered along one direction is transposed afterwards.
     """
     fp8 = options.fp8
-    is_single = fp8.has_one_scale and (not fp8.transposes or parts > 1)
-    found = _engine(numel // parts, 1 if is_single else 2, options)
-    if is_gradient and parts > 1 and fp8.has_one_scale and fp8.transposes:
-        found.append(_moves(2 * numel, options))
-    return found
+    is_single = fp8.has_one_scale and (not fp8.transposes or num_parts > 1)
+    casts = _engine_casts(numel // num_parts, 1 if is_single else 2, options)
+    if is_gradient and num_parts > 1 and fp8.has_one_scale and fp8.transposes:
+        casts.append(_elementwise(2 * numel, options))
+    return casts
 
 
-def _engine(numel: int, directions: int, options: WorkOptions) -> list[Kernel]:
+def _engine_casts(numel: int, directions: int, options: WorkOptions) -> list[Kernel]:
     """Transformer Engine's kernels that quantise `numel` elements of 16 bits."""
     fp8 = options.fp8
-    cast = _moves(2 * numel + directions * fp8.operand_bytes(numel), options)
+    cast = _elementwise(2 * numel + directions * fp8.operand_bytes(numel), options)
     if fp8.recipe == "current":
-        return [_moves(2 * numel, options), _scale(options), cast]
+        return [_elementwise(2 * numel, options), _scale(options), cast]
     if fp8.recipe == "nvfp4":
-        return [_scale(options), _moves(2 * numel, options), cast]
+        return [_scale(options), _elementwise(2 * numel, options), cast]
     return [cast]
 
 
@@ -223,24 +230,24 @@ def _directions(fp8: Fp8) -> int:
     return 2 if fp8.transposes or not fp8.has_one_scale else 1
 
 
-def _torchao(numel: int, options: WorkOptions, *, is_row: bool) -> list[Kernel]:
+def _torchao_casts(numel: int, options: WorkOptions, *, is_row: bool) -> list[Kernel]:
     """torchao's cast: 2 bytes read for the maximum, 2 read and 1 written for the cast. Along rows both are
     one kernel where scales are by row.
     """
     if is_row and not options.fp8.has_one_scale:
-        return [_moves(3 * numel, options)]
-    return [_moves(5 * numel, options, launches=2)]
+        return [_elementwise(3 * numel, options)]
+    return [_elementwise(5 * numel, options, launches=2)]
 
 
 def _scale(options: WorkOptions) -> Kernel:
     """The kernel that makes a scale of a maximum, or sets the maximum to zero."""
-    return _moves(8, options)
+    return _elementwise(8, options)
 
 
-def _moves(num_bytes: int, options: WorkOptions, launches: int = 1) -> Kernel:
+def _elementwise(num_bytes: int, options: WorkOptions, launches: int = 1) -> Kernel:
     return Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches)
 
 
 def _linear(module: Module) -> Linear:
-    assert isinstance(module.work, Linear)
-    return module.work
+    assert isinstance(module.op_spec, Linear)
+    return module.op_spec

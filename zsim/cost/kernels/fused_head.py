@@ -38,11 +38,11 @@ def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
     return min(tokens, 1 << (least - 1).bit_length())
 
 
-def head_place(modules: tuple[Module, ...]) -> int | None:
+def head_index(modules: tuple[Module, ...]) -> int | None:
     """Index of the LM head in `modules`: the last product before the loss. None without a loss."""
-    if not any(isinstance(module.work, Loss) for module in modules):
+    if not any(isinstance(module.op_spec, Loss) for module in modules):
         return None
-    products = [place for place, module in enumerate(modules) if isinstance(module.work, Linear)]
+    products = [index for index, module in enumerate(modules) if isinstance(module.op_spec, Linear)]
     return products[-1] if products else None
 
 
@@ -53,7 +53,7 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     (read twice, written once), and the accumulation of the weight's gradient. The gradients of the input
     (T H) and of the weight (V H) are saved for backward.
     """
-    work = head.work
+    work = head.op_spec
     assert isinstance(work, Linear)
     tokens, hidden, vocab, e = shape.tokens, work.in_features, work.out_features, options.activation_bytes
     dtype, weight = options.kernel_dtype, work.in_features * work.out_features

@@ -55,16 +55,16 @@ class Kernel:
     """Many equal products in one call, as of attention that is written out."""
     is_grouped: bool = False
     """Products of experts in one kernel."""
-    by_engine: bool = False
+    is_transformer_engine: bool = False
     """A product that Transformer Engine calls."""
     window: int = 0
     """The number of keys that a query sees at most: the last or, without a causal mask, the nearest
     (0: all).
     """
-    side_by_side: int = 1
+    concurrent_launches: int = 1
     """Launches that run at once, on streams of their own."""
 
     @property
-    def turns(self) -> int:
+    def sequential_launches(self) -> int:
         """Launches that run one after the other, each with those that run at the same time."""
-        return -(-self.launches // self.side_by_side)
+        return -(-self.launches // self.concurrent_launches)

@@ -105,8 +105,8 @@ def loss_kernels(
 def _log_softmax(vocab_size: int, element_bytes: int, *, is_backward: bool) -> float:
     """Bytes per logit: one read and one write forward, two reads and one write backward, plus the repeated
     reads that miss the caches."""
-    again = min(max(vocab_size * element_bytes / _CACHED_ROW_BYTES - 1, 0), 1)
-    return element_bytes * (3 + again if is_backward else 2 + 2 * again)
+    repeated_fraction = min(max(vocab_size * element_bytes / _CACHED_ROW_BYTES - 1, 0), 1)
+    return element_bytes * (3 + repeated_fraction if is_backward else 2 + 2 * repeated_fraction)
 
 
 def metric_kernels(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[Kernel, ...]:
@@ -121,7 +121,7 @@ def log_probabilities(logits: int, options: WorkOptions) -> tuple[int, ...]:
     return (logits * e, logits * 4) if e < 4 else (logits * 4,)
 
 
-def kept_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
+def saved_bytes_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
     """Bytes per logit that the loss keeps from forward to backward. With `holds_logits` the trainer holds the
     logits, so they are not counted here.
     """
@@ -132,7 +132,7 @@ def kept_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
     return 0 if holds_logits else options.activation_bytes
 
 
-def passing_per_logit(options: WorkOptions, *, is_backward: bool) -> int:
+def temporary_bytes_per_logit(options: WorkOptions, *, is_backward: bool) -> int:
     """Bytes per logit of temporaries, allocated during one direction only."""
     e = options.activation_bytes
     if options.cross_entropy == "eager":

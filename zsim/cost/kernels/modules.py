@@ -20,7 +20,7 @@ from zsim.cost.kernels.adapters import (
     sum_forward,
 )
 from zsim.cost.kernels.attention import attention_backward, attention_forward
-from zsim.cost.kernels.elementwise import activation_cost_of, norm_cost_of, without_weight_gradient
+from zsim.cost.kernels.elementwise import activation_cost_of, freeze_norm_weight, norm_cost_of
 from zsim.cost.kernels.experts import (
     grouped_backward,
     grouped_forward,
@@ -60,7 +60,7 @@ from zsim.specs.model.spec import (
     Norm,
     Residual,
 )
-from zsim.specs.model.traced import Traced
+from zsim.specs.model.traced import TracedModule
 
 __all__ = [
     "BatchShape",
@@ -84,7 +84,7 @@ INDEX_BYTES = 8
 
 def forward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The kernels of one module's forward pass, in order."""
-    return _FORWARD[type(module.work)](module, shape, options)
+    return _FORWARD[type(module.op_spec)](module, shape, options)
 
 
 def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -93,28 +93,28 @@ def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) ->
     """
     if not module.has_backward:
         return ()
-    return _BACKWARD[type(module.work)](module, shape, options)
+    return _BACKWARD[type(module.op_spec)](module, shape, options)
 
 
 def split_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernels, Kernels]:
     """The kernels of `backward_kernels` that the gradient of the module's input needs, and those of its
     weight's gradient alone, which a schedule may run later. The second are () for modules without a product.
     """
-    if isinstance(module.work, GroupedLinear):
+    if isinstance(module.op_spec, GroupedLinear):
         return grouped_gradients(module, shape, options)
-    if not isinstance(module.work, Linear):
+    if not isinstance(module.op_spec, Linear):
         return backward_kernels(module, shape, options), ()
     marked = _linear_gradients(module, shape, options)
-    of_input = tuple(kernel for kernel, is_weight in marked if not is_weight)
-    return of_input, tuple(kernel for kernel, is_weight in marked if is_weight)
+    input_gradient = tuple(kernel for kernel, is_weight in marked if not is_weight)
+    return input_gradient, tuple(kernel for kernel, is_weight in marked if is_weight)
 
 
-def unkept_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+def recomputed_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Kernels of a module's forward that recomputation repeats although the module's output was kept:
     attention's rotary embedding."""
-    if not isinstance(module.work, Attention):
+    if not isinstance(module.op_spec, Attention):
         return ()
-    return rotary_forward(module.work, shape, options)
+    return rotary_forward(module.op_spec, shape, options)
 
 
 def total_flops(kernels: Iterable[Kernel]) -> float:
@@ -131,11 +131,19 @@ def gemm(
     layout: Layout = "nt",
     *,
     extra_bytes: int = 0,
-    by_engine: bool = False,
+    is_transformer_engine: bool = False,
 ) -> Kernel:
     """One product of m x k by k x n: 2 m n k FLOPs, (m k + k n + m n) elements."""
-    moved = float((m * k + k * n + m * n) * element_bytes + extra_bytes)
-    return Kernel("gemm", 2.0 * m * n * k, moved, dtype, (m, n, k), layout=layout, by_engine=by_engine)
+    moved_bytes = float((m * k + k * n + m * n) * element_bytes + extra_bytes)
+    return Kernel(
+        "gemm",
+        2.0 * m * n * k,
+        moved_bytes,
+        dtype,
+        (m, n, k),
+        layout=layout,
+        is_transformer_engine=is_transformer_engine,
+    )
 
 
 def _elementwise(hbm_bytes: float, dtype: str, launches: int = 1) -> Kernel:
@@ -152,15 +160,15 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     e, dtype = product_type(work, options)
     bias_bytes = n * e if _has_bias(module) else 0
     if not fp8.is_quantized(module, options):
-        is_engines = fp8.by_engine(module, options)
-        product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes, by_engine=is_engines)
-        before, behind = casts_around(module, shape, is_backward=False)
+        is_transformer_engine = fp8.runs_in_transformer_engine(module, options)
+        product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes, is_transformer_engine=is_transformer_engine)
+        casts_before, casts_after = casts_around(module, shape, is_backward=False)
         return (
-            *before,
+            *casts_before,
             *dequantise_kernels(module, options),
             *_autocast_cast(n * k, options),
             product,
-            *behind,
+            *casts_after,
         )
     casts = fp8.forward_casts(module, m, options)
     return (*casts, fp8.product(m, n, k, m * n * e + bias_bytes, options.fp8))
@@ -177,27 +185,29 @@ def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) ->
 
 def _linear_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> list[tuple[Kernel, bool]]:
     """The kernels of a product's backward in order, each with whether it is for the weight's gradient."""
-    needed = {True: module.trains_weight, False: module.input_gradient}
-    return [one for one in _all_gradients(module, shape, options) if needed[one[1]]]
+    is_needed = {True: module.trains_weight, False: module.input_gradient}
+    return [marked for marked in _unfiltered_gradients(module, shape, options) if is_needed[marked[1]]]
 
 
-def _all_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> list[tuple[Kernel, bool]]:
+def _unfiltered_gradients(
+    module: Module, shape: BatchShape, options: WorkOptions
+) -> list[tuple[Kernel, bool]]:
     work = _linear(module)
     m, n, k = shape.tokens, work.out_features, work.in_features
     e, dtype = product_type(work, options)
-    before, behind = casts_around(module, shape, is_backward=True)
+    casts_before, casts_after = casts_around(module, shape, is_backward=True)
     kernels: list[tuple[Kernel, bool]] = []
-    kernels += [(one, False) for one in (*before, *dequantise_kernels(module, options))]
+    kernels += [(kernel, False) for kernel in (*casts_before, *dequantise_kernels(module, options))]
     if fp8.is_quantized(module, options):
         kernels += fp8.backward_casts(module, m, options)
         kernels.append((fp8.product(m, k, n, m * k * e, options.fp8), False))
         kernels.append((fp8.product(n, k, m, k * n * e, options.fp8), True))
     else:
-        is_engines = fp8.by_engine(module, options)
+        is_transformer_engine = fp8.runs_in_transformer_engine(module, options)
         kernels += [
-            (gemm(m, k, n, e, dtype, "nn", by_engine=is_engines), False),
-            (gemm(n, k, m, e, dtype, "tn", by_engine=is_engines), True),
-            *((one, False) for one in behind),
+            (gemm(m, k, n, e, dtype, "nn", is_transformer_engine=is_transformer_engine), False),
+            (gemm(n, k, m, e, dtype, "tn", is_transformer_engine=is_transformer_engine), True),
+            *((kernel, False) for kernel in casts_after),
         ]
         kernels += [(kernel, True) for kernel in _autocast_cast(n * k, options)]
     if _has_bias(module):
@@ -214,30 +224,30 @@ def _has_bias(module: Module) -> bool:
 
 
 def _linear(module: Module) -> Linear:
-    assert isinstance(module.work, Linear)
-    return module.work
+    assert isinstance(module.op_spec, Linear)
+    return module.op_spec
 
 
 # ---- Norms, activations, residuals -------------------------------------------------------------------------
 
 
 def _norm_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    assert isinstance(module.work, Norm)
-    cost = norm_cost_of(module.work.kind, options)
-    elements = shape.tokens * module.work.width
-    moved = cost.forward_bytes * elements
-    if module.work.writes_fp8:
-        moved -= fp8.norm_saving(elements, options)
-    kernel = _elementwise(moved, options.kernel_dtype, cost.forward_launches)
+    assert isinstance(module.op_spec, Norm)
+    cost = norm_cost_of(module.op_spec.kind, options)
+    elements = shape.tokens * module.op_spec.width
+    moved_bytes = cost.forward_bytes * elements
+    if module.op_spec.writes_fp8:
+        moved_bytes -= fp8.norm_saving(elements, options)
+    kernel = _elementwise(moved_bytes, options.kernel_dtype, cost.forward_launches)
     return (kernel, *_autocast_cast(elements, options))
 
 
 def _norm_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    assert isinstance(module.work, Norm)
-    cost = norm_cost_of(module.work.kind, options)
-    elements = shape.tokens * module.work.width
+    assert isinstance(module.op_spec, Norm)
+    cost = norm_cost_of(module.op_spec.kind, options)
+    elements = shape.tokens * module.op_spec.width
     if not module.trains_weight:
-        cost = without_weight_gradient(cost, module.work.kind, options)
+        cost = freeze_norm_weight(cost, module.op_spec.kind, options)
     kernel = _elementwise(cost.backward_bytes * elements, options.kernel_dtype, cost.backward_launches)
     return (*_autocast_cast(elements, options), kernel)
 
@@ -250,14 +260,14 @@ def _autocast_cast(num_elements: int, options: WorkOptions) -> Kernels:
 
 
 def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    work = module.work
+    work = module.op_spec
     assert isinstance(work, Activation)
     passes = activation_cost_of(work.name, is_gated=work.gated, options=options).forward
     return passes.kernels(shape.tokens * work.width, options)
 
 
 def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    work = module.work
+    work = module.op_spec
     assert isinstance(work, Activation)
     passes = activation_cost_of(work.name, is_gated=work.gated, options=options).backward
     return passes.kernels(shape.tokens * work.width, options)
@@ -268,15 +278,15 @@ def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -
     Compiled, all are part of the next norm. Megatron's kernel (`bias_dropout_add_fused_train`) reads the
     branch and the stream, and writes their sum and the mask.
     """
-    assert isinstance(module.work, Residual)
-    elements, e = shape.tokens * module.work.width, options.activation_bytes
+    assert isinstance(module.op_spec, Residual)
+    elements, e = shape.tokens * module.op_spec.width, options.activation_bytes
     if options.compile and not options.joins_norms:
-        return (_elementwise(elements * (3 * e + bool(module.work.dropout)), options.kernel_dtype),)
+        return (_elementwise(elements * (3 * e + bool(module.op_spec.dropout)), options.kernel_dtype),)
     if options.compile:
-        return (_elementwise(elements, options.kernel_dtype),) if module.work.dropout else ()
+        return (_elementwise(elements, options.kernel_dtype),) if module.op_spec.dropout else ()
     add = _elementwise(elements * (2 * options.stream_bytes + e), options.kernel_dtype)
-    kernels = (_elementwise(elements * (2 * e + 1), options.kernel_dtype),) if module.work.dropout else ()
-    if module.work.scales:
+    kernels = (_elementwise(elements * (2 * e + 1), options.kernel_dtype),) if module.op_spec.dropout else ()
+    if module.op_spec.scales:
         kernels = (*kernels, _elementwise(elements * 2 * e, options.kernel_dtype))
     return (*kernels, add)
 
@@ -287,11 +297,13 @@ def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) 
     and the gradient that goes into the branch is cast. Megatron's kernel reads the gradient and the mask and
     writes the branch's, and autograd adds the stream's.
     """
-    assert isinstance(module.work, Residual)
-    elements, kernels = shape.tokens * module.work.width, _residual_forward(module, shape, options)
+    assert isinstance(module.op_spec, Residual)
+    elements, kernels = shape.tokens * module.op_spec.width, _residual_forward(module, shape, options)
     if options.compile and not options.joins_norms:
         e = options.activation_bytes
-        dropped = (_elementwise(elements * (2 * e + 1), options.kernel_dtype),) if module.work.dropout else ()
+        dropped = (
+            (_elementwise(elements * (2 * e + 1), options.kernel_dtype),) if module.op_spec.dropout else ()
+        )
         return (*dropped, _elementwise(elements * 3 * e, options.kernel_dtype))
     if not options.autocast or options.compile:
         return (*kernels, *_autocast_cast(elements, options))
@@ -304,28 +316,28 @@ def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) 
 
 def _embedding_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Gather one row per token, which becomes the residual stream."""
-    assert isinstance(module.work, Embedding)
-    num_bytes = shape.tokens * (2 * module.work.width * options.stream_bytes + INDEX_BYTES)
+    assert isinstance(module.op_spec, Embedding)
+    num_bytes = shape.tokens * (2 * module.op_spec.width * options.stream_bytes + INDEX_BYTES)
     return (Kernel("embedding", 0.0, float(num_bytes), options.kernel_dtype),)
 
 
 def _embedding_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """`embedding_dense_backward`: zero the full gradient of the table, sort the indices, add the rows."""
-    assert isinstance(module.work, Embedding)
+    assert isinstance(module.op_spec, Embedding)
     e = options.stream_bytes
-    table = module.work.rows * module.work.width * e
-    rows = shape.tokens * (3 * module.work.width * e + 4 * INDEX_BYTES)
+    table = module.op_spec.rows * module.op_spec.width * e
+    rows = shape.tokens * (3 * module.op_spec.width * e + 4 * INDEX_BYTES)
     return (Kernel("embedding", 0.0, float(table + rows), options.kernel_dtype, (), 4),)
 
 
 def _loss_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    assert isinstance(module.work, Loss)
-    return loss_kernels(shape.tokens, module.work.vocab_size, options, is_backward=False)
+    assert isinstance(module.op_spec, Loss)
+    return loss_kernels(shape.tokens, module.op_spec.vocab_size, options, is_backward=False)
 
 
 def _loss_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    assert isinstance(module.work, Loss)
-    return loss_kernels(shape.tokens, module.work.vocab_size, options, is_backward=True)
+    assert isinstance(module.op_spec, Loss)
+    return loss_kernels(shape.tokens, module.op_spec.vocab_size, options, is_backward=True)
 
 
 def _exchange(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -347,7 +359,7 @@ _FORWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] 
     GroupedLinear: grouped_forward,
     MergedWeights: merged_forward,
     Rearrange: rearrange_forward,
-    Traced: traced_forward,
+    TracedModule: traced_forward,
 }
 _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] = {
     Linear: _linear_backward,
@@ -364,5 +376,5 @@ _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]]
     GroupedLinear: grouped_backward,
     MergedWeights: merged_backward,
     Rearrange: rearrange_backward,
-    Traced: traced_backward,
+    TracedModule: traced_backward,
 }

@@ -73,7 +73,7 @@ from zsim.specs.model.experts import Rearrange
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class RowPasses:
     """Passes of one direction of a rearrangement."""
 
     tokens: float
@@ -89,51 +89,53 @@ class Moved:
 class MoveCost:
     """Passes of a rearrangement, and the tensors of all rows that it keeps for backward."""
 
-    forward: Moved
-    backward: Moved
+    forward: RowPasses
+    backward: RowPasses
     kept_rows: float = 0.0
 
 
-SCATTERED, INDEXED, SORTED = 1.0, 2.05, 0.65  # see [Note: rows that are added up]
-_NONE = MoveCost(Moved(0, 0, 0), Moved(0, 0, 0))
-_SORTED = MoveCost(Moved(0, 2, 1), Moved(0, 2, 1))
+SCATTER_ADD, INDEX_ADD, SORTED_INDEX_PUT = 1.0, 2.05, 0.65  # see [Note: rows that are added up]
+_NO_COST = MoveCost(RowPasses(0, 0, 0), RowPasses(0, 0, 0))
+_SORT_COST = MoveCost(RowPasses(0, 2, 1), RowPasses(0, 2, 1))
 _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
-    ("transformers", "permute"): MoveCost(Moved(0, 2, 20), Moved(1, 0, 8, SORTED)),
-    ("transformers", "unpermute"): MoveCost(Moved(5, 9, 5), Moved(3, 16, 14, SORTED), kept_rows=1),
-    ("transformers-4", "loop"): MoveCost(Moved(1, 0, 8), Moved(0, 0, 0)),
-    ("transformers-4", "select"): MoveCost(Moved(0, 2, 4), Moved(4, 0, 6, SORTED)),
-    ("transformers-4", "put"): MoveCost(Moved(0, 2, 3, INDEXED), Moved(0, 8, 10), kept_rows=1),
-    ("torchtitan", "permute"): MoveCost(
-        Moved(0, 16, 24), Moved(1, 19, 20, SCATTERED + SORTED), kept_rows=2
+    ("transformers", "permute"): MoveCost(RowPasses(0, 2, 20), RowPasses(1, 0, 8, SORTED_INDEX_PUT)),
+    ("transformers", "unpermute"): MoveCost(
+        RowPasses(5, 9, 5), RowPasses(3, 16, 14, SORTED_INDEX_PUT), kept_rows=1
     ),
-    ("torchtitan", "unpermute"): MoveCost(Moved(1, 6, 6), Moved(0, 4, 4)),
-    ("megatron", "permute"): MoveCost(Moved(0, 2, 12), Moved(1, 0, 6, INDEXED)),
-    ("megatron", "unpermute"): MoveCost(Moved(1, 0, 4, SCATTERED), Moved(0, 2, 3)),
-    ("megatron", "map"): MoveCost(Moved(0, 0, 31), Moved(0, 0, 22)),
-    ("megatron-fused", "map"): MoveCost(Moved(0, 0, 1), Moved(0, 0, 1)),
-    ("megatron-fused", "permute"): MoveCost(Moved(0, 2, 3), Moved(1, 1, 1)),
-    ("megatron-fused", "unpermute"): MoveCost(Moved(1, 1, 1), Moved(0, 2, 1)),
-    ("autoep", "permute"): MoveCost(Moved(0, 2, 15), Moved(1, 0, 8, SORTED)),
-    ("autoep", "sort"): MoveCost(Moved(0, 2, 20), Moved(0, 2, 1)),
-    ("autoep", "unsort"): MoveCost(Moved(0, 2, 8), Moved(0, 2, 1)),
-    ("autoep", "unpermute"): MoveCost(Moved(5, 8, 6), Moved(3, 16, 8), kept_rows=1),
-    ("deepspeed-moe", "permute"): MoveCost(Moved(2, 2, 10), Moved(1, 3, 3)),
-    ("deepspeed-moe", "sort"): MoveCost(Moved(0, 4, 2), Moved(0, 2, 1)),
-    ("deepspeed-moe", "unsort"): MoveCost(Moved(0, 2, 1), Moved(0, 2, 1)),
-    ("deepspeed-moe", "unpermute"): MoveCost(Moved(5, 9, 6), Moved(3, 18, 12), kept_rows=1),
-    ("compiled", "permute"): MoveCost(Moved(0, 6, 16), Moved(3, 5, 10)),
-    ("compiled", "unpermute"): MoveCost(Moved(1, 2, 2), Moved(0, 4, 4), kept_rows=1),
+    ("transformers-4", "loop"): MoveCost(RowPasses(1, 0, 8), RowPasses(0, 0, 0)),
+    ("transformers-4", "select"): MoveCost(RowPasses(0, 2, 4), RowPasses(4, 0, 6, SORTED_INDEX_PUT)),
+    ("transformers-4", "put"): MoveCost(RowPasses(0, 2, 3, INDEX_ADD), RowPasses(0, 8, 10), kept_rows=1),
+    ("torchtitan", "permute"): MoveCost(
+        RowPasses(0, 16, 24), RowPasses(1, 19, 20, SCATTER_ADD + SORTED_INDEX_PUT), kept_rows=2
+    ),
+    ("torchtitan", "unpermute"): MoveCost(RowPasses(1, 6, 6), RowPasses(0, 4, 4)),
+    ("megatron", "permute"): MoveCost(RowPasses(0, 2, 12), RowPasses(1, 0, 6, INDEX_ADD)),
+    ("megatron", "unpermute"): MoveCost(RowPasses(1, 0, 4, SCATTER_ADD), RowPasses(0, 2, 3)),
+    ("megatron", "map"): MoveCost(RowPasses(0, 0, 31), RowPasses(0, 0, 22)),
+    ("megatron-fused", "map"): MoveCost(RowPasses(0, 0, 1), RowPasses(0, 0, 1)),
+    ("megatron-fused", "permute"): MoveCost(RowPasses(0, 2, 3), RowPasses(1, 1, 1)),
+    ("megatron-fused", "unpermute"): MoveCost(RowPasses(1, 1, 1), RowPasses(0, 2, 1)),
+    ("autoep", "permute"): MoveCost(RowPasses(0, 2, 15), RowPasses(1, 0, 8, SORTED_INDEX_PUT)),
+    ("autoep", "sort"): MoveCost(RowPasses(0, 2, 20), RowPasses(0, 2, 1)),
+    ("autoep", "unsort"): MoveCost(RowPasses(0, 2, 8), RowPasses(0, 2, 1)),
+    ("autoep", "unpermute"): MoveCost(RowPasses(5, 8, 6), RowPasses(3, 16, 8), kept_rows=1),
+    ("deepspeed-moe", "permute"): MoveCost(RowPasses(2, 2, 10), RowPasses(1, 3, 3)),
+    ("deepspeed-moe", "sort"): MoveCost(RowPasses(0, 4, 2), RowPasses(0, 2, 1)),
+    ("deepspeed-moe", "unsort"): MoveCost(RowPasses(0, 2, 1), RowPasses(0, 2, 1)),
+    ("deepspeed-moe", "unpermute"): MoveCost(RowPasses(5, 9, 6), RowPasses(3, 18, 12), kept_rows=1),
+    ("compiled", "permute"): MoveCost(RowPasses(0, 6, 16), RowPasses(3, 5, 10)),
+    ("compiled", "unpermute"): MoveCost(RowPasses(1, 2, 2), RowPasses(0, 4, 4), kept_rows=1),
 }  # fmt: skip
 
 
 def move_cost(work: Rearrange, options: WorkOptions) -> MoveCost:
     """The passes of a rearrangement. Sorting the rows of several senders is a copy in each direction."""
     if work.kind == "add":
-        return _NONE
+        return _NO_COST
     if work.library == "kempnerforge":
         return _padded_cost(work)
     if work.kind in ("sort", "unsort"):
-        return _COSTS.get((work.library, work.kind), _SORTED)
+        return _COSTS.get((work.library, work.kind), _SORT_COST)
     is_python = work.library in ("transformers", "torchtitan")
     return _COSTS["compiled" if is_python and options.compile else work.library, work.kind]
 
@@ -142,7 +144,12 @@ def _padded_cost(work: Rearrange) -> MoveCost:
     """[Note: rows that move], kempnerforge."""
     count, padding = work.num_experts, work.padding
     if work.kind == "permute":
-        back = 6 + 4 * count + 2 * count * padding
-        return MoveCost(Moved(0, 4 + padding, 20 + count), Moved(1, back, 8 + 8 * count, SORTED))
-    back = 15 + 2 * count + 4 * count * padding
-    return MoveCost(Moved(1, 5, 5 + count, SCATTERED), Moved(0, back, 6 + 9 * count), kept_rows=1)
+        backward_rows = 6 + 4 * count + 2 * count * padding
+        return MoveCost(
+            RowPasses(0, 4 + padding, 20 + count),
+            RowPasses(1, backward_rows, 8 + 8 * count, SORTED_INDEX_PUT),
+        )
+    backward_rows = 15 + 2 * count + 4 * count * padding
+    return MoveCost(
+        RowPasses(1, 5, 5 + count, SCATTER_ADD), RowPasses(0, backward_rows, 6 + 9 * count), kept_rows=1
+    )

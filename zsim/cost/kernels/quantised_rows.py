@@ -11,16 +11,16 @@ Kernels = tuple[Kernel, ...]
 _MULTIPLES = {"mxfp8": 32, "nvfp4": 128}  # of rows; 16 of other recipes (`get_align_size_for_quantization`)
 
 
-def grouped_in_fp8(work: GroupedLinear, options: WorkOptions) -> bool:
+def is_grouped_fp8(work: GroupedLinear, options: WorkOptions) -> bool:
     """Whether the experts' products run in fp8, as Transformer Engine's do."""
-    is_engine = options.dtype == "fp8" and options.fp8.is_engine
+    is_engine = options.dtype == "fp8" and options.fp8.is_transformer_engine
     return is_engine and work.in_features % 16 == 0 and work.out_features % 16 == 0
 
 
 def computed_rows(work: GroupedLinear, shape: BatchShape, options: WorkOptions) -> int:
     """Rows of a product with those that quantised ones pad: each expert's up to a multiple, of which half are
     missing in the mean (Transformer Engine d0067d0d pytorch/module/fp8_padding.py)."""
-    if not (work.pads and grouped_in_fp8(work, options)):
+    if not (work.pads and is_grouped_fp8(work, options)):
         return shape.tokens
     multiple = _MULTIPLES.get(options.fp8.recipe, 16)
     return shape.tokens + work.num_experts * (multiple - 1) // 2
@@ -37,17 +37,17 @@ def padding_copies(
     products that run one by one see `_sequential_copies`.
     """
     if work.kernel == "loop":
-        return _one_by_one(work, shape, options, is_backward=is_backward)
+        return _sequential_copies(work, shape, options, is_backward=is_backward)
     padded = computed_rows(work, shape, options)
     if padded == shape.tokens or work.pads == "map":
         return (), ()
-    is_first = work.place == "first"
+    is_first = work.position == "first"
     width = work.in_features if is_first else work.out_features
     copies = (_copies((shape.tokens + padded) * width, 2 if is_first else 1, options),)
     return (copies, ()) if is_first else ((), copies)
 
 
-def _one_by_one(
+def _sequential_copies(
     work: GroupedLinear, shape: BatchShape, options: WorkOptions, *, is_backward: bool
 ) -> tuple[Kernels, Kernels]:
     """`SequentialMLP` (Megatron-Core 0.16.1 core/transformer/moe/experts.py), in passes over R rows.
@@ -57,23 +57,23 @@ def _one_by_one(
     product, zeros for the missing rows, both joined, and the scores likewise. After the last product the rows
     without them are a view, whose gradient is zeros for all rows and a copy into them (every expert's).
     """
-    rows, count, is_first = shape.tokens, work.num_experts, work.place == "first"
+    rows, count, is_first = shape.tokens, work.num_experts, work.position == "first"
     width = work.in_features if is_first else work.out_features
-    found: Kernels = ()
+    copies: Kernels = ()
     padded = computed_rows(work, shape, options)
     if work.pads == "copies" and padded > rows:
         multiple = _MULTIPLES.get(options.fp8.recipe, 16)
         share, missing = (multiple - 1) / multiple, padded - rows
         if is_first and not is_backward:
-            found = (_copies((2 * share * rows + 3 * missing) * width, 4 * count, options),)
+            copies = (_copies((2 * share * rows + 3 * missing) * width, 4 * count, options),)
         elif not is_first and is_backward:
-            found = (_copies((padded + 2 * rows) * width, 2 * count, options),)
-    if count > 1 and work.place and is_first == is_backward:
-        joined = _copies(2 * rows * width, cat_launches(count), options)
-        found = (*found, joined) if is_first else (joined, *found)
-    return (found, ()) if is_first else ((), found)
+            copies = (_copies((padded + 2 * rows) * width, 2 * count, options),)
+    if count > 1 and work.position and is_first == is_backward:
+        concatenation = _copies(2 * rows * width, cat_launches(count), options)
+        copies = (*copies, concatenation) if is_first else (concatenation, *copies)
+    return (copies, ()) if is_first else ((), copies)
 
 
 def _copies(elements: float, launches: int, options: WorkOptions) -> Kernel:
-    moved = float(elements * options.activation_bytes)
-    return Kernel("elementwise", 0.0, moved, options.kernel_dtype, (), launches)
+    moved_bytes = float(elements * options.activation_bytes)
+    return Kernel("elementwise", 0.0, moved_bytes, options.kernel_dtype, (), launches)

@@ -29,18 +29,20 @@ def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction:
         return ()
     if work.scales_rotary and options.layers in ("megatron", "megatron-2"):
         rotated = (work.num_heads, work.num_kv_heads)
-        each = [
+        kernels_per_tensor = [
             ROTARY_MEGATRON[direction].kernels(shape.tokens * n * work.qk_head_dim, options) for n in rotated
         ]
-        return tuple(kernel for kernels in each for kernel in kernels)
+        return tuple(kernel for kernels in kernels_per_tensor for kernel in kernels)
     passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]
     elements = (work.num_heads + work.num_kv_heads) * work.qk_head_dim
     launches = passes.launches if options.fuses_kernels else 2 * passes.launches
-    moved = passes.tensors * elements
+    moved_elements = passes.tensors * elements
     if work.rotary_width is not None and not options.fuses_kernels:
         keys = 1 if work.is_latent else work.num_kv_heads
-        whole = (LATENT_HEADS if work.is_latent else PARTLY_ROTATED)[direction]
-        moved = passes.tensors * (work.num_heads + keys) * work.rotary_width + whole.tensors * elements
-        launches += whole.launches if work.is_latent else 2 * whole.launches
-    num_bytes = shape.tokens * moved * options.activation_bytes
+        full_head = (LATENT_HEADS if work.is_latent else PARTLY_ROTATED)[direction]
+        moved_elements = (
+            passes.tensors * (work.num_heads + keys) * work.rotary_width + full_head.tensors * elements
+        )
+        launches += full_head.launches if work.is_latent else 2 * full_head.launches
+    num_bytes = shape.tokens * moved_elements * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)

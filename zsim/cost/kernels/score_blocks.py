@@ -32,10 +32,12 @@ def causal_pairs(tokens: float, window: int | None) -> float:
     return seen * tokens - seen * seen / 2
 
 
-def together(blocks: Sequence[ScoreBlock]) -> tuple[int, int, float]:
+def total_size(blocks: Sequence[ScoreBlock]) -> tuple[int, int, float]:
     """Queries, keys and pairs of several blocks."""
-    queries, keys = (sum(sizes) for sizes in zip(*((one.queries, one.keys) for one in blocks), strict=True))
-    return queries, keys, sum(one.pairs for one in blocks)
+    queries, keys = (
+        sum(sizes) for sizes in zip(*((block.queries, block.keys) for block in blocks), strict=True)
+    )
+    return queries, keys, sum(block.pairs for block in blocks)
 
 
 def window_of(blocks: Sequence[ScoreBlock]) -> int:

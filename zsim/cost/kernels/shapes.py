@@ -7,7 +7,7 @@ from dataclasses import replace
 from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Linear, Module
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class BatchShape:
 
     @property
     def tokens(self) -> int:
-        whole = self.sequences * self.sequence_length // self.shards
-        return whole if self.rows_per_token == 1.0 else round(whole * self.rows_per_token)
+        local_tokens = self.sequences * self.sequence_length // self.shards
+        return local_tokens if self.rows_per_token == 1.0 else round(local_tokens * self.rows_per_token)
 
     def split(self, shards: int) -> BatchShape:
         """The part of one of `shards` ranks."""
@@ -35,13 +35,17 @@ class BatchShape:
 
     def seen_by(self, module: Module) -> BatchShape:
         """The part of the micro-batch's tokens, or the rows, that a module sees."""
-        seen = self.split(module.token_shards)
-        return seen if module.rows_per_token == 1.0 else replace(seen, rows_per_token=module.rows_per_token)
+        local_shape = self.split(module.token_shards)
+        return (
+            local_shape
+            if module.rows_per_token == 1.0
+            else replace(local_shape, rows_per_token=module.rows_per_token)
+        )
 
     @classmethod
-    def of(cls, training: Training) -> BatchShape:
+    def of(cls, training: TrainingConfig) -> BatchShape:
         lengths = training.lengths
-        span = lengths.span if lengths is not None and lengths.by_document else None
+        span = lengths.span if lengths is not None and lengths.masks_by_document else None
         return cls(training.micro_batch_size, training.sequence_length, span=span)
 
 
@@ -103,11 +107,11 @@ class WorkOptions:
 
     def seen_by(self, module: Module) -> WorkOptions:
         """How a module computes: products, which cast what they read and make, as all others."""
-        is_fp32 = module.in_fp32 and not isinstance(module.work, Linear)
+        is_fp32 = module.in_fp32 and not isinstance(module.op_spec, Linear)
         return replace(self, dtype="fp32") if is_fp32 else self
 
     @classmethod
-    def of(cls, training: Training) -> WorkOptions:
+    def of(cls, training: TrainingConfig) -> WorkOptions:
         return cls(
             training.precision,
             training.attention,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.spec import Module
-from zsim.specs.model.traced import Extent, Traced, TracedKernel
+from zsim.specs.model.traced import Extent, TracedKernel, TracedModule
 
 Kernels = tuple[Kernel, ...]
 
@@ -19,50 +19,50 @@ Kernels = tuple[Kernel, ...]
 def traced_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The kernels of forward."""
     work = _traced(module)
-    return _kernels(work.forward, work.forward_fused, part_of(work, shape), options)
+    return _kernels(work.forward, work.forward_fused, sample_ratio(work, shape), options)
 
 
 def traced_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The kernels of backward, of gradients that the module was seen to compute."""
     work = _traced(module)
-    return _kernels(work.backward, work.backward_fused, part_of(work, shape), options)
+    return _kernels(work.backward, work.backward_fused, sample_ratio(work, shape), options)
 
 
-def part_of(work: Traced, shape: BatchShape) -> float:
+def sample_ratio(work: TracedModule, shape: BatchShape) -> float:
     """Samples of the micro-batch by samples of the example."""
     return shape.sequences / shape.shards / work.samples
 
 
-def _traced(module: Module) -> Traced:
-    assert isinstance(module.work, Traced)
-    return module.work
+def _traced(module: Module) -> TracedModule:
+    assert isinstance(module.op_spec, TracedModule)
+    return module.op_spec
 
 
 def _kernels(
-    seen: tuple[TracedKernel, ...], fused: Extent | None, part: float, options: WorkOptions
+    traced_kernels: tuple[TracedKernel, ...], fused: Extent | None, ratio: float, options: WorkOptions
 ) -> Kernels:
     if options.compile and fused is not None:
-        products = tuple(one for one in seen if one.flops)
-        size = fused.of(part, options.activation_bytes)
-        whole = Kernel("elementwise", 0.0, float(size), options.kernel_dtype)
-        return (*(_kernel(one, part, options) for one in products), whole)
-    runs = (one for one in seen if not (one.casts and options.activation_bytes == 4))
-    return tuple(_kernel(one, part, options) for one in runs)
+        products = tuple(kernel for kernel in traced_kernels if kernel.flops)
+        size = fused.total_bytes(ratio, options.activation_bytes)
+        fused_kernel = Kernel("elementwise", 0.0, float(size), options.kernel_dtype)
+        return (*(_kernel(kernel, ratio, options) for kernel in products), fused_kernel)
+    runs = (kernel for kernel in traced_kernels if not (kernel.casts and options.activation_bytes == 4))
+    return tuple(_kernel(kernel, ratio, options) for kernel in runs)
 
 
-def _kernel(seen: TracedKernel, part: float, options: WorkOptions) -> Kernel:
-    numbers = list(seen.shape)
-    if seen.scaled is not None and seen.kind != "elementwise":
-        numbers[seen.scaled] = max(1, round(numbers[seen.scaled] * part))
-    is_elementwise = seen.kind == "elementwise"
+def _kernel(traced: TracedKernel, ratio: float, options: WorkOptions) -> Kernel:
+    numbers = list(traced.shape)
+    if traced.scaled is not None and traced.kind != "elementwise":
+        numbers[traced.scaled] = max(1, round(numbers[traced.scaled] * ratio))
+    is_elementwise = traced.kind == "elementwise"
     return Kernel(
-        seen.kind,
-        seen.flops * (part if seen.grows else 1.0),
-        float(seen.memory.of(part, options.activation_bytes)),
-        "fp32" if seen.in_fp32 and seen.flops else options.kernel_dtype,
+        traced.kind,
+        traced.flops * (ratio if traced.grows else 1.0),
+        float(traced.memory.total_bytes(ratio, options.activation_bytes)),
+        "fp32" if traced.in_fp32 and traced.flops else options.kernel_dtype,
         () if is_elementwise else tuple(numbers),
-        3 if seen.kind == "attention_backward" else 1,
-        layout=seen.layout,
-        is_causal=seen.is_causal,
-        is_batched=seen.operator in ("bmm", "baddbmm"),
+        3 if traced.kind == "attention_backward" else 1,
+        layout=traced.layout,
+        is_causal=traced.is_causal,
+        is_batched=traced.operator in ("bmm", "baddbmm"),
     )

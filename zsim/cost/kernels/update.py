@@ -83,19 +83,19 @@ def optimizer_kernels(
     `low_precision_copy` a cast writes the model's 2-byte weights afterwards. Raises NotSimulatedError for an
     optimizer whose work is not known.
     """
-    moved = update_bytes(numel, optimizer, implementation, gradient_dtype, state_dtype)
+    moved_bytes = update_bytes(numel, optimizer, implementation, gradient_dtype, state_dtype)
     if numel == 0:
         return ()
     rounds = ceil(numel / _ELEMENTS_PER_LAUNCH)
     operations = 1 if implementation == "fused" else _FOREACH[optimizer][2]
     launches = operations * (num_tensors if implementation == "for_loop" else rounds)
-    update = Kernel("optimizer", 0.0, float(moved), "fp32", (), launches)
+    update = Kernel("optimizer", 0.0, float(moved_bytes), "fp32", (), launches)
     return (update, *cast_kernels(numel, state_dtype, "bf16")) if low_precision_copy else (update,)
 
 
 def cast_kernels(numel: int, from_dtype: str, to_dtype: str) -> tuple[Kernel, ...]:
     """Kernel that reads `numel` elements of one type and writes them as another."""
-    return _moved(numel * (DTYPE_BYTES[from_dtype] + DTYPE_BYTES[to_dtype]))
+    return _copy_kernel(numel * (DTYPE_BYTES[from_dtype] + DTYPE_BYTES[to_dtype]))
 
 
 def copy_kernels(num_bytes: int, launches: int = 1, read_factor: float = 1.0) -> tuple[Kernel, ...]:
@@ -103,12 +103,12 @@ def copy_kernels(num_bytes: int, launches: int = 1, read_factor: float = 1.0) ->
 
     0.5 is a cast up from bf16 to fp32, 2 an addition in place (reads both, writes one).
     """
-    return _moved(num_bytes * (1 + read_factor), launches)
+    return _copy_kernel(num_bytes * (1 + read_factor), launches)
 
 
 def fill_kernels(num_bytes: int) -> tuple[Kernel, ...]:
     """Kernel that writes `num_bytes` of zeros."""
-    return _moved(num_bytes)
+    return _copy_kernel(num_bytes)
 
 
 def accumulate_kernels(numel: int, into_dtype: str, from_dtype: str) -> tuple[Kernel, ...]:
@@ -146,5 +146,5 @@ def scale_kernels(numel: int, dtype: str = "fp32", num_tensors: int = 1) -> tupl
     return (Kernel("elementwise", 0.0, float(num_bytes), "fp32", (), rounds),)
 
 
-def _moved(num_bytes: float, launches: int = 1) -> tuple[Kernel, ...]:
+def _copy_kernel(num_bytes: float, launches: int = 1) -> tuple[Kernel, ...]:
     return (Kernel("copy", 0.0, float(num_bytes), launches=max(launches, 1)),) if num_bytes else ()

@@ -29,14 +29,19 @@ from zsim.cost.kernels.attention import (
     unpads,
 )
 from zsim.cost.kernels.fp8 import is_quantized, kept_input_bytes, kept_weight_bytes
-from zsim.cost.kernels.losses import passing_per_logit
+from zsim.cost.kernels.losses import temporary_bytes_per_logit
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.adapters import adapter_temporaries, cast_bytes, is_dequantised, saved_when_frozen
+from zsim.cost.memory.adapters import adapter_temporary_bytes, cast_bytes, frozen_saved_bytes, is_dequantised
 from zsim.cost.memory.context import backward_tensors, forward_tensors
-from zsim.cost.memory.experts import ExpertWork, kept_by_experts, made_by_experts, passing_by_experts
+from zsim.cost.memory.experts import (
+    ExpertWork,
+    expert_backward_tensors,
+    expert_forward_tensors,
+    expert_saved_tensors,
+)
 from zsim.cost.memory.saved import SAVED, keeps_fused_projection, score_bytes
-from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
-from zsim.cost.rates.deterministic import SCORE_BYTES, buffers
+from zsim.cost.memory.traced import traced_backward_tensors, traced_forward_tensors, traced_saved_tensors
+from zsim.cost.rates.deterministic import SCORE_BYTES, num_buffers
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import (
@@ -54,41 +59,45 @@ from zsim.specs.model.spec import (
     Norm,
     Residual,
 )
-from zsim.specs.model.traced import Traced
+from zsim.specs.model.traced import TracedModule
 
 
 def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     """Bytes that the module keeps from forward to backward."""
-    if isinstance(module.work, ExpertWork):
-        return sum(kept_by_experts(module, shape, options))
-    if isinstance(module.work, Traced):
-        return sum(kept_by_traced(module.work, shape, options))
+    if isinstance(module.op_spec, ExpertWork):
+        return sum(expert_saved_tensors(module, shape, options))
+    if isinstance(module.op_spec, TracedModule):
+        return sum(traced_saved_tensors(module.op_spec, shape, options))
     weight = 0
-    if isinstance(module.work, Linear) and module.has_backward and is_quantized(module, options):
-        weight = kept_weight_bytes(module.work, options)
+    if isinstance(module.op_spec, Linear) and module.has_backward and is_quantized(module, options):
+        weight = kept_weight_bytes(module.op_spec, options)
         if not module.shares_input:
-            parts = module.work.beneath.input_shards if module.work.beneath else 1
-            numel = shape.tokens // parts * module.work.in_features
-            copy = module.work.in_features * module.work.out_features if options.autocast else 0
-            copy *= 0 if options.fp8.is_engine else options.activation_bytes
-            return kept_input_bytes(module.work, numel, options) + weight + copy
-    if module.shares_input and _keeps_only_its_input(module, options):
+            input_shards = (
+                module.op_spec.overlapped_collectives.input_shards
+                if module.op_spec.overlapped_collectives
+                else 1
+            )
+            numel = shape.tokens // input_shards * module.op_spec.in_features
+            copy = module.op_spec.in_features * module.op_spec.out_features if options.autocast else 0
+            copy *= 0 if options.fp8.is_transformer_engine else options.activation_bytes
+            return kept_input_bytes(module.op_spec, numel, options) + weight + copy
+    if module.shares_input and _saves_only_its_input(module, options):
         return weight
-    if (kept := saved_when_frozen(module, shape, options)) is not None:
-        return kept
-    return SAVED[type(module.work)](module.work, shape, options)
+    if (frozen_bytes := frozen_saved_bytes(module, shape, options)) is not None:
+        return frozen_bytes
+    return SAVED[type(module.op_spec)](module.op_spec, shape, options)
 
 
 def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     """`saved_bytes` under selective recomputation (Korthikanti et al. 2022, section 5). The core of attention
     keeps q, k and v and is run again in backward. Everything else is kept.
     """
-    if not isinstance(module.work, Attention):
+    if not isinstance(module.op_spec, Attention):
         return saved_bytes(module, shape, options)
-    return shape.tokens * input_elements(module.work) * options.activation_bytes
+    return shape.tokens * input_elements(module.op_spec) * options.activation_bytes
 
 
-def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
+def selective_op_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
     """Modules whose outputs "selective-op" keeps: fused attention, reduce-scatters, all-to-alls, and the
     first, third, fifth ... product of a block (experts' and their gate's are not among them). Backward reads
     the last product's output, or what its reduce-scatter makes of it, only if a norm follows (Gemma 2).
@@ -102,16 +111,22 @@ def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
     products runs one again in bf16 and three in fp8.
     """
     modules = block.modules
-    products = [module for module in modules if isinstance(module.work, Linear)]
+    products = [module for module in modules if isinstance(module.op_spec, Linear)]
     scatters = [module for module in modules if _is_scatter(module)]
     if options.compile and not _feeds_norm(modules, products[-1]):
         products = products[:-1]
-        scatters = [one for one in scatters if one is not scatters[-1] or _feeds_norm(modules, one)]
+        scatters = [
+            scatter for scatter in scatters if scatter is not scatters[-1] or _feeds_norm(modules, scatter)
+        ]
     products = [module for module in products if not is_quantized(module, options)]
-    is_core = [module for module in modules if isinstance(module.work, Attention)]
-    sent = [one for one in modules if isinstance(one.work, Exchange) and one.work.forward == "all_to_all"]
-    found = (*products[::2], *is_core, *scatters, *sent)
-    return tuple(dict.fromkeys(found))
+    cores = [module for module in modules if isinstance(module.op_spec, Attention)]
+    exchanges = [
+        exchange
+        for exchange in modules
+        if isinstance(exchange.op_spec, Exchange) and exchange.op_spec.forward == "all_to_all"
+    ]
+    saved_modules = (*products[::2], *cores, *scatters, *exchanges)
+    return tuple(dict.fromkeys(saved_modules))
 
 
 def kept_quantised_input(module: Module, shape: BatchShape, options: WorkOptions) -> int:
@@ -121,40 +136,44 @@ def kept_quantised_input(module: Module, shape: BatchShape, options: WorkOptions
     Source: pytorch issue 128730 (2024): the partitioner keeps the inputs of `_scaled_mm`, as in the releases
     that these lists were written for. torch 2.13 does so no more.
     """
-    work = module.work
+    work = module.op_spec
     if not isinstance(work, Linear) or not is_quantized(module, options) or module.shares_input:
         return 0
-    return options.fp8.operand_bytes(shape.tokens * work.in_features // work.input_parts)
+    return options.fp8.operand_bytes(shape.tokens * work.in_features // work.input_cast_ranks)
 
 
 def _is_scatter(module: Module) -> bool:
     """Whether it reduce-scatters, be it a product that scatters its own output in pieces."""
-    work = module.work
+    work = module.op_spec
     if isinstance(work, Linear):
-        return work.in_pieces is not None and work.in_pieces.scatters > 0
+        return work.chunked_overlap is not None and work.chunked_overlap.scatters > 0
     return isinstance(work, Exchange) and work.forward == "reduce_scatter"
 
 
 def _feeds_norm(modules: tuple[Module, ...], module: Module) -> bool:
     """Whether a norm reads the module's output, and no exchange before it."""
     reader = _reader(modules, modules.index(module), Norm | Exchange)
-    return reader is not None and isinstance(reader.work, Norm)
+    return reader is not None and isinstance(reader.op_spec, Norm)
 
 
 def kept_outputs(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[int, ...]:
     """Bytes of each tensor that "selective-op" keeps of a module: the output of a product or an exchange, or
     fused attention's output and log-sum-exp."""
-    work, e = module.work, options.activation_bytes
+    work, e = module.op_spec, options.activation_bytes
     if isinstance(work, Exchange):
         return (exchanged_bytes(work, work.forward, shape.tokens, e),)
     if isinstance(work, Attention):
         return shape.tokens * output_elements(work) * e, shape.tokens * work.num_heads * LOGSUMEXP_BYTES
     assert isinstance(work, Linear)
-    parts = work.in_pieces.ranks if work.in_pieces is not None and work.in_pieces.scatters else 1
-    return (shape.tokens * work.out_features * e // parts,)
+    num_parts = (
+        work.chunked_overlap.ranks
+        if work.chunked_overlap is not None and work.chunked_overlap.scatters
+        else 1
+    )
+    return (shape.tokens * work.out_features * e // num_parts,)
 
 
-def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> dict[str, int]:
+def shared_saved_bytes(block: Block, shape: BatchShape, options: WorkOptions) -> dict[str, int]:
     """Bytes by module of the saved tensors that are among the outputs "selective-op" keeps, so that
     recomputation does not allocate them again: inputs of fused attention, of the product after it, of
     activations and of a norm after the last product, and attention's log-sum-exp. With rotary embeddings
@@ -162,33 +181,33 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
     slice).
     """
     modules, shared = block.modules, dict.fromkeys((module.name for module in block.modules), 0)
-    places = {module.name: place for place, module in enumerate(modules)}
-    core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
-    last = max(place for place in range(core) if isinstance(modules[place].work, Linear))
-    for module in kept_modules(block, options):
-        seen = shape.seen_by(module)
-        place, (size, *statistics) = places[module.name], kept_outputs(module, seen, options)
-        if isinstance(module.work, Attention):
+    index_of_module = {module.name: index for index, module in enumerate(modules)}
+    core = next(index for index, module in enumerate(modules) if isinstance(module.op_spec, Attention))
+    last = max(index for index in range(core) if isinstance(modules[index].op_spec, Linear))
+    for module in selective_op_modules(block, options):
+        local_shape = shape.seen_by(module)
+        index, (size, *statistics) = index_of_module[module.name], kept_outputs(module, local_shape, options)
+        if isinstance(module.op_spec, Attention):
             shared[module.name] += sum(statistics)
-            reader = _reader(modules, place, Linear)
-        elif place < core and isinstance(module.work, Linear):
-            reader, attention = modules[core], modules[core].work
+            reader = _reader(modules, index, Linear)
+        elif index < core and isinstance(module.op_spec, Linear):
+            reader, attention = modules[core], modules[core].op_spec
             assert isinstance(attention, Attention)
             if attention.rotary and not keeps_fused_projection(attention, options):
                 values = attention.num_kv_heads * attention.v_head_dim * options.activation_bytes
-                size = seen.tokens * values if place == last else 0
+                size = local_shape.tokens * values if index == last else 0
         else:
-            reader = _reader(modules, place, Activation) if isinstance(module.work, Linear) else None
+            reader = _reader(modules, index, Activation) if isinstance(module.op_spec, Linear) else None
             if reader is None and options.fuses_kernels:  # or keeps a copy in fp32
-                reader = _reader(modules, place, Norm) if _feeds_norm(modules, module) else None
+                reader = _reader(modules, index, Norm) if _feeds_norm(modules, module) else None
         if reader is not None:
             shared[reader.name] += size
     return {name: size for name, size in shared.items() if size}
 
 
-def _reader(modules: tuple[Module, ...], place: int, kind: Any) -> Module | None:
+def _reader(modules: tuple[Module, ...], index: int, kind: Any) -> Module | None:
     """The next module after `index` whose work is of type `kind`."""
-    return next((module for module in modules[place + 1 :] if isinstance(module.work, kind)), None)
+    return next((module for module in modules[index + 1 :] if isinstance(module.op_spec, kind)), None)
 
 
 def checkpoint_bytes(hidden_size: int, shape: BatchShape, options: WorkOptions) -> int:
@@ -205,9 +224,9 @@ def recomputed_modules(block: Block, *, stops_early: bool = True) -> tuple[Modul
     """
     modules = list(block.modules)
     if stops_early:
-        while modules and _keeps_nothing_of_its_own(modules[-1]):
+        while modules and _saves_nothing(modules[-1]):
             modules.pop()
-        if modules and isinstance(modules[-1].work, Linear | GroupedLinear):
+        if modules and isinstance(modules[-1].op_spec, Linear | GroupedLinear):
             modules.pop()
     return tuple(modules)
 
@@ -219,14 +238,14 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     Where attention unpads, the kernel is FlashAttention's first, which sums its output in fp32 (`o_tmp` of
     `mha_fwd`, fmha_api.cpp).
     """
-    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    work, tokens, e = module.op_spec, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
         weight = work.in_features * work.out_features * e if is_dequantised(module) else 0
-        gathered = work.in_features if work.holds_gathered else 0
-        made = tokens * (work.out_features + gathered) * product_type(work, options)[0]
-        return made + weight + cast_bytes(module, shape, is_backward=False)
+        gathered = work.in_features if work.holds_gathered_input else 0
+        output_bytes = tokens * (work.out_features + gathered) * product_type(work, options)[0]
+        return output_bytes + weight + cast_bytes(module, shape, is_backward=False)
     if isinstance(work, AdapterInput | AdapterSum):
-        return adapter_temporaries(work, shape, options)
+        return adapter_temporary_bytes(work, shape, options)
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         return tokens * work.width * (options.stream_bytes + (4 if is_upcast else 0))
@@ -240,15 +259,15 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
             output = input_elements(work) * e + output_elements(work) * max(e, 4)
         return tokens * (output + rotary) + temporaries
     if isinstance(work, Loss):
-        return tokens * work.vocab_size * passing_per_logit(options, is_backward=False)
+        return tokens * work.vocab_size * temporary_bytes_per_logit(options, is_backward=False)
     if isinstance(work, Residual | Embedding):
         return tokens * work.width * options.stream_bytes
     if isinstance(work, Exchange):
         return exchanged_bytes(work, work.forward, tokens, e)
     if isinstance(work, ExpertWork):
-        return sum(made_by_experts(work, shape, options))
-    if isinstance(work, Traced):
-        return sum(made_by_traced(work, shape, options))
+        return sum(expert_forward_tensors(work, shape, options))
+    if isinstance(work, TracedModule):
+        return sum(traced_forward_tensors(work, shape, options))
     return tokens * work.width * e if isinstance(work, Activation) else 0
 
 
@@ -271,18 +290,22 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     gradient of its input over that of its output, a gated activation the gradients of gate and up over gate
     and up (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
     """
-    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    work, tokens, e = module.op_spec, shape.tokens, options.activation_bytes
     if not module.has_backward:
         return 0
     if isinstance(work, AdapterInput | AdapterSum):
-        return adapter_temporaries(work, shape, options)
+        return adapter_temporary_bytes(work, shape, options)
     if isinstance(work, Linear):  # under autocast the weight's gradient is made in the low type, then cast
-        is_made = options.autocast or is_dequantised(module)
-        weight = work.in_features * work.out_features if is_made else 0
-        gathered = tokens * work.in_features if work.beneath and work.beneath.input_shards > 1 else 0
+        makes_weight = options.autocast or is_dequantised(module)
+        weight = work.in_features * work.out_features if makes_weight else 0
+        gathered = (
+            tokens * work.in_features
+            if work.overlapped_collectives and work.overlapped_collectives.input_shards > 1
+            else 0
+        )
         e = product_type(work, options)[0]
-        own = (tokens * (work.in_features + work.out_features) + gathered + weight) * e
-        return own + cast_bytes(module, shape, is_backward=True)
+        gradient_bytes = (tokens * (work.in_features + work.out_features) + gathered + weight) * e
+        return gradient_bytes + cast_bytes(module, shape, is_backward=True)
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         stream = options.stream_bytes
@@ -292,13 +315,13 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Attention):
         elements = input_elements(work) + output_elements(work)
         if options.attention == "flash":
-            of_scores = score_bytes(work, shape, e) if work.bias in ("made", "read") else 0
+            score_gradient_bytes = score_bytes(work, shape, e) if work.bias in ("made", "read") else 0
             heads = shape.sequences * work.num_heads
-            sums = buffers(heads, options.deterministic_sms) if options.deterministic_sms else 1
+            sums = num_buffers(heads, options.deterministic_sms) if options.deterministic_sms else 1
             expanded = 2 * query_elements(work) * e if expands_groups(work, options) else 0
             if options.writes_scores:
-                of_scores += score_bytes(work, shape, SCORE_BYTES)
-            return tokens * (elements * e + sums * query_elements(work) * 4 + expanded) + of_scores
+                score_gradient_bytes += score_bytes(work, shape, SCORE_BYTES)
+            return tokens * (elements * e + sums * query_elements(work) * 4 + expanded) + score_gradient_bytes
         upcast = 4 if work.upcasts_softmax and not options.compile else e
         return tokens * elements * e + 2 * score_bytes(work, shape, upcast)
     if isinstance(work, Activation):
@@ -307,13 +330,13 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         in_place = options.liger and work.gated
         return tokens * work.width * e * (1 if in_place else 3 if work.gated else 2)
     if isinstance(work, Loss):
-        return tokens * work.vocab_size * passing_per_logit(options, is_backward=True)
+        return tokens * work.vocab_size * temporary_bytes_per_logit(options, is_backward=True)
     if isinstance(work, Exchange):
         return exchanged_bytes(work, work.backward, tokens, e)
     if isinstance(work, ExpertWork):
-        return sum(passing_by_experts(work, shape, options))
-    if isinstance(work, Traced):
-        return sum(passing_by_traced(work, shape, options))
+        return sum(expert_backward_tensors(work, shape, options))
+    if isinstance(work, TracedModule):
+        return sum(traced_backward_tensors(work, shape, options))
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
 
 
@@ -324,18 +347,18 @@ def expands_groups(work: Attention, options: WorkOptions) -> bool:
     return options.expands_groups and work.num_kv_heads < work.num_heads
 
 
-def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:
-    work = module.work
+def _saves_only_its_input(module: Module, options: WorkOptions) -> bool:
+    work = module.op_spec
     if isinstance(work, Norm):
         return work.kind == "layer" or options.fuses_kernels
     return isinstance(work, Linear)
 
 
-def keeps_only_the_stream(module: Module, options: WorkOptions) -> bool:
+def saves_only_block_input(module: Module, options: WorkOptions) -> bool:
     """Whether the module, as the first of a block, keeps only the block's input. (Under autocast a product
     keeps a cast copy.)"""
-    is_kept_as_it_is = isinstance(module.work, Norm) or not options.autocast
-    return is_kept_as_it_is and _keeps_only_its_input(module, options)
+    is_kept_as_it_is = isinstance(module.op_spec, Norm) or not options.autocast
+    return is_kept_as_it_is and _saves_only_its_input(module, options)
 
 
 def runs_before_recomputation(block: Block) -> int:
@@ -345,15 +368,15 @@ def runs_before_recomputation(block: Block) -> int:
     utils/checkpoint.py). 0 without an exchange there."""
     count = 0
     for number, module in enumerate(reversed(block.modules), 1):
-        if not _keeps_nothing_of_its_own(module):
+        if not _saves_nothing(module):
             break
-        if isinstance(module.work, Exchange):
+        if isinstance(module.op_spec, Exchange):
             count = number
     return count
 
 
-def _keeps_nothing_of_its_own(module: Module) -> bool:
-    work = module.work
-    if isinstance(work, Traced):
+def _saves_nothing(module: Module) -> bool:
+    work = module.op_spec
+    if isinstance(work, TracedModule):
         return not work.saved
     return isinstance(work, Exchange | AdapterSum) or (isinstance(work, Residual) and not work.dropout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.cost.kernels.adapters import adapter_bytes
-from zsim.cost.kernels.elementwise import norm_cost, without_weight_gradient
+from zsim.cost.kernels.elementwise import freeze_norm_weight, norm_cost
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.model.spec import AdapterInput, AdapterSum, Linear, Module, Norm, Parameter
@@ -14,14 +14,14 @@ _MAP_BYTES, _SCALE_MAP_BYTES, _OFFSET_BYTES = 16 * 4, 256 * 4, 4
 
 def is_packed(parameter: Parameter) -> bool:
     """Whether it is kept in 4 bits."""
-    return parameter.stored.startswith("nf4")
+    return parameter.stored_dtype.startswith("nf4")
 
 
 def stored_bytes(parameter: Parameter, dtype: str, numel: int | None = None) -> int:
     """Bytes of a parameter, or of `numel` elements of it, in its own type, or else in `dtype`. 4-bit weights
     are two to a byte (bitsandbytes 0.50.2 functional.py `quantize_4bit`)."""
     count = parameter.numel if numel is None else numel
-    return -(-count // 2) if is_packed(parameter) else count * DTYPE_BYTES[parameter.stored or dtype]
+    return -(-count // 2) if is_packed(parameter) else count * DTYPE_BYTES[parameter.stored_dtype or dtype]
 
 
 def flat_numel(parameter: Parameter) -> int:
@@ -39,7 +39,7 @@ def quantisation_bytes(parameter: Parameter) -> int:
     if not is_packed(parameter):
         return 0
     scales = -(-parameter.numel // _BLOCK)
-    if parameter.stored != "nf4":
+    if parameter.stored_dtype != "nf4":
         return 4 * scales + _MAP_BYTES
     return scales + 4 * -(-scales // _SCALE_BLOCK) + _MAP_BYTES + _SCALE_MAP_BYTES + _OFFSET_BYTES
 
@@ -53,14 +53,14 @@ def cast_bytes(module: Module, shape: BatchShape, *, is_backward: bool) -> int:
     """Bytes of tensors that the casts around a product make, where it is `in_fp32`: its input in 16 bits and
     its output in fp32. In backward they are the gradients of both in fp32, in addition to those in 16 bits.
     """
-    work = module.work
+    work = module.op_spec
     if not module.in_fp32 or not isinstance(work, Linear):
         return 0
-    given = DTYPE_BYTES["fp32"] if is_backward else DTYPE_BYTES["bf16"]
-    return shape.tokens * (work.in_features * given + work.out_features * DTYPE_BYTES["fp32"])
+    input_element = DTYPE_BYTES["fp32"] if is_backward else DTYPE_BYTES["bf16"]
+    return shape.tokens * (work.in_features * input_element + work.out_features * DTYPE_BYTES["fp32"])
 
 
-def saved_when_frozen(module: Module, shape: BatchShape, options: WorkOptions) -> int | None:
+def frozen_saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int | None:
     """Bytes that a module with a frozen weight, or without a backward, keeps. None if it is neither. A
     product keeps its input for the gradient of its weight alone.
     """
@@ -68,28 +68,32 @@ def saved_when_frozen(module: Module, shape: BatchShape, options: WorkOptions) -
         return 0
     if module.trains_weight:
         return None
-    work = module.work
+    work = module.op_spec
     if isinstance(work, Linear):
         return 0
     if isinstance(work, Norm):
         cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
-        return shape.tokens * work.width * without_weight_gradient(cost, work.kind, options).saved_bytes
+        return shape.tokens * work.width * freeze_norm_weight(cost, work.kind, options).saved_bytes
     return None
 
 
-def adapter_saved(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
+def adapter_saved_bytes(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
     """The mask of dropout, a byte an element. The sum keeps nothing."""
     has_mask = isinstance(work, AdapterInput) and work.dropout > 0
     return shape.tokens * work.width if has_mask else 0
 
 
-def adapter_temporaries(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
+def adapter_temporary_bytes(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
     """The input of an adapter as it is cast, with dropout its output too. The sum makes the scaled output and
     the sum, in the wider type, and one more where the sum is cast.
     """
     e = options.activation_bytes
     if isinstance(work, AdapterInput):
-        inside = adapter_bytes(work, options)
-        return shape.tokens * work.width * ((inside if inside != e else 0) + (inside if work.dropout else 0))
-    inside = 4 if work.dtype == "fp32" else e
-    return shape.tokens * work.width * (2 * inside + (e if inside != e else 0))
+        adapter_element = adapter_bytes(work, options)
+        return (
+            shape.tokens
+            * work.width
+            * ((adapter_element if adapter_element != e else 0) + (adapter_element if work.dropout else 0))
+        )
+    adapter_element = 4 if work.dtype == "fp32" else e
+    return shape.tokens * work.width * (2 * adapter_element + (e if adapter_element != e else 0))

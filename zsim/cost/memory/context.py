@@ -14,21 +14,21 @@ from zsim.specs.model.spec import Attention
 Sizes = tuple[int, ...]
 
 
-def kept_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
+def saved_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
     """Bytes of each tensor kept from forward to backward."""
     shared = SharedAttention.of(work, shape, options)
     if shared.share.has_masks:
-        own, full = (shared.query_bytes, shared.logsumexp_bytes), shared.ranks
-        return own[0], full * shared.key_bytes, full * shared.value_bytes, own[1]
+        local_bytes, ranks = (shared.query_bytes, shared.logsumexp_bytes), shared.ranks
+        return local_bytes[0], ranks * shared.key_bytes, ranks * shared.value_bytes, local_bytes[1]
     if not _exchanges_heads(shared):
         return shared.query_bytes, shared.key_bytes, shared.value_bytes, shared.logsumexp_bytes
-    whole = shared.with_whole_sequences()
+    exchanged = shared.exchange_heads()
     return (
-        whole.query_bytes,
-        whole.key_bytes,
-        whole.value_bytes,
-        whole.logsumexp_bytes,
-        whole.output_bytes,
+        exchanged.query_bytes,
+        exchanged.key_bytes,
+        exchanged.value_bytes,
+        exchanged.logsumexp_bytes,
+        exchanged.output_bytes,
     )
 
 
@@ -38,15 +38,15 @@ def forward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) ->
     out = shared.output_bytes
     if shared.share.has_masks:
         # K and V made contiguous, and as they were gathered.
-        return shared.key_bytes, shared.value_bytes, *_gathered(shared), out
+        return shared.key_bytes, shared.value_bytes, *_gathered_keys_and_values(shared), out
     if shared.share.library == "torch":
         # The fp32 sum, a step's output in both types, and two temporaries of the merge.
         merge = (out // options.activation_bytes * 4,) * (2 if options.compile else 4)
         return (*_torch_buffers(shared), *merge, out)
     if _exchanges_heads(shared):
-        whole = shared.with_whole_sequences()
-        inputs = whole.query_bytes, whole.key_bytes, whole.value_bytes
-        ring = _ring_forward(whole) if whole.ranks > 1 else ()
+        exchanged = shared.exchange_heads()
+        inputs = exchanged.query_bytes, exchanged.key_bytes, exchanged.value_bytes
+        ring = _ring_forward(exchanged) if exchanged.ranks > 1 else ()
         return (*inputs, *max((inputs, (out, out, out), ring), key=sum))
     if shared.share.method == "all-gather":
         full = shared.ranks * shared.key_value_bytes
@@ -64,25 +64,25 @@ def backward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -
     if shared.share.has_masks:
         # dK and dV of all ranks' tokens, one of them copied by rank
         full = shared.ranks * shared.key_bytes
-        return (out, in_fp32, q, *_gathered(shared), full, kv)
+        return (out, in_fp32, q, *_gathered_keys_and_values(shared), full, kv)
     if shared.share.library == "torch":
         sums = (kv // e * 4,) * 3
         return (out, in_fp32, in_fp32, q, kv, *sums, *_torch_buffers(shared))
     if _exchanges_heads(shared):
-        whole = shared.with_whole_sequences()
-        gradients = whole.query_bytes, whole.key_value_bytes
-        if whole.ranks > 1:
-            return (out, out, *gradients, *_ring_backward(whole))
+        exchanged = shared.exchange_heads()
+        gradients = exchanged.query_bytes, exchanged.key_value_bytes
+        if exchanged.ranks > 1:
+            return (out, out, *gradients, *_ring_backward(exchanged))
         return (out, out, *gradients, *gradients, in_fp32)
     if shared.share.method == "all-gather":
         # dK and dV, K and V, and the gradients of both calls, of all ranks' tokens
         full = shared.ranks * kv
-        both = sum(block.keys for block in shared.gathered_blocks()) * full // shared.length
-        return (out, q, q // 2, in_fp32 // 2, full, full, both)
+        call_gradient_bytes = sum(block.keys for block in shared.gathered_blocks()) * full // shared.length
+        return (out, q, q // 2, in_fp32 // 2, full, full, call_gradient_bytes)
     return (out, *_ring_backward(shared))
 
 
-def _gathered(shared: SharedAttention) -> Sizes:
+def _gathered_keys_and_values(shared: SharedAttention) -> Sizes:
     """Two tensors as large as K and V of all ranks."""
     return shared.ranks * shared.key_bytes, shared.ranks * shared.value_bytes
 
@@ -94,8 +94,12 @@ def _exchanges_heads(shared: SharedAttention) -> bool:
 def _ring_forward(shared: SharedAttention) -> Sizes:
     """K and V of every step (the last ones are kept, but the rank's own are there twice), the output and
     log-sum-exp of every step, and the output."""
-    parts = [1 if shared.sees_all_queries(step) else 2 for step in range(shared.ranks)]
-    steps = [size // part for part in parts for size in (shared.output_bytes, shared.logsumexp_bytes)]
+    query_divisors = [1 if shared.sees_all_queries(step) else 2 for step in range(shared.ranks)]
+    steps = [
+        size // divisor
+        for divisor in query_divisors
+        for size in (shared.output_bytes, shared.logsumexp_bytes)
+    ]
     return (*(shared.key_value_bytes,) * shared.ranks, *steps, shared.output_bytes)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from zsim.cost.kernels.experts import routed_rows
 from zsim.cost.kernels.moved_rows import move_cost
-from zsim.cost.kernels.quantised_rows import computed_rows, grouped_in_fp8
+from zsim.cost.kernels.quantised_rows import computed_rows, is_grouped_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.experts import GroupedLinear, MergedWeights, Rearrange, Router
 from zsim.specs.model.spec import Module
@@ -20,9 +20,9 @@ ExpertWork = Router | GroupedLinear | MergedWeights | Rearrange
 _INDEX_BYTES = 8
 
 
-def kept_by_experts(module: Module, shape: BatchShape, options: WorkOptions) -> Sizes:
+def expert_saved_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> Sizes:
     """Bytes of each tensor kept from forward to backward."""
-    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    work, tokens, e = module.op_spec, shape.tokens, options.activation_bytes
     assert isinstance(work, ExpertWork)
     if not module.has_backward:
         return ()
@@ -32,19 +32,19 @@ def kept_by_experts(module: Module, shape: BatchShape, options: WorkOptions) -> 
     if isinstance(work, Router):
         scores = tokens * work.num_experts * 4
         is_copied = work.in_fp32 and e < 4 and module.trains_weight
-        given = 0 if shares and not is_copied else tokens * work.in_features * (4 if is_copied else e)
-        return given, scores, scores
+        input_bytes = 0 if shares and not is_copied else tokens * work.in_features * (4 if is_copied else e)
+        return input_bytes, scores, scores
     if isinstance(work, GroupedLinear):
         numel = computed_rows(work, shape, options) * work.in_features
-        kept = options.fp8.operand_bytes(numel) if grouped_in_fp8(work, options) else numel * e
-        return (0 if shares else kept,)
+        kept_bytes = options.fp8.operand_bytes(numel) if is_grouped_fp8(work, options) else numel * e
+        return (0 if shares else kept_bytes,)
     rows = routed_rows(work, shape)
-    kept = int(rows * work.width * move_cost(work, options).kept_rows) * e
+    kept_bytes = int(rows * work.width * move_cost(work, options).kept_rows) * e
     indices = {"permute": 1, "select": 2}.get(work.kind, 0)
-    return kept, rows * _INDEX_BYTES * indices
+    return kept_bytes, rows * _INDEX_BYTES * indices
 
 
-def made_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
+def expert_forward_tensors(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
     """Bytes of each tensor that lives during forward only, the output included. Weights that are merged are
     made once before, to look at their shape (torch 2.13 nn/utils/parametrize.py).
     """
@@ -59,11 +59,11 @@ def made_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -
     if work.kind in ("add", "loop"):
         return (tokens * work.width * e,)
     if work.kind == "unpermute":
-        return tokens * work.width * e, _unordered(work, rows, options)
+        return tokens * work.width * e, _unordered_row_bytes(work, rows, options)
     return (rows * work.width * e,)
 
 
-def passing_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
+def expert_backward_tensors(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
     """Bytes of each tensor that lives during backward only: gradients of output and input."""
     tokens, e = shape.tokens, options.activation_bytes
     if isinstance(work, Router):
@@ -74,7 +74,7 @@ def passing_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions
         return _numel(work) * e, _factors(work) * e
     rows = routed_rows(work, shape)
     if work.kind == "unpermute":
-        return rows * work.width * e, _unordered(work, rows, options)
+        return rows * work.width * e, _unordered_row_bytes(work, rows, options)
     if work.kind in ("permute", "select"):
         return rows * work.width * e, tokens * work.width * e
     return (rows * work.width * e,) * 2
@@ -90,7 +90,7 @@ def _factors(work: MergedWeights) -> int:
     return work.num_experts * work.rank * (work.in_features + work.out_features)
 
 
-def _unordered(work: Rearrange, rows: int, options: WorkOptions) -> int:
+def _unordered_row_bytes(work: Rearrange, rows: int, options: WorkOptions) -> int:
     """Bytes of the rows in their first order, where they are written before they are summed up. With
     transformers' scores they are fp32.
     """

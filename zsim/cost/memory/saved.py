@@ -15,10 +15,10 @@ from zsim.cost.kernels.attention import (
     unpads,
 )
 from zsim.cost.kernels.elementwise import activation_cost_of, norm_cost
-from zsim.cost.kernels.losses import kept_per_logit
+from zsim.cost.kernels.losses import saved_bytes_per_logit
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.adapters import adapter_saved
-from zsim.cost.memory.context import kept_tensors
+from zsim.cost.memory.adapters import adapter_saved_bytes
+from zsim.cost.memory.context import saved_tensors
 from zsim.specs.model.spec import (
     Activation,
     AdapterInput,
@@ -38,8 +38,10 @@ INDEX_BYTES = 8
 def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
     """The input, and under autocast (fp32 weights) also the cast copy of the weight."""
     weight = work.in_features * work.out_features if options.autocast else 0
-    kept = shape.tokens // (work.beneath.input_shards if work.beneath else 1)
-    return (kept * work.in_features + weight) * product_type(work, options)[0]
+    local_tokens = shape.tokens // (
+        work.overlapped_collectives.input_shards if work.overlapped_collectives else 1
+    )
+    return (local_tokens * work.in_features + weight) * product_type(work, options)[0]
 
 
 def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
@@ -61,7 +63,7 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
     back.
     """
     if work.context is not None:
-        return sum(kept_tensors(work, shape, options))
+        return sum(saved_tensors(work, shape, options))
     e, inputs = options.activation_bytes, input_elements(work)
     if options.attention == "flash":
         is_doubled = keeps_fused_projection(work, options)
@@ -72,7 +74,7 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
         bias = bias_bytes(work, shape, options) if work.bias in ("made", "zeros") else 0
         return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded) + bias
     repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
-    return shape.tokens * repeated * e + score_bytes(work, shape, sum(kept_per_score(work, options)))
+    return shape.tokens * repeated * e + score_bytes(work, shape, sum(saved_bytes_per_score(work, options)))
 
 
 def bias_bytes(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
@@ -87,14 +89,14 @@ def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
     return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
 
 
-def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
+def saved_bytes_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
     """Bytes per score of each tensor of scores that written-out attention keeps: the softmax's output. With
     dropout it also keeps its mask and its output, and otherwise after an fp32 softmax the output cast back. A
     cap keeps its tanh.
     """
     e = options.activation_bytes
     if work.softcaps:
-        return (e, *kept_per_score(replace(work, softcaps=False), options))
+        return (e, *saved_bytes_per_score(replace(work, softcaps=False), options))
     upcasts = work.upcasts_softmax and not options.compile and e < 4
     softmax = 4 if upcasts else e
     if work.dropout:
@@ -120,7 +122,7 @@ def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -
 def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
     """`saved_bytes_per_logit` of every logit. Logits that the trainer holds anyway are not counted."""
     holds_logits = work.holds_logits == "as they are"
-    return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=holds_logits)
+    return shape.tokens * work.vocab_size * saved_bytes_per_logit(options, holds_logits=holds_logits)
 
 
 def _exchange_saved(work: Exchange, shape: BatchShape, options: WorkOptions) -> int:
@@ -136,6 +138,6 @@ SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
     Embedding: _embedding_saved,
     Loss: _loss_saved,
     Exchange: _exchange_saved,
-    AdapterInput: adapter_saved,
-    AdapterSum: adapter_saved,
+    AdapterInput: adapter_saved_bytes,
+    AdapterSum: adapter_saved_bytes,
 }

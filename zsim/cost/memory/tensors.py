@@ -24,13 +24,18 @@ from zsim.cost.memory.activations import (
     forward_extra_bytes,
     saved_bytes,
 )
-from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
-from zsim.cost.memory.experts import ExpertWork, kept_by_experts, made_by_experts, passing_by_experts
-from zsim.cost.memory.saved import kept_per_score, score_bytes
-from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
+from zsim.cost.memory.context import backward_tensors, forward_tensors, saved_tensors
+from zsim.cost.memory.experts import (
+    ExpertWork,
+    expert_backward_tensors,
+    expert_forward_tensors,
+    expert_saved_tensors,
+)
+from zsim.cost.memory.saved import saved_bytes_per_score, score_bytes
+from zsim.cost.memory.traced import traced_backward_tensors, traced_forward_tensors, traced_saved_tensors
 from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm
-from zsim.specs.model.traced import Traced
+from zsim.specs.model.traced import TracedModule
 
 Sizes = tuple[int, ...]
 
@@ -49,33 +54,33 @@ class ModuleTensors:
 
 def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
     """The tensors whose bytes `saved_bytes`, `forward_extra_bytes` and `backward_extra_bytes` count."""
-    if isinstance(module.work, Traced):
+    if isinstance(module.op_spec, TracedModule):
         return ModuleTensors(
-            kept_by_traced(module.work, shape, options),
-            made_by_traced(module.work, shape, options),
-            passing_by_traced(module.work, shape, options),
+            traced_saved_tensors(module.op_spec, shape, options),
+            traced_forward_tensors(module.op_spec, shape, options),
+            traced_backward_tensors(module.op_spec, shape, options),
         )
-    saved, forward, backward = _rules(module, shape, options)
+    saved, forward, backward = _tensor_sizes(module, shape, options)
     return ModuleTensors(
-        cut(saved_bytes(module, shape, options), saved),
-        cut(forward_extra_bytes(module, shape, options), forward),
-        cut(backward_extra_bytes(module, shape, options), backward),
+        split_into_tensors(saved_bytes(module, shape, options), saved),
+        split_into_tensors(forward_extra_bytes(module, shape, options), forward),
+        split_into_tensors(backward_extra_bytes(module, shape, options), backward),
     )
 
 
-def without(sizes: Sizes, count: int) -> Sizes:
+def remove_bytes(sizes: Sizes, count: int) -> Sizes:
     """The tensors that remain of `sizes` after removing `count` bytes: full tensors first, the largest before
     the others, and the remaining bytes from the sum.
     """
-    left = list(sizes)
+    remaining = list(sizes)
     for size in sorted(sizes, reverse=True):
         if size <= count:
-            left.remove(size)
+            remaining.remove(size)
             count -= size
-    return cut(max(0, sum(left) - count), left)
+    return split_into_tensors(max(0, sum(remaining) - count), remaining)
 
 
-def cut(count: int, sizes: Iterable[int]) -> Sizes:
+def split_into_tensors(count: int, sizes: Iterable[int]) -> Sizes:
     """`count` bytes cut into tensors of `sizes`, as far as they fit. The remaining bytes are one more
     tensor.
     """
@@ -87,48 +92,59 @@ def cut(count: int, sizes: Iterable[int]) -> Sizes:
     return (*pieces, count) if count else tuple(pieces)
 
 
-def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Sizes, Sizes, Sizes]:
-    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+def _tensor_sizes(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Sizes, Sizes, Sizes]:
+    work, tokens, e = module.op_spec, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
         e = product_type(work, options)[0]
-        given, made = tokens * work.in_features * e, tokens * work.out_features * e
-        shards = work.beneath.input_shards if work.beneath else 1
+        input_bytes, output_bytes = tokens * work.in_features * e, tokens * work.out_features * e
+        shards = work.overlapped_collectives.input_shards if work.overlapped_collectives else 1
         weight = work.in_features * work.out_features * e if options.autocast else 0
-        gathered = given if shards > 1 else 0
-        held = (given,) if work.holds_gathered else ()
-        return (given // shards, weight), (made, *held), (made, given, gathered, weight)
+        gathered = input_bytes if shards > 1 else 0
+        gathered_inputs = (input_bytes,) if work.holds_gathered_input else ()
+        return (
+            (input_bytes // shards, weight),
+            (output_bytes, *gathered_inputs),
+            (output_bytes, input_bytes, gathered, weight),
+        )
     if isinstance(work, Norm):
         low, high = tokens * work.width * options.stream_bytes, tokens * work.width * 4
         if work.kind == "layer" or options.fuses_kernels:
             return (), (), (low, low)
         return (high,), (low,), (low, low, high, high)
     if isinstance(work, Activation):
-        one = tokens * work.width * e
-        return (one,) * 8, (one,), (one,) * 3
+        tensor_bytes = tokens * work.width * e
+        return (tensor_bytes,) * 8, (tensor_bytes,), (tensor_bytes,) * 3
     if isinstance(work, Loss):
         logits = tokens * work.vocab_size
-        kept = log_probabilities(logits, options) if options.cross_entropy == "autocast" else ()
-        return kept, (4 * logits,), (4 * logits,)
+        saved = log_probabilities(logits, options) if options.cross_entropy == "autocast" else ()
+        return saved, (4 * logits,), (4 * logits,)
     if isinstance(work, Attention) and work.context is not None:
-        kept = kept_tensors(work, shape, options)
-        return kept, forward_tensors(work, shape, options), backward_tensors(work, shape, options)
+        saved = saved_tensors(work, shape, options)
+        return saved, forward_tensors(work, shape, options), backward_tensors(work, shape, options)
     if isinstance(work, Attention):
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e
         if options.attention == "math":
             repeated = (q, q, tokens * work.num_heads * work.v_head_dim * e)
-            scores = tuple(score_bytes(work, shape, each) for each in kept_per_score(work, options))
+            scores = tuple(
+                score_bytes(work, shape, bytes_per_score)
+                for bytes_per_score in saved_bytes_per_score(work, options)
+            )
             gradients = (out, q, k, k)
             half = (backward_extra_bytes(module, shape, options) - sum(gradients)) // 2
             rotated = (q, q) if work.rotary and not options.fuses_kernels else ()
-            passing = (score_bytes(work, shape, e),) * 2
-            return (*repeated, *scores), (out, *rotated, *passing), (*gradients, half, half)
+            temporaries = (score_bytes(work, shape, e),) * 2
+            return (*repeated, *scores), (out, *rotated, *temporaries), (*gradients, half, half)
         if unpads(work, options):
             inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
             return (inputs, out), (inputs, summed), (out, inputs)
         expanded = (q, q) if expands_groups(work, options) else ()
         return (q, k, k, q, k), (out, q, q), (out, q, k, k, *expanded)
     if isinstance(work, ExpertWork):
-        kept = kept_by_experts(module, shape, options)
-        return kept, made_by_experts(work, shape, options), passing_by_experts(work, shape, options)
+        saved = expert_saved_tensors(module, shape, options)
+        return (
+            saved,
+            expert_forward_tensors(work, shape, options),
+            expert_backward_tensors(work, shape, options),
+        )
     return (), (), ()

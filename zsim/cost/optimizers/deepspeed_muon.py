@@ -23,7 +23,7 @@ Orthogonalisation = Literal["gram", "standard"]
 _SQUARES = 14  # products m x m x m of the five rounds
 
 
-def is_muons(name: str, shape: tuple[int, ...]) -> bool:
+def uses_muon(name: str, shape: tuple[int, ...]) -> bool:
     """Whether DeepSpeed gives a parameter to Muon (`set_optimizer_flags` of deepspeed/__init__.py)."""
     return len(shape) > 1 and not any(word in name.lower() for word in ("embed", "lm_head"))
 
@@ -46,7 +46,7 @@ def matrix_kernels(
     """
     batch, (rows, columns) = prod(shape[:-2]), shape[-2:]
     element, numel = DTYPE_BYTES[gradient_dtype], prod(shape)
-    around = Kernel("optimizer", 0.0, float(numel * (8 * element + 4)), "fp32", (), 5)
+    elementwise = Kernel("optimizer", 0.0, float(numel * (8 * element + 4)), "fp32", (), 5)
     products = orthogonalisation_kernels(rows, columns)
     if method == "gram" and rows != columns:
         short, long = sorted((rows, columns))
@@ -54,18 +54,18 @@ def matrix_kernels(
         square = product(short, short, short, short * short)
         products = (*(gram,) * 2, *(square,) * _SQUARES, *(product(short, long, short, 0),) * 2)
     dtype = "fp16" if method == "gram" else "bf16"
-    return (around, *[_batched(replace(one, dtype=dtype), batch) for one in products])
+    return (elementwise, *[_batch_product(replace(kernel, dtype=dtype), batch) for kernel in products])
 
 
-def _batched(one: Kernel, batch: int) -> Kernel:
+def _batch_product(kernel: Kernel, batch: int) -> Kernel:
     if batch == 1:
-        return one
-    return replace(one, flops=one.flops * batch, hbm_bytes=one.hbm_bytes * batch, is_batched=True)
+        return kernel
+    return replace(kernel, flops=kernel.flops * batch, hbm_bytes=kernel.hbm_bytes * batch, is_batched=True)
 
 
 def products_flops(shape: tuple[int, ...], method: Orthogonalisation) -> float:
     """FLOPs of a tensor's products."""
-    return sum(one.flops for one in matrix_kernels(shape, "fp32", method))
+    return sum(kernel.flops for kernel in matrix_kernels(shape, "fp32", method))
 
 
 def step_kernels(numel: int, gradient_dtype: str, stored_dtype: str) -> tuple[Kernel, ...]:

@@ -8,7 +8,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import OptimizerImplementation, cast_kernels, optimizer_kernels
 from zsim.cost.optimizers.muon import elementwise_kernels, orthogonalisation_kernels
 from zsim.cost.optimizers.states import EXTRA, state_tensors
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.strategy.optimizers import optimizer_of
 
@@ -17,7 +17,7 @@ Kernels = tuple[Kernel, ...]
 
 def update_kernels(
     name: str,
-    tensors: Sequence[Updated],
+    tensors: Sequence[UpdatedTensor],
     implementation: OptimizerImplementation = "fused",
     *,
     gradient_dtype: str = "fp32",
@@ -44,10 +44,10 @@ def update_kernels(
         return (*_muon(tensors, implementation, gradient_dtype, stored_dtype), *casts)
     master, gradient = DTYPE_BYTES[stored_dtype], DTYPE_BYTES[gradient_dtype]
     passes, readings, kernels = EXTRA.get(name, (0, 0, 0))
-    moved = numel * ((2 + passes) * master + (1 + readings) * gradient)
-    moved += 2 * sum(state_tensors(name, tensors, stored_dtype))
+    moved_bytes = numel * ((2 + passes) * master + (1 + readings) * gradient)
+    moved_bytes += 2 * sum(state_tensors(name, tensors, stored_dtype))
     launches = 1 if optimizer.launches == "per list" else len(tensors) * (1 + kernels)
-    return (Kernel("optimizer", 0.0, float(moved), "fp32", (), launches), *casts)
+    return (Kernel("optimizer", 0.0, float(moved_bytes), "fp32", (), launches), *casts)
 
 
 def megatron_lion_kernels(numel: int, num_tensors: int) -> Kernels:
@@ -61,20 +61,20 @@ def megatron_lion_kernels(numel: int, num_tensors: int) -> Kernels:
 
 
 def _muon(
-    tensors: Sequence[Updated],
+    tensors: Sequence[UpdatedTensor],
     implementation: OptimizerImplementation,
     gradient_dtype: str,
     stored_dtype: str,
 ) -> Kernels:
     """Each matrix by itself (torch has no foreach for Muon), the rest by AdamW."""
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for tensor in tensors:
         if tensor.is_matrix:
-            found += elementwise_kernels(tensor.numel, stored_dtype, gradient_dtype)
-            found += orthogonalisation_kernels(tensor.shape[0], tensor.shape[1])
-    rest = [tensor for tensor in tensors if not tensor.is_matrix]
-    others = optimizer_kernels(
-        sum(tensor.numel for tensor in rest), "adamw", implementation, num_tensors=len(rest),
+            kernels += elementwise_kernels(tensor.numel, stored_dtype, gradient_dtype)
+            kernels += orthogonalisation_kernels(tensor.shape[0], tensor.shape[1])
+    vectors = [tensor for tensor in tensors if not tensor.is_matrix]
+    adamw_kernels = optimizer_kernels(
+        sum(tensor.numel for tensor in vectors), "adamw", implementation, num_tensors=len(vectors),
         gradient_dtype=gradient_dtype, state_dtype=stored_dtype,
     )  # fmt: skip
-    return (*found, *others)
+    return (*kernels, *adamw_kernels)

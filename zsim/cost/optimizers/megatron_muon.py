@@ -25,7 +25,7 @@ from typing import Literal
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.optimizers.muon import iteration_kernels
 from zsim.dataclass import dataclass
-from zsim.specs.strategy.megatron_muon import MuonWork, TensorMode
+from zsim.specs.strategy.megatron_muon import MuonOrthogonalization, TensorMode
 
 FP32, BF16 = 4, 2
 
@@ -36,9 +36,9 @@ class MuonMatrix:
 
     rows: int
     columns: int
-    parts: tuple[int, ...] = ()
+    row_groups: tuple[int, ...] = ()
     """Rows that are orthogonalised by themselves (queries, keys, values), () for all as one matrix."""
-    cut: int | None = None
+    sharded_dimension: int | None = None
     """The dimension that the ranks of its group share, as Transformer Engine marks it, on one rank too. None
     if it is marked with none.
     """
@@ -49,7 +49,7 @@ class MuonMatrix:
 
     @property
     def heights(self) -> tuple[int, ...]:
-        return self.parts or (self.rows,)
+        return self.row_groups or (self.rows,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,101 +65,101 @@ class MatrixCall:
     dtype: str = "fp32"
 
 
-def muon_calls(matrix: MuonMatrix, work: MuonWork, ranks: int) -> Iterator[MatrixCall]:
+def muon_calls(matrix: MuonMatrix, work: MuonOrthogonalization, ranks: int) -> Iterator[MatrixCall]:
     """The calls of one matrix's update, in order. `ranks` is the size of its tensor-parallel group.
 
     See [Note: tensor-parallel modes].
     """
     numel = matrix.numel
-    moved = 8 + 12 + (12 if work.nesterov else 0)
-    yield MatrixCall("momentum", (_pass(numel * moved, 3 if work.nesterov else 2),))
-    if matrix.parts:
-        yield MatrixCall("split", (_pass(numel * 8, len(matrix.parts)),))
-    mode: TensorMode = "blockwise" if matrix.cut is None else work.mode
+    bytes_per_element = 8 + 12 + (12 if work.nesterov else 0)
+    yield MatrixCall("momentum", (_pass(numel * bytes_per_element, 3 if work.nesterov else 2),))
+    if matrix.row_groups:
+        yield MatrixCall("split", (_pass(numel * 8, len(matrix.row_groups)),))
+    mode: TensorMode = "blockwise" if matrix.sharded_dimension is None else work.mode
     for height in matrix.heights:
-        yield from _orthogonalised(height, matrix, mode, work, ranks)
+        yield from _orthogonalise_calls(height, matrix, mode, work, ranks)
         yield MatrixCall("scale", (_pass(height * matrix.columns * 16, 2),))
-    if matrix.parts:
+    if matrix.row_groups:
         yield MatrixCall("join", (_pass(numel * 8, 1),))
     yield MatrixCall("update", (_pass(numel * 12, 1),))
 
 
-def muon_flops(matrix: MuonMatrix, work: MuonWork, ranks: int) -> float:
+def muon_flops(matrix: MuonMatrix, work: MuonOrthogonalization, ranks: int) -> float:
     """FLOPs of a matrix's products on a rank."""
     return sum(kernel.flops for call in muon_calls(matrix, work, ranks) for kernel in call.kernels)
 
 
-def transient_bytes(matrix: MuonMatrix, work: MuonWork, ranks: int) -> int:
+def transient_bytes(matrix: MuonMatrix, work: MuonOrthogonalization, ranks: int) -> int:
     """Maximum bytes of the temporary tensors while a matrix is orthogonalised.
 
     For a part of n elements they are the result and both scaled ones, 12 n. While the full matrix of N is
     gathered they are its parts and it, 8 N, and a normalised copy in fp32 and one in bf16. In addition there
     are the copies of fused parts and those that are done, and Nesterov's sum.
     """
-    done, most = 0, 0
-    held = FP32 * matrix.numel * (bool(matrix.parts) + work.nesterov)
+    finished, peak = 0, 0
+    copies = FP32 * matrix.numel * (bool(matrix.row_groups) + work.nesterov)
     for height in matrix.heights:
         numel = height * matrix.columns
-        most = max(most, held + done + 3 * FP32 * numel)
-        if work.mode == "duplicated" and matrix.cut is not None:
-            whole = ranks * numel
-            most = max(most, held + done + 2 * FP32 * whole + (FP32 + BF16) * whole)
-        done += FP32 * numel
-    joined = FP32 * matrix.numel * (2 if matrix.parts else 0)
-    return max(most, held + joined)
+        peak = max(peak, copies + finished + 3 * FP32 * numel)
+        if work.mode == "duplicated" and matrix.sharded_dimension is not None:
+            full_numel = ranks * numel
+            peak = max(peak, copies + finished + 2 * FP32 * full_numel + (FP32 + BF16) * full_numel)
+        finished += FP32 * numel
+    joined_bytes = FP32 * matrix.numel * (2 if matrix.row_groups else 0)
+    return max(peak, copies + joined_bytes)
 
 
-def _orthogonalised(
-    height: int, matrix: MuonMatrix, mode: TensorMode, work: MuonWork, ranks: int
+def _orthogonalise_calls(
+    height: int, matrix: MuonMatrix, mode: TensorMode, work: MuonOrthogonalization, ranks: int
 ) -> Iterator[MatrixCall]:
     """`newton_schulz_tp` of `height` rows."""
     numel = height * matrix.columns
     if mode == "distributed":
         yield MatrixCall("square", (_pass(numel * 12, 2),))
         yield MatrixCall("norm", collective="all_reduce", bytes=FP32)
-        short, long = (matrix.columns, height) if matrix.cut == 0 else (height, matrix.columns)
+        short, long = (matrix.columns, height) if matrix.sharded_dimension == 0 else (height, matrix.columns)
         yield MatrixCall("normalise", _casts(numel, work, numel * 8, 3))
-        gram, *rest = _in_type(iteration_kernels(short, long), work)
+        gram, *products = _cast_products(iteration_kernels(short, long), work)
         element = BF16 if work.dtype == "bf16" else FP32
         size = element * short * short
         for _ in range(work.steps):
             yield MatrixCall("gram matrix", (gram,))
             yield MatrixCall("gram matrix", collective="all_reduce", bytes=size, dtype=_stored(work))
-            yield MatrixCall("products", tuple(rest))
-        yield MatrixCall("back", _back(numel, work))
+            yield MatrixCall("products", tuple(products))
+        yield MatrixCall("back", _cast_back(numel, work))
         return
     rows, columns = height, matrix.columns
     if mode == "duplicated":
-        whole = ranks * numel
-        yield MatrixCall("part", collective="all_gather", bytes=FP32 * whole)
-        yield MatrixCall("join parts", (_pass(whole * 16, ranks + 1),))
-        rows, columns = (ranks * rows, columns) if matrix.cut == 0 else (rows, ranks * columns)
-        numel = whole
+        full_numel = ranks * numel
+        yield MatrixCall("part", collective="all_gather", bytes=FP32 * full_numel)
+        yield MatrixCall("join parts", (_pass(full_numel * 16, ranks + 1),))
+        rows, columns = (ranks * rows, columns) if matrix.sharded_dimension == 0 else (rows, ranks * columns)
+        numel = full_numel
     yield MatrixCall("normalise", _casts(numel, work, numel * 12, 3))
     short, long = sorted((rows, columns))
-    yield MatrixCall("products", _in_type(iteration_kernels(short, long), work) * work.steps)
-    yield MatrixCall("back", _back(numel, work))
+    yield MatrixCall("products", _cast_products(iteration_kernels(short, long), work) * work.steps)
+    yield MatrixCall("back", _cast_back(numel, work))
 
 
-def _in_type(kernels: tuple[Kernel, ...], work: MuonWork) -> tuple[Kernel, ...]:
+def _cast_products(kernels: tuple[Kernel, ...], work: MuonOrthogonalization) -> tuple[Kernel, ...]:
     """Products in the type of `fp32_matmul_prec`: tf32 reads and writes fp32."""
     if work.dtype == "bf16":
         return kernels
-    return tuple(replace(one, dtype=work.dtype, hbm_bytes=2 * one.hbm_bytes) for one in kernels)
+    return tuple(replace(kernel, dtype=work.dtype, hbm_bytes=2 * kernel.hbm_bytes) for kernel in kernels)
 
 
-def _stored(work: MuonWork) -> str:
+def _stored(work: MuonOrthogonalization) -> str:
     return "bf16" if work.dtype == "bf16" else "fp32"
 
 
-def _casts(numel: int, work: MuonWork, moved: int, launches: int) -> tuple[Kernel, ...]:
+def _casts(numel: int, work: MuonOrthogonalization, moved_bytes: int, launches: int) -> tuple[Kernel, ...]:
     is_cast = work.dtype == "bf16"
-    return (_pass(moved + is_cast * numel * (FP32 + BF16), launches + is_cast),)
+    return (_pass(moved_bytes + is_cast * numel * (FP32 + BF16), launches + is_cast),)
 
 
-def _back(numel: int, work: MuonWork) -> tuple[Kernel, ...]:
+def _cast_back(numel: int, work: MuonOrthogonalization) -> tuple[Kernel, ...]:
     return (_pass(numel * (FP32 + BF16), 1),) if work.dtype == "bf16" else ()
 
 
-def _pass(moved: int, launches: int) -> Kernel:
-    return Kernel("optimizer", 0.0, float(moved), "fp32", (), launches)
+def _pass(moved_bytes: int, launches: int) -> Kernel:
+    return Kernel("optimizer", 0.0, float(moved_bytes), "fp32", (), launches)

@@ -42,8 +42,8 @@ def elementwise_kernels(numel: int, stored_dtype: str, gradient_dtype: str) -> t
     bf16, the norm, the division, decay of the weights, the scaled add."""
     p, g, low = DTYPE_BYTES[stored_dtype], DTYPE_BYTES[gradient_dtype], 2
     momentum = 2 * p + g + (2 * g + p)
-    moved = momentum + (g + low) + low + 2 * low + 2 * p + (2 * p + low)
-    return (Kernel("optimizer", 0.0, float(numel * moved), "fp32", (), 8),)
+    bytes_per_element = momentum + (g + low) + low + 2 * low + 2 * p + (2 * p + low)
+    return (Kernel("optimizer", 0.0, float(numel * bytes_per_element), "fp32", (), 8),)
 
 
 def product(m: int, n: int, k: int, added: int) -> Kernel:

@@ -12,29 +12,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, prod
 
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.strategy.optimizers import OPTIMIZERS, optimizer_of
 
-StateRule = Callable[[Updated, str], tuple[int, ...]]
+StateRule = Callable[[UpdatedTensor, str], tuple[int, ...]]
 
 _SMALLEST_QUANTISED = 4096  # elements; bitsandbytes `min_8bit_size`, torchao `_new_buffer`
 _FP32 = 4
 
 
-def in_stored_type(count: int) -> StateRule:
+def stored_type_states(count: int) -> StateRule:
     """`count` tensors like the parameter, in its type: torch.optim's moments."""
 
-    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+    def rule(tensor: UpdatedTensor, dtype: str) -> tuple[int, ...]:
         return (tensor.numel * DTYPE_BYTES[dtype],) * count
 
     return rule
 
 
-def in_type(count: int, state_dtype: str) -> StateRule:
+def typed_states(count: int, state_dtype: str) -> StateRule:
     """`count` tensors like the parameter, in a type of their own."""
 
-    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+    def rule(tensor: UpdatedTensor, dtype: str) -> tuple[int, ...]:
         return (tensor.numel * DTYPE_BYTES[state_dtype],) * count
 
     return rule
@@ -48,7 +48,7 @@ def bitsandbytes_8bit(count: int) -> StateRule:
     (Dettmers et al. 2022, arXiv 2110.02861).
     """
 
-    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+    def rule(tensor: UpdatedTensor, dtype: str) -> tuple[int, ...]:
         numel = tensor.numel
         if numel < _SMALLEST_QUANTISED:
             return (numel * _FP32,) * count
@@ -66,12 +66,12 @@ def torchao(bits: int, block: int, map_bytes: int) -> StateRule:
     subclass_fp8.py.
     """
 
-    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+    def rule(tensor: UpdatedTensor, dtype: str) -> tuple[int, ...]:
         numel = tensor.numel
         if numel < _SMALLEST_QUANTISED or numel % block:
             return (numel * DTYPE_BYTES[dtype],) * 2
-        one = (numel * bits // 8, numel // block * _FP32, map_bytes)
-        return tuple(size for size in one if size) * 2
+        moment_sizes = (numel * bits // 8, numel // block * _FP32, map_bytes)
+        return tuple(size for size in moment_sizes if size) * 2
 
     return rule
 
@@ -85,7 +85,7 @@ def factored(state_dtype: str | None = None) -> StateRule:
     optimization.py `Adafactor.step` (fp32).
     """
 
-    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+    def rule(tensor: UpdatedTensor, dtype: str) -> tuple[int, ...]:
         element, shape = DTYPE_BYTES[state_dtype or dtype], tensor.shape
         if len(shape) < 2:
             return (tensor.numel * element,)
@@ -94,7 +94,7 @@ def factored(state_dtype: str | None = None) -> StateRule:
     return rule
 
 
-def momentum_of_matrices(tensor: Updated, dtype: str) -> tuple[int, ...]:
+def momentum_of_matrices(tensor: UpdatedTensor, dtype: str) -> tuple[int, ...]:
     """Muon: a momentum for a matrix, AdamW's two moments for every other tensor.
 
     Source: torch 2.13 optim/_muon.py `_init_group`. Its documentation leaves vectors, embeddings and the head
@@ -103,11 +103,11 @@ def momentum_of_matrices(tensor: Updated, dtype: str) -> tuple[int, ...]:
     return (tensor.numel * DTYPE_BYTES[dtype],) * (1 if tensor.is_matrix else 2)
 
 
-_OWN: dict[str, StateRule] = {
-    "adamw-bf16": in_type(2, "bf16"),  # exp_avg_dtype, exp_avg_sq_dtype = torch.bfloat16
+_RULES: dict[str, StateRule] = {
+    "adamw-bf16": typed_states(2, "bf16"),  # exp_avg_dtype, exp_avg_sq_dtype = torch.bfloat16
     "adamw-8bit": bitsandbytes_8bit(2),
     "lion-8bit": bitsandbytes_8bit(1),
-    "paged-adamw": in_type(2, "fp32"),
+    "paged-adamw": typed_states(2, "fp32"),
     "paged-adamw-8bit": bitsandbytes_8bit(2),
     "adamw-8bit-torchao": torchao(8, 256, 1024),
     "adamw-4bit-torchao": torchao(4, 128, 64),
@@ -116,8 +116,10 @@ _OWN: dict[str, StateRule] = {
     "adafactor-transformers": factored("fp32"),
     "muon": momentum_of_matrices,
 }
-STATES: Mapping[str, StateRule] = _OWN | {
-    name: in_stored_type(one.moments) for name, one in OPTIMIZERS.items() if one.moments is not None
+STATES: Mapping[str, StateRule] = _RULES | {
+    name: stored_type_states(optimizer.moments)
+    for name, optimizer in OPTIMIZERS.items()
+    if optimizer.moments is not None
 }
 
 # (passes over a tensor in its type, readings of its gradient, kernels per tensor) on top of one pass.
@@ -133,7 +135,7 @@ EXTRA: Mapping[str, tuple[int, int, int]] = {
 }
 
 
-def state_tensors(name: str, tensors: Sequence[Updated], dtype: str = "fp32") -> tuple[int, ...]:
+def state_tensors(name: str, tensors: Sequence[UpdatedTensor], dtype: str = "fp32") -> tuple[int, ...]:
     """Bytes of every state tensor for `tensors`, in order. `dtype` is the type the parameters are stored in.
 
     Raises what `optimizer_of` raises.

@@ -10,12 +10,12 @@ from zsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Updated:
+class UpdatedTensor:
     """A tensor's part on a rank."""
 
     shape: tuple[int, ...]
     """The shape of the part. Flat parts are vectors."""
-    whole: tuple[int, ...] = ()
+    full_shape: tuple[int, ...] = ()
     """The shape of the full tensor."""
     is_matrix: bool = False
     """A weight of a hidden layer, for optimizers that treat those differently (Muon): two dimensions, and

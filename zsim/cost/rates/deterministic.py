@@ -29,12 +29,12 @@ _FP32 = 4
 SCORE_BYTES = 2  # of the gradient of a score that cuDNN writes
 
 
-def buffers(heads: int, sm_count: int) -> int:
+def num_buffers(heads: int, sm_count: int) -> int:
     """The dq buffers, ceil(S / (b a)), of `heads` heads of all sequences."""
     return ceil(sm_count / heads)
 
 
-def stretch(kernel: Kernel, gpu: Gpu) -> float:
+def slowdown(kernel: Kernel, gpu: Gpu) -> float:
     """How many times as long the products take as with all SMs busy throughout.
 
     A block of threads takes c = ceil(k / n) of the k blocks of keys. t = ceil(k / c) b a of them work, in
@@ -42,15 +42,17 @@ def stretch(kernel: Kernel, gpu: Gpu) -> float:
     """
     heads, _, keys, head_dim = kernel.shape
     blocks = ceil(keys / (_KEYS if head_dim <= _KEYS else _KEYS_OF_WIDE_HEADS))
-    each = ceil(blocks / buffers(heads, gpu.sm_count))
-    rounds = ceil(ceil(blocks / each) * heads / gpu.sm_count)
-    return rounds * each * gpu.sm_count / (blocks * heads)
+    blocks_per_thread_block = ceil(blocks / num_buffers(heads, gpu.sm_count))
+    rounds = ceil(ceil(blocks / blocks_per_thread_block) * heads / gpu.sm_count)
+    return rounds * blocks_per_thread_block * gpu.sm_count / (blocks * heads)
 
 
 def extra_seconds(kernel: Kernel, gpu: Gpu) -> float:
     """Seconds of zeroing and summing up the dq buffers beyond the first, before and after the products."""
     heads, queries, _, head_dim = kernel.shape
-    return _moving_seconds(2 * _FP32 * (buffers(heads, gpu.sm_count) - 1) * heads * queries * head_dim, gpu)
+    return _moving_seconds(
+        2 * _FP32 * (num_buffers(heads, gpu.sm_count) - 1) * heads * queries * head_dim, gpu
+    )
 
 
 def scores_seconds(bytes_of_scores: float, gpu: Gpu) -> float:

@@ -24,8 +24,8 @@ def gemm_fraction(
     sm_count: int,
     layout: Layout = "nt",
     *,
-    together: ProductsInOneCall | None = None,
-    by_engine: bool = False,
+    single_call: ProductsInOneCall | None = None,
+    is_transformer_engine: bool = False,
 ) -> float:
     """Fraction of peak that `batch` products of m x k by k x n reach.
 
@@ -50,13 +50,13 @@ def gemm_fraction(
     """
     best = 0.0
     k_half = gemm.k_half
-    largest = gemm.by_dtype.get(dtype, gemm.by_dtype.get(dtype.partition("-")[0], gemm.max_fraction))
-    if together is not None:
-        k_half = together.k_half
-        largest *= together.ratio
-    if by_engine:
-        largest *= gemm.transformer_engine_ratio
-    tile_m, tile_n, kept = gemm.tile_m, gemm.tile_n, 1.0
+    peak_fraction = gemm.by_dtype.get(dtype, gemm.by_dtype.get(dtype.partition("-")[0], gemm.max_fraction))
+    if single_call is not None:
+        k_half = single_call.k_half
+        peak_fraction *= single_call.ratio
+    if is_transformer_engine:
+        peak_fraction *= gemm.transformer_engine_ratio
+    tile_m, tile_n, tile_fraction = gemm.tile_m, gemm.tile_n, 1.0
     for _ in range(4):
         tiles = batch * ceil(m / tile_m) * ceil(n / tile_n)
         splits = 1
@@ -64,16 +64,16 @@ def gemm_fraction(
             waves = ceil(tiles * splits / sm_count)
             useful = batch * m * n * splits / (waves * sm_count * tile_m * tile_n)
             inner = k / splits
-            best = max(best, kept * useful * inner / (inner + k_half))
+            best = max(best, tile_fraction * useful * inner / (inner + k_half))
             splits *= 2
             if tiles * splits > 2 * sm_count or splits > _MAX_SPLITS or k < splits * k_half:
                 break
-        kept *= gemm.half_tile_fraction
+        tile_fraction *= gemm.half_tile_fraction
         if tile_n >= tile_m:
             tile_n = max(1, tile_n // 2)
         else:
             tile_m = max(1, tile_m // 2)
-    return largest * best * _alignment(contiguous(m, n, k, layout), dtype, gemm)
+    return peak_fraction * best * _alignment(contiguous(m, n, k, layout), dtype, gemm)
 
 
 def _alignment(rows: tuple[int, int, int], dtype: str, gemm: GemmEfficiency) -> float:
@@ -93,9 +93,9 @@ def contiguous(m: int, n: int, k: int, layout: Layout) -> tuple[int, int, int]:
     (NVIDIA, "cuBLAS library", section "Tensor Core Usage"), whose m is the n here. So the number of tokens,
     m of a Linear's forward product and k of its weight gradient's, is never among them.
     """
-    left = k if layout[0] == "n" else m
-    right = n if layout[1] == "n" else k
-    return left, right, n
+    left_row = k if layout[0] == "n" else m
+    right_row = n if layout[1] == "n" else k
+    return left_row, right_row, n
 
 
 def attention_fraction(keys: float, head_dim: int, attention: AttentionCurve, *, is_backward: bool) -> float:

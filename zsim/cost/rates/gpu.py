@@ -26,7 +26,7 @@ def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
     The roofline is Williams, Waterman and Patterson 2009. For deterministic attention see
     `zsim.cost.rates.deterministic`.
     """
-    waiting = kernel.turns * gpu.launch.seconds_per_kernel
+    waiting = kernel.sequential_launches * gpu.launch.seconds_per_kernel
     waiting += kernel.dependent_loads * gpu.launch.seconds_per_load
     if is_deterministic(kernel, gpu):
         waiting += deterministic.extra_seconds(kernel, gpu)
@@ -47,11 +47,13 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         return 0.0
     if kernel.kind == "gemm":
         m, n, k = kernel.shape
-        batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.turns)))
-        together = gpu.gemm.batched if kernel.is_batched else gpu.gemm.grouped if kernel.is_grouped else None
+        batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.sequential_launches)))
+        single_call = (
+            gpu.gemm.batched if kernel.is_batched else gpu.gemm.grouped if kernel.is_grouped else None
+        )
         fraction = gemm_fraction(
             m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout,
-            together=together, by_engine=kernel.by_engine,
+            single_call=single_call, is_transformer_engine=kernel.is_transformer_engine,
         )  # fmt: skip
     elif kernel.kind in ("attention_forward", "attention_backward"):
         fraction = _attention_fraction(kernel, gpu)
@@ -67,12 +69,12 @@ def _attention_fraction(kernel: Kernel, gpu: Gpu) -> float:
     is_backward = kernel.kind == "attention_backward"
     fraction = attention_fraction(2 * pairs / queries, head_dim, gpu.attention, is_backward=is_backward)
     if is_deterministic(kernel, gpu):
-        return fraction / deterministic.stretch(kernel, gpu)
+        return fraction / deterministic.slowdown(kernel, gpu)
     blocks = gpu.attention.backward_blocks if is_backward else gpu.attention.forward_blocks
     if blocks is None:
         return fraction
-    length, most = (keys, queries) if is_backward else (queries, keys)
-    longest = min(most, kernel.window or most)
+    length, max_length = (keys, queries) if is_backward else (queries, keys)
+    longest = min(max_length, kernel.window or max_length)
     return fraction * occupied_fraction(heads, length, pairs / (length * longest), gpu.sm_count, blocks)
 
 
@@ -93,7 +95,7 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
         return 0.0
     limits = gpu.memory_bound
     max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
-    fraction = hbm_fraction(kernel.hbm_bytes / kernel.turns, max_fraction, limits.bytes_half)
+    fraction = hbm_fraction(kernel.hbm_bytes / kernel.sequential_launches, max_fraction, limits.bytes_half)
     indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
     indexing += kernel.strided_elements * gpu.launch.seconds_per_strided_element
     indexing += kernel.added_elements * gpu.launch.seconds_per_added_element

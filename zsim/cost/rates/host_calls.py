@@ -14,7 +14,7 @@ from zsim.resources import PRESETS
 from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Evidence, Table
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 from zsim.units import Seconds
 
 _PRESET = PRESETS / "frameworks.toml"
@@ -48,9 +48,9 @@ class HostCosts:
 
     seconds: Mapping[str, float]
     """Seconds of an event on a CPU's ranks."""
-    on_gpu: Mapping[str, float]
+    seconds_on_gpu: Mapping[str, float]
     """Seconds of an event on a GPU's ranks."""
-    per_launch: Mapping[str, float]
+    seconds_per_launch: Mapping[str, float]
     """Seconds of every launch of an event on a GPU's ranks."""
     sources: Mapping[str, str]
     evidence: Mapping[str, Evidence]
@@ -63,14 +63,14 @@ def load_host_costs(path: Path | None = None) -> HostCosts:
     path = _PRESET if path is None else path
     data = read_toml(path)
     events = {key: value for key, value in data.items() if key != "schema"}
-    file = validated({"schema": data.get("schema"), "events": events}, path.name, _FrameworkFile)
+    file = validate_table({"schema": data.get("schema"), "events": events}, path.name, _FrameworkFile)
     return HostCosts(
         seconds={name: cost.seconds for name, cost in file.events.items()},
-        on_gpu={
+        seconds_on_gpu={
             name: cost.seconds if cost.seconds_on_gpu is None else cost.seconds_on_gpu
             for name, cost in file.events.items()
         },
-        per_launch={name: cost.seconds_per_launch for name, cost in file.events.items()},
+        seconds_per_launch={name: cost.seconds_per_launch for name, cost in file.events.items()},
         sources={name: cost.source for name, cost in file.events.items()},
         evidence={name: cost.evidence for name, cost in file.events.items()},
     )
@@ -97,7 +97,7 @@ def host_seconds(
         return launches * host.seconds_per_launch
     if not host.seconds_per_launch:
         return host.overhead_factor * events * costs.seconds[overhead]
-    event = events * costs.on_gpu[overhead] + launches * costs.per_launch[overhead]
+    event = events * costs.seconds_on_gpu[overhead] + launches * costs.seconds_per_launch[overhead]
     return host.overhead_factor * event + launches * host.seconds_per_launch
 
 

@@ -28,10 +28,12 @@ def stream_bytes_per_second(
     D: drives (RAID0, blocks spread over all). B: bandwidth of one. e: `efficiency`. n: blocks in flight,
     queue depth x threads. b: block in bytes. L: latency of one request. Little's law: Little 1961.
     """
-    one = _bandwidth(nvme, direction) * nvme.efficiency
+    drive_bandwidth = _bandwidth(nvme, direction) * nvme.efficiency
     latency = nvme.read_latency if direction == "read" else nvme.write_latency
     in_flight = blocks_in_flight(queue_depth, threads)
-    return min(nvme.drives * one, in_flight * block_bytes / (latency + block_bytes / one))
+    return min(
+        nvme.drives * drive_bandwidth, in_flight * block_bytes / (latency + block_bytes / drive_bandwidth)
+    )
 
 
 def drive_bytes_per_second(nvme: Nvme, direction: Direction, written_bytes: float = 0.0) -> float:

@@ -27,7 +27,7 @@ class GpuActivity(NamedTuple):
         return self.compute + self.memory + self.communication + self.idle
 
     def scaled(self, factor: float) -> GpuActivity:
-        return GpuActivity(*(part * factor for part in self))
+        return GpuActivity(*(seconds * factor for seconds in self))
 
 
 def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
@@ -41,7 +41,7 @@ def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
             compute += arithmetic
         else:
             memory += traffic
-        idle += kernel.turns * gpu.launch.seconds_per_kernel
+        idle += kernel.sequential_launches * gpu.launch.seconds_per_kernel
     return GpuActivity(compute, memory, 0.0, idle)
 
 

@@ -12,35 +12,40 @@ import numpy as np
 
 from zsim.arrays import Floats
 from zsim.engine.prepare import Seconds
-from zsim.specs.experiment.jitter import Jitter
+from zsim.specs.experiment.jitter import JitterConfig
 
 _RANKS, _OPS, _CROWD = 0, 1, 2  # streams of random numbers that share a seed
 
 
-def rank_factors(jitter: Jitter, world_size: int) -> Floats:
+def rank_factors(jitter: JitterConfig, world_size: int) -> Floats:
     """Per rank, the factor on its kernels' seconds over the whole run."""
     normal = np.random.default_rng([jitter.seed, _RANKS]).standard_normal(world_size)
     return lognormal(normal, jitter.rank_sigma)
 
 
-def op_seconds(jitter: Jitter, step: int, rank: int, seconds: Seconds, concentration: Floats) -> Seconds:
+def op_seconds(
+    jitter: JitterConfig, step: int, rank: int, seconds: Seconds, concentration: Floats
+) -> Seconds:
     """Seconds of one rank's kernels in one drawn step. `seconds` are those without jitter from step
     to step.
     """
     normal = np.random.default_rng([jitter.seed, _OPS, step, rank]).standard_normal(len(seconds))
-    factors = lognormal(normal, spread(jitter.kernel_sigma, concentration)).tolist()
-    return [None if own is None else own * factor for own, factor in zip(seconds, factors, strict=True)]
+    factors = lognormal(normal, sigma_of_sum(jitter.kernel_sigma, concentration)).tolist()
+    return [
+        None if kernel_seconds is None else kernel_seconds * factor
+        for kernel_seconds, factor in zip(seconds, factors, strict=True)
+    ]
 
 
-def class_generator(jitter: Jitter, step: int) -> np.random.Generator:
+def class_generator(jitter: JitterConfig, step: int) -> np.random.Generator:
     """The random numbers of a step for all ranks of the classes."""
     return np.random.default_rng([jitter.seed, _CROWD, step])
 
 
-def spread(sigma: float, concentration: Floats) -> Floats:
+def sigma_of_sum(sigma: float, concentration: Floats) -> Floats:
     """Standard deviation of the logarithm of sums of lognormals that have `sigma` each."""
-    found: Floats = np.sqrt(np.log1p(concentration * np.expm1(sigma * sigma)))
-    return found
+    sigmas: Floats = np.sqrt(np.log1p(concentration * np.expm1(sigma * sigma)))
+    return sigmas
 
 
 def lognormal(normal: Floats, sigma: Floats | float) -> Floats:

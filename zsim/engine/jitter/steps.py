@@ -9,10 +9,10 @@ import numpy as np
 
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
-from zsim.engine.prepare import Prepared, Seconds
-from zsim.engine.priced_program import slowed
+from zsim.engine.prepare import PreparedJob, Seconds
+from zsim.engine.priced_program import scale_seconds
 from zsim.engine.record import make_trace, step_seconds
-from zsim.specs.experiment.jitter import Jitter
+from zsim.specs.experiment.jitter import JitterConfig
 from zsim.trace.trace import Trace
 
 
@@ -20,7 +20,7 @@ from zsim.trace.trace import Trace
 class ProgramRun:
     """One run of a job's programs: the executor, and the time at which the last op ended."""
 
-    prepared: Prepared
+    prepared: PreparedJob
     executor: Executor
     end_seconds: float
 
@@ -35,10 +35,10 @@ class ProgramRun:
 
 
 @dataclass(frozen=True)
-class Jittered:
+class JitterRun:
     """Steps drawn with jitter."""
 
-    jitter: Jitter
+    jitter: JitterConfig
     steps: tuple[Trace, ...]
     """Traces of the first simulated rank."""
     median: Trace
@@ -48,38 +48,38 @@ class Jittered:
     events: int
 
 
-def run_once(prepared: Prepared, kernel_seconds: Sequence[Seconds] | None = None) -> ProgramRun:
+def run_once(prepared: PreparedJob, kernel_seconds: Sequence[Seconds] | None = None) -> ProgramRun:
     """Run the prepared programs once, from now on."""
     executor = prepared.executor(kernel_seconds)
     return ProgramRun(prepared, executor, executor.run())
 
 
-def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jittered:
+def draw_steps(prepared: PreparedJob, plain: ProgramRun, jitter: JitterConfig) -> JitterRun:
     """Draw `jitter.steps` steps. `plain` is the run without jitter.
 
     A class of one rank draws its factors, a larger class the envelope of its slowest members.
     """
     from zsim.engine.jitter.draw import class_generator, op_seconds, rank_factors
-    from zsim.engine.jitter.slowest_of_class import ClassOfRanks
+    from zsim.engine.jitter.slowest_of_class import RankEnsemble
 
-    own = rank_factors(jitter, prepared.job.world_size)
+    factors = rank_factors(jitter, prepared.job.world_size)
     ranks, sizes = prepared.classes.representatives, prepared.classes.sizes.tolist()
     seconds = [
-        slowed(kernels, float(own[rank]))
+        scale_seconds(kernels, float(factors[rank]))
         for kernels, rank in zip(prepared.kernel_seconds, ranks, strict=True)
     ]
     concentration = [np.array(priced.concentration) for priced in prepared.programs]
     program_of = prepared.program_of
     is_alone = all(size == 1 for size in sizes)
-    ranks_of_class = None if is_alone else ClassOfRanks(prepared, plain.executor, own, jitter.kernel_sigma)
+    ensemble = None if is_alone else RankEnsemble(prepared, plain.executor, factors, jitter.kernel_sigma)
     traces: list[Trace] = []
     events = 0
     for step in range(jitter.steps):
-        many = ranks_of_class.step(class_generator(jitter, step)) if ranks_of_class is not None else seconds
+        envelope_seconds = ensemble.step(class_generator(jitter, step)) if ensemble is not None else seconds
         drawn = [
             op_seconds(jitter, step, rank, seconds[number], concentration[program_of[number]])
             if size == 1
-            else many[number]
+            else envelope_seconds[number]
             for number, (rank, size) in enumerate(zip(ranks, sizes, strict=True))
         ]
         run = run_once(prepared, drawn)
@@ -87,5 +87,5 @@ def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jitte
         traces.append(run.trace)
     by_length = sorted(range(jitter.steps), key=lambda number: (traces[number].step_seconds, number))
     median = traces[by_length[(jitter.steps - 1) // 2]]
-    own_steps = tuple(trace.of_rank(ranks[0]) for trace in traces)
-    return Jittered(jitter, own_steps, median, plain.trace.step_seconds, events)
+    first_rank_steps = tuple(trace.select_rank(ranks[0]) for trace in traces)
+    return JitterRun(jitter, first_rank_steps, median, plain.trace.step_seconds, events)

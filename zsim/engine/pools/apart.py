@@ -19,90 +19,92 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
-from zsim.devices.allocator import Allocator, Changes
+from zsim.devices.allocator import Allocator, AllocatorChanges
 from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, PoolName
-from zsim.engine.pools.part import FREE, PartRun, PoolsPart, by_tensor
+from zsim.engine.pools.part import FREE, PoolEvents, PoolReplay, zeros_per_tensor
 
 
 @dataclass(frozen=True)
-class ChangesApart:
+class PartitionedChanges:
     """The changes of one run of a program, partitioned by whether their pools have blocks that are protected
     when freed.
     """
 
-    timed: PoolsPart
+    protected: PoolEvents
     """The changes in pools with protected blocks."""
-    others: PoolsPart
+    unprotected: PoolEvents
     """The changes in the other pools."""
-    timed_pools: frozenset[PoolName]
+    protected_pools: frozenset[PoolName]
     ops: Ints
     requests: Ints
     """The positions of all requests."""
     request_ops: Ints
     """The ops before which the requests are made."""
-    given_back: Ints
+    protected_frees: Ints
     """The indices in `protected` of frees of protected blocks."""
-    uses: Ints
+    last_uses: Ints
     """The ops that use these blocks last."""
 
-    def timed_places(self, issue: Sequence[float], ended: Sequence[float]) -> Ints:
+    def protected_positions(self, issue: Sequence[float], ended: Sequence[float]) -> Ints:
         """The positions of the changes in pools with protected blocks.
 
         The free of a block in use is just before the first request at which its last use has ended. If there
         is none it is after all changes.
         """
-        places = self.timed.places.copy()
-        if len(self.given_back):
+        positions = self.protected.positions.copy()
+        if len(self.protected_frees):
             times = np.append(np.asarray(issue), max(ended))[np.minimum(self.request_ops, len(issue))]
-            first = np.searchsorted(times, np.asarray(ended)[self.uses])
-            first = np.maximum(first, np.searchsorted(self.requests, places[self.given_back]))
-            places[self.given_back] = np.append(self.requests, 2 * len(self.ops))[first] - 1
-        return places
+            first = np.searchsorted(times, np.asarray(ended)[self.last_uses])
+            first = np.maximum(first, np.searchsorted(self.requests, positions[self.protected_frees]))
+            positions[self.protected_frees] = np.append(self.requests, 2 * len(self.ops))[first] - 1
+        return positions
 
-    def place_of_op(self, op: int) -> int:
+    def position_of_op(self, op: int) -> int:
         """Twice the index of the first change from `op` on. It is 0 if there is none."""
         number = int(np.searchsorted(self.ops, op))
         return 2 * number if number < len(self.ops) else 0
 
 
-def changes_apart(changes: Changes) -> ChangesApart:
+def partition_changes(changes: AllocatorChanges) -> PartitionedChanges:
     """The changes of one run, split into pools with protected blocks and other pools."""
     ops, tensors, counts, streams, until_ops, stream_names = changes.columns
-    asking = counts > 0
-    asked = (counts * len(stream_names) + streams)[asking]
-    known, number = np.unique(asked, return_inverse=True)
-    sizes, of_stream = (column.tolist() for column in np.divmod(known, max(len(stream_names), 1)))
-    requests = tuple((size, stream_names[place]) for size, place in zip(sizes, of_stream, strict=True))
-    of_tensor = by_tensor(tensors)
-    of_tensor[tensors[asking]] = number
-    pools = [CachingAllocator.pool_of(*request) for request in requests]
-    place_of = {name: place for place, name in enumerate(pools)}
-    pool = np.array([place_of[name] for name in pools], dtype=np.int64)[of_tensor[tensors]]
-    is_protected = ~asking & (until_ops >= 0)
-    is_timed_pool = np.zeros(len(pools), dtype=bool)
-    is_timed_pool[pool[is_protected]] = True
-    is_timed = is_timed_pool[pool]
-    kinds = np.full(len(tensors), FREE)
-    kinds[asking] = number
-    timed, others = (
-        PoolsPart(tensors[places], kinds[places], requests, 2 * places)
-        for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))
+    is_request = counts > 0
+    request_keys = (counts * len(stream_names) + streams)[is_request]
+    unique_keys, key_index = np.unique(request_keys, return_inverse=True)
+    sizes, stream_indices = (column.tolist() for column in np.divmod(unique_keys, max(len(stream_names), 1)))
+    requests = tuple(
+        (size, stream_names[stream_index]) for size, stream_index in zip(sizes, stream_indices, strict=True)
     )
-    protected = is_protected[is_timed]
-    return ChangesApart(
-        timed,
-        others,
-        frozenset(compress(pools, is_timed_pool.tolist())),
+    request_of_tensor = zeros_per_tensor(tensors)
+    request_of_tensor[tensors[is_request]] = key_index
+    pools = [CachingAllocator.pool_of(*request) for request in requests]
+    index_of_pool = {name: index for index, name in enumerate(pools)}
+    pool = np.array([index_of_pool[name] for name in pools], dtype=np.int64)[request_of_tensor[tensors]]
+    is_protected = ~is_request & (until_ops >= 0)
+    is_protected_pool = np.zeros(len(pools), dtype=bool)
+    is_protected_pool[pool[is_protected]] = True
+    is_in_protected_pool = is_protected_pool[pool]
+    kinds = np.full(len(tensors), FREE)
+    kinds[is_request] = key_index
+    protected, unprotected = (
+        PoolEvents(tensors[indices], kinds[indices], requests, 2 * indices)
+        for indices in (np.flatnonzero(is_in_protected_pool), np.flatnonzero(~is_in_protected_pool))
+    )
+    is_protected_free = is_protected[is_in_protected_pool]
+    return PartitionedChanges(
+        protected,
+        unprotected,
+        frozenset(compress(pools, is_protected_pool.tolist())),
         ops,
-        2 * np.flatnonzero(asking),
-        ops[asking],
-        np.flatnonzero(protected),
-        until_ops[is_timed][protected],
+        2 * np.flatnonzero(is_request),
+        ops[is_request],
+        np.flatnonzero(is_protected_free),
+        until_ops[is_in_protected_pool][is_protected_free],
     )
 
 
 @dataclass(frozen=True)
-class Pass:
+class PoolRun:
     """The result of one run of some pools."""
 
     reserved: int
@@ -111,9 +113,9 @@ class Pass:
     """Number of segments requested in the last step of the run."""
     has_grown: bool
     """Whether the run requested any segment in any of its steps."""
-    places: Ints
+    positions: Ints
     """The position of each change."""
-    active: Ints
+    active_changes: Ints
     """By change, its difference of active bytes."""
     active_before: int
     """Active bytes before the first change."""
@@ -122,7 +124,7 @@ class Pass:
 
 
 @dataclass
-class PoolPasses:
+class PoolRuns:
     """Runs of some pools through a program, one after the other: the first run, and then later runs that are
     all alike.
 
@@ -132,106 +134,120 @@ class PoolPasses:
 
     memory: CachingAllocator
     """The memory before the next run, of unlimited capacity."""
-    first: tuple[PoolsPart, Ints, int]
-    later: tuple[PoolsPart, Ints, int]
-    come_back: bool = False
+    first_input: tuple[PoolEvents, Ints, int]
+    later_input: tuple[PoolEvents, Ints, int]
+    expects_repeats: bool = False
     """Whether the blocks of one of a model's equal blocks are free again before the next ones, or soon after,
     so that repeats are looked for.
     """
-    done: list[Pass] = field(default_factory=list)
+    runs: list[PoolRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._reserved = self.memory.reserved_bytes
 
-    def number(self, number: int) -> Pass:
+    def nth(self, number: int) -> PoolRun:
         """Run `number`, counted from 0. A run that does not grow equals all later runs with the same
         changes."""
-        while len(self.done) <= number:
-            last = self.done[-1] if self.done else None
-            is_known = last is not None and not last.has_grown
-            if last is not None and is_known and (len(self.done) > 1 or self.first is self.later):
-                self.done.append(last)
+        while len(self.runs) <= number:
+            last_run = self.runs[-1] if self.runs else None
+            repeats_last = last_run is not None and not last_run.has_grown
+            if (
+                last_run is not None
+                and repeats_last
+                and (len(self.runs) > 1 or self.first_input is self.later_input)
+            ):
+                self.runs.append(last_run)
             else:
-                self._run(*(self.later if self.done else self.first))
-        return self.done[number]
+                self._run(*(self.later_input if self.runs else self.first_input))
+        return self.runs[number]
 
-    def _run(self, part: PoolsPart, places: Ints, counted_from: int) -> None:
+    def _run(self, events: PoolEvents, positions: Ints, count_position: int) -> None:
         memory = self.memory
-        segments, before = memory.num_segments, memory.active_bytes
-        order = np.argsort(places, kind="stable")
-        cut = int(np.searchsorted(places[order], counted_from))
-        run = PartRun(memory, part, order, cut, finds_repeats=self.come_back)
-        began = run.state() if run.half else None
-        run.make(0, cut)
-        counted, place = memory.num_segments, cut
-        if run.half:  # see [Note: a period that changes nothing] of repeats.py
-            run.make(cut, run.half)
-            place = run.half
-            if run.state() == began:
-                run.sizes *= 2
-                place = len(order)
-        for repeat in run.repeats if place < len(order) else ():
-            run.make(place, repeat.first)
-            run.make_repeat(repeat)
-            place = repeat.end
-        run.make(place, len(order))
-        run.free_the_rest()
+        segments, active_before = memory.num_segments, memory.active_bytes
+        order = np.argsort(positions, kind="stable")
+        cut = int(np.searchsorted(positions[order], count_position))
+        replay = PoolReplay(memory, events, order, cut, finds_repeats=self.expects_repeats)
+        initial_state = replay.state() if replay.half else None
+        replay.make(0, cut)
+        segments_before, position = memory.num_segments, cut
+        if replay.half:  # see [Note: a period that changes nothing] of repeats.py
+            replay.make(cut, replay.half)
+            position = replay.half
+            if replay.state() == initial_state:
+                replay.sizes *= 2
+                position = len(order)
+        for repeat in replay.repeats if position < len(order) else ():
+            replay.make(position, repeat.first)
+            replay.make_repeat(repeat)
+            position = repeat.end
+        replay.make(position, len(order))
+        replay.free_remaining()
         has_grown = memory.num_segments > segments
-        size_of = by_tensor(run.tensors)
-        size_of[run.tensors[run.is_asking]] = run.sizes
-        self.done.append(
-            Pass(
+        size_of = zeros_per_tensor(replay.tensors)
+        size_of[replay.tensors[replay.is_request]] = replay.sizes
+        self.runs.append(
+            PoolRun(
                 memory.reserved_bytes - self._reserved,
-                memory.num_segments - counted,
+                memory.num_segments - segments_before,
                 has_grown,
-                places[order],
-                np.where(run.is_asking, 1, -1) * size_of[run.tensors],
-                before,
+                positions[order],
+                np.where(replay.is_request, 1, -1) * size_of[replay.tensors],
+                active_before,
                 {} if has_grown else memory.reserved_by_pool(),
             )
         )
 
 
-def peak_active_bytes(timed: Pass, others: Pass, resident: int) -> int:
+def peak_active_bytes(protected: PoolRun, unprotected: PoolRun, resident: int) -> int:
     """Maximum active bytes in one run of all pools. `resident` bytes are active in both groups."""
-    order = np.argsort(np.concatenate([timed.places, others.places]), kind="stable")
-    change = np.concatenate([timed.active, others.active])[order]
-    before = timed.active_before + others.active_before - resident
+    order = np.argsort(np.concatenate([protected.positions, unprotected.positions]), kind="stable")
+    change = np.concatenate([protected.active_changes, unprotected.active_changes])[order]
+    before = protected.active_before + unprotected.active_before - resident
     return before + int(np.cumsum(change).max(initial=0))
 
 
-class ProgramApart:
+class ProgramPartition:
     """The changes that all runs of a program with one allocator have in common. The allocator is `initial`
     before the first step.
     """
 
-    def __init__(self, empty: Allocator) -> None:
-        self.later = changes_apart(empty.changes)
-        self.first = self.later if empty.first_changes is None else changes_apart(empty.first_changes)
-        self.counts_from = empty.counts_from
+    def __init__(self, initial: Allocator) -> None:
+        self.later_changes = partition_changes(initial.changes)
+        self.first_changes = (
+            self.later_changes if initial.first_changes is None else partition_changes(initial.first_changes)
+        )
+        self.counts_from = initial.counts_from
 
-    def others(self, empty: Allocator) -> PoolPasses:
+    def unprotected_runs(self, initial: Allocator) -> PoolRuns:
         """The runs of the pools whose blocks can be reused at once."""
-        later = self._part(self.later, self.later.others, self.later.others.places)
+        later = self._run_input(
+            self.later_changes, self.later_changes.unprotected, self.later_changes.unprotected.positions
+        )
         first = later
-        if self.first is not self.later:
-            first = self._part(self.first, self.first.others, self.first.others.places)
-        return PoolPasses(empty.memory.copy(UNLIMITED), first, later, come_back=True)
+        if self.first_changes is not self.later_changes:
+            first = self._run_input(
+                self.first_changes, self.first_changes.unprotected, self.first_changes.unprotected.positions
+            )
+        return PoolRuns(initial.memory.copy(UNLIMITED), first, later, expects_repeats=True)
 
-    def places(self, issue: Sequence[float], ended: Sequence[float]) -> tuple[Ints, Ints]:
+    def protected_positions(self, issue: Sequence[float], ended: Sequence[float]) -> tuple[Ints, Ints]:
         """The positions of the changes in pools with protected blocks, in the first run and in later runs, at
         the times of one run.
         """
-        later = self.later.timed_places(issue, ended)
-        return later if self.first is self.later else self.first.timed_places(issue, ended), later
+        later = self.later_changes.protected_positions(issue, ended)
+        return later if self.first_changes is self.later_changes else self.first_changes.protected_positions(
+            issue, ended
+        ), later
 
-    def timed(self, empty: Allocator, places: tuple[Ints, Ints]) -> PoolPasses:
+    def protected_runs(self, initial: Allocator, positions: tuple[Ints, Ints]) -> PoolRuns:
         """The runs of the pools with protected blocks, at `positions`."""
-        later = self._part(self.later, self.later.timed, places[1])
+        later = self._run_input(self.later_changes, self.later_changes.protected, positions[1])
         first = later
-        if self.first is not self.later:
-            first = self._part(self.first, self.first.timed, places[0])
-        return PoolPasses(empty.memory.copy(UNLIMITED), first, later, come_back=True)
+        if self.first_changes is not self.later_changes:
+            first = self._run_input(self.first_changes, self.first_changes.protected, positions[0])
+        return PoolRuns(initial.memory.copy(UNLIMITED), first, later, expects_repeats=True)
 
-    def _part(self, run: ChangesApart, part: PoolsPart, places: Ints) -> tuple[PoolsPart, Ints, int]:
-        return part, places, run.place_of_op(self.counts_from)
+    def _run_input(
+        self, changes: PartitionedChanges, events: PoolEvents, positions: Ints
+    ) -> tuple[PoolEvents, Ints, int]:
+        return events, positions, changes.position_of_op(self.counts_from)

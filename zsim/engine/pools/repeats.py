@@ -31,7 +31,7 @@ class Repeat(NamedTuple):
     period: int
 
 
-def repeats(kinds: Ints, made_at: Ints) -> list[Repeat]:
+def find_repeats(kinds: Ints, allocated_at: Ints) -> list[Repeat]:
     """The repeats of at least `_LEAST_PERIODS` periods among changes, which do not overlap.
 
     The longest come first: micro-batches that repeat, rather than the blocks in each. `kinds` holds the
@@ -39,28 +39,33 @@ def repeats(kinds: Ints, made_at: Ints) -> list[Repeat]:
     frees are the same if they free what was allocated as many changes ago.
     """
     count = len(kinds)
-    ago = np.arange(count) - made_at
-    codes = np.where(ago > 0, -1 - ago, kinds)
+    age = np.arange(count) - allocated_at
+    codes = np.where(age > 0, -1 - age, kinds)
     if count < _LEAST_PERIODS * _WINDOW:
         return []
     hashes = np.zeros(count - _WINDOW + 1, dtype=np.uint64)
-    for place in range(_WINDOW):
-        hashes = hashes * _FACTOR + codes[place : place + len(hashes)].astype(np.uint64)
+    for offset in range(_WINDOW):
+        hashes = hashes * _FACTOR + codes[offset : offset + len(hashes)].astype(np.uint64)
     order = np.argsort(hashes, kind="stable")
     is_again = hashes[order][1:] == hashes[order][:-1]
     distances, counts = np.unique(np.diff(order)[is_again], return_counts=True)
-    most = distances[np.argsort(-counts, kind="stable")[:_MAX_PERIODS]]
-    runs = [run for period in most.tolist() for run in _runs(codes, period)]
-    runs.sort(key=lambda run: (_LEAST_PERIODS * run.period - (run.end - run.first), run))
-    chosen: list[Repeat] = []
-    for run in runs:
-        for first, end in _gaps(chosen, run.first, run.end):
-            if end - first >= _LEAST_PERIODS * run.period:
-                insort(chosen, Repeat(first, end, run.period))
-    return chosen
+    periods = distances[np.argsort(-counts, kind="stable")[:_MAX_PERIODS]]
+    candidates = [candidate for period in periods.tolist() for candidate in _repeats_of_period(codes, period)]
+    candidates.sort(
+        key=lambda candidate: (
+            _LEAST_PERIODS * candidate.period - (candidate.end - candidate.first),
+            candidate,
+        )
+    )
+    repeats: list[Repeat] = []
+    for candidate in candidates:
+        for first, end in _gaps(repeats, candidate.first, candidate.end):
+            if end - first >= _LEAST_PERIODS * candidate.period:
+                insort(repeats, Repeat(first, end, candidate.period))
+    return repeats
 
 
-def _runs(codes: Ints, period: int) -> Iterator[Repeat]:
+def _repeats_of_period(codes: Ints, period: int) -> Iterator[Repeat]:
     """The longest intervals that repeat themselves after `period` changes, of `_LEAST_PERIODS` periods or
     more.
     """
@@ -71,11 +76,11 @@ def _runs(codes: Ints, period: int) -> Iterator[Repeat]:
             yield Repeat(first, end, period)
 
 
-def _gaps(chosen: Sequence[Repeat], first: int, end: int) -> list[tuple[int, int]]:
+def _gaps(repeats: Sequence[Repeat], first: int, end: int) -> list[tuple[int, int]]:
     """The intervals from `first` to `end` that no repeat of `repeats`, which are in order, has."""
     edges = [first]
-    for other in chosen:
-        if other.first < end and other.end > first:
-            edges += [max(other.first, first), min(other.end, end)]
+    for repeat in repeats:
+        if repeat.first < end and repeat.end > first:
+            edges += [max(repeat.first, first), min(repeat.end, end)]
     edges.append(end)
     return [(left, right) for left, right in zip(edges[::2], edges[1::2], strict=True) if left < right]

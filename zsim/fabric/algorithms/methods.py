@@ -21,7 +21,7 @@ from zsim.cost.collectives.rounds import (
     tree_rounds,
 )
 from zsim.dataclass import dataclass
-from zsim.plan.ops import Collective, Parts
+from zsim.plan.ops import Collective, SplitSizes
 from zsim.specs.cluster.collectives import LIBRARIES, AlgorithmName, CollectiveCosts, ProtocolCosts
 from zsim.specs.model.works import ExchangeLibrary
 
@@ -30,19 +30,19 @@ _TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92; for cluster file
 
 # A kind of collective, the library whose all-to-all it is, or the table of one of unequal parts: each has
 # costs or link usages of its own.
-CallKind = str | ExchangeLibrary | Parts
+CallKind = str | ExchangeLibrary | SplitSizes
 
 
 def call_kind(work: Collective) -> CallKind:
     """The key of a collective's algorithms."""
-    return work.parts or work.library or work.kind
+    return work.split_sizes or work.library or work.kind
 
 
 class UnequalShape(NamedTuple):
     """The link usage of an all-to-all of unequal parts. `name` is that of the all-to-all of equal parts."""
 
     name: str
-    parts: Parts
+    split_sizes: SplitSizes
 
 
 class ForwardedShape(NamedTuple):
@@ -83,16 +83,16 @@ def methods(
     is no in-switch reduction). A forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO) excludes the others
     where the collective has it.
     """
-    most = most_local_ranks or num_ranks // num_domains
-    is_even = most * num_domains == num_ranks
-    found = _available(kind, num_ranks, num_domains, costs, has_switch and is_even, most)
-    forced = [method for method in found if method.algorithm == costs.force_algorithm]
+    max_local = most_local_ranks or num_ranks // num_domains
+    is_even = max_local * num_domains == num_ranks
+    available = _available(kind, num_ranks, num_domains, costs, has_switch and is_even, max_local)
+    forced = [method for method in available if method.algorithm == costs.force_algorithm]
     protocol = costs.force_protocol
     return [
         Method(m.algorithm, m.shape, m.rounds, {protocol: m.protocols[protocol]}, m.fraction)
         if protocol is not None and protocol in m.protocols
         else m
-        for m in forced or found
+        for m in forced or available
     ]
 
 
@@ -104,10 +104,10 @@ def _available(
     has_switch: bool,
     most_local: int,
 ) -> list[Method]:
-    own = costs.algorithms
+    algorithm_costs = costs.algorithms
     basic = costs.protocols
     if isinstance(kind, ExchangeLibrary):
-        return [_by_library(kind, num_ranks, num_domains, own, basic)]
+        return [_library_method(kind, num_ranks, num_domains, algorithm_costs, basic)]
     if not isinstance(kind, str):
         equal = _available("all_to_all", num_ranks, num_domains, costs, has_switch, most_local)
         return [replace(method, shape=UnequalShape(str(method.shape), kind)) for method in equal]
@@ -115,48 +115,50 @@ def _available(
         return [Method("direct", "pair", Rounds(int(num_domains == 1), int(num_domains > 1)), basic)]
     if kind == "all_to_all":
         rounds = all_to_all_rounds(num_ranks, num_domains)
-        protocols = own.get("all_to_all", basic)
+        protocols = algorithm_costs.get("all_to_all", basic)
         if num_domains == 1:
-            protocols = own.get("all_to_all_inside", protocols)
-        found = [Method("direct", "all_to_all", rounds, protocols)]
+            protocols = algorithm_costs.get("all_to_all_inside", protocols)
+        available = [Method("direct", "all_to_all", rounds, protocols)]
         if has_switch and 1 < num_domains < num_ranks:
-            found.append(Method("by rail", "all_to_all_by_rail", rounds, protocols))
-        return found
+            available.append(Method("by rail", "all_to_all_by_rail", rounds, protocols))
+        return available
     if costs.algorithm == "hierarchical" and num_domains > 1:
         rounds = hierarchical_rounds(kind, num_ranks, num_domains)
         return [Method("hierarchical", "hierarchical", rounds, basic)]
-    found = [Method("ring", "ring", ring_rounds(kind, num_ranks, num_domains), basic)]
+    available = [Method("ring", "ring", ring_rounds(kind, num_ranks, num_domains), basic)]
     if costs.backend == "gloo":
         if kind == "broadcast":
             return [Method("binomial tree", "binomial", binomial_rounds(num_ranks, num_domains), basic)]
-        return found
+        return available
     if kind == "all_reduce":
-        found = [Method("ring", "ring", found[0].rounds, own.get("ring", basic))]
+        available = [Method("ring", "ring", available[0].rounds, algorithm_costs.get("ring", basic))]
         if num_domains > 1:
-            fraction = 1.0 if "tree" in own else _TREE_FRACTION
+            fraction = 1.0 if "tree" in algorithm_costs else _TREE_FRACTION
             rounds = tree_rounds(most_local, num_domains)
-            found.append(Method("tree", "tree", rounds, own.get("tree", basic), fraction))
+            available.append(Method("tree", "tree", rounds, algorithm_costs.get("tree", basic), fraction))
         name = "nvls" if num_domains == 1 else "nvls_tree"
-        if has_switch and name in own and num_ranks > num_domains:
-            found.append(Method(name, "nvls", nvls_rounds(num_domains), own[name]))
-    elif kind in ("all_gather", "reduce_scatter") and "pat" in own and 1 < num_domains == num_ranks:
-        found.append(Method("pat", "pat", pat_rounds(num_ranks), own["pat"]))
-    return found
+        if has_switch and name in algorithm_costs and num_ranks > num_domains:
+            available.append(Method(name, "nvls", nvls_rounds(num_domains), algorithm_costs[name]))
+    elif (
+        kind in ("all_gather", "reduce_scatter") and "pat" in algorithm_costs and 1 < num_domains == num_ranks
+    ):
+        available.append(Method("pat", "pat", pat_rounds(num_ranks), algorithm_costs["pat"]))
+    return available
 
 
-def _by_library(
+def _library_method(
     kind: ExchangeLibrary,
     num_ranks: int,
     num_domains: int,
-    own: Mapping[AlgorithmName, Mapping[str, ProtocolCosts]],
+    algorithm_costs: Mapping[AlgorithmName, Mapping[str, ProtocolCosts]],
     basic: Mapping[str, ProtocolCosts],
 ) -> Method:
     """A library's exchange, at the backend's costs where the library has none."""
     inside, pair, across = LIBRARIES[kind.name]
     name = {1: inside, 2: pair}.get(num_domains, across)
-    protocols = own.get("all_to_all", basic)
+    protocols = algorithm_costs.get("all_to_all", basic)
     if num_domains == 1:
-        protocols = own.get("all_to_all_inside", protocols)
-    shape = ForwardedShape(kind.forwards) if kind.forwards else "all_to_all"
+        protocols = algorithm_costs.get("all_to_all_inside", protocols)
+    shape = ForwardedShape(kind.forwarded_bytes_fraction) if kind.forwarded_bytes_fraction else "all_to_all"
     rounds = all_to_all_rounds(num_ranks, num_domains)
-    return Method("direct", shape, rounds, own.get(name, protocols))
+    return Method("direct", shape, rounds, algorithm_costs.get(name, protocols))

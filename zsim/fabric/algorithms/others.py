@@ -23,16 +23,16 @@ from zsim.errors import NotSimulatedError
 from zsim.fabric.algorithms.methods import ForwardedShape, Shape, UnequalShape
 from zsim.fabric.algorithms.rings import (
     add_crossings,
-    by_domain,
-    by_entries,
     domain_order,
     hierarchical_usage,
     local_ranks,
+    partition_by_entries,
     ring_orders,
     ring_usage,
     segments,
+    sort_by_domain,
 )
-from zsim.plan.ops import Parts
+from zsim.plan.ops import SplitSizes
 from zsim.specs.topology.topology import Topology
 
 _MAX_PAIRS = 4096  # maximum of ranks in an all-to-all group: n^2 pairs are counted one offset at a time
@@ -66,7 +66,7 @@ def tree_usage(topology: Topology, members: Ints) -> Floats:
     [Note: dead cards] in zsim.fabric.algorithms.rings.
     """
     usage = np.zeros(topology.num_links)
-    for rows in by_entries(topology, members):
+    for rows in partition_by_entries(topology, members):
         size = rows.shape[1]
         starts, counts = segments(topology, rows)
         is_last = np.zeros(size, dtype=bool)
@@ -102,7 +102,7 @@ def nvls_usage(topology: Topology, members: Ints) -> Floats:
         topology.add_links(usage, name, members.ravel(), (local + 1) / local / bus)
     if local < size:
         rails = (
-            by_domain(topology, members)
+            sort_by_domain(topology, members)
             .reshape(len(members), -1, local)
             .transpose(2, 0, 1)
             .reshape(-1, size // local)
@@ -126,7 +126,7 @@ def pat_usage(topology: Topology, members: Ints) -> Floats:
 
 
 def all_to_all_usage(
-    topology: Topology, members: Ints, *, by_rail: bool = False, parts: Parts | None = None
+    topology: Topology, members: Ints, *, by_rail: bool = False, split_sizes: SplitSizes | None = None
 ) -> Floats:
     """S/n from every rank to every other: 1/(n-1) of a bus byte per pair.
 
@@ -145,19 +145,21 @@ def all_to_all_usage(
     local = local_ranks(topology, members)
     sources = members.ravel()
     order = domain_order(topology.domain_of(members[0]))
-    places = np.argsort(order)  # of the members in this order
-    table = None if parts is None else np.array(parts) / max(unequal_bus_bytes(parts), 1)
+    position_of_member = np.argsort(order)  # of the members in this order
+    table = None if split_sizes is None else np.array(split_sizes) / max(unequal_bus_bytes(split_sizes), 1)
     for offset in range(1, size):
         targets = np.roll(members, -offset, axis=1)
-        place = (np.arange(size) + offset) % size
-        proxies = members[:, order[places // local * local + places[place] % local]].ravel()
+        target_index = (np.arange(size) + offset) % size
+        proxies = members[
+            :, order[position_of_member // local * local + position_of_member[target_index] % local]
+        ].ravel()
         targets = targets.ravel()
         is_local = topology.domain_of(sources) == topology.domain_of(targets)
         far = ~is_local
         near_share: float | Floats = 1 / (size - 1)
         far_share = near_share
         if table is not None:
-            shares = np.tile(table[np.arange(size), place], len(members))
+            shares = np.tile(table[np.arange(size), target_index], len(members))
             near_share, far_share = shares[is_local], shares[far]
         topology.add_routes(usage, sources[is_local], targets[is_local], near_share)
         if by_rail:
@@ -235,5 +237,5 @@ def link_usage(shape: Shape, topology: Topology, members: Ints) -> Floats:
         return forwarded_usage(topology, members, shape.times)
     if isinstance(shape, UnequalShape):
         by_rail = shape.name == "all_to_all_by_rail"
-        return all_to_all_usage(topology, members, by_rail=by_rail, parts=shape.parts)
+        return all_to_all_usage(topology, members, by_rail=by_rail, split_sizes=shape.split_sizes)
     return SHAPES[shape](topology, members)

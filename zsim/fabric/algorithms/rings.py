@@ -42,12 +42,12 @@ def ring_usage(topology: Topology, members: Ints) -> Floats:
     edge, all groups at once."""
     usage = np.zeros(topology.num_links)
     if members.shape[1] > 1:
-        for rows in by_entries(topology, members):
+        for rows in partition_by_entries(topology, members):
             _add_rings(topology, usage, rows)
     return usage
 
 
-def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
+def partition_by_pattern(topology: Topology, members: Ints) -> list[Ints]:
     """The groups (rows of slots), partitioned by the positions at which they go from domain to domain, and by
     the domains to which they come back.
     """
@@ -56,27 +56,27 @@ def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
     returns = changes.sum(axis=1) > (np.diff(np.sort(domains, axis=1), axis=1) != 0).sum(axis=1)
     if len(members) == 1 or ((changes == changes[0]).all() and not returns.any()):
         return [members]
-    found: dict[bytes, list[int]] = {}
+    rows_of_pattern: dict[bytes, list[int]] = {}
     for number, row in enumerate(changes):
-        key = first_places(domains[number]) if returns[number] else row
-        found.setdefault(key.tobytes(), []).append(number)
-    return [members[numbers] for numbers in found.values()]
+        key = first_of_domain(domains[number]) if returns[number] else row
+        rows_of_pattern.setdefault(key.tobytes(), []).append(number)
+    return [members[numbers] for numbers in rows_of_pattern.values()]
 
 
-def by_entries(topology: Topology, members: Ints) -> list[Ints]:
+def partition_by_entries(topology: Topology, members: Ints) -> list[Ints]:
     """The rows of `members`, sorted by domain, partitioned by the positions at which channels enter them.
 
     Rows whose cards all work are in one partition (where [Note: few cards] holds, in one per position under
     the cards' switches). Each other row is in a partition by itself.
     """
-    members = by_domain(topology, members)
-    is_whole = live_cards(topology, members).all(axis=1)
-    whole, broken = members[is_whole], np.flatnonzero(~is_whole)
-    parts = [whole] if len(whole) else []
-    if topology.copies_twice and len(whole):
-        patterns, numbers = np.unique(topology.is_under_card(whole), axis=0, return_inverse=True)
-        parts = [whole[numbers.ravel() == number] for number in range(len(patterns))]
-    return [*parts, *(members[[row]] for row in broken.tolist())]
+    members = sort_by_domain(topology, members)
+    is_intact = live_cards(topology, members).all(axis=1)
+    intact, broken = members[is_intact], np.flatnonzero(~is_intact)
+    partitions = [intact] if len(intact) else []
+    if topology.copies_twice and len(intact):
+        patterns, numbers = np.unique(topology.is_under_card(intact), axis=0, return_inverse=True)
+        partitions = [intact[numbers.ravel() == number] for number in range(len(patterns))]
+    return [*partitions, *(members[[row]] for row in broken.tolist())]
 
 
 def domain_order(domains: Ints) -> Ints:
@@ -85,17 +85,17 @@ def domain_order(domains: Ints) -> Ints:
 
     NCCL numbers nodes by their first rank, wherever the others are (2.21 src/init.cc, initTransportsRank).
     """
-    order: Ints = np.argsort(first_places(domains), kind="stable")
+    order: Ints = np.argsort(first_of_domain(domains), kind="stable")
     return order
 
 
-def first_places(domains: Ints) -> Ints:
+def first_of_domain(domains: Ints) -> Ints:
     """By member of a group, whose `domains` these are, the index of the first member of its domain."""
     _, firsts, inverse = np.unique(domains, return_index=True, return_inverse=True)
     return firsts[inverse]
 
 
-def by_domain(topology: Topology, members: Ints) -> Ints:
+def sort_by_domain(topology: Topology, members: Ints) -> Ints:
     """Groups of one pattern of domains with the members of each domain next to one another. See
     `domain_order`.
     """
@@ -104,7 +104,7 @@ def by_domain(topology: Topology, members: Ints) -> Ints:
 
 def live_cards(topology: Topology, members: Ints) -> Bools:
     """Whether the network card of each slot works."""
-    alive: Bools = topology.nic_of(members) == topology.own_card_of(members)
+    alive: Bools = topology.nic_of(members) == topology.nearest_card_of(members)
     return alive
 
 
@@ -118,12 +118,19 @@ def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Int
         entries: Ints = np.arange(fewest) * counts[:, None] // fewest
         return entries
     is_near = alive & topology.is_under_card(members[0]) if topology.copies_twice else alive
-    places: list[Ints] = []
+    entries_of_domains: list[Ints] = []
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        own = (np.flatnonzero(fits[start : start + count]) for fits in (is_near, alive))
-        places.append(next((found for found in own if len(found)), np.arange(count)))
-    channels = np.arange(min(len(own) for own in places))
-    return np.stack([own[channels * len(own) // len(channels)] for own in places])
+        candidates = (np.flatnonzero(fits[start : start + count]) for fits in (is_near, alive))
+        entries_of_domains.append(
+            next((positions for positions in candidates if len(positions)), np.arange(count))
+        )
+    channels = np.arange(min(len(domain_entries) for domain_entries in entries_of_domains))
+    return np.stack(
+        [
+            domain_entries[channels * len(domain_entries) // len(channels)]
+            for domain_entries in entries_of_domains
+        ]
+    )
 
 
 def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
@@ -137,7 +144,7 @@ def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
         add_all_pairs(topology, usage, members.reshape(-1, local), inside / (local - 1))
     else:
         is_mesh = False
-    is_whole = bool(live_cards(topology, members).all())
+    is_intact = bool(live_cards(topology, members).all())
     orders = ring_orders(topology, members)
     for order, crosses in orders:
         targets = np.roll(order, -1, axis=1)
@@ -146,7 +153,7 @@ def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
             topology.add_routes(usage, *inside_edges, 1.0 / len(orders))
         if crosses.any():
             edges = order[:, crosses].ravel(), order[:, starts].ravel(), targets[:, crosses].ravel()
-            add_crossings(topology, usage, *edges, 1.0 / len(orders), is_fixed=not is_whole)
+            add_crossings(topology, usage, *edges, 1.0 / len(orders), is_fixed=not is_intact)
 
 
 def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
@@ -158,11 +165,11 @@ def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
     crosses = np.zeros(members.shape[1], dtype=bool)
     crosses[starts + counts - 1] = len(counts) > 1
     firsts, sizes = np.repeat(starts, counts), np.repeat(counts, counts)
-    places = np.arange(members.shape[1]) - firsts
+    offsets = np.arange(members.shape[1]) - firsts
     orders = []
     for channel in range(entries.shape[1] if len(counts) > 1 else 1):
-        turned = firsts + (places + np.repeat(entries[:, channel], counts)) % sizes
-        orders.append((members[:, turned], crosses))
+        ring_order = firsts + (offsets + np.repeat(entries[:, channel], counts)) % sizes
+        orders.append((members[:, ring_order], crosses))
     return orders
 
 
@@ -175,21 +182,25 @@ def fault_delays(topology: Topology, members: Ints) -> list[tuple[Floats, Floats
     if topology.condition is None or not topology.condition.delays.any() or members.shape[1] < 2:
         return []
     delays = topology.condition.delays
-    return [found for row in range(len(members)) for found in _ring_delays(topology, members[[row]], delays)]
+    return [
+        channel_delays
+        for row in range(len(members))
+        for channel_delays in _ring_delays(topology, members[[row]], delays)
+    ]
 
 
 def _ring_delays(topology: Topology, members: Ints, delays: Floats) -> list[tuple[Floats, Floats]]:
-    members = by_domain(topology, members)
+    members = sort_by_domain(topology, members)
     starts, _counts = segments(topology, members)
-    found = []
+    edge_delays = []
     for order, crosses in ring_orders(topology, members):
         targets = np.roll(order, -1, axis=1)
         sources = order[0].copy()
         if topology.cluster.node_link.kind == "switch":
             sources[crosses] = order[0, starts]
         seconds = topology.gather_routes(delays, sources, targets[0], is_peak=True)
-        found.append((np.sort(seconds[~crosses])[::-1], np.sort(seconds[crosses])[::-1]))
-    return found
+        edge_delays.append((np.sort(seconds[~crosses])[::-1], np.sort(seconds[crosses])[::-1]))
+    return edge_delays
 
 
 def segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
@@ -224,8 +235,8 @@ def add_crossings(
         changes = topology.nic_of(sources) % rails != topology.nic_of(targets) % rails
         changes |= is_fixed
         changes &= (proxies != sources) & (topology.domain_of(sources) != topology.domain_of(targets))
-        handed = amount[changes] if isinstance(amount, np.ndarray) else amount
-        topology.add_routes(usage, sources[changes], proxies[changes], handed)
+        proxy_amount = amount[changes] if isinstance(amount, np.ndarray) else amount
+        topology.add_routes(usage, sources[changes], proxies[changes], proxy_amount)
         sources = np.where(changes, proxies, sources)
     topology.add_routes(usage, sources, targets, amount)
 
@@ -243,7 +254,7 @@ def hierarchical_usage(topology: Topology, members: Ints) -> Floats:
     size = members.shape[1]
     local = local_ranks(topology, members)
     nodes = size // local
-    members = by_domain(topology, members)
+    members = sort_by_domain(topology, members)
     flat = (size - 1) / size
     by_node = members.reshape(len(members) * nodes, local)
     across = members.reshape(len(members), nodes, local).transpose(0, 2, 1).reshape(-1, nodes)
@@ -260,18 +271,18 @@ def domains_of(topology: Topology, slots: Ints) -> tuple[int, int]:
     return len(counts), int(counts.max())
 
 
-class Longer(NamedTuple):
+class ExtraRoundSeconds(NamedTuple):
     """Seconds to add to the cluster's cost of a round, for a group's rounds inside domains and between."""
 
     inside: float
     across: float
 
 
-def longer_rounds(topology: Topology, slots: Ints) -> Longer:
+def extra_round_seconds(topology: Topology, slots: Ints) -> ExtraRoundSeconds:
     """Extra seconds per round for links longer than those of the measured rounds, and for switches after the
     first."""
-    inside, across = topology.cluster.longer_links
-    return Longer(inside, across + _hop_seconds(topology, slots))
+    inside, across = topology.cluster.extra_link_seconds
+    return ExtraRoundSeconds(inside, across + _hop_seconds(topology, slots))
 
 
 def _hop_seconds(topology: Topology, slots: Ints) -> float:

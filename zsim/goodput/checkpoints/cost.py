@@ -43,7 +43,7 @@ from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.formats import saved_files
-from zsim.goodput.checkpoints.machine import SavingMachine, StepBeside, step_beside
+from zsim.goodput.checkpoints.machine import OverlappedStep, SavingMachine, overlapped_step
 from zsim.goodput.checkpoints.planning import (
     commit_seconds,
     is_planned,
@@ -51,7 +51,7 @@ from zsim.goodput.checkpoints.planning import (
     plan_seconds,
 )
 from zsim.goodput.checkpoints.rates import SavingRates, saving_rates
-from zsim.goodput.checkpoints.saved import Saved
+from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.goodput.checkpoints.store import (
     StoreLimits,
     file_seconds,
@@ -92,7 +92,7 @@ def checkpoint_of(
     result: Result,
     *,
     mode: CheckpointMode | None = None,
-    saved: Saved | None = None,
+    saved: SavedFiles | None = None,
     simulator: Simulator | None = None,
 ) -> Checkpoint:
     """The cost of a save of the job while the step of `result` goes on.
@@ -109,40 +109,44 @@ def checkpoint_of(
     storage = resolve_storage(None if run is None else run.storage)
     saved = saved or saved_files(job, table.format, threads=table.threads)
     _check_mode(table, saved)
-    return cost_of(job, saved, table, storage, step_beside(result, simulator))
+    return cost_of(job, saved, table, storage, overlapped_step(result, simulator))
 
 
 def cost_of(
     job: Job,
-    saved: Saved,
+    saved: SavedFiles,
     table: CheckpointTable,
     storage: StorageTable,
-    step: StepBeside,
+    step: OverlappedStep,
     rates: SavingRates | None = None,
 ) -> Checkpoint:
     """The cost of `saved`. Raises InputError as `checkpoint_of`."""
     if table.mode == "none":
         return Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
-    machine = SavingMachine(job, rates or saving_rates().on_core(job.cluster.host.overhead_factor))
+    machine = SavingMachine(job, rates or saving_rates().scale_to_core(job.cluster.host.overhead_factor))
     phases = phases_of(machine, saved, table, storage)
-    held = _staging_bytes(machine, saved, table)
-    if held:
-        _check_room(job, table, held, step)
+    staging_bytes = _staging_bytes(machine, saved, table)
+    if staging_bytes:
+        _check_host_memory(job, table, staging_bytes, step)
     durable = phases.gather + phases.plan + phases.stage + phases.writing + phases.copy
     blocking, slowdown = durable, 0.0
     if table.mode in _STAGED:
-        blocking, slowdown = _beside_the_step(machine, saved, table, phases, step)
+        blocking, slowdown = _overlapped_save(machine, saved, table, phases, step)
         durable = max(durable + slowdown, blocking)
-    return Checkpoint(saved.bytes, blocking, durable, slowdown, phases.load, held)
+    return Checkpoint(saved.bytes, blocking, durable, slowdown, phases.load, staging_bytes)
 
 
 def phases_of(
-    machine: SavingMachine, saved: Saved, table: CheckpointTable, storage: StorageTable
+    machine: SavingMachine, saved: SavedFiles, table: CheckpointTable, storage: StorageTable
 ) -> SavePhases:
     """The phases, each as long as it takes while no step runs."""
     threads = table.threads
     rates, node_of = machine.rates, machine.node_of
-    written = saved.archived() if is_planned(saved, table) else saved.archived() - saved.metadata()
+    written = (
+        saved.archived_bytes()
+        if is_planned(saved, table)
+        else saved.archived_bytes() - saved.metadata_bytes()
+    )
     is_staged = table.mode in _STAGED
     copies = saved.staged if is_staged else written
     hidden = (
@@ -155,7 +159,7 @@ def phases_of(
     elif hidden:
         stage = 0.0
     else:  # torch.save writes what is in host memory from where it is
-        stage = machine.copy_seconds(_part(copies, 1 - in_host), is_pinned=False)
+        stage = machine.copy_seconds(_scale_amounts(copies, 1 - in_host), is_pinned=False)
     if is_staged and saved.format == "dcp":
         stage += saved.items / len(saved.staged) * rates.staging_seconds
     limits = _write_limits(machine, table, storage)
@@ -175,17 +179,17 @@ def phases_of(
         store=transfer_seconds(written, node_of, limits),
         commit=commit,
         load=load_seconds(machine, saved, table, storage),
-        copy=_copied_seconds(machine, saved, limits),
+        copy=_drive_copy_seconds(machine, saved, limits),
     )
 
 
-def _part(amounts: Ints, fractions: Floats | float) -> Ints:
-    found: Ints = np.rint(amounts * fractions).astype(np.int64)
-    return found
+def _scale_amounts(amounts: Ints, fractions: Floats | float) -> Ints:
+    amounts_part: Ints = np.rint(amounts * fractions).astype(np.int64)
+    return amounts_part
 
 
-def _copied_seconds(
-    machine: SavingMachine, saved: Saved, limits: StoreLimits, *, back: bool = False
+def _drive_copy_seconds(
+    machine: SavingMachine, saved: SavedFiles, limits: StoreLimits, *, back: bool = False
 ) -> float:
     """Seconds of copying what is on drives to the store, or `back`: the slower of the two."""
     if saved.copied is None:
@@ -196,9 +200,9 @@ def _copied_seconds(
     return max(node / drives[0 if back else 1], transfer_seconds(saved.copied, machine.node_of, limits))
 
 
-def _archive_seconds(saved: Saved, rates: SavingRates, threads: int) -> float:
+def _archive_seconds(saved: SavedFiles, rates: SavingRates, threads: int) -> float:
     """Seconds of the fullest rank's archives. The number of tensors is estimated from their overhead."""
-    written, overhead = saved.archived() - saved.metadata(), np.zeros(len(saved.staged))
+    written, overhead = saved.archived_bytes() - saved.metadata_bytes(), np.zeros(len(saved.staged))
     archives = [file for file in saved.files if not file.is_metadata]
     np.add.at(overhead, [file.rank for file in archives], [file.overhead for file in archives])
     if not saved.is_synced:  # [Note: archive, then store]
@@ -224,7 +228,7 @@ def _write_limits(machine: SavingMachine, table: CheckpointTable, storage: Stora
 
 
 def load_seconds(
-    machine: SavingMachine, saved: Saved, table: CheckpointTable, storage: StorageTable
+    machine: SavingMachine, saved: SavedFiles, table: CheckpointTable, storage: StorageTable
 ) -> float:
     """Seconds of reading the most frequent kind of save back.
 
@@ -233,7 +237,7 @@ def load_seconds(
     reads what it wrote and gets the remaining states from its peers.
     """
     rates, planning = machine.rates, load_plan_seconds(saved, machine, table)
-    archives, read, metadata = 0.0, saved.unarchived(), _metadata_bytes(machine, saved)
+    archives, read, metadata = 0.0, saved.unarchived_bytes(), _metadata_bytes(machine, saved)
     exchange, is_checked_only = 0.0, not is_planned(saved, table)
     if is_checked_only:
         cards = StoreLimits(np.inf, machine.nic_bytes_per_second, np.inf)
@@ -249,20 +253,20 @@ def load_seconds(
     if not np.isfinite(limits.rank):
         archives = float(read.max()) / rates.unarchive_bandwidth / table.threads
         archives += saved.read_items / len(saved.read) * rates.unarchive_seconds
-    found = transfer_seconds(read + metadata, machine.node_of, limits) + archives + exchange + planning
-    found += _copied_seconds(machine, saved, limits, back=True)
-    found += machine.copy_seconds(read, is_pinned=False, on_host=saved.host_fractions)
-    found += saved.states * rates.state_dict_seconds
-    found += file_seconds(np.minimum(saved.num_files(), 1), limits)
+    seconds = transfer_seconds(read + metadata, machine.node_of, limits) + archives + exchange + planning
+    seconds += _drive_copy_seconds(machine, saved, limits, back=True)
+    seconds += machine.copy_seconds(read, is_pinned=False, on_host=saved.host_fractions)
+    seconds += saved.states * rates.state_dict_seconds
+    seconds += file_seconds(np.minimum(saved.num_files(), 1), limits)
     if saved.converted:
-        found += _conversion_seconds(machine, saved, limits, _write_limits(machine, table, storage))
+        seconds += _conversion_seconds(machine, saved, limits, _write_limits(machine, table, storage))
     if saved.read_once:
-        found += machine.broadcast_seconds(int(saved.read.max()))
-    return found
+        seconds += machine.broadcast_seconds(int(saved.read.max()))
+    return seconds
 
 
 def _conversion_seconds(
-    machine: SavingMachine, saved: Saved, reading: StoreLimits, writing: StoreLimits
+    machine: SavingMachine, saved: SavedFiles, reading: StoreLimits, writing: StoreLimits
 ) -> float:
     """Seconds in which one machine makes the files of a universal checkpoint.
 
@@ -276,14 +280,14 @@ def _conversion_seconds(
     return sum(max(each / workers, store) for workers in (EXTRACT_WORKERS, MERGE_WORKERS))
 
 
-def _metadata_bytes(machine: SavingMachine, saved: Saved) -> int:
+def _metadata_bytes(machine: SavingMachine, saved: SavedFiles) -> int:
     """Bytes of `.metadata` per rank. Every rank reads all of it, and the ranks of a node read it out of one
     cache.
     """
-    return -(-int(saved.metadata().sum()) // machine.job.gpus_per_node)
+    return -(-int(saved.metadata_bytes().sum()) // machine.job.gpus_per_node)
 
 
-def _round_seconds(machine: SavingMachine, saved: Saved) -> float:
+def _round_seconds(machine: SavingMachine, saved: SavedFiles) -> float:
     """Seconds of the messages by which all ranks agree: plans in and out, results in, the commit."""
     return 0.0 if machine.job.world_size == 1 else 4 * machine.broadcast_seconds(64 * 1024)
 
@@ -291,13 +295,17 @@ def _round_seconds(machine: SavingMachine, saved: Saved) -> float:
 # -- beside the step -----------------------------------------------------------------------------------
 
 
-def _beside_the_step(
-    machine: SavingMachine, saved: Saved, table: CheckpointTable, phases: SavePhases, step: StepBeside
+def _overlapped_save(
+    machine: SavingMachine,
+    saved: SavedFiles,
+    table: CheckpointTable,
+    phases: SavePhases,
+    step: OverlappedStep,
 ) -> tuple[float, float]:
     """(seconds that the step waits, seconds that are added to the steps while the save is written)."""
     if saved.format == "deepspeed" and table.mode == "async":  # [Note: DeepSpeed's decoupled writer]
-        rest = phases.plan + phases.stage + phases.writing
-        return phases.gather + phases.copy + max(0.0, rest - step.copying_seconds), 0.0
+        background_seconds = phases.plan + phases.stage + phases.writing
+        return phases.gather + phases.copy + max(0.0, background_seconds - step.copying_seconds), 0.0
     if table.staging == "pinned":  # beside forward and backward, and awaited before the update
         blocking = phases.gather + max(0.0, phases.stage - step.copying_seconds)
     else:
@@ -312,7 +320,7 @@ def _beside_the_step(
 
 
 def _interpreter_slowdown(
-    machine: SavingMachine, saved: Saved, table: CheckpointTable, plan: float, step: StepBeside
+    machine: SavingMachine, saved: SavedFiles, table: CheckpointTable, plan: float, step: OverlappedStep
 ) -> float:
     """Seconds that Python threads of the save add, [Note: two threads, one interpreter].
 
@@ -320,32 +328,36 @@ def _interpreter_slowdown(
     """
     rates = machine.rates
     archive = _archive_seconds(saved, rates, table.threads)
-    is_beside = saved.format != "megatron"  # which commits in the training process
-    commit = commit_seconds(saved, machine, table) if is_beside else 0.0
+    is_overlapped = saved.format != "megatron"  # which commits in the training process
+    commit = commit_seconds(saved, machine, table) if is_overlapped else 0.0
     exposed = commit - step.seconds / 2 if commit > step.seconds else commit**2 / (2 * step.seconds)
-    lost = (plan + exposed) * _lost_fraction(step, rates.planning_wait)
-    return lost + archive * _lost_fraction(step, rates.archiving_wait)
+    lost_seconds = (plan + exposed) * _lost_fraction(step, rates.planning_wait)
+    return lost_seconds + archive * _lost_fraction(step, rates.archiving_wait)
 
 
-def _lost_fraction(step: StepBeside, wait: float) -> float:
+def _lost_fraction(step: OverlappedStep, wait: float) -> float:
     """The part of the time that is lost while every launch waits so long."""
     host = step.host_fraction + step.launches * wait / step.seconds
     return max(0.0, 1 - 1 / host) if host else 0.0
 
 
 def _card_slowdown(
-    machine: SavingMachine, saved: Saved, table: CheckpointTable, phases: SavePhases, step: StepBeside
+    machine: SavingMachine,
+    saved: SavedFiles,
+    table: CheckpointTable,
+    phases: SavePhases,
+    step: OverlappedStep,
 ) -> float:
     """[Note: cards]"""
     if table.mode == "local-then-remote" or phases.store == 0.0:
         return 0.0
-    sent = saved.staged if table.mode == "in-memory" else saved.written()
-    fullest = float(np.bincount(machine.node_of, weights=sent).max())
-    fraction = fullest / phases.store / machine.nic_bytes_per_second
-    return phases.store / step.seconds * machine.slower_step_seconds(fraction, step)
+    sent = saved.staged if table.mode == "in-memory" else saved.written_bytes()
+    fullest_node_bytes = float(np.bincount(machine.node_of, weights=sent).max())
+    fraction = fullest_node_bytes / phases.store / machine.nic_bytes_per_second
+    return phases.store / step.seconds * machine.step_delay_seconds(fraction, step)
 
 
-def _check_mode(table: CheckpointTable, saved: Saved) -> None:
+def _check_mode(table: CheckpointTable, saved: SavedFiles) -> None:
     if saved.copied is not None and table.mode in TWO_TIERS:
         raise NotSimulatedError(
             f"run.checkpoint.mode: found '{table.mode}' with states on NVMe, which DeepSpeed copies to the "
@@ -361,7 +373,7 @@ def _check_mode(table: CheckpointTable, saved: Saved) -> None:
 # -- host memory ---------------------------------------------------------------------------------------
 
 
-def _staging_bytes(machine: SavingMachine, saved: Saved, table: CheckpointTable) -> int:
+def _staging_bytes(machine: SavingMachine, saved: SavedFiles, table: CheckpointTable) -> int:
     """Host memory that the fullest node needs for staging.
 
     It holds the staged states. In-memory saves also hold a peer's, and the last complete copies of both,
@@ -373,12 +385,13 @@ def _staging_bytes(machine: SavingMachine, saved: Saved, table: CheckpointTable)
     return 4 * node if table.mode == "in-memory" else node
 
 
-def _check_room(job: Job, table: CheckpointTable, held: int, step: StepBeside) -> None:
+def _check_host_memory(job: Job, table: CheckpointTable, staging_bytes: int, step: OverlappedStep) -> None:
     memory = min(job.cluster.hosts[kind].memory for kind in job.types)
     room = memory - step.host_bytes
-    if held > room:
+    if staging_bytes > room:
         raise InputError(
-            f"run.checkpoint.mode: '{table.mode}' stages {held / 1e9:,.0f} GB in the host memory of a node, "
+            f"run.checkpoint.mode: '{table.mode}' stages {staging_bytes / 1e9:,.0f} GB in the host memory "
+            "of a node, "
             f"and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside "
             "the step: out of memory; expected run.checkpoint.mode 'sync', more nodes, or less offloading"
         )

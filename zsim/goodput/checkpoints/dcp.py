@@ -29,14 +29,14 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.goodput.checkpoints.pickled import VALUE_BYTES, archive_bytes
-from zsim.goodput.checkpoints.saved import Saved, SavedFile
+from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
 from zsim.goodput.checkpoints.tensors import (
     GROUP_KEYS,
     STATES,
     STEP_BYTES,
-    HeldStates,
-    HeldTensor,
-    trained,
+    ModelStates,
+    StateTensor,
+    trainable_tensors,
 )
 
 _MAX_ITEMS = 30_000  # [Note: many ranks]
@@ -63,12 +63,12 @@ class DcpLayout:
     is_on_host: bool = False
     """States live in host memory (`cpu_offload`)."""
 
-    def shards_of(self, tensor: HeldTensor) -> int:
-        return self.expert_shards if tensor.is_spread else self.shards
+    def shards_of(self, tensor: StateTensor) -> int:
+        return self.expert_shards if tensor.is_expert_parallel else self.shards
 
-    def rows_of(self, tensor: HeldTensor) -> int:
+    def rows_of(self, tensor: StateTensor) -> int:
         """Length of the dimension along which a tensor is cut, [Note: spread experts]."""
-        if tensor.is_spread and self.expert_shards > tensor.rows:
+        if tensor.is_expert_parallel and self.expert_shards > tensor.rows:
             return tensor.shape[1]
         return tensor.rows
 
@@ -88,45 +88,49 @@ class _Source(NamedTuple):
     """A tensor in the order of the state dict."""
 
     name: str
-    tensor: HeldTensor
+    tensor: StateTensor
     is_parameter: bool
     is_counter: bool = False
     """Whether it is Adam's step, a plain tensor."""
 
 
-def dcp_files(held: HeldStates, layout: DcpLayout) -> Saved:
+def dcp_files(model_states: ModelStates, layout: DcpLayout) -> SavedFiles:
     """The files of `dcp.save`."""
-    sources = [_sources(held, stage) for stage in held.tensors]
-    values = GROUP_KEYS[held.optimizer]
-    per_stage = held.data_ranks * held.tensor_ranks
+    sources = [_sources(model_states, stage) for stage in model_states.tensors]
+    values = GROUP_KEYS[model_states.optimizer]
+    per_stage = model_states.data_ranks * model_states.tensor_ranks
     items = sum((len(stage) + values) * per_stage for stage in sources)
-    listed = _one_by_one if items <= _MAX_ITEMS else _by_place
-    files = listed(held, layout, sources)
-    local = _local_bytes(held, layout, sources)
+    plan_files = _plan_items if items <= _MAX_ITEMS else _plan_chunks
+    files = plan_files(model_states, layout, sources)
+    local = _local_bytes(model_states, layout, sources)
     names = sum(map(len, sources)) + values
-    chunks = names + sum(_more_chunks(held, layout, stage) for stage in sources)
+    chunks = names + sum(_extra_chunks(model_states, layout, stage) for stage in sources)
     metadata = SavedFile(".metadata", 0, overhead=_METADATA_NAME * names + _METADATA_CHUNK * chunks)
-    return Saved(
+    return SavedFiles(
         "dcp", (metadata, *files), staged=local, read=local, items=items, chunks=chunks,
-        read_items=items, states=held.num_parameters, is_synced=True,
+        read_items=items, states=model_states.num_parameters, is_synced=True,
         on_host=local if layout.is_on_host else None,
     )  # fmt: skip
 
 
-def _sources(held: HeldStates, stage: tuple[HeldTensor, ...]) -> list[_Source]:
-    found = [_Source(tensor.name, tensor, True) for tensor in stage]
-    for tensor in trained(stage):
-        if held.has_steps:
-            found.append(_Source(f"{tensor.name}.step", tensor, False, is_counter=True))
-        found += [_Source(f"{tensor.name}.{name}", tensor, False) for name in STATES[held.optimizer]]
-    return found
+def _sources(model_states: ModelStates, stage: tuple[StateTensor, ...]) -> list[_Source]:
+    sources = [_Source(tensor.name, tensor, True) for tensor in stage]
+    for tensor in trainable_tensors(stage):
+        if model_states.has_steps:
+            sources.append(_Source(f"{tensor.name}.step", tensor, False, is_counter=True))
+        sources += [
+            _Source(f"{tensor.name}.{name}", tensor, False) for name in STATES[model_states.optimizer]
+        ]
+    return sources
 
 
-def _more_chunks(held: HeldStates, layout: DcpLayout, stage: list[_Source]) -> int:
+def _extra_chunks(model_states: ModelStates, layout: DcpLayout, stage: list[_Source]) -> int:
     """Chunks of a stage beyond one per name."""
-    cut = [source.tensor for source in stage if not source.is_counter]
+    tensors = [source.tensor for source in stage if not source.is_counter]
     return sum(
-        min(layout.shards_of(one), max(1, layout.rows_of(one))) * held.places_of(one) - 1 for one in cut
+        min(layout.shards_of(tensor), max(1, layout.rows_of(tensor))) * model_states.model_shards_of(tensor)
+        - 1
+        for tensor in tensors
     )
 
 
@@ -136,30 +140,30 @@ def chunk_rows(rows: int, shards: int) -> Ints:
     return np.clip(rows - each * np.arange(shards, dtype=np.int64), 0, each)
 
 
-def _local_bytes(held: HeldStates, layout: DcpLayout, sources: list[list[_Source]]) -> Ints:
+def _local_bytes(model_states: ModelStates, layout: DcpLayout, sources: list[list[_Source]]) -> Ints:
     """Bytes of the states that each rank holds."""
-    found = np.zeros(held.world_size, dtype=np.int64)
-    for number, stage in enumerate(sources):
-        for is_spread, groups in _groups(held, number):
+    bytes_per_rank = np.zeros(model_states.world_size, dtype=np.int64)
+    for stage_index, stage in enumerate(sources):
+        for is_spread, groups in _groups(model_states, stage_index):
             shards = layout.expert_shards if is_spread else layout.shards
-            mine = np.zeros(shards, dtype=np.int64)
+            bytes_per_shard = np.zeros(shards, dtype=np.int64)
             for source in stage:
                 if source.is_counter:
-                    mine += 0 if is_spread else STEP_BYTES
-                elif source.tensor.is_spread == is_spread:
-                    mine += _chunk_bytes(source, layout)
+                    bytes_per_shard += 0 if is_spread else STEP_BYTES
+                elif source.tensor.is_expert_parallel == is_spread:
+                    bytes_per_shard += _chunk_bytes(source, layout)
             for ranks in groups:
-                found[ranks] += np.tile(mine, layout.replicas)
-    return found
+                bytes_per_rank[ranks] += np.tile(bytes_per_shard, layout.replicas)
+    return bytes_per_rank
 
 
-def _groups(held: HeldStates, stage: int) -> Iterator[tuple[bool, tuple[Ints, ...]]]:
+def _groups(model_states: ModelStates, stage: int) -> Iterator[tuple[bool, tuple[Ints, ...]]]:
     """(whether it is of expert-parallel tensors, ranks per model shard) of a pipeline rank's two kinds of
     tensors.
     """
-    yield False, held.ranks[stage]
-    if held.expert_ranks:
-        yield True, held.expert_ranks[stage]
+    yield False, model_states.ranks[stage]
+    if model_states.expert_ranks:
+        yield True, model_states.expert_ranks[stage]
 
 
 def _chunk_bytes(source: _Source, layout: DcpLayout) -> Ints:
@@ -172,37 +176,46 @@ def _chunk_bytes(source: _Source, layout: DcpLayout) -> Ints:
 # -- all items of all ranks ----------------------------------------------------------------------------
 
 
-class _Spot(NamedTuple):
+class _ShardIndex(NamedTuple):
     """The position of a rank among those that hold the parts of a tensor."""
 
-    place: int
+    model_shard: int
     shard: int
 
 
-def _one_by_one(held: HeldStates, layout: DcpLayout, sources: list[list[_Source]]) -> list[SavedFile]:
-    plans: list[list[_Item]] = [[] for _ in range(held.world_size)]
+def _plan_items(
+    model_states: ModelStates, layout: DcpLayout, sources: list[list[_Source]]
+) -> list[SavedFile]:
+    plans: list[list[_Item]] = [[] for _ in range(model_states.world_size)]
     for number, stage in enumerate(sources):
-        spots: dict[bool, dict[int, _Spot]] = {}
-        for is_spread, groups in _groups(held, number):
+        shard_indices: dict[bool, dict[int, _ShardIndex]] = {}
+        for is_spread, groups in _groups(model_states, number):
             shards = layout.expert_shards if is_spread else layout.shards
-            spots[is_spread] = {
-                int(rank): _Spot(place, index % shards)
-                for place, ranks in enumerate(groups)
+            shard_indices[is_spread] = {
+                int(rank): _ShardIndex(model_shard, index % shards)
+                for model_shard, ranks in enumerate(groups)
                 for index, rank in enumerate(ranks)
             }
-        for rank in spots[False]:
-            plans[rank] = list(_items(held, layout, stage, {kind: at[rank] for kind, at in spots.items()}))
-    listed = sum(1 for stage in held.tensors for _ in trained(stage))
+        for rank in shard_indices[False]:
+            plans[rank] = list(
+                _items(model_states, layout, stage, {kind: at[rank] for kind, at in shard_indices.items()})
+            )
+    num_listed = sum(1 for stage in model_states.tensors for _ in trainable_tensors(stage))
     files = []
-    for rank, items in enumerate(_without_copies(plans)):
-        for number, part in enumerate(_parts(items, layout)):
+    for rank, items in enumerate(_remove_duplicates(plans)):
+        for number, file_items in enumerate(_split_into_files(items, layout)):
             name = f"__{rank}_{number}.distcp"
-            files.append(_file(name, rank, part, listed, f"{GROUP_KEYS[held.optimizer] - 1}"))
+            files.append(
+                _file(name, rank, file_items, num_listed, f"{GROUP_KEYS[model_states.optimizer] - 1}")
+            )
     return files
 
 
 def _items(
-    held: HeldStates, layout: DcpLayout, stage: list[_Source], spots: Mapping[bool, _Spot]
+    model_states: ModelStates,
+    layout: DcpLayout,
+    stage: list[_Source],
+    shard_indices: Mapping[bool, _ShardIndex],
 ) -> Iterator[_Item]:
     """A rank's plan. `shard_indices` is keyed by whether a tensor is of expert-parallel experts."""
     size = layout.dtype_bytes
@@ -211,17 +224,22 @@ def _items(
         if source.is_counter:
             yield _Item((source.name, None, 0), STEP_BYTES, STEP_BYTES, False)
             continue
-        place, shard = spots[tensor.is_spread]
-        places, rows = held.places_of(tensor), layout.rows_of(tensor)
+        model_shard, shard = shard_indices[tensor.is_expert_parallel]
+        num_model_shards, rows = model_states.model_shards_of(tensor), layout.rows_of(tensor)
         chunk = int(_chunk_bytes(source, layout)[shard])
         begin = min(shard * -(-rows // layout.shards_of(tensor)), rows)
-        whole = tensor.numel * places * size
-        yield _Item((source.name, begin, place if places > 1 else 0), whole, chunk, source.is_parameter)
-    for number in range(GROUP_KEYS[held.optimizer]):
+        full_bytes = tensor.numel * num_model_shards * size
+        yield _Item(
+            (source.name, begin, model_shard if num_model_shards > 1 else 0),
+            full_bytes,
+            chunk,
+            source.is_parameter,
+        )
+    for number in range(GROUP_KEYS[model_states.optimizer]):
         yield _Item((f"{number}", None, 0), 0, 0, False)
 
 
-def _without_copies(plans: list[list[_Item]]) -> list[list[_Item]]:
+def _remove_duplicates(plans: list[list[_Item]]) -> list[list[_Item]]:
     """`dedup_save_plans`. Ties go to the first of a Python set of the ranks' numbers, as in torch."""
     holders: dict[Key, set[int]] = defaultdict(set)
     weights: dict[Key, int] = {}
@@ -232,27 +250,27 @@ def _without_copies(plans: list[list[_Item]]) -> list[list[_Item]]:
     load = [0] * len(plans)
     writer: dict[Key, int] = {}
     for key, ranks in holders.items():
-        chosen = min(ranks, key=lambda rank: load[rank])
-        load[chosen] += weights[key]
-        writer[key] = chosen
+        writer_rank = min(ranks, key=lambda rank: load[rank])
+        load[writer_rank] += weights[key]
+        writer[key] = writer_rank
     return [[item for item in plan if writer[item.key] == rank] for rank, plan in enumerate(plans)]
 
 
-def _parts(items: list[_Item], layout: DcpLayout) -> list[list[_Item]]:
+def _split_into_files(items: list[_Item], layout: DcpLayout) -> list[list[_Item]]:
     """The files of a rank: by item, or by thread (`_split_by_size_and_type`)."""
     if not layout.single_file_per_rank:
         return [[item] for item in items]
     if layout.threads == 1:
         return [items]
-    parts: list[list[_Item]] = [[] for _ in range(layout.threads)]
+    files: list[list[_Item]] = [[] for _ in range(layout.threads)]
     for number, value in enumerate(item for item in items if not item.weight):
-        parts[number % layout.threads].append(value)
+        files[number % layout.threads].append(value)
     load = [0] * layout.threads
     for item in sorted((item for item in items if item.weight), key=lambda item: -item.weight):
         lightest = load.index(min(load))
-        parts[lightest].append(item)
+        files[lightest].append(item)
         load[lightest] += item.weight
-    return parts
+    return files
 
 
 def _file(name: str, rank: int, items: list[_Item], listed: int, list_key: str) -> SavedFile:
@@ -267,62 +285,73 @@ def _file(name: str, rank: int, items: list[_Item], listed: int, list_key: str) 
 # -- [Note: many ranks] --------------------------------------------------------------------------------
 
 
-class _Given:
+class _ChunkBalance:
     """The chunks of tensors of one kind that ranks write.
 
     `load[replica, model_shard]` is bytes in the planner's balance. `bytes[kind, replica, model_shard, shard]`
     is bytes of parameters and of states. `count` is chunks.
     """
 
-    def __init__(self, layout: DcpLayout, places: int, shards: int) -> None:
-        self.load = np.zeros((layout.replicas, places), dtype=np.int64)
-        self.bytes = np.zeros((2, layout.replicas, places, shards), dtype=np.int64)
+    def __init__(self, layout: DcpLayout, num_model_shards: int, shards: int) -> None:
+        self.load = np.zeros((layout.replicas, num_model_shards), dtype=np.int64)
+        self.bytes = np.zeros((2, layout.replicas, num_model_shards, shards), dtype=np.int64)
         self.count = np.zeros(self.load.shape, dtype=np.int64)
         self.shards = shards
 
-    def add(self, source: _Source, places: int, beside: Floats, layout: DcpLayout) -> None:
+    def add(self, source: _Source, num_model_shards: int, other_load: Floats, layout: DcpLayout) -> None:
         """Assign a tensor's chunks, of `num_model_shards` parts, to the lightest ranks.
 
         `other_load[replica]` is what these have of the other kind.
         """
-        load, weight = self.load + beside[:, None], source.tensor.numel * places * layout.dtype_bytes
-        if places > 1 or load.shape[1] == 1:
-            chosen, at = load.argmin(axis=0), np.arange(load.shape[1])
+        load, weight = (
+            self.load + other_load[:, None],
+            source.tensor.numel * num_model_shards * layout.dtype_bytes,
+        )
+        if num_model_shards > 1 or load.shape[1] == 1:
+            replica_chosen, shard_index = load.argmin(axis=0), np.arange(load.shape[1])
         else:
             first = np.unravel_index(int(load.argmin()), load.shape)
-            chosen, at = np.array([first[0]]), np.array([first[1]])
-        self.load[chosen, at] += weight
-        self.bytes[0 if source.is_parameter else 1, chosen, at] += _chunk_bytes(source, layout)
-        self.count[chosen, at] += 1
+            replica_chosen, shard_index = np.array([first[0]]), np.array([first[1]])
+        self.load[replica_chosen, shard_index] += weight
+        self.bytes[0 if source.is_parameter else 1, replica_chosen, shard_index] += _chunk_bytes(
+            source, layout
+        )
+        self.count[replica_chosen, shard_index] += 1
 
 
-def _by_place(held: HeldStates, layout: DcpLayout, sources: list[list[_Source]]) -> list[SavedFile]:
-    world = held.world_size
+def _plan_chunks(
+    model_states: ModelStates, layout: DcpLayout, sources: list[list[_Source]]
+) -> list[SavedFile]:
+    world = model_states.world_size
     parameters, states, counts = (np.zeros(world, dtype=np.int64) for _ in range(3))
     counters = 0
     for number, stage in enumerate(sources):
-        given = {False: _Given(layout, held.tensor_ranks, layout.shards)}
-        if held.expert_ranks:
-            given[True] = _Given(layout, held.expert_places, layout.expert_shards)
+        balances = {False: _ChunkBalance(layout, model_states.tensor_ranks, layout.shards)}
+        if model_states.expert_ranks:
+            balances[True] = _ChunkBalance(layout, model_states.expert_shards, layout.expert_shards)
         for source in stage:
             if source.is_counter:
                 counters += 1
                 continue
-            kind = source.tensor.is_spread
-            others = [one.load.mean(axis=1) for other, one in given.items() if other != kind]
-            beside = others[0] if others else np.zeros(layout.replicas)
-            given[kind].add(source, held.places_of(source.tensor), beside, layout)
-        for kind, groups in _groups(held, number):
-            of_kind = given[kind]
-            for place, ranks in enumerate(groups):
-                parameters[ranks] += of_kind.bytes[0, :, place].reshape(-1)
-                states[ranks] += of_kind.bytes[1, :, place].reshape(-1)
-                counts[ranks] += np.repeat(of_kind.count[:, place], of_kind.shards)
-    dealt = counters // world + (np.arange(world) < counters % world)
-    states += STEP_BYTES * dealt
+            kind = source.tensor.is_expert_parallel
+            other_loads = [
+                balance.load.mean(axis=1)
+                for balance_kind, balance in balances.items()
+                if balance_kind != kind
+            ]
+            other_load = other_loads[0] if other_loads else np.zeros(layout.replicas)
+            balances[kind].add(source, model_states.model_shards_of(source.tensor), other_load, layout)
+        for kind, groups in _groups(model_states, number):
+            kind_balance = balances[kind]
+            for model_shard, ranks in enumerate(groups):
+                parameters[ranks] += kind_balance.bytes[0, :, model_shard].reshape(-1)
+                states[ranks] += kind_balance.bytes[1, :, model_shard].reshape(-1)
+                counts[ranks] += np.repeat(kind_balance.count[:, model_shard], kind_balance.shards)
+    num_counters = counters // world + (np.arange(world) < counters % world)
+    states += STEP_BYTES * num_counters
     each = archive_bytes(1 << 20) - (1 << 20)
-    overhead = (counts + dealt) * each
-    copies = counts + dealt if not layout.single_file_per_rank else np.full(world, layout.threads)
+    overhead = (counts + num_counters) * each
+    copies = counts + num_counters if not layout.single_file_per_rank else np.full(world, layout.threads)
     ending = "0" if layout.threads == 1 and layout.single_file_per_rank else "*"
     columns = zip(parameters.tolist(), states.tolist(), overhead.tolist(), copies.tolist(), strict=True)
     return [SavedFile(f"__{rank}_{ending}.distcp", rank, *column) for rank, column in enumerate(columns)]

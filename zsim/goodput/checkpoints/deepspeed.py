@@ -21,9 +21,15 @@ import numpy as np
 from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.goodput.checkpoints.pickled import PickledFile
-from zsim.goodput.checkpoints.saved import Saved, SavedFile
-from zsim.goodput.checkpoints.tensors import STEP_BYTES, HeldStates, HeldTensor, own, trained
-from zsim.goodput.checkpoints.universal import with_universal
+from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.tensors import (
+    STEP_BYTES,
+    ModelStates,
+    StateTensor,
+    trainable_tensors,
+    untied_tensors,
+)
+from zsim.goodput.checkpoints.universal import add_universal_files
 from zsim.plan.parts.host_side import aligned_numel, swap_floor_bytes
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
@@ -35,29 +41,37 @@ _EMPTY_TENSOR_BYTES, _PARTITION_BYTES = 530, 2800
 
 
 def deepspeed_files(
-    held: HeldStates,
+    model_states: ModelStates,
     config: DeepSpeedConfig,
     *,
     saves_16bit_model: bool = False,
     is_universal: bool = False,
-) -> Saved:
+) -> SavedFiles:
     """The files of `save_checkpoint`, and of `save_16bit_model` if it is called too, which gathers stage 3's
     parameters on rank 0.
 
     With `is_universal` the save is converted before it is loaded.
     """
-    writer = _Writer(held, config)
-    files = [file for p in range(len(held.tensors)) for t in range(held.tensor_ranks)
-             for file in writer.files(p, t)]  # fmt: skip
+    writer = _Writer(model_states, config)
+    files = [
+        file
+        for pipeline_rank in range(len(model_states.tensors))
+        for tensor_rank in range(model_states.tensor_ranks)
+        for file in writer.files(pipeline_rank, tensor_rank)
+    ]
     gathered: tuple[int, ...] = ()
     if saves_16bit_model:
-        whole = PickledFile(GATHERED, 0)
-        sizes = [tensor.numel * writer.param_bytes for stage in held.tensors for tensor in own(stage)]
+        gathered_file = PickledFile(GATHERED, 0)
+        sizes = [
+            tensor.numel * writer.param_bytes
+            for stage in model_states.tensors
+            for tensor in untied_tensors(stage)
+        ]
         for size in sizes:
-            whole.add_parameter(size)
-        files.append(whole.saved())
+            gathered_file.add_parameter(size)
+        files.append(gathered_file.build())
         gathered = tuple(sizes) if config.stage == 3 else ()
-    staged, copied, on_host = np.zeros((3, held.world_size), dtype=np.int64)
+    staged, copied, on_host = np.zeros((3, model_states.world_size), dtype=np.int64)
     has_parameters, states = _offloaded_to_host(config)
     for file in files:
         if file.name.startswith(OFFLOADED):
@@ -65,11 +79,15 @@ def deepspeed_files(
         else:
             staged[file.rank] += file.tensors
             on_host[file.rank] += round(file.optimizer_states * states) + file.parameters * has_parameters
-    saved = Saved(
+    saved = SavedFiles(
         "deepspeed", tuple(files), staged, writer.read(files), gathered=gathered,
         copied=copied if copied.any() else None, on_host=on_host if on_host.any() else None,
     )  # fmt: skip
-    return with_universal(saved, held, config, has_steps=writer.has_steps) if is_universal else saved
+    return (
+        add_universal_files(saved, model_states, config, has_steps=writer.has_steps)
+        if is_universal
+        else saved
+    )
 
 
 def _offloaded_to_host(config: DeepSpeedConfig) -> tuple[bool, float]:
@@ -86,41 +104,41 @@ def _offloaded_to_host(config: DeepSpeedConfig) -> tuple[bool, float]:
 
 
 class _Writer:
-    def __init__(self, held: HeldStates, config: DeepSpeedConfig) -> None:
-        self.held, self.config = held, config
+    def __init__(self, model_states: ModelStates, config: DeepSpeedConfig) -> None:
+        self.model_states, self.config = model_states, config
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self.state_bytes = DTYPE_BYTES[config.optimizer_states_dtype]
         self.master_bytes = DTYPE_BYTES[config.master_weights_dtype]
         self.is_sharded = config.optimizer_wrapper in ("zero12", "zero3", "bf16_optimizer")
-        self.has_layers = len(held.tensors) > 1  # PipelineModule's files
+        self.has_layers = len(model_states.tensors) > 1  # PipelineModule's files
         # torch's Adam has a tensor that counts steps, DeepSpeed's FusedAdam and CPU-Adam a number.
         is_torchs = config.optimizer.name is None or config.optimizer.implementation == "torch"
-        self.has_steps = held.has_steps and is_torchs and config.optimizer.implementation != "cpu"
-        self.shards = held.data_ranks
+        self.has_steps = model_states.has_steps and is_torchs and config.optimizer.implementation != "cpu"
+        self.shards = model_states.data_ranks
         if config.zero.is_mics:
             self.shards = config.zero.mics_shard_size
 
     def files(self, p: int, t: int) -> Iterator[SavedFile]:
         """The files of the ranks that hold one part of the model."""
-        ranks, stage = self.held.ranks[p][t], self.held.tensors[p]
-        number = p * self.held.tensor_ranks + t
+        ranks, stage = self.model_states.ranks[p][t], self.model_states.tensors[p]
+        number = p * self.model_states.tensor_ranks + t
         if self.has_layers:
             yield from self._layers(p, t, int(ranks[0]))
         if self.config.optimizer_wrapper == "zero3":
-            for place in range(self.shards):
-                name = f"zero_pp_rank_{place}_mp_rank_{number:02d}_model_states.pt"
-                yield self._frozen_shards(name, int(ranks[place]), stage)
+            for shard in range(self.shards):
+                name = f"zero_pp_rank_{shard}_mp_rank_{number:02d}_model_states.pt"
+                yield self._frozen_shards(name, int(ranks[shard]), stage)
         else:
             yield self._model_states(f"mp_rank_{number:02d}_model_states.pt", int(ranks[0]), stage)
         if not self.is_sharded:
             return
         prefix = "bf16_" if self.config.param_dtype == "bf16" else ""
-        for place in range(self.shards):
-            name = f"{prefix}zero_pp_rank_{place}_mp_rank_{number:02d}_optim_states.pt"
-            yield self._optim_states(name, int(ranks[place]), stage)
-            yield from self._offloaded(int(ranks[place]), stage)
+        for shard in range(self.shards):
+            name = f"{prefix}zero_pp_rank_{shard}_mp_rank_{number:02d}_optim_states.pt"
+            yield self._optim_states(name, int(ranks[shard]), stage)
+            yield from self._swap_files(int(ranks[shard]), stage)
 
-    def _model_states(self, name: str, rank: int, stage: tuple[HeldTensor, ...]) -> SavedFile:
+    def _model_states(self, name: str, rank: int, stage: tuple[StateTensor, ...]) -> SavedFile:
         """The file of `_common_checkpoint_state`: the module, and the optimizer's states where no partition
         is saved separately.
         """
@@ -128,23 +146,23 @@ class _Writer:
         if not self.has_layers:
             self._add_parameters(file, stage)
         if self.is_sharded:
-            return file.saved()
+            return file.build()
         has_master = self.config.optimizer_wrapper == "fp16_optimizer"
-        for tensor in trained(stage):
-            sizes = [tensor.numel * self.state_bytes] * self.held.num_states
+        for tensor in trainable_tensors(stage):
+            sizes = [tensor.numel * self.state_bytes] * self.model_states.num_states
             sizes += [tensor.numel * self.master_bytes] * has_master + [STEP_BYTES] * self.has_steps
             file.add_states(sizes)
-        return file.saved()
+        return file.build()
 
-    def _add_parameters(self, file: PickledFile, stage: tuple[HeldTensor, ...]) -> None:
-        flat = sum(tensor.numel for tensor in trained(stage))
-        alone = [tensor.numel for tensor in own(stage) if not tensor.is_trainable]
+    def _add_parameters(self, file: PickledFile, stage: tuple[StateTensor, ...]) -> None:
+        flat = sum(tensor.numel for tensor in trainable_tensors(stage))
+        frozen_numels = [tensor.numel for tensor in untied_tensors(stage) if not tensor.is_trainable]
         count = sum(1 for _ in stage)
         if self.is_sharded:
             alignment = _ALIGNMENT * self.shards
             flat = -(-flat // alignment) * alignment
         file.add_parameter(flat * self.param_bytes, count)
-        for numel in alone:
+        for numel in frozen_numels:
             file.add_parameter(numel * self.param_bytes)
 
     def _layers(self, p: int, t: int, rank: int) -> Iterator[SavedFile]:
@@ -153,46 +171,48 @@ class _Writer:
 
         Their numbers are those of zsim's layers.
         """
-        layers: dict[str, list[HeldTensor]] = {}
-        for tensor in self.held.tensors[p]:
-            parts = tensor.name.split(".")
-            digits = [place for place, part in enumerate(parts) if part.isdigit()]
-            layers.setdefault(".".join(parts[: digits[0] + 1] if digits else parts[:-1]), []).append(tensor)
-        before = sum(self._num_layers(stage) for stage in self.held.tensors[:p])
-        for number, tensors in enumerate(layers.values(), before):
-            place = f"-model_{t:02d}" if self.held.tensor_ranks > 1 else ""
-            file = PickledFile(f"layer_{number:02d}{place}-model_states.pt", rank)
+        layers: dict[str, list[StateTensor]] = {}
+        for tensor in self.model_states.tensors[p]:
+            name_parts = tensor.name.split(".")
+            digits = [index for index, part in enumerate(name_parts) if part.isdigit()]
+            layers.setdefault(
+                ".".join(name_parts[: digits[0] + 1] if digits else name_parts[:-1]), []
+            ).append(tensor)
+        num_earlier = sum(self._num_layers(stage) for stage in self.model_states.tensors[:p])
+        for number, tensors in enumerate(layers.values(), num_earlier):
+            suffix = f"-model_{t:02d}" if self.model_states.tensor_ranks > 1 else ""
+            file = PickledFile(f"layer_{number:02d}{suffix}-model_states.pt", rank)
             for tensor in tensors:
                 file.add_parameter(tensor.numel * self.param_bytes)
-            yield file.saved()
+            yield file.build()
 
-    def _num_layers(self, stage: tuple[HeldTensor, ...]) -> int:
+    def _num_layers(self, stage: tuple[StateTensor, ...]) -> int:
         names = {
             ".".join(tensor.name.split(".")[: next(
-                (place + 1 for place, part in enumerate(tensor.name.split(".")) if part.isdigit()), -1
+                (index + 1 for index, part in enumerate(tensor.name.split(".")) if part.isdigit()), -1
             )])
             for tensor in stage
         }  # fmt: skip
         return len(names)
 
-    def _frozen_shards(self, name: str, rank: int, stage: tuple[HeldTensor, ...]) -> SavedFile:
+    def _frozen_shards(self, name: str, rank: int, stage: tuple[StateTensor, ...]) -> SavedFile:
         """The file of stage 3's module, which is empty tensors. Frozen parameters are saved as fragments."""
-        file = PickledFile(name, rank, _EMPTY_TENSOR_BYTES * sum(1 for _ in own(stage)))
-        for tensor in own(stage):
+        file = PickledFile(name, rank, _EMPTY_TENSOR_BYTES * sum(1 for _ in untied_tensors(stage)))
+        for tensor in untied_tensors(stage):
             if not tensor.is_trainable:
                 file.add_parameter(-(-tensor.numel // self.shards) * self.param_bytes)
-        return file.saved()
+        return file.build()
 
-    def _optim_states(self, name: str, rank: int, stage: tuple[HeldTensor, ...]) -> SavedFile:
+    def _optim_states(self, name: str, rank: int, stage: tuple[StateTensor, ...]) -> SavedFile:
         """The file of a partition: masters, moments, and a step counter per flat tensor."""
         file = PickledFile(name, rank, _PARTITION_BYTES)
         for numel in self._partitions(stage):
             if self._is_on_drive(numel):
-                file.add_states([0] * (1 + self.held.num_states))
+                file.add_states([0] * (1 + self.model_states.num_states))
                 continue
-            sizes = [numel * self.master_bytes] + [numel * self.state_bytes] * self.held.num_states
+            sizes = [numel * self.master_bytes] + [numel * self.state_bytes] * self.model_states.num_states
             file.add_states(sizes + [STEP_BYTES] * self.has_steps)
-        return file.saved()
+        return file.build()
 
     def _is_on_drive(self, numel: int) -> bool:
         """Whether the states of a sub-group of so many elements are swapped, [Note: states on drives]."""
@@ -200,46 +220,46 @@ class _Writer:
         is_nvme = self.config.stage == 3 and offload is not None and offload.device == "nvme"
         return is_nvme and self.master_bytes * numel >= swap_floor_bytes(self.config.aio)
 
-    def _offloaded(self, rank: int, stage: tuple[HeldTensor, ...]) -> Iterator[SavedFile]:
+    def _swap_files(self, rank: int, stage: tuple[StateTensor, ...]) -> Iterator[SavedFile]:
         """The rank's swap files, one per state of a sub-group."""
         for number, numel in enumerate(self._partitions(stage)):
             if self._is_on_drive(numel):
                 size = aligned_numel(numel, self.master_bytes, self.config.aio) - numel
                 states = numel * self.master_bytes, size * self.master_bytes
-                for state in range(1 + self.held.num_states):
+                for state in range(1 + self.model_states.num_states):
                     name = f"{OFFLOADED}rank{rank:02d}/{number}_{state}.tensor.swp"
                     yield SavedFile(name, rank, 0, *states)
 
-    def _partitions(self, stage: tuple[HeldTensor, ...]) -> list[int]:
+    def _partitions(self, stage: tuple[StateTensor, ...]) -> list[int]:
         """Elements of a rank's flat tensors: one, or in stage 3 one per sub-group."""
         if self.config.optimizer_wrapper != "zero3":
             alignment = _ALIGNMENT * self.shards
-            return [-(-sum(tensor.numel for tensor in trained(stage)) // alignment) * _ALIGNMENT]
-        found, total = [0], 0
-        for tensor in trained(stage):
+            return [-(-sum(tensor.numel for tensor in trainable_tensors(stage)) // alignment) * _ALIGNMENT]
+        numels, total = [0], 0
+        for tensor in trainable_tensors(stage):
             shard = -(-tensor.numel // self.shards)
             if total >= self.config.zero.sub_group_size:
-                found.append(0)
+                numels.append(0)
                 total = 0
-            found[-1] += shard
+            numels[-1] += shard
             total += shard
-        return found
+        return numels
 
     def read(self, files: list[SavedFile]) -> Ints:
         """`load_checkpoint`: every rank reads the module's file of its part of the model, and the file of its
         partition or, where states are on drives, its swap files.
         """
-        found = np.zeros(self.held.world_size, dtype=np.int64)
-        own_bytes = np.zeros_like(found)
+        bytes_per_rank = np.zeros(self.model_states.world_size, dtype=np.int64)
+        partition_bytes = np.zeros_like(bytes_per_rank)
         has_swapped = any(file.name.startswith(OFFLOADED) for file in files)
         for file in files:
             if file.name.startswith(OFFLOADED):
-                own_bytes[file.rank] += file.bytes
+                partition_bytes[file.rank] += file.bytes
             elif file.name != GATHERED and not (has_swapped and file.name.endswith("_optim_states.pt")):
                 is_shared = not file.name.startswith(("zero_", "bf16_zero_"))
-                (own_bytes if not is_shared else found)[file.rank] += file.bytes
-        for groups in self.held.ranks:
+                (partition_bytes if not is_shared else bytes_per_rank)[file.rank] += file.bytes
+        for groups in self.model_states.ranks:
             for ranks in groups:
-                found[ranks] = found[ranks[0]]
-                own_bytes[ranks] = np.resize(own_bytes[ranks[: self.shards]], len(ranks))
-        return found + own_bytes
+                bytes_per_rank[ranks] = bytes_per_rank[ranks[0]]
+                partition_bytes[ranks] = np.resize(partition_bytes[ranks[: self.shards]], len(ranks))
+        return bytes_per_rank + partition_bytes

@@ -9,39 +9,42 @@ from zsim.goodput.checkpoints.deepspeed import deepspeed_files
 from zsim.goodput.checkpoints.full import full_file
 from zsim.goodput.checkpoints.megatron import megatron_files
 from zsim.goodput.checkpoints.reference import reference_files
-from zsim.goodput.checkpoints.saved import Saved
-from zsim.goodput.checkpoints.tensors import STATES, HeldStates, held_states
+from zsim.goodput.checkpoints.saved import SavedFiles
+from zsim.goodput.checkpoints.tensors import STATES, ModelStates, collect_model_states
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
+from zsim.specs.strategy.megatron import MegatronConfig
 
 # The first is the framework's own.
-OFFERED: dict[type, tuple[str, ...]] = {
-    Ddp: ("full", "dcp"),
-    Fsdp1: ("dcp", "full"),
-    Fsdp2: ("dcp", "full"),
+FORMATS: dict[type, tuple[str, ...]] = {
+    DdpConfig: ("full", "dcp"),
+    Fsdp1Config: ("dcp", "full"),
+    Fsdp2Config: ("dcp", "full"),
     DeepSpeedConfig: ("deepspeed", "universal"),
-    Megatron: ("megatron",),
-    Reference: ("reference",),
+    MegatronConfig: ("megatron",),
+    ReferenceConfig: ("reference",),
 }
 
-_AS_MEASURED = "expected run.checkpoint.bytes, blocking and load as measured, or run.checkpoint.mode 'none'"
+_STATE_MEASURED = (
+    "expected run.checkpoint.bytes, blocking and load as measured, or run.checkpoint.mode 'none'"
+)
 
 
-def format_of(job: Job, asked: str | None = None) -> str:
+def format_of(job: Job, requested: str | None = None) -> str:
     """The requested format, or the framework's default. Raises InputError for one that the framework cannot
     write.
     """
-    offered = OFFERED[type(job.strategy)]
-    if asked is None:
-        return offered[0]
-    if asked not in offered:
+    formats = FORMATS[type(job.strategy)]
+    if requested is None:
+        return formats[0]
+    if requested not in formats:
         raise InputError(
-            f"run.checkpoint.format: found '{asked}', which strategy '{job.kind}' does not write; expected "
-            f"{' or '.join(repr(one) for one in offered)}"
+            f"run.checkpoint.format: found '{requested}', which strategy '{job.kind}' does not write; "
+            "expected "
+            f"{' or '.join(repr(name) for name in formats)}"
         )
-    return asked
+    return requested
 
 
 def saved_files(
@@ -51,15 +54,15 @@ def saved_files(
     threads: int = 1,
     single_file_per_rank: bool = True,
     saves_16bit_model: bool = False,
-) -> Saved:
+) -> SavedFiles:
     """The files of a save of the job. Raises InputError for a format or options that the framework lacks,
     NotSimulatedError for files that are not known."""
     if job.training.optimizer not in STATES and job.kind != "reference":
         raise NotSimulatedError(
             f"run.checkpoint: what is saved of '{job.training.optimizer}' is not known, only of "
-            f"{', '.join(STATES)}; {_AS_MEASURED}"
+            f"{', '.join(STATES)}; {_STATE_MEASURED}"
         )
-    kind, held, strategy = format_of(job, format), held_states(job), job.strategy
+    kind, model_states, strategy = format_of(job, format), collect_model_states(job), job.strategy
     if threads > 1 and kind != "dcp":
         raise InputError(
             f"run.checkpoint.threads: found {threads} with format '{kind}', whose ranks write with one "
@@ -69,42 +72,42 @@ def saved_files(
         if job.parallelism.experts.is_deepspeed:
             raise NotSimulatedError(
                 "run.checkpoint: the files of experts in DeepSpeed's layers (a file per expert) are not "
-                f"known; {_AS_MEASURED}"
+                f"known; {_STATE_MEASURED}"
             )
         return deepspeed_files(
-            held, strategy, saves_16bit_model=saves_16bit_model, is_universal=kind == "universal"
+            model_states, strategy, saves_16bit_model=saves_16bit_model, is_universal=kind == "universal"
         )
-    if isinstance(strategy, Megatron):
-        if strategy.has_owners:
+    if isinstance(strategy, MegatronConfig):
+        if strategy.has_whole_tensor_owners:
             raise NotSimulatedError(
-                f"run.checkpoint: the files of engine 'internevo' are not known; {_AS_MEASURED}"
+                f"run.checkpoint: the files of engine 'internevo' are not known; {_STATE_MEASURED}"
             )
         if strategy.fsdp is not None:
             raise NotSimulatedError(
                 "run.checkpoint: the files of Megatron-FSDP (--ckpt-format fsdp_dtensor) are not known; "
-                f"{_AS_MEASURED}"
+                f"{_STATE_MEASURED}"
             )
-        return megatron_files(held, strategy)
-    if isinstance(strategy, Reference):
-        return reference_files(held, job.model)
-    layout = dcp_layout(job, held, threads=threads, single_file_per_rank=single_file_per_rank)
-    return full_file(held, layout) if kind == "full" else dcp_files(held, layout)
+        return megatron_files(model_states, strategy)
+    if isinstance(strategy, ReferenceConfig):
+        return reference_files(model_states, job.model)
+    layout = dcp_layout(job, model_states, threads=threads, single_file_per_rank=single_file_per_rank)
+    return full_file(model_states, layout) if kind == "full" else dcp_files(model_states, layout)
 
 
 def dcp_layout(
-    job: Job, held: HeldStates, *, threads: int = 1, single_file_per_rank: bool = True
+    job: Job, model_states: ModelStates, *, threads: int = 1, single_file_per_rank: bool = True
 ) -> DcpLayout:
     """The layout of torch's frameworks: FSDP1's and FSDP2's DTensors, DDP's full tensors."""
-    strategy, ranks = job.strategy, held.data_ranks
-    if isinstance(strategy, Fsdp2):
+    strategy, ranks = job.strategy, model_states.data_ranks
+    if isinstance(strategy, Fsdp2Config):
         replicas, size = strategy.replicate, 4
-    elif isinstance(strategy, Fsdp1):
+    elif isinstance(strategy, Fsdp1Config):
         replicas = ranks if strategy.sharding_strategy == "NO_SHARD" else strategy.replicate
         size = DTYPE_BYTES[job.training.stored_dtype]
     else:
         replicas, size = ranks, DTYPE_BYTES[job.training.stored_dtype]
-    is_on_host = isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
+    is_on_host = isinstance(strategy, Fsdp1Config | Fsdp2Config) and strategy.cpu_offload
     return DcpLayout(
-        ranks // replicas, replicas, size, threads, single_file_per_rank, held.expert_data_ranks // replicas,
-        is_on_host,
+        ranks // replicas, replicas, size, threads, single_file_per_rank,
+        model_states.expert_data_ranks // replicas, is_on_host,
     )  # fmt: skip

@@ -11,43 +11,49 @@ import numpy as np
 
 from zsim.goodput.checkpoints.dcp import DcpLayout
 from zsim.goodput.checkpoints.pickled import PickledFile
-from zsim.goodput.checkpoints.saved import Saved
-from zsim.goodput.checkpoints.tensors import STEP_BYTES, HeldStates, HeldTensor, own, trained
+from zsim.goodput.checkpoints.saved import SavedFiles
+from zsim.goodput.checkpoints.tensors import (
+    STEP_BYTES,
+    ModelStates,
+    StateTensor,
+    trainable_tensors,
+    untied_tensors,
+)
 
 FILE = "checkpoint.pt"
 
 
-def full_file(held: HeldStates, layout: DcpLayout) -> Saved:
+def full_file(model_states: ModelStates, layout: DcpLayout) -> SavedFiles:
     """The file, of all pipeline and tensor-parallel ranks."""
     file, gathered = PickledFile(FILE, 0), []
-    for stage in held.tensors:
-        for tensor in stage if layout.shards > 1 else own(stage):
-            size = _padded_bytes(held, tensor, layout)
+    for stage in model_states.tensors:
+        for tensor in stage if layout.shards > 1 else untied_tensors(stage):
+            size = _padded_bytes(model_states, tensor, layout)
             file.add_parameter(size)
             gathered.append(size)
-        for tensor in trained(stage):
-            size = _padded_bytes(held, tensor, layout)
-            file.add_states([size] * held.num_states + [STEP_BYTES] * held.has_steps)
-            gathered += [size] * held.num_states
-    world = held.world_size
-    is_cut = layout.shards * held.tensor_ranks * held.expert_places > 1
+        for tensor in trainable_tensors(stage):
+            size = _padded_bytes(model_states, tensor, layout)
+            file.add_states([size] * model_states.num_states + [STEP_BYTES] * model_states.has_steps)
+            gathered += [size] * model_states.num_states
+    world = model_states.world_size
+    is_sharded = layout.shards * model_states.tensor_ranks * model_states.expert_shards > 1
     staged, read = np.zeros((2, world), dtype=np.int64)
     staged[0] = read[0] = file.tensors
-    return Saved(
+    return SavedFiles(
         "full",
-        (file.saved(),),
+        (file.build(),),
         staged,
         read,
-        gathered=tuple(gathered) if is_cut else (),
+        gathered=tuple(gathered) if is_sharded else (),
         read_once=True,
-        states=held.num_parameters,
+        states=model_states.num_parameters,
     )
 
 
-def _padded_bytes(held: HeldStates, tensor: HeldTensor, layout: DcpLayout) -> int:
+def _padded_bytes(model_states: ModelStates, tensor: StateTensor, layout: DcpLayout) -> int:
     """Bytes of a gathered tensor. For expert-parallel experts, over the ranks that cut each model shard
     first.
     """
     rows, shards = layout.rows_of(tensor), layout.shards_of(tensor)
     padded = -(-rows // shards) * shards
-    return tensor.numel // rows * padded * held.places_of(tensor) * layout.dtype_bytes
+    return tensor.numel // rows * padded * model_states.model_shards_of(tensor) * layout.dtype_bytes

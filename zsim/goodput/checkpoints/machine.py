@@ -12,17 +12,17 @@ from zsim.dataclass import dataclass
 from zsim.engine.simulator import Simulator
 from zsim.fabric.idle import idle_seconds
 from zsim.goodput.checkpoints.rates import SavingRates
-from zsim.goodput.checkpoints.saved import Saved
+from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.experiment.faults import LinkFault
 from zsim.specs.experiment.job import Job, job_topology
 
-_SENDING = "nic_out"  # all links from cards to the fabric
-_NOTHING, _LEAST_LEFT = 0.01, 0.1  # fractions of a card's rate
+_SENDING_LINKS = "nic_out"  # all links from cards to the fabric
+_NEGLIGIBLE_FRACTION, _MIN_LEFT_FRACTION = 0.01, 0.1  # fractions of a card's rate
 
 
 @dataclass(frozen=True, slots=True)
-class StepBeside:
+class OverlappedStep:
     """The training step that runs while a save is written."""
 
     seconds: float
@@ -38,18 +38,18 @@ class StepBeside:
     """The simulator that knows the step's plan, if any does."""
 
 
-def step_beside(result: Result, simulator: Simulator | None = None) -> StepBeside:
+def overlapped_step(result: Result, simulator: Simulator | None = None) -> OverlappedStep:
     """The facts of a step, simulated by `simulator`."""
     report = result.report
     seconds = report.step_seconds
-    trace = result.trace.of_rank(report.rank)
+    trace = result.trace.select_rank(report.rank)
     issued = trace.issue_seconds[~np.isnan(trace.issue_seconds)]
     blocked = sum(end - start for _, start, end, _ in trace.host_blocks)
     busy = (float(np.ptp(issued)) - blocked) / trace.step_seconds if len(issued) else 1.0
     host = report.peaks["host"].total if "host" in report.peaks else 0
     update = report.breakdown.seconds.get("optimizer", 0.0)
     launches = sum(op.launches for op in result.plan.program_on(report.rank).ops)
-    return StepBeside(
+    return OverlappedStep(
         seconds, max(0.0, seconds - update), min(1.0, max(0.0, busy)), host, launches, simulator
     )
 
@@ -68,8 +68,8 @@ class SavingMachine:
         topology = job_topology(job)
         nodes = topology.node_of(topology.slots)
         _, numbers = np.unique(nodes, return_inverse=True)
-        found: Ints = numbers.reshape(-1).astype(np.int64)
-        return found
+        node_of_rank: Ints = numbers.reshape(-1).astype(np.int64)
+        return node_of_rank
 
     @property
     def is_cpu(self) -> bool:
@@ -88,10 +88,10 @@ class SavingMachine:
         what host memory takes. The fractions `on_host` of them are states in host memory, which the rank's
         thread copies there.
         """
-        in_host = 1.0 if self.is_cpu else on_host
-        inside = float((amounts * in_host).max(initial=0.0)) / self.rates.copy_bandwidth
-        rest: Floats = amounts.astype(np.float64) * (1 - in_host)
-        return inside + self._device_copy_seconds(rest, is_pinned=is_pinned)
+        host_fraction = 1.0 if self.is_cpu else on_host
+        host_seconds = float((amounts * host_fraction).max(initial=0.0)) / self.rates.copy_bandwidth
+        device_bytes: Floats = amounts.astype(np.float64) * (1 - host_fraction)
+        return host_seconds + self._device_copy_seconds(device_bytes, is_pinned=is_pinned)
 
     def _device_copy_seconds(self, amounts: Floats, *, is_pinned: bool) -> float:
         if not amounts.any():
@@ -114,32 +114,32 @@ class SavingMachine:
         striped = nvme.drives * nvme.efficiency
         return nvme.write_bandwidth * striped, nvme.read_bandwidth * striped
 
-    def gather_seconds(self, saved: Saved) -> float:
+    def gather_seconds(self, saved: SavedFiles) -> float:
         """Seconds of gathering tensors, one all-gather each, over all ranks."""
-        return self._collectives("all_gather", saved.gathered)
+        return self._collective_seconds("all_gather", saved.gathered)
 
     def broadcast_seconds(self, amount: int) -> float:
-        return self._collectives("broadcast", (amount,))
+        return self._collective_seconds("broadcast", (amount,))
 
-    def slower_step_seconds(self, fraction: float, step: StepBeside) -> float:
+    def step_delay_seconds(self, fraction: float, step: OverlappedStep) -> float:
         """Seconds by which the step is longer while `fraction` of what every card sends is taken.
 
         It is simulated with cards that are slower by as much. 0 on one node.
         """
-        if self.job.num_nodes == 1 or fraction <= _NOTHING:
+        if self.job.num_nodes == 1 or fraction <= _NEGLIGIBLE_FRACTION:
             return 0.0
-        left = max(_LEAST_LEFT, 1.0 - fraction)
+        left_fraction = max(_MIN_LEFT_FRACTION, 1.0 - fraction)
         faults = self.job.faults
-        busy = faults.model_copy(
-            update={"links": {**faults.links, _SENDING: LinkFault(bandwidth_fraction=left)}}
+        slower_links = faults.model_copy(
+            update={"links": {**faults.links, _SENDING_LINKS: LinkFault(bandwidth_fraction=left_fraction)}}
         )
-        beside = (step.simulator or Simulator()).step(replace(self.job, faults=busy))
-        return max(0.0, beside.seconds - step.seconds)
+        slower_step = (step.simulator or Simulator()).step(replace(self.job, faults=slower_links))
+        return max(0.0, slower_step.seconds - step.seconds)
 
-    def _collectives(self, kind: CollectiveKind, sizes: tuple[int, ...]) -> float:
+    def _collective_seconds(self, kind: CollectiveKind, sizes: tuple[int, ...]) -> float:
         world = self.job.world_size
         if world == 1 or not sizes:
             return 0.0
         group = Group.regular("world", world)
-        works = [Collective(kind, size, "fp32", "world") for size in sizes]
-        return idle_seconds(job_topology(self.job), {"world": group}, works)
+        collectives = [Collective(kind, size, "fp32", "world") for size in sizes]
+        return idle_seconds(job_topology(self.job), {"world": group}, collectives)

@@ -61,5 +61,5 @@ class PickledFile:
     def tensors(self) -> int:
         return self.parameters + self.states
 
-    def saved(self) -> SavedFile:
+    def build(self) -> SavedFile:
         return SavedFile(self.name, self.rank, self.parameters, self.states, self._overhead)

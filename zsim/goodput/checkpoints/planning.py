@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from zsim.goodput.checkpoints.machine import SavingMachine
 from zsim.goodput.checkpoints.rates import PlanningRates
-from zsim.goodput.checkpoints.saved import Saved
+from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointTable
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2Config
 
 
-def plan_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTable) -> float:
+def plan_seconds(saved: SavedFiles, machine: SavingMachine, table: CheckpointTable) -> float:
     """Seconds until a save is planned.
 
     None for plans that are kept (`enable_plan_caching`, Megatron's `--ckpt-assume-constant-structure`), after
@@ -36,30 +36,34 @@ def plan_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTable) -
     return saved.items * each + checked
 
 
-def commit_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTable) -> float:
+def commit_seconds(saved: SavedFiles, machine: SavingMachine, table: CheckpointTable) -> float:
     """Seconds of rank 0 for `.metadata`, where there is one."""
     return saved.chunks * _rates(machine, table).commit_item if is_planned(saved, table) else 0.0
 
 
-def is_planned(saved: Saved, table: CheckpointTable) -> bool:
+def is_planned(saved: SavedFiles, table: CheckpointTable) -> bool:
     """Whether rank 0 plans all files of the most frequent kind of save, and writes their `.metadata`."""
     return saved.has_local_plan or table.mode not in TWO_TIERS
 
 
-def load_plan_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTable) -> float:
+def load_plan_seconds(saved: SavedFiles, machine: SavingMachine, table: CheckpointTable) -> float:
     """Seconds of `.metadata` on every rank, and of the plans on rank 0, where there are any."""
     rates = _rates(machine, None)
     if not is_planned(saved, table):
         return saved.checked_items * rates.read_item
-    found = saved.chunks * rates.metadata_item + saved.read_items * rates.load_item
-    found += saved.read_items / len(saved.read) * machine.rates.own_load_plan_seconds_per_item
-    return found + saved.checked_items * rates.read_item
+    seconds = saved.chunks * rates.metadata_item + saved.read_items * rates.load_item
+    seconds += saved.read_items / len(saved.read) * machine.rates.own_load_plan_seconds_per_item
+    return seconds + saved.checked_items * rates.read_item
 
 
 def _rates(machine: SavingMachine, table: CheckpointTable | None) -> PlanningRates:
     """The planner's rates, [Note: cycles]. `table` is a save's, None for a load."""
     strategy = machine.job.strategy
-    is_apart = table is not None and table.mode == "async" and table.writer == "process"
-    if isinstance(strategy, Fsdp2) and strategy.wrapping.startswith("torchtitan") and not is_apart:
+    is_separate_process = table is not None and table.mode == "async" and table.writer == "process"
+    if (
+        isinstance(strategy, Fsdp2Config)
+        and strategy.wrapping.startswith("torchtitan")
+        and not is_separate_process
+    ):
         return machine.rates.planning_uncollected
     return machine.rates.planning

@@ -31,7 +31,7 @@ class PlanningRates(BaseModel):
     metadata_item: Duration
     """Every rank that loads reads all of `.metadata` and looks for its parts."""
 
-    def on_core(self, factor: float) -> PlanningRates:
+    def scale_to_core(self, factor: float) -> PlanningRates:
         """The rates of a core that is `factor` times as slow."""
         return self.model_copy(update={name: factor * seconds for name, seconds in self})
 
@@ -67,11 +67,13 @@ class SavingRates(Table):
     planning_uncollected: PlanningRates
     """The planner's rates where Python does not look for cycles of objects."""
 
-    def on_core(self, factor: float) -> SavingRates:
+    def scale_to_core(self, factor: float) -> SavingRates:
         """The rates of a core that is `factor` times as slow. Waits for turns are no work and stay."""
         slower = {name: getattr(self, name) / factor for name in _CORE_BANDWIDTHS}
         slower |= {name: getattr(self, name) * factor for name in _CORE_SECONDS}
-        plans = {name: getattr(self, name).on_core(factor) for name in ("planning", "planning_uncollected")}
+        plans = {
+            name: getattr(self, name).scale_to_core(factor) for name in ("planning", "planning_uncollected")
+        }
         return self.model_copy(update=slower | plans)
 
 

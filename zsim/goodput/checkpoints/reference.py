@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from zsim.goodput.checkpoints.pickled import VALUE_BYTES, archive_bytes
-from zsim.goodput.checkpoints.saved import Saved, SavedFile
-from zsim.goodput.checkpoints.tensors import HeldStates, HeldTensor, own
+from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.tensors import ModelStates, StateTensor, untied_tensors
 from zsim.specs.model.spec import ModelSpec
 
 _STATES = 3  # master, exp_avg, exp_avg_sq, in fp32
@@ -19,9 +19,9 @@ _MANIFEST_BYTES = 5000
 _METADATA_BYTES, _METADATA_CHUNK = 970, 104  # recorded (traces/checkpoints/files.json)
 
 
-def reference_files(held: HeldStates, model: ModelSpec) -> Saved:
+def reference_files(model_states: ModelStates, model: ModelSpec) -> SavedFiles:
     """The files of `checkpoint.save`."""
-    ranks, units = held.data_ranks, _units(held.tensors[0], model.block_prefix)
+    ranks, units = model_states.data_ranks, _units(model_states.tensors[0], model.block_prefix)
     files = [SavedFile("buffers.pt", 0, overhead=VALUE_BYTES),
              SavedFile("manifest.json", 0, overhead=_MANIFEST_BYTES)]  # fmt: skip
     for rank in range(ranks):
@@ -38,19 +38,19 @@ def reference_files(held: HeldStates, model: ModelSpec) -> Saved:
             files.append(SavedFile(f"{name}/__{rank}_0.distcp", rank, chunk, 2 * chunk, overhead))
             staged[rank] += _STATES * chunk
     items = _STATES * len(units) * ranks
-    return Saved(
+    return SavedFiles(
         "reference", tuple(files), staged, staged, items=items, chunks=items, read_items=items,
         is_synced=True,
     )  # fmt: skip
 
 
-def _units(tensors: tuple[HeldTensor, ...], block_prefix: str) -> dict[str, int]:
+def _units(tensors: tuple[StateTensor, ...], block_prefix: str) -> dict[str, int]:
     """Elements of the root and of every block."""
-    found = {"root": 0}
-    for tensor in own(tensors):
+    unit_numels = {"root": 0}
+    for tensor in untied_tensors(tensors):
         name = "root"
         if tensor.name.startswith(f"{block_prefix}."):
             number = tensor.name[len(block_prefix) + 1 :].partition(".")[0]
             name = f"{block_prefix}.{number}"
-        found[name] = found.get(name, 0) + tensor.numel
-    return found
+        unit_numels[name] = unit_numels.get(name, 0) + tensor.numel
+    return unit_numels

@@ -9,19 +9,19 @@ from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.cost import checkpoint_of
-from zsim.goodput.checkpoints.saved import Saved
+from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.goodput.checkpoints.startup import startup_of
 from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable
 
-STATED = ("blocking", "durable", "slowdown", "load", "bytes")
-_ALL_STATED = ("blocking", "load", "bytes")
+STATED_KEYS = ("blocking", "durable", "slowdown", "load", "bytes")
+_REQUIRED_KEYS = ("blocking", "load", "bytes")
 
 
 def save_cost(
     result: Result,
     table: CheckpointTable,
     mode: CheckpointMode,
-    files: Callable[[], Saved] | None = None,
+    files: Callable[[], SavedFiles] | None = None,
     simulator: Simulator | None = None,
 ) -> Checkpoint:
     """The cost of a save of this step's job in `mode`.
@@ -29,25 +29,25 @@ def save_cost(
     What the table states is taken as it is, and a stated time that training waits is all of the save unless
     more is stated. `files` returns the files of the save. `simulator` is the one that simulated the step.
     """
-    stated = {name: getattr(table, name) for name in STATED if getattr(table, name) is not None}
-    if table.blocking is not None and all(name in stated for name in _ALL_STATED):
+    stated = {name: getattr(table, name) for name in STATED_KEYS if getattr(table, name) is not None}
+    if table.blocking is not None and all(name in stated for name in _REQUIRED_KEYS):
         simulated = Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
     else:
         saved = None if files is None else files()
         simulated = checkpoint_of(result.job, result, mode=mode, saved=saved, simulator=simulator)
-    found = replace(
+    cost = replace(
         simulated,
         bytes=stated.get("bytes", simulated.bytes),
         blocking_seconds=stated.get("blocking", simulated.blocking_seconds),
         load_seconds=stated.get("load", simulated.load_seconds),
     )
     if "blocking" in stated:
-        found = replace(found, durable_seconds=found.blocking_seconds, slowdown_seconds=0.0)
-    durable = stated.get("durable", found.durable_seconds)
+        cost = replace(cost, durable_seconds=cost.blocking_seconds, slowdown_seconds=0.0)
+    durable = stated.get("durable", cost.durable_seconds)
     return replace(
-        found,
-        durable_seconds=max(durable, found.blocking_seconds),
-        slowdown_seconds=stated.get("slowdown", found.slowdown_seconds),
+        cost,
+        durable_seconds=max(durable, cost.blocking_seconds),
+        slowdown_seconds=stated.get("slowdown", cost.slowdown_seconds),
     )
 
 

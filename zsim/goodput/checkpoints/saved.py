@@ -41,7 +41,7 @@ class SavedFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedFiles:
     """All files of one save, and what planning, writing and loading them involves."""
 
     format: str
@@ -106,30 +106,30 @@ class Saved:
             "overhead": sum(file.overhead for file in self.files),
         }
 
-    def written(self) -> Ints:
+    def written_bytes(self) -> Ints:
         """Bytes per rank."""
-        return self._by_rank([file.bytes for file in self.files])
+        return self._sum_per_rank([file.bytes for file in self.files])
 
-    def archived(self) -> Ints:
+    def archived_bytes(self) -> Ints:
         """Bytes per rank that are made from tensors, not copied."""
-        return self.written() if self.copied is None else self.written() - self.copied
+        return self.written_bytes() if self.copied is None else self.written_bytes() - self.copied
 
-    def metadata(self) -> Ints:
+    def metadata_bytes(self) -> Ints:
         """Bytes per rank of `.metadata`, which is no archive."""
-        return self._by_rank([file.bytes if file.is_metadata else 0 for file in self.files])
+        return self._sum_per_rank([file.bytes if file.is_metadata else 0 for file in self.files])
 
-    def unarchived(self) -> Ints:
+    def unarchived_bytes(self) -> Ints:
         """Bytes per rank that are read into tensors."""
         return self.read if self.copied is None else self.read - self.copied
 
     def num_files(self) -> Ints:
         """Files per rank."""
-        return self._by_rank([file.copies for file in self.files])
+        return self._sum_per_rank([file.copies for file in self.files])
 
-    def _by_rank(self, amounts: list[int]) -> Ints:
-        found = np.zeros(len(self.staged), dtype=np.int64)
-        np.add.at(found, [file.rank for file in self.files], amounts)
-        return found
+    def _sum_per_rank(self, amounts: list[int]) -> Ints:
+        sums = np.zeros(len(self.staged), dtype=np.int64)
+        np.add.at(sums, [file.rank for file in self.files], amounts)
+        return sums
 
     def rows(self) -> list[tuple[str | int, ...]]:
         """`checkpoint_files.csv`: a row per file, under `COLUMNS`."""

@@ -21,5 +21,5 @@ def communicator_seconds(ranks: int, rates: StartingRates) -> float:
     """Seconds of setting up the communicators of so many ranks: a power of their number."""
     if ranks == 1:
         return 0.0
-    grown = (ranks / rates.communicator_ranks) ** rates.communicator_exponent
-    return float(max(rates.communicator_least, rates.communicator_seconds * grown))
+    growth = (ranks / rates.communicator_ranks) ** rates.communicator_exponent
+    return float(max(rates.communicator_least, rates.communicator_seconds * growth))

@@ -51,11 +51,11 @@ def _limits(
     per_node: float | None,
     total: float | None,
 ) -> StoreLimits:
-    part = table.efficiency
+    efficiency = table.efficiency
     return StoreLimits(
         threads * per_thread if per_thread else np.inf,
         per_node or node,
-        total * part if total else np.inf,
+        total * efficiency if total else np.inf,
         table.latency,
         table.metadata_per_second or np.inf,
     )
@@ -66,21 +66,21 @@ def transfer_seconds(amounts: Ints, node_of: Ints, limits: StoreLimits) -> float
 
     Rates are max-min fair under the limits of ranks, nodes and the store, and rise as other ranks end.
     """
-    left = _rounded_up(amounts)
+    left_bytes = _round_up_to_classes(amounts)
     nodes = int(node_of.max(initial=0)) + 1
     seconds = 0.0
     while True:
-        active = left > 0
+        active = left_bytes > 0
         if not active.any():
             return seconds
-        beside = np.bincount(node_of[active], minlength=nodes)
-        caps = np.minimum(limits.rank, limits.node / beside[node_of[active]])
-        rates = np.minimum(caps, _level(caps, limits.total))
+        active_per_node = np.bincount(node_of[active], minlength=nodes)
+        caps = np.minimum(limits.rank, limits.node / active_per_node[node_of[active]])
+        rates = np.minimum(caps, _fair_rate(caps, limits.total))
         if np.isinf(rates).all():
             return seconds
-        step = float((left[active] / rates).min())
-        left[active] = left[active] - rates * step
-        left[left < 1.0] = 0.0
+        step = float((left_bytes[active] / rates).min())
+        left_bytes[active] = left_bytes[active] - rates * step
+        left_bytes[left_bytes < 1.0] = 0.0
         seconds += step
 
 
@@ -89,25 +89,25 @@ def file_seconds(files: Ints, limits: StoreLimits) -> float:
     return float(files.max(initial=0)) * limits.open_seconds + float(files.sum()) / limits.files_per_second
 
 
-def _rounded_up(amounts: Ints) -> Floats:
+def _round_up_to_classes(amounts: Ints) -> Floats:
     """The amounts in `_CLASSES` classes at most, each as its largest member."""
     values = np.unique(amounts[amounts > 0])
-    found = amounts.astype(np.float64)
+    rounded = amounts.astype(np.float64)
     if len(values) > _CLASSES:
         edges = np.linspace(values[0], values[-1], _CLASSES + 1)[1:]
         positive = amounts > 0
-        place = np.minimum(np.searchsorted(edges, found[positive] - 0.5), _CLASSES - 1)
+        class_index = np.minimum(np.searchsorted(edges, rounded[positive] - 0.5), _CLASSES - 1)
         largest = np.zeros(_CLASSES)
-        np.maximum.at(largest, place, found[positive])
-        found[positive] = largest[place]
-    return found
+        np.maximum.at(largest, class_index, rounded[positive])
+        rounded[positive] = largest[class_index]
+    return rounded
 
 
-def _level(caps: Floats, total: float) -> float:
+def _fair_rate(caps: Floats, total: float) -> float:
     """The rate of every rank that can reach it, so that all ranks do not exceed `total`."""
     if caps.sum() <= total:
         return float(np.inf)
     ordered = np.sort(caps)
-    before = np.concatenate([[0.0], np.cumsum(ordered)[:-1]])
-    levels = (total - before) / np.arange(len(ordered), 0, -1)
+    cumulative = np.concatenate([[0.0], np.cumsum(ordered)[:-1]])
+    levels = (total - cumulative) / np.arange(len(ordered), 0, -1)
     return float(levels[np.argmax(levels <= ordered)])

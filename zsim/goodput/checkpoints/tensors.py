@@ -27,17 +27,17 @@ STEP_BYTES = 4  # of Adam's step counter, a tensor of its own per parameter
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTensor:
+class StateTensor:
     """A parameter as a rank of a tensor-parallel group has it."""
 
     name: str
     shape: tuple[int, ...]
-    is_cut: bool = False
+    is_tensor_parallel: bool = False
     """Each rank has another part of it. Otherwise all have the same."""
     is_trainable: bool = True
     tied_to: str | None = None
     """The parameter of which it is another name."""
-    is_spread: bool = False
+    is_expert_parallel: bool = False
     """It belongs to expert-parallel experts, of which a rank has those along the first dimension."""
 
     @property
@@ -51,11 +51,11 @@ class HeldTensor:
 
 
 @dataclass(frozen=True)
-class HeldStates:
+class ModelStates:
     """All states that are saved."""
 
     optimizer: str
-    tensors: tuple[tuple[HeldTensor, ...], ...]
+    tensors: tuple[tuple[StateTensor, ...], ...]
     """`tensors[p]` are the parameters of pipeline rank p, in the order of `state_dict()`."""
     ranks: tuple[tuple[Ints, ...], ...]
     """`ranks[p][t]` are the data-parallel ranks that hold them as rank t of the tensor-parallel group."""
@@ -73,7 +73,7 @@ class HeldStates:
         return len(self.ranks[0])
 
     @property
-    def expert_places(self) -> int:
+    def expert_shards(self) -> int:
         """Ranks that each have other routed experts, or another part of them. 1 where none are
         expert-parallel.
         """
@@ -84,11 +84,11 @@ class HeldStates:
         """Ranks that hold the same routed experts."""
         return len(self.expert_ranks[0][0]) if self.expert_ranks else self.data_ranks
 
-    def places_of(self, tensor: HeldTensor) -> int:
+    def model_shards_of(self, tensor: StateTensor) -> int:
         """Ranks that each hold another part of the full tensor, before data parallelism shards it."""
-        if tensor.is_spread:
-            return self.expert_places
-        return self.tensor_ranks if tensor.is_cut else 1
+        if tensor.is_expert_parallel:
+            return self.expert_shards
+        return self.tensor_ranks if tensor.is_tensor_parallel else 1
 
     @property
     def world_size(self) -> int:
@@ -106,55 +106,70 @@ class HeldStates:
     @property
     def num_parameters(self) -> int:
         """Parameters of the pipeline rank that has most of them."""
-        return max(sum(1 for _ in own(stage)) for stage in self.tensors)
+        return max(sum(1 for _ in untied_tensors(stage)) for stage in self.tensors)
 
     @cached_property
     def numels(self) -> tuple[int, ...]:
         """Elements of each pipeline rank, tied ones once."""
-        return tuple(sum(one.numel for one in own(stage)) for stage in self.tensors)
+        return tuple(sum(tensor.numel for tensor in untied_tensors(stage)) for stage in self.tensors)
 
 
-def own(tensors: tuple[HeldTensor, ...]) -> Iterator[HeldTensor]:
+def untied_tensors(tensors: tuple[StateTensor, ...]) -> Iterator[StateTensor]:
     """The tensors without second names of tied ones."""
     return (tensor for tensor in tensors if tensor.tied_to is None)
 
 
-def trained(tensors: tuple[HeldTensor, ...]) -> Iterator[HeldTensor]:
+def trainable_tensors(tensors: tuple[StateTensor, ...]) -> Iterator[StateTensor]:
     """The tensors that have optimizer states."""
-    return (tensor for tensor in own(tensors) if tensor.is_trainable)
+    return (tensor for tensor in untied_tensors(tensors) if tensor.is_trainable)
 
 
-def held_states(job: Job) -> HeldStates:
+def collect_model_states(job: Job) -> ModelStates:
     """The states of a job. Raises what `stages_of` raises."""
     parallelism, mesh = job.parallelism, job.mesh
     models = stages_of(job.model, parallelism)
     experts = replace(parallelism.experts, tensor=1)
-    alone = replace(parallelism, tensor=1, sequence_parallel=False, async_tensor=False, experts=experts)
-    whole = dict(one for model in stages_of(job.model, alone) for one in model.named_parameters())
+    unsharded_parallelism = replace(
+        parallelism, tensor=1, sequence_parallel=False, async_tensor=False, experts=experts
+    )
+    full_parameters = dict(
+        named_parameter
+        for model in stages_of(job.model, unsharded_parallelism)
+        for named_parameter in model.named_parameters()
+    )
     micro_batches = job.training.gradient_accumulation_steps // parallelism.passes
-    places = ranks_of(
+    pipeline_ranks = ranks_of(
         parallelism.schedule, parallelism.pipeline, parallelism.virtual_stages, micro_batches,
         parallelism.schedule_text,
     )  # fmt: skip
-    tensors: list[tuple[HeldTensor, ...]] = [() for _ in range(parallelism.pipeline)]
-    for model, place in zip(models, places, strict=True):
-        found = []
+    tensors: list[tuple[StateTensor, ...]] = [() for _ in range(parallelism.pipeline)]
+    for model, pipeline_rank in zip(models, pipeline_ranks, strict=True):
+        stage_tensors = []
         for name, parameter in model.named_parameters():
-            is_cut = parallelism.tensor > 1 and (name not in whole or whole[name].shape != parameter.shape)
-            is_spread = parameter.belongs_to == EXPERT_DATA
-            found.append(
-                HeldTensor(
-                    name, parameter.shape, is_cut and not is_spread, parameter.trainable, is_spread=is_spread
+            is_tensor_parallel = parallelism.tensor > 1 and (
+                name not in full_parameters or full_parameters[name].shape != parameter.shape
+            )
+            is_expert_parallel = parameter.rank_kind == EXPERT_DATA
+            stage_tensors.append(
+                StateTensor(
+                    name,
+                    parameter.shape,
+                    is_tensor_parallel and not is_expert_parallel,
+                    parameter.trainable,
+                    is_expert_parallel=is_expert_parallel,
                 )
             )
-        tensors[place] += (*found, *_tied(model, found))
-    rows = mesh.groups(DATA, CONTEXT)
-    pipeline, tensor = mesh.coordinate(PIPELINE)[rows[:, 0]], mesh.coordinate(TENSOR)[rows[:, 0]]
+        tensors[pipeline_rank] += (*stage_tensors, *_tied_head(model, stage_tensors))
+    data_groups = mesh.groups(DATA, CONTEXT)
+    pipeline, tensor = (
+        mesh.coordinate(PIPELINE)[data_groups[:, 0]],
+        mesh.coordinate(TENSOR)[data_groups[:, 0]],
+    )
     ranks = tuple(
-        tuple(rows[(pipeline == p) & (tensor == t)][0] for t in range(parallelism.tensor))
+        tuple(data_groups[(pipeline == p) & (tensor == t)][0] for t in range(parallelism.tensor))
         for p in range(parallelism.pipeline)
     )
-    return HeldStates(job.training.optimizer, tuple(tensors), ranks, _expert_ranks(job))
+    return ModelStates(job.training.optimizer, tuple(tensors), ranks, _expert_ranks(job))
 
 
 def _expert_ranks(job: Job) -> tuple[tuple[Ints, ...], ...]:
@@ -162,14 +177,17 @@ def _expert_ranks(job: Job) -> tuple[tuple[Ints, ...], ...]:
     if job.parallelism.experts.ranks == 1:
         return ()
     mesh = job.parallelism.expert_mesh(job.world_size)
-    rows, stage = mesh.groups(EXPERT_DATA), mesh.coordinate(PIPELINE)
-    return tuple(tuple(rows[stage[rows[:, 0]] == place]) for place in range(job.parallelism.pipeline))
+    groups, stage = mesh.groups(EXPERT_DATA), mesh.coordinate(PIPELINE)
+    return tuple(
+        tuple(groups[stage[groups[:, 0]] == pipeline_rank])
+        for pipeline_rank in range(job.parallelism.pipeline)
+    )
 
 
-def _tied(model: ModelSpec, found: list[HeldTensor]) -> Iterator[HeldTensor]:
+def _tied_head(model: ModelSpec, tensors: list[StateTensor]) -> Iterator[StateTensor]:
     """The LM head that is the embedding by another name, where both are in this part of the model."""
     if not model.is_tied or not model.before:
         return
     for module in model.after:
-        if isinstance(module.work, Linear) and not module.parameters:
-            yield replace(found[0], name=f"{module.name}.weight", tied_to=found[0].name)
+        if isinstance(module.op_spec, Linear) and not module.parameters:
+            yield replace(tensors[0], name=f"{module.name}.weight", tied_to=tensors[0].name)

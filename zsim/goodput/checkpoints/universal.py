@@ -18,8 +18,15 @@ from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoints.pickled import archive_bytes
-from zsim.goodput.checkpoints.saved import Saved, SavedFile
-from zsim.goodput.checkpoints.tensors import STATES, STEP_BYTES, HeldStates, HeldTensor, own, trained
+from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
+from zsim.goodput.checkpoints.tensors import (
+    STATES,
+    STEP_BYTES,
+    ModelStates,
+    StateTensor,
+    trainable_tensors,
+    untied_tensors,
+)
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 EXTRACT_WORKERS, MERGE_WORKERS = 4, 2  # the converter's defaults
@@ -28,7 +35,9 @@ _GLOBAL_STATE = "zero/optimizer_state.pt"
 _GLOBAL_STATE_BYTES = 2013  # without tensors: recorded (traces/checkpoints/files.json)
 
 
-def with_universal(saved: Saved, held: HeldStates, config: DeepSpeedConfig, *, has_steps: bool) -> Saved:
+def add_universal_files(
+    saved: SavedFiles, model_states: ModelStates, config: DeepSpeedConfig, *, has_steps: bool
+) -> SavedFiles:
     """The save with the files of its conversion. With `has_steps` the optimizer counts steps in a tensor.
 
     Raises InputError without partitions to convert, NotSimulatedError for states that are in none.
@@ -43,11 +52,14 @@ def with_universal(saved: Saved, held: HeldStates, config: DeepSpeedConfig, *, h
             "run.checkpoint.format: found 'universal' with states on NVMe, which are in no partition's file, "
             "and DeepSpeed's converter reads those; expected 'deepspeed'"
         )
-    files = (*_common(saved, config), *_parameters(held, has_steps and config.stage < 3, config))
-    return replace(saved, converted=files, read=_read(files, held, config))
+    files = (
+        *_common_files(saved, config),
+        *_parameter_files(model_states, has_steps and config.stage < 3, config),
+    )
+    return replace(saved, converted=files, read=_read_bytes(files, model_states, config))
 
 
-def _common(saved: Saved, config: DeepSpeedConfig) -> Iterator[SavedFile]:
+def _common_files(saved: SavedFiles, config: DeepSpeedConfig) -> Iterator[SavedFile]:
     """The files that are taken over, and the states that are no parameter's. In stage 3 these are all of rank
     0's.
     """
@@ -61,14 +73,16 @@ def _common(saved: Saved, config: DeepSpeedConfig) -> Iterator[SavedFile]:
         yield first._replace(name=_GLOBAL_STATE)
 
 
-def _parameters(held: HeldStates, has_steps: bool, config: DeepSpeedConfig) -> Iterator[SavedFile]:
+def _parameter_files(
+    model_states: ModelStates, has_steps: bool, config: DeepSpeedConfig
+) -> Iterator[SavedFile]:
     """A file per parameter and state. A tied weight's second name has fp32 numbers, in stages 1 and 2."""
-    for stage in held.tensors:
+    for stage in model_states.tensors:
         for tensor in stage:
             if tensor.tied_to is not None and config.stage == 3:
                 continue
-            size = _BYTES * tensor.numel * held.places_of(tensor)
-            names = ("fp32", *STATES[held.optimizer]) if _has_states(tensor) else ("fp32",)
+            size = _BYTES * tensor.numel * model_states.model_shards_of(tensor)
+            names = ("fp32", *STATES[model_states.optimizer]) if _has_states(tensor) else ("fp32",)
             for name in names:
                 yield SavedFile(f"zero/{tensor.name}/{name}.pt", 0, 0, size, archive_bytes(size) - size)
             if has_steps and _has_states(tensor):
@@ -76,26 +90,29 @@ def _parameters(held: HeldStates, has_steps: bool, config: DeepSpeedConfig) -> I
                 yield SavedFile(f"zero/{tensor.name}/step.pt", 0, 0, STEP_BYTES, overhead)
 
 
-def _has_states(tensor: HeldTensor) -> bool:
+def _has_states(tensor: StateTensor) -> bool:
     return tensor.is_trainable and tensor.tied_to is None
 
 
-def _read(files: tuple[SavedFile, ...], held: HeldStates, config: DeepSpeedConfig) -> Ints:
+def _read_bytes(files: tuple[SavedFile, ...], model_states: ModelStates, config: DeepSpeedConfig) -> Ints:
     """Bytes that each rank reads to load."""
-    found = np.zeros(held.world_size, dtype=np.int64)
-    states = 1 + held.num_states
+    bytes_per_rank = np.zeros(model_states.world_size, dtype=np.int64)
+    states = 1 + model_states.num_states
     if config.stage == 3:
-        found += sum(file.bytes for file in files if file.name.startswith("zero/"))
-        return found
-    for stage, groups in zip(held.tensors, held.ranks, strict=True):
-        numels = [tensor.numel for tensor in trained(stage)]
-        whole = [_BYTES * states * tensor.numel * held.places_of(tensor) for tensor in trained(stage)]
+        bytes_per_rank += sum(file.bytes for file in files if file.name.startswith("zero/"))
+        return bytes_per_rank
+    for stage, groups in zip(model_states.tensors, model_states.ranks, strict=True):
+        numels = [tensor.numel for tensor in trainable_tensors(stage)]
+        full_bytes = [
+            _BYTES * states * tensor.numel * model_states.model_shards_of(tensor)
+            for tensor in trainable_tensors(stage)
+        ]
         ends = np.cumsum(numels)
         starts = ends - numels
-        module = DTYPE_BYTES[config.param_dtype] * sum(tensor.numel for tensor in own(stage))
+        module = DTYPE_BYTES[config.param_dtype] * sum(tensor.numel for tensor in untied_tensors(stage))
         for ranks in groups:
-            part = -(-int(ends[-1]) // len(ranks))
-            for place, rank in enumerate(ranks):
-                touched = (starts < (place + 1) * part) & (ends > place * part)
-                found[rank] = module + int(np.array(whole)[touched].sum())
-    return found
+            partition_numel = -(-int(ends[-1]) // len(ranks))
+            for shard, rank in enumerate(ranks):
+                overlaps = (starts < (shard + 1) * partition_numel) & (ends > shard * partition_numel)
+                bytes_per_rank[rank] = module + int(np.array(full_bytes)[overlaps].sum())
+    return bytes_per_rank

@@ -21,21 +21,21 @@ from collections.abc import Sequence
 
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Memory
 from zsim.plan.parts.optimizer import (
     clip_gradients,
     lazy_states,
+    optimizer_tensors,
     paged_states,
+    parameter_bytes,
     update,
-    updated_in_blocks,
-    whole_bytes,
 )
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Embedding, Linear, Parameter
-from zsim.specs.strategy.frameworks import Ddp
+from zsim.specs.strategy.frameworks import DdpConfig
 from zsim.specs.strategy.mesh import PIPELINE
 
 ALL_REDUCE = "all_reduce"
@@ -72,7 +72,7 @@ class _Bucket:
     numel: int
     num_parameters: int
     num_missing: int = 0
-    reduced: int = 0  # the all-reduce's event
+    reduce_event: int = 0  # the all-reduce's event
 
 
 class DdpSchedule(Hooks):
@@ -81,24 +81,28 @@ class DdpSchedule(Hooks):
 
     asynchronous = frozenset({"all_reduce"})  # reducer.cpp, `all_reduce_bucket`
 
-    def __init__(self, stage: Stage, strategy: Ddp) -> None:
+    def __init__(self, stage: Stage, strategy: DdpConfig) -> None:
         super().__init__(stage)
         self.group = stage.group()
-        self.is_alone = self.group.size == 1
+        self.is_single_rank = self.group.size == 1
         self.workload = workload = stage.workload
         self.strategy = strategy
-        self.has_views = strategy.gradient_as_bucket_view and not self.is_alone  # 1 rank has no buckets
+        self.has_views = strategy.gradient_as_bucket_view and not self.is_single_rank  # 1 rank has no buckets
         self.training = training = stage.training
         self.low_dtype = {"fp8": "bf16"}.get(training.precision, training.precision)
         self.low_bytes = DTYPE_BYTES[self.low_dtype]
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
-        embeddings = [one for one in workload.model.before if isinstance(one.work, Embedding)]
-        self._casts_embedding = any(self._is_cast(one) for each in embeddings for one in each.parameters)
+        embeddings = [module for module in workload.model.before if isinstance(module.op_spec, Embedding)]
+        self._casts_embedding = any(
+            self._is_cast(parameter) for module in embeddings for parameter in module.parameters
+        )
         order = _backward_order(workload)
-        ready = [one for call in order for one in reversed(call.trainable_parameters)]
-        self.gradient_numels = [parameter.numel for parameter in ready]
-        self.updated = updated_in_blocks(workload, [(one, one.shape) for one in ready])
+        ready_parameters = [parameter for call in order for parameter in reversed(call.trainable_parameters)]
+        self.gradient_numels = [parameter.numel for parameter in ready_parameters]
+        self.updated = optimizer_tensors(
+            workload, [(parameter, parameter.shape) for parameter in ready_parameters]
+        )
         self._buckets: list[_Bucket] = []
         self._bucket_of: list[_Bucket] = []
         caps = strategy.first_bucket_cap_bytes, strategy.bucket_cap_bytes
@@ -116,9 +120,9 @@ class DdpSchedule(Hooks):
         """The whole model and its optimizer states on every rank. The buckets stay between steps, and one
         rank has none.
         """
-        buckets = 0 if self.is_alone else self.stored_bytes * sum(self.gradient_numels)
+        buckets = 0 if self.is_single_rank else self.stored_bytes * sum(self.gradient_numels)
         return [
-            Memory("parameters", whole_bytes(self.workload, self.training.stored_dtype)),
+            Memory("parameters", parameter_bytes(self.workload, self.training.stored_dtype)),
             lazy_states(self.training, self.updated),
             *paged_states(self.training, self.updated),
             # With `gradient_as_bucket_view` the gradients are views of the buckets.
@@ -127,7 +131,7 @@ class DdpSchedule(Hooks):
 
     # -- autocast: see [Note: autocast's casts] ---------------------------------------------------------
 
-    def before_module(self, call: ModuleCall) -> None:
+    def pre_module(self, call: ModuleCall) -> None:
         if self.builder.phase == "backward":
             return
         size = self._cast_bytes(call)
@@ -135,8 +139,10 @@ class DdpSchedule(Hooks):
             return
         self.builder.allocate("buffers", size, micro_batch=self.builder.micro_batch)
         fp32 = size // self.low_bytes * self.stored_bytes
-        casts = sum(self._is_cast(one) for one in call.parameters)
-        self.builder.kernels(f"cast {call.name}", moves(fp32, size, launches=max(1, casts)), module=call.name)
+        casts = sum(self._is_cast(parameter) for parameter in call.parameters)
+        self.builder.kernels(
+            f"cast {call.name}", move_kernels(fp32, size, launches=max(1, casts)), module=call.name
+        )
         if self.builder.phase == "forward" and not self._keeps_casts(call):
             self._cached_cast_bytes += self._cast_bytes(call, is_cached=True)
 
@@ -144,7 +150,7 @@ class DdpSchedule(Hooks):
         self.builder.free("buffers", self._cached_cast_bytes, micro_batch=self.builder.micro_batch)
         self._cached_cast_bytes = 0
 
-    def after_module(self, call: ModuleCall) -> None:
+    def post_module(self, call: ModuleCall) -> None:
         size, phase = self._cast_bytes(call), self.builder.phase
         if phase == "forward":
             size = 0 if self._keeps_casts(call) else size - self._cast_bytes(call, is_cached=True)
@@ -158,10 +164,10 @@ class DdpSchedule(Hooks):
 
     def _cast_bytes(self, call: ModuleCall, *, is_cached: bool = False) -> int:
         """Bytes of a product's casts, or of those that autocast caches."""
-        if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.work, Linear):
+        if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.op_spec, Linear):
             return 0
         parameters = call.trainable_parameters if is_cached else call.parameters
-        numel = sum(one.numel for one in parameters if self._is_cast(one))
+        numel = sum(parameter.numel for parameter in parameters if self._is_cast(parameter))
         return (numel + self._borrowed_numel(call, is_cached=is_cached)) * self.low_bytes
 
     def _borrowed_numel(self, call: ModuleCall, *, is_cached: bool) -> int:
@@ -172,13 +178,13 @@ class DdpSchedule(Hooks):
 
     def _is_cast(self, parameter: Parameter) -> bool:
         """Whether autocast casts it: it is kept in the stored type, not frozen in the low one."""
-        return parameter.stored in ("", self.training.stored_dtype)
+        return parameter.stored_dtype in ("", self.training.stored_dtype)
 
     # -- gradients --------------------------------------------------------------------------------------
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        reduces_each = not self.strategy.no_sync and not is_told
-        self._is_syncing = (is_last or reduces_each) and not self.is_alone
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
+        reduces_each = not self.strategy.no_sync and not schedule_manages_sharding
+        self._is_syncing = (is_last or reduces_each) and not self.is_single_rank
         self._has_gradients = micro_batch > 0
         self._num_ready = 0
         for bucket in self._buckets:
@@ -221,7 +227,7 @@ class DdpSchedule(Hooks):
         builder, size = self.builder, call.trainable_numel * self.stored_bytes
         is_kept = not self._has_gradients and not self.has_views
         builder.allocate("gradients" if is_kept else "buffers", size)
-        if isinstance(call.module.work, Linear):
+        if isinstance(call.module.op_spec, Linear):
             self._cast_gradient(call, call.trainable_numel)
         elif size == self._tied_bytes:
             builder.free("activations", self._tied_bytes)
@@ -229,7 +235,7 @@ class DdpSchedule(Hooks):
         if self._has_gradients:
             builder.kernels(
                 f"accumulate gradients {call.name}",
-                moves(2 * size, size, launches=len(call.trainable_parameters)),
+                move_kernels(2 * size, size, launches=len(call.trainable_parameters)),
                 module=call.name,
             )
             builder.free("buffers", size)
@@ -237,14 +243,16 @@ class DdpSchedule(Hooks):
     def _cast_gradient(self, call: ModuleCall, numel: int) -> None:
         if self.low_dtype == self.training.stored_dtype:
             return
-        low = numel * self.low_bytes
-        self.builder.allocate("buffers", low)
+        cast_bytes = numel * self.low_bytes
+        self.builder.allocate("buffers", cast_bytes)
         self.builder.kernels(
             f"cast gradient {call.name}",
-            moves(low, numel * self.stored_bytes, launches=max(1, len(call.trainable_parameters))),
+            move_kernels(
+                cast_bytes, numel * self.stored_bytes, launches=max(1, len(call.trainable_parameters))
+            ),
             module=call.name,
         )
-        self.builder.free("buffers", low)
+        self.builder.free("buffers", cast_bytes)
 
     # -- buckets ----------------------------------------------------------------------------------------
 
@@ -252,7 +260,9 @@ class DdpSchedule(Hooks):
         """Scale by 1 / world size into the bucket, parameter by parameter."""
         size = sum(parameter.numel for parameter in parameters) * self.stored_bytes
         self.builder.kernels(
-            f"copy to bucket {call.name}", moves(size, size, launches=len(parameters)), module=call.name
+            f"copy to bucket {call.name}",
+            move_kernels(size, size, launches=len(parameters)),
+            module=call.name,
         )
         owns_memory = not self._has_gradients or self.strategy.no_sync
         if self.has_views and owns_memory:
@@ -263,7 +273,7 @@ class DdpSchedule(Hooks):
         builder.wait_stream(ALL_REDUCE, COMPUTE)
         size = bucket.numel * self.stored_bytes
         work = Collective("all_reduce", size, self.training.stored_dtype, self.group.name)
-        bucket.reduced = builder.add(
+        bucket.reduce_event = builder.add(
             f"all_reduce bucket {bucket.number}", ALL_REDUCE, work, overhead="ddp_bucket"
         )
 
@@ -272,20 +282,23 @@ class DdpSchedule(Hooks):
         if not self._is_syncing:
             return
         for bucket in self._buckets:
-            self.builder.stream_wait(COMPUTE, bucket.reduced)
+            self.builder.stream_wait(COMPUTE, bucket.reduce_event)
             if not self.has_views:
                 size = bucket.numel * self.stored_bytes
                 self.builder.kernels(
-                    f"copy from bucket {bucket.number}", moves(size, size, launches=bucket.num_parameters)
+                    f"copy from bucket {bucket.number}",
+                    move_kernels(size, size, launches=bucket.num_parameters),
                 )
 
     # -- optimizer ----------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
         """Clip and update the parameters of all stages of the rank. The norm is summed over the pipeline."""
-        numels = [numel for chunk in self.chunks for numel in chunk.gradient_numels]
+        numels = [numel for chunk in self.stage_hooks for numel in chunk.gradient_numels]
         clip_gradients(self.builder, self.training, numels, ((PIPELINE, 4),))
-        update(self.builder, self.training, [one for chunk in self.chunks for one in chunk.updated])
+        update(
+            self.builder, self.training, [tensor for chunk in self.stage_hooks for tensor in chunk.updated]
+        )
         if not self.has_views:
             self.builder.free("gradients", self.stored_bytes * sum(numels))
 

@@ -11,8 +11,8 @@ from zsim.dataclass import dataclass
 from zsim.plan.hooks import Hooks
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
+from zsim.specs.strategy.megatron import MegatronConfig
 
 if TYPE_CHECKING:
     from zsim.plan.moments import BetweenSteps, JobMoment
@@ -31,33 +31,33 @@ class Framework:
     """Whether the strategy offloads parameters, gradients, optimizer states or activation checkpoints from
     the GPU.
     """
-    moments: Callable[[BetweenSteps], Iterable[JobMoment]] = lambda held: ()
+    moments: Callable[[BetweenSteps], Iterable[JobMoment]] = lambda state: ()
     """The memory that the job needs when it is not in its steady step."""
-    is_for_any_ranks: bool = False
+    is_independent_of_ranks: bool = False
     """Whether the ops and the memory of a rank are the same for any number of data-parallel ranks
     above one.
     """
 
 
-def _ddp(stage: Stage, strategy: Ddp) -> Hooks:
+def _ddp(stage: Stage, strategy: DdpConfig) -> Hooks:
     from zsim.plan.frameworks.ddp import DdpSchedule
 
     return DdpSchedule(stage, strategy)
 
 
-def _fsdp1(stage: Stage, strategy: Fsdp1) -> Hooks:
+def _fsdp1(stage: Stage, strategy: Fsdp1Config) -> Hooks:
     from zsim.plan.frameworks.fsdp1.schedule import Fsdp1Schedule
 
     return Fsdp1Schedule(stage, strategy)
 
 
-def _fsdp2(stage: Stage, strategy: Fsdp2) -> Hooks:
+def _fsdp2(stage: Stage, strategy: Fsdp2Config) -> Hooks:
     from zsim.plan.frameworks.fsdp2.schedule import Fsdp2Schedule
 
     return Fsdp2Schedule(stage, strategy)
 
 
-def _megatron(stage: Stage, strategy: Megatron) -> Hooks:
+def _megatron(stage: Stage, strategy: MegatronConfig) -> Hooks:
     if strategy.fsdp is not None:
         from zsim.plan.frameworks.megatron_fsdp.schedule import MegatronFsdpSchedule
 
@@ -75,7 +75,7 @@ def _megatron(stage: Stage, strategy: Megatron) -> Hooks:
     return MegatronSchedule(stage, strategy)
 
 
-def _reference(stage: Stage, strategy: Reference) -> Hooks:
+def _reference(stage: Stage, strategy: ReferenceConfig) -> Hooks:
     from zsim.plan.frameworks.reference.schedule import ReferenceSchedule
 
     return ReferenceSchedule(stage, strategy)
@@ -99,28 +99,28 @@ def _deepspeed(stage: Stage, config: DeepSpeedConfig) -> Hooks:
     return Zero0Schedule(stage, config)
 
 
-def _ddp_moments(held: BetweenSteps) -> Iterable[JobMoment]:
+def _ddp_moments(state: BetweenSteps) -> Iterable[JobMoment]:
     from zsim.plan.parts.full_state import replicated_moments
 
-    return replicated_moments(held)
+    return replicated_moments(state)
 
 
-def _fsdp1_moments(held: BetweenSteps) -> Iterable[JobMoment]:
+def _fsdp1_moments(state: BetweenSteps) -> Iterable[JobMoment]:
     from zsim.plan.frameworks.fsdp1.moments import fsdp1_moments
 
-    return fsdp1_moments(held)
+    return fsdp1_moments(state)
 
 
-def _fsdp2_moments(held: BetweenSteps) -> Iterable[JobMoment]:
+def _fsdp2_moments(state: BetweenSteps) -> Iterable[JobMoment]:
     from zsim.plan.frameworks.fsdp2.moments import fsdp2_moments
 
-    return fsdp2_moments(held)
+    return fsdp2_moments(state)
 
 
-def _deepspeed_moments(held: BetweenSteps) -> Iterable[JobMoment]:
+def _deepspeed_moments(state: BetweenSteps) -> Iterable[JobMoment]:
     from zsim.plan.frameworks.deepspeed.moments import deepspeed_moments
 
-    return deepspeed_moments(held)
+    return deepspeed_moments(state)
 
 
 def _deepspeed_offloads(config: DeepSpeedConfig) -> bool:
@@ -129,15 +129,15 @@ def _deepspeed_offloads(config: DeepSpeedConfig) -> bool:
     return not is_kept or config.activation_checkpointing.cpu_checkpointing
 
 
-def _reference_offloads(strategy: Reference) -> bool:
+def _reference_offloads(strategy: ReferenceConfig) -> bool:
     return strategy.optimizer_place != "device" or strategy.parameter_place != "device"
 
 
 FRAMEWORKS: Mapping[type, Framework] = {
-    Ddp: Framework("ddp", _ddp, lambda _: False, _ddp_moments, is_for_any_ranks=True),
-    Fsdp1: Framework("fsdp1", _fsdp1, lambda strategy: strategy.cpu_offload, _fsdp1_moments),
-    Fsdp2: Framework("fsdp2", _fsdp2, lambda strategy: strategy.cpu_offload, _fsdp2_moments),
-    Megatron: Framework("megatron", _megatron, lambda _: False),
-    Reference: Framework("reference", _reference, _reference_offloads),
+    DdpConfig: Framework("ddp", _ddp, lambda _: False, _ddp_moments, is_independent_of_ranks=True),
+    Fsdp1Config: Framework("fsdp1", _fsdp1, lambda strategy: strategy.cpu_offload, _fsdp1_moments),
+    Fsdp2Config: Framework("fsdp2", _fsdp2, lambda strategy: strategy.cpu_offload, _fsdp2_moments),
+    MegatronConfig: Framework("megatron", _megatron, lambda _: False),
+    ReferenceConfig: Framework("reference", _reference, _reference_offloads),
     DeepSpeedConfig: Framework("deepspeed", _deepspeed, _deepspeed_offloads, _deepspeed_moments),
 }

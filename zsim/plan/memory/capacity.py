@@ -17,7 +17,7 @@ from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.cublas import NUM_HANDLES, workspace_bytes
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron import MegatronConfig
 
 
 def usable_bytes(cluster: Cluster, gpu: Gpu | None = None) -> int:
@@ -27,33 +27,33 @@ def usable_bytes(cluster: Cluster, gpu: Gpu | None = None) -> int:
     The allocator reserves (1 + margin) times the allocated bytes, so of a capacity C with F bytes of
     framework memory (C - F) / (1 + margin) + F are usable. F is small, and C / (1 + margin) is returned.
     """
-    capacity = min(one.memory.capacity for one in cluster.gpus) if gpu is None else gpu.memory.capacity
+    capacity = min(device.memory.capacity for device in cluster.gpus) if gpu is None else gpu.memory.capacity
     return int(capacity / (1 + cluster.framework_memory.allocator_margin))
 
 
-def usable_bytes_of_fullest(job: Job, plan: Plan) -> int:
+def usable_bytes_of_fullest_gpu(job: Job, plan: Plan) -> int:
     """`usable_bytes` of the GPU of the ranks with the highest peak."""
     if len(job.types) == 1:
         return usable_bytes(job.cluster, job.cluster.gpus[job.types[0]])
-    peaks = [program.once(device_peaks).get("gpu", 0) for program in plan.programs]
+    peaks = [program.memoize(device_peaks).get("gpu", 0) for program in plan.programs]
     return usable_bytes(job.cluster, gpu_of(job, plan, int(np.argmax(peaks))))
 
 
-def excess_bytes(job: Job, plan: Plan, *, with_margin: bool = True) -> int:
+def excess_bytes(job: Job, plan: Plan, *, includes_margin: bool = True) -> int:
     """Bytes by which the fullest rank's step exceeds the capacity of its GPU, or with `includes_margin` its
     usable bytes. It is negative if all ranks have room.
     """
     excess = []
     for number in range(len(plan.programs)):
         gpu = gpu_of(job, plan, number)
-        limit = usable_bytes(job.cluster, gpu) if with_margin else gpu.memory.capacity
+        limit = usable_bytes(job.cluster, gpu) if includes_margin else gpu.memory.capacity
         excess.append(program_peak_bytes(job, plan, number) - limit)
     return max(excess)
 
 
 def program_peak_bytes(job: Job, plan: Plan, number: int) -> int:
     """Maximum GPU bytes of a program's ranks over a step."""
-    peak = plan.programs[number].once(device_peaks).get("gpu", 0)
+    peak = plan.programs[number].memoize(device_peaks).get("gpu", 0)
     return peak + framework_memory(job, plan, number).bytes
 
 
@@ -67,7 +67,7 @@ def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
 
 def workspaces_bytes(job: Job, gpu: Gpu) -> int:
     """Bytes of cuBLAS's workspaces that the plan does not hold. They are 0 on GPUs that are not NVIDIA's."""
-    is_in_plan = isinstance(job.strategy, Megatron) and bool(job.strategy.workspaces)
+    is_in_plan = isinstance(job.strategy, MegatronConfig) and bool(job.strategy.workspaces)
     if is_in_plan or gpu.compute_capability is None:
         return 0
     return NUM_HANDLES * workspace_bytes(gpu.compute_capability)
@@ -75,9 +75,9 @@ def workspaces_bytes(job: Job, gpu: Gpu) -> int:
 
 def framework_bytes_range(job: Job, plan: Plan, program: int = 0) -> tuple[int, int]:
     """The least and the most that `framework_memory` may be, where sources disagree."""
-    memory, most = job.cluster.framework_memory, framework_memory(job, plan, program).bytes
-    taken = communicator_bytes(job, plan, program, memory)
-    return most - taken + least_communicator_bytes(job, plan, program, memory), most
+    memory, highest = job.cluster.framework_memory, framework_memory(job, plan, program).bytes
+    communicators = communicator_bytes(job, plan, program, memory)
+    return highest - communicators + least_communicator_bytes(job, plan, program, memory), highest
 
 
 def deciding_framework_range(job: Job, plan: Plan) -> tuple[int, int] | None:
@@ -89,23 +89,25 @@ def deciding_framework_range(job: Job, plan: Plan) -> tuple[int, int] | None:
         for number in range(len(plan.programs))
     }
     largest = max(excess)
-    least, most = framework_bytes_range(job, plan, excess[largest])
-    return (least, most) if 0 < largest <= most - least else None
+    lowest, highest = framework_bytes_range(job, plan, excess[largest])
+    return (lowest, highest) if 0 < largest <= highest - lowest else None
 
 
 def resident_bytes(job: Job, plan: Plan, device: Device) -> int:
     """Bytes held before a step: on the fullest GPU, or by all ranks of the fullest node on host or drives."""
-    held = [
+    bytes_per_program = [
         sum(memory.bytes for memory in program.resident if memory.device == device)
         for program in plan.programs
     ]
     if device != "gpu":
-        return _of_fullest_node(job, plan, held)
-    return max(bytes + framework_memory(job, plan, number).bytes for number, bytes in enumerate(held))
+        return _fullest_node_bytes(job, plan, bytes_per_program)
+    return max(
+        bytes + framework_memory(job, plan, number).bytes for number, bytes in enumerate(bytes_per_program)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class ResidentMemory:
     """Bytes that the fullest GPU and a node's host and drives hold before a step, whatever the batch, and
     their limits."""
 
@@ -117,11 +119,11 @@ class Resident:
         return any(self.bytes[device] > self.limits[device] for device in self.bytes)
 
 
-def resident_of(job: Job, plan: Plan) -> Resident:
+def resident_memory(job: Job, plan: Plan) -> ResidentMemory:
     """The bytes that a job holds before a step."""
     limits: dict[Device, int] = {"gpu": usable_bytes(job.cluster)}
     limits |= {device: limit or 0 for device, limit in node_capacity_bytes(job, plan).items()}
-    return Resident({device: resident_bytes(job, plan, device) for device in limits}, limits)
+    return ResidentMemory({device: resident_bytes(job, plan, device) for device in limits}, limits)
 
 
 def step_peak_bytes(job: Job, plan: Plan) -> int:
@@ -150,58 +152,58 @@ def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
     several types it is that of the node with the least memory left.
     """
     peaks = _peaks(plan, device)
-    return _least_room(job, plan, peaks)[0] if device == "host" else _of_fullest_node(job, plan, peaks)
+    return _least_room(job, plan, peaks)[0] if device == "host" else _fullest_node_bytes(job, plan, peaks)
 
 
 def _peaks(plan: Plan, device: Device) -> list[int]:
     """The maximum of a rank's bytes on a device over a step, program by program."""
-    return [program.once(device_peaks).get(device, 0) for program in plan.programs]
+    return [program.memoize(device_peaks).get(device, 0) for program in plan.programs]
 
 
 def pinned_bytes(job: Job, plan: Plan) -> int:
     """Maximum page-locked host bytes of the fullest node over a step: the sum of its ranks' maxima."""
-    return _of_fullest_node(job, plan, [program.once(pinned_peak) for program in plan.programs])
+    return _fullest_node_bytes(job, plan, [program.memoize(pinned_peak) for program in plan.programs])
 
 
-def pinned_by_host(job: Job, plan: Plan) -> list[tuple[int, HostDevice]]:
+def pinned_bytes_per_host(job: Job, plan: Plan) -> list[tuple[int, HostDevice]]:
     """`pinned_bytes` of the fullest node of each type, and its host."""
-    return _fullest_by_type(job, plan, [program.once(pinned_peak) for program in plan.programs])
+    return _fullest_per_type(job, plan, [program.memoize(pinned_peak) for program in plan.programs])
 
 
-def _of_fullest_node(job: Job, plan: Plan, of_program: list[int]) -> int:
+def _fullest_node_bytes(job: Job, plan: Plan, per_program: list[int]) -> int:
     """The sum of `per_program` over the ranks of a node, for the fullest node."""
-    return max(bytes for bytes, _ in _fullest_by_type(job, plan, of_program))
+    return max(bytes for bytes, _ in _fullest_per_type(job, plan, per_program))
 
 
-def _least_room(job: Job, plan: Plan, of_program: list[int]) -> tuple[int, int]:
+def _least_room(job: Job, plan: Plan, per_program: list[int]) -> tuple[int, int]:
     """The sum of `per_program` over a node's ranks and the node's host memory, for the node that has the
     least memory left.
     """
-    nodes = _fullest_by_type(job, plan, of_program)
+    nodes = _fullest_per_type(job, plan, per_program)
     return max(((bytes, host.memory) for bytes, host in nodes), key=lambda node: node[0] - node[1])
 
 
-def _fullest_by_type(job: Job, plan: Plan, of_program: list[int]) -> list[tuple[int, HostDevice]]:
+def _fullest_per_type(job: Job, plan: Plan, per_program: list[int]) -> list[tuple[int, HostDevice]]:
     """The sum of `per_program` over the ranks of a node and the node's host, for the fullest node of each
     type.
     """
     hosts = job.cluster.hosts
-    if len(of_program) == 1:
-        return [(of_program[0] * job.gpus_per_node, hosts[job.types[0]])]
+    if len(per_program) == 1:
+        return [(per_program[0] * job.gpus_per_node, hosts[job.types[0]])]
     counts = np.array(job.placement.gpus, dtype=np.int64)
-    firsts: Ints = np.cumsum(counts) - counts
-    of_node = np.add.reduceat(np.array(of_program)[plan.program_of], firsts)
+    first_ranks: Ints = np.cumsum(counts) - counts
+    per_node = np.add.reduceat(np.array(per_program)[plan.program_of], first_ranks)
     if len(job.types) == 1:
-        return [(int(of_node.max()), hosts[job.types[0]])]
-    types = job.cluster.type_of_node[list(job.placement.nodes)]
-    return [(int(of_node[types == kind].max()), hosts[kind]) for kind in job.types]
+        return [(int(per_node.max()), hosts[job.types[0]])]
+    types = job.cluster.node_type_indices[list(job.placement.nodes)]
+    return [(int(per_node[types == kind].max()), hosts[kind]) for kind in job.types]
 
 
-def over_pinned_limit(job: Job, plan: Plan) -> tuple[int, int] | None:
+def pinned_limit_violation(job: Job, plan: Plan) -> tuple[int, int] | None:
     """Host bytes that the plan page-locks on a node and the limit there, if the bytes exceed the limit.
     Otherwise None.
     """
-    for bytes, host in pinned_by_host(job, plan):
+    for bytes, host in pinned_bytes_per_host(job, plan):
         if host.pinned_limit is not None and bytes > host.pinned_limit:
             return bytes, host.pinned_limit
     return None
@@ -220,19 +222,19 @@ def node_capacity_bytes(job: Job, plan: Plan) -> dict[Device, int | None]:
 
 def fits(job: Job, plan: Plan) -> bool:
     """Whether a job's plan fits on every tier of its GPUs and nodes."""
-    return load(job, plan) <= 1
+    return fill_ratio(job, plan) <= 1
 
 
-def load(job: Job, plan: Plan) -> float:
+def fill_ratio(job: Job, plan: Plan) -> float:
     """Bytes over usable bytes of the tier that is fullest, over all GPUs and nodes. Above 1 the plan does not
     fit.
     """
     cluster = job.cluster
-    held = [(bytes, host.pinned_limit) for bytes, host in pinned_by_host(job, plan)]
-    nodes = _fullest_by_type(job, plan, _peaks(plan, "host"))
-    held += [(bytes, host.memory) for bytes, host in nodes]
-    held.append((node_peak_bytes(job, plan, "nvme"), node_capacity_bytes(job, plan)["nvme"] or 0))
+    usage = [(bytes, host.pinned_limit) for bytes, host in pinned_bytes_per_host(job, plan)]
+    nodes = _fullest_per_type(job, plan, _peaks(plan, "host"))
+    usage += [(bytes, host.memory) for bytes, host in nodes]
+    usage.append((node_peak_bytes(job, plan, "nvme"), node_capacity_bytes(job, plan)["nvme"] or 0))
     for number in range(len(plan.programs)):
         peak = max(program_peak_bytes(job, plan, number), program_startup_bytes(job, plan, number))
-        held.append((peak, usable_bytes(cluster, gpu_of(job, plan, number))))
-    return max(bytes / limit if limit else inf for bytes, limit in held if bytes and limit is not None)
+        usage.append((peak, usable_bytes(cluster, gpu_of(job, plan, number))))
+    return max(bytes / limit if limit else inf for bytes, limit in usage if bytes and limit is not None)

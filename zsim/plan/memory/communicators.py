@@ -18,41 +18,45 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Ints, distinct
+from zsim.arrays import Ints, unique
 from zsim.plan.ops import Collective, Plan, Program
 from zsim.specs.cluster.cluster import FrameworkMemory
 from zsim.specs.experiment.job import Job
 
-_OWN_KERNELS = ("deepep", "hybridep")  # dispatchers whose exchanges are not NCCL's
+_CUSTOM_KERNEL_DISPATCHERS = ("deepep", "hybridep")  # dispatchers whose exchanges are not NCCL's
 
 
 class _Communicator(NamedTuple):
     """A communicator of one rank."""
 
-    is_apart: bool
+    is_one_gpu_per_node: bool
     """Whether it has only one GPU of each node (or domain of nodes)."""
     ranks: int
-    num_exchanged: int
+    num_exchange_peers: int
     """The number of other GPUs of the rank's node in it, if it exchanges all to all, else 0."""
 
 
 def communicator_bytes(job: Job, plan: Plan, program: int, memory: FrameworkMemory) -> int:
     """Buffers of the communicators of a program's ranks."""
-    return sum(_bytes(each, memory) for each in _communicators(job, plan, program))
+    return sum(_bytes(communicator, memory) for communicator in _communicators(job, plan, program))
 
 
 def least_communicator_bytes(job: Job, plan: Plan, program: int, memory: FrameworkMemory) -> int:
     """The same where each is as small as a source has it."""
     least = memory.least_communicator
-    each = [_bytes(one, memory) for one in _communicators(job, plan, program)]
-    return sum(each if least is None else (min(bytes, least) for bytes in each))
+    sizes = [_bytes(communicator, memory) for communicator in _communicators(job, plan, program)]
+    return sum(sizes if least is None else (min(bytes, least) for bytes in sizes))
 
 
 def _bytes(communicator: _Communicator, memory: FrameworkMemory) -> int:
-    exchange = communicator.num_exchanged * memory.exchange_peer
-    if communicator.is_apart and memory.network_communicator is not None:
+    exchange = communicator.num_exchange_peers * memory.exchange_peer
+    if communicator.is_one_gpu_per_node and memory.network_communicator is not None:
         return memory.network_communicator + exchange
-    if communicator.ranks == 2 and not communicator.is_apart and memory.pair_communicator is not None:
+    if (
+        communicator.ranks == 2
+        and not communicator.is_one_gpu_per_node
+        and memory.pair_communicator is not None
+    ):
         return memory.pair_communicator + exchange
     return memory.communicator + exchange
 
@@ -63,21 +67,23 @@ def _communicators(job: Job, plan: Plan, program: int) -> Iterator[_Communicator
     gpus = job.placement.gpus
     nodes: Ints = np.repeat(np.arange(len(gpus)), gpus)
     domains = nodes // job.nodes_per_domain
-    is_nccls = job.parallelism.experts.dispatcher not in _OWN_KERNELS
-    exchanging = plan.programs[program].once(_exchanging) if is_nccls else frozenset()
+    uses_nccl = job.parallelism.experts.dispatcher not in _CUSTOM_KERNEL_DISPATCHERS
+    exchange_groups = plan.programs[program].memoize(_all_to_all_groups) if uses_nccl else frozenset()
     for name, group in plan.groups.items():
         if group.size == 1:
             continue
         for row in group.members[(group.members == rank).any(axis=1)]:
-            places = domains[row]
-            mates = int((places == domains[rank]).sum()) - 1
-            exchanged = mates if name in exchanging else 0
-            yield _Communicator(len(distinct(places)) == len(row), len(row), exchanged)
+            member_domains = domains[row]
+            num_local_peers = int((member_domains == domains[rank]).sum()) - 1
+            num_peers = num_local_peers if name in exchange_groups else 0
+            yield _Communicator(len(unique(member_domains)) == len(row), len(row), num_peers)
 
 
-def _exchanging(program: Program) -> frozenset[str]:
+def _all_to_all_groups(program: Program) -> frozenset[str]:
     """The groups over which a program exchanges all to all."""
-    works = (op.work for op in program.ops)
+    payloads = (op.work for op in program.ops)
     return frozenset(
-        work.group for work in works if isinstance(work, Collective) and work.kind == "all_to_all"
+        payload.group
+        for payload in payloads
+        if isinstance(payload, Collective) and payload.kind == "all_to_all"
     )

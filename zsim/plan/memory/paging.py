@@ -20,22 +20,25 @@ from dataclasses import replace
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config
 from zsim.specs.strategy.optimizers import optimizer_of
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 from zsim.units import format_bytes
 
 
-def with_paging(job: Job, made: Callable[[Training], Plan]) -> Training:
+def place_paged_states(job: Job, make_plan: Callable[[TrainingConfig], Plan]) -> TrainingConfig:
     """The job's training with the device of paged states resolved. `make_plan` returns the plan of a
     training. Frameworks that keep states in their own partitions have them on the GPU.
     """
     training = job.training
     if training.paged_states is not None or not optimizer_of(training.optimizer).is_paged:
         return training
-    on_gpu = replace(training, paged_states="gpu")
-    if not isinstance(job.strategy, Ddp | Fsdp1) or excess_bytes(job, made(on_gpu)) <= 0:
-        return on_gpu
+    gpu_training = replace(training, paged_states="gpu")
+    if (
+        not isinstance(job.strategy, DdpConfig | Fsdp1Config)
+        or excess_bytes(job, make_plan(gpu_training)) <= 0
+    ):
+        return gpu_training
     return replace(training, paged_states="host")
 
 
@@ -45,9 +48,9 @@ def paging_note(job: Job, plan: Plan) -> str:
         return ""
     paged = max(
         sum(
-            one.bytes
-            for one in program.resident
-            if (one.category, one.device) == ("optimizer_states", "host")
+            memory.bytes
+            for memory in program.resident
+            if (memory.category, memory.device) == ("optimizer_states", "host")
         )
         for program in plan.programs
     )

@@ -20,13 +20,13 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import (
     MemoryColumns,
     Owner,
+    change_indices_per_owner,
     memory_columns,
     op_columns,
-    owned_changes,
-    places_of_owners,
+    owner_change_indices,
 )
 from zsim.plan.ops import Program
-from zsim.plan.passes.twice import program_twice
+from zsim.plan.passes.twice import repeat_program
 
 
 class TensorChange(NamedTuple):
@@ -43,10 +43,10 @@ class TensorChange(NamedTuple):
     """The op that must end before the block can be reused, -1 if there is none."""
 
 
-class _Moves(NamedTuple):
+class _TensorMoves(NamedTuple):
     """The tensors of one owner and the changes that allocate or free them."""
 
-    made: Ints
+    allocating_changes: Ints
     """The change that allocates each tensor."""
     sizes: Ints
     """Bytes of each tensor."""
@@ -66,62 +66,65 @@ class _Tensors:
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
-        self.made: list[int] = []
-        self.moved: list[Sequence[int]] = []
+        self.allocating_changes: list[int] = []
+        self.tensors_per_change: list[Sequence[int]] = []
 
-    def make(self, changes: Sequence[tuple[int, tuple[int, ...]]]) -> _Moves:
+    def make(self, changes: Sequence[tuple[int, tuple[int, ...]]]) -> _TensorMoves:
         """Apply the `changes`: for each its bytes, and the bytes of its tensors if they are several."""
-        sizes, moved, live = self.bytes, self.moved, list[int]()  # oldest first
-        for place, (count, parts) in enumerate(changes):
+        sizes, tensors_per_change, live = self.bytes, self.tensors_per_change, list[int]()  # oldest first
+        for index, (count, tensor_sizes) in enumerate(changes):
             if count <= 0:
                 if live and sizes[live[-1]] == -count:
-                    moved.append((live.pop(),))
+                    tensors_per_change.append((live.pop(),))
                 else:
-                    moved.append(self._take(-count, live))
+                    tensors_per_change.append(self._take(-count, live))
                 continue
-            made = range(len(sizes), len(sizes) + len(parts)) if parts else (len(sizes),)
-            sizes += parts or (count,)
-            self.made += [place] * len(made) if parts else (place,)
-            moved.append(made)
-            live += made
-        lengths = list(map(len, moved))
-        tensors = np.fromiter(chain.from_iterable(moved), np.int64, sum(lengths))
-        return _Moves(
-            np.array(self.made), np.array(sizes), np.repeat(np.arange(len(moved)), lengths), tensors
+            new_tensors = range(len(sizes), len(sizes) + len(tensor_sizes)) if tensor_sizes else (len(sizes),)
+            sizes += tensor_sizes or (count,)
+            self.allocating_changes += [index] * len(new_tensors) if tensor_sizes else (index,)
+            tensors_per_change.append(new_tensors)
+            live += new_tensors
+        lengths = list(map(len, tensors_per_change))
+        tensors = np.fromiter(chain.from_iterable(tensors_per_change), np.int64, sum(lengths))
+        return _TensorMoves(
+            np.array(self.allocating_changes),
+            np.array(sizes),
+            np.repeat(np.arange(len(tensors_per_change)), lengths),
+            tensors,
         )
 
     def _take(self, count: int, live: list[int]) -> list[int]:
         """Take `count` bytes out of the tensors `live` and return their numbers. If needed one tensor is
         split, and so is its allocation.
         """
-        for place in range(len(live) - 1, -1, -1):
-            if self.bytes[live[place]] == count:
-                return [live.pop(place)]
+        for index in range(len(live) - 1, -1, -1):
+            if self.bytes[live[index]] == count:
+                return [live.pop(index)]
         sizes = [self.bytes[tensor] for tensor in live]
         if sum(sizes) == count and 0 not in sizes:  # all of them, the newest first
-            taken = live[::-1]
+            freed_tensors = live[::-1]
             live.clear()
-            return taken
-        taken = []
+            return freed_tensors
+        freed_tensors = []
         while count > 0:
             assert live, f"{count} bytes are freed that were not allocated"
-            fits = [place for place, tensor in enumerate(live) if self.bytes[tensor] <= count]
-            exact = [place for place in fits if self.bytes[live[place]] == count]
-            if not fits:
-                taken.append(self._split(live[-1], count))
-                return taken
-            taken.append(live.pop((exact or fits)[-1]))
-            count -= self.bytes[taken[-1]]
-        return taken
+            fitting_indices = [index for index, tensor in enumerate(live) if self.bytes[tensor] <= count]
+            exact_indices = [index for index in fitting_indices if self.bytes[live[index]] == count]
+            if not fitting_indices:
+                freed_tensors.append(self._split(live[-1], count))
+                return freed_tensors
+            freed_tensors.append(live.pop((exact_indices or fitting_indices)[-1]))
+            count -= self.bytes[freed_tensors[-1]]
+        return freed_tensors
 
-    def _split(self, whole: int, count: int) -> int:
+    def _split(self, tensor: int, count: int) -> int:
         """Split `count` bytes off a tensor into a tensor of their own, which is allocated with it."""
-        part, place = len(self.bytes), self.made[whole]
-        self.bytes[whole] -= count
+        new_tensor, change = len(self.bytes), self.allocating_changes[tensor]
+        self.bytes[tensor] -= count
         self.bytes.append(count)
-        self.made.append(place)
-        self.moved[place] = [*self.moved[place], part]
-        return part
+        self.allocating_changes.append(change)
+        self.tensors_per_change[change] = [*self.tensors_per_change[change], new_tensor]
+        return new_tensor
 
 
 class TensorColumns(NamedTuple):
@@ -137,31 +140,31 @@ class TensorColumns(NamedTuple):
     streams: tuple[str, ...]
 
     @classmethod
-    def of(cls, rows: Sequence[TensorChange]) -> TensorColumns:
+    def from_changes(cls, rows: Sequence[TensorChange]) -> TensorColumns:
         """The columns of these changes."""
         streams = tuple(dict.fromkeys(row.stream for row in rows))
         numbers = [(*row[:3], streams.index(row.stream), row.until) for row in rows]
         op, tensor, count, stream, until = np.array(numbers, dtype=np.int64).reshape(-1, 5).T
         return cls(op, tensor, count, stream, until, streams)
 
-    def taken(self, where: Bools) -> TensorColumns:
+    def select(self, mask: Bools) -> TensorColumns:
         """The changes for which `mask` is true."""
-        op, tensor, count, stream, until = (column[where] for column in self[:5])
+        op, tensor, count, stream, until = (column[mask] for column in self[:5])
         return TensorColumns(op, tensor, count, stream, until, self.streams)
 
-    def followed_by(self, others: TensorColumns) -> TensorColumns:
+    def concatenate(self, others: TensorColumns) -> TensorColumns:
         """These changes, followed by `others`."""
         streams = tuple(dict.fromkeys((*self.streams, *others.streams)))
-        place_of = np.array([streams.index(name) for name in others.streams], dtype=np.int64)
-        later = others._replace(stream=place_of[others.stream])
+        stream_indices = np.array([streams.index(name) for name in others.streams], dtype=np.int64)
+        later = others._replace(stream=stream_indices[others.stream])
         pairs = zip(self[:5], later[:5], strict=True)
-        op, tensor, count, stream, until = (np.concatenate(both) for both in pairs)
+        op, tensor, count, stream, until = (np.concatenate(columns) for columns in pairs)
         return TensorColumns(op, tensor, count, stream, until, streams)
 
     def rows(self) -> list[TensorChange]:
         """The changes, one after the other."""
         op, tensor, count, stream, until = (column.tolist() for column in self[:5])
-        names = [self.streams[place] for place in stream]
+        names = [self.streams[index] for index in stream]
         return list(map(TensorChange, op, tensor, count, names, until))
 
 
@@ -176,48 +179,52 @@ def tensor_columns(program: Program, times: int = 1) -> TensorColumns:
     A block belongs to the stream that the next work is issued to: frameworks allocate just before they issue,
     inside `with torch.cuda.stream(...)`. Activations are allocated on the compute stream.
     """
-    columns, owned = program.once(memory_columns), program.once(owned_changes)
-    if any(device != "gpu" for device, *_ in owned):
-        on_gpu = [change for change in program.memory if change.device == "gpu"]
-        columns = MemoryColumns(*zip(*on_gpu, strict=True))
-        owned = places_of_owners(columns)
-    place, tensor, sizes = _moved(columns, owned)
+    columns, changes_per_owner = program.memoize(memory_columns), program.memoize(owner_change_indices)
+    if any(device != "gpu" for device, *_ in changes_per_owner):
+        gpu_changes = [change for change in program.memory if change.device == "gpu"]
+        columns = MemoryColumns(*zip(*gpu_changes, strict=True))
+        changes_per_owner = change_indices_per_owner(columns)
+    change_indices, tensor, sizes = _match_tensors(columns, changes_per_owner)
     if times == 1:
-        return _with_streams(columns, place, tensor, sizes, _next_streams(program, COMPUTE))
-    if len(place) != 2 * len(sizes):  # a tensor is not freed before the second time
-        return tensor_columns(program.once(program_twice))
-    before = _with_streams(columns, place, tensor, sizes, _next_streams(program, _first_stream(program)))
-    after = _with_streams(columns, place, tensor, sizes, _next_streams(program, COMPUTE))
-    count = len(program.ops)
-    again = after._replace(
-        op=after.op + count,
-        tensor=after.tensor + len(sizes),
-        until=np.where(after.until >= 0, after.until + count, after.until),
+        return _assign_streams(columns, change_indices, tensor, sizes, _next_streams(program, COMPUTE))
+    if len(change_indices) != 2 * len(sizes):  # a tensor is not freed before the second time
+        return tensor_columns(program.memoize(repeat_program))
+    first_step = _assign_streams(
+        columns, change_indices, tensor, sizes, _next_streams(program, _first_stream(program))
     )
-    return before.followed_by(again)
+    steady_step = _assign_streams(columns, change_indices, tensor, sizes, _next_streams(program, COMPUTE))
+    count = len(program.ops)
+    second_step = steady_step._replace(
+        op=steady_step.op + count,
+        tensor=steady_step.tensor + len(sizes),
+        until=np.where(steady_step.until >= 0, steady_step.until + count, steady_step.until),
+    )
+    return first_step.concatenate(second_step)
 
 
-def _with_streams(
-    columns: MemoryColumns, place: Ints, tensor: Ints, sizes: Ints, next_streams: Sequence[str]
+def _assign_streams(
+    columns: MemoryColumns, change_indices: Ints, tensor: Ints, sizes: Ints, next_streams: Sequence[str]
 ) -> TensorColumns:
     """The changes at `change_indices` with each `tensor`. Their streams are `next_streams` by op, unless the
     changes name their own.
     """
     streams = [
-        COMPUTE if category == "activations" else own or next_streams[op]
-        for op, category, own in zip(columns.op, columns.category, columns.stream, strict=True)
+        COMPUTE if category == "activations" else own_stream or next_streams[op]
+        for op, category, own_stream in zip(columns.op, columns.category, columns.stream, strict=True)
     ]
-    place_of = {stream: place for place, stream in enumerate(dict.fromkeys(streams))}
-    stream_of = map(place_of.__getitem__, streams)
-    ops, counts, untils, of_streams = (
-        np.fromiter(column, np.int64, len(streams))[place]
+    index_of_stream = {stream: index for index, stream in enumerate(dict.fromkeys(streams))}
+    stream_of = map(index_of_stream.__getitem__, streams)
+    ops, counts, until_ops, stream_indices = (
+        np.fromiter(column, np.int64, len(streams))[change_indices]
         for column in (columns.op, columns.bytes, columns.until, stream_of)
     )
-    held = np.where(counts > 0, sizes[tensor], 0)
-    return TensorColumns(ops, tensor, held, of_streams, untils, tuple(place_of))
+    allocated_bytes = np.where(counts > 0, sizes[tensor], 0)
+    return TensorColumns(ops, tensor, allocated_bytes, stream_indices, until_ops, tuple(index_of_stream))
 
 
-def _moved(columns: MemoryColumns, owned: Mapping[Owner, Sequence[int]]) -> tuple[Ints, Ints, Ints]:
+def _match_tensors(
+    columns: MemoryColumns, changes_per_owner: Mapping[Owner, Sequence[int]]
+) -> tuple[Ints, Ints, Ints]:
     """The index of each change with each tensor that it allocates or frees, and the bytes of the tensors.
     `changes_per_owner` holds the indices of each owner's changes.
 
@@ -225,34 +232,47 @@ def _moved(columns: MemoryColumns, owned: Mapping[Owner, Sequence[int]]) -> tupl
     all of them.
     """
     changes = list(zip(columns.bytes, columns.tensors, strict=True))
-    alike: dict[tuple[tuple[int, tuple[int, ...]], ...], list[Sequence[int]]] = {}
-    for places in owned.values():
-        alike.setdefault(tuple([changes[place] for place in places]), []).append(places)
-    parts, first = [(np.zeros(0, dtype=np.int64),) * 4], 0
-    for own_changes, owners in alike.items():
-        moves, where = _Tensors().make(own_changes), np.array(owners)
-        firsts = first + len(moves.sizes) * np.arange(len(owners))
+    owners_per_changes: dict[tuple[tuple[int, tuple[int, ...]], ...], list[Sequence[int]]] = {}
+    for indices in changes_per_owner.values():
+        owners_per_changes.setdefault(tuple([changes[index] for index in indices]), []).append(indices)
+    pieces, first = [(np.zeros(0, dtype=np.int64),) * 4], 0
+    for owner_changes, owners in owners_per_changes.items():
+        moves, owner_indices = _Tensors().make(owner_changes), np.array(owners)
+        first_tensors = first + len(moves.sizes) * np.arange(len(owners))
         first += len(moves.sizes) * len(owners)
-        tensors = firsts[:, None] + moves.tensors
-        made, moved = where[:, moves.made], where[:, moves.changes]
-        parts.append((made.ravel(), np.tile(moves.sizes, len(owners)), moved.ravel(), tensors.ravel()))
-    made, sizes, moved, tensors = map(np.concatenate, zip(*parts, strict=True))
-    order, by_age = np.argsort(moved, kind="stable"), np.argsort(made, kind="stable")
-    number = np.empty_like(by_age)
-    number[by_age] = np.arange(len(by_age))
-    return moved[order], number[tensors[order]], sizes[by_age]
+        tensors = first_tensors[:, None] + moves.tensors
+        allocating_changes, change_indices = (
+            owner_indices[:, moves.allocating_changes],
+            owner_indices[:, moves.changes],
+        )
+        pieces.append(
+            (
+                allocating_changes.ravel(),
+                np.tile(moves.sizes, len(owners)),
+                change_indices.ravel(),
+                tensors.ravel(),
+            )
+        )
+    allocating_changes, sizes, change_indices, tensors = map(np.concatenate, zip(*pieces, strict=True))
+    order, age_order = (
+        np.argsort(change_indices, kind="stable"),
+        np.argsort(allocating_changes, kind="stable"),
+    )
+    number = np.empty_like(age_order)
+    number[age_order] = np.arange(len(age_order))
+    return change_indices[order], number[tensors[order]], sizes[age_order]
 
 
 def _first_stream(program: Program) -> str:
     """The stream of the first work that the host issues."""
-    columns = program.once(op_columns)
-    issued = zip(columns.stream, columns.work, strict=True)
-    return next((stream for stream, work in issued if work is not None), COMPUTE)
+    columns = program.memoize(op_columns)
+    pairs = zip(columns.stream, columns.work, strict=True)
+    return next((stream for stream, work in pairs if work is not None), COMPUTE)
 
 
-def _next_streams(program: Program, at_end: str) -> list[str]:
+def _next_streams(program: Program, final_stream: str) -> list[str]:
     """Per op, the stream of the next work that the host issues. After the last work it is `final_stream`."""
-    columns, next_stream = program.once(op_columns), at_end
+    columns, next_stream = program.memoize(op_columns), final_stream
     streams = [next_stream]
     for stream, work in zip(reversed(columns.stream), reversed(columns.work), strict=True):
         if work is not None:

@@ -13,50 +13,54 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.plan.parallel.cut_parameters import divided
+from zsim.plan.parallel.cut_parameters import shard_parameter
 from zsim.specs.model.spec import (
     AdapterInput,
     AdapterSum,
-    Beneath,
     Exchange,
     ExchangeKind,
     Linear,
     Module,
+    OverlappedCollectives,
 )
 
 
-def adapter_in_parts(module: Module, ranks: int, stream: int, *, is_row: bool) -> list[Module]:
+def shard_adapter(module: Module, ranks: int, stream: int, *, is_row: bool) -> list[Module]:
     """Shard one module of an adapter on the product before it, a column or a row, among `ranks` ranks.
     `stream` is the number of parts into which the residual stream's tokens are cut.
     """
-    work, is_split = module.work, stream > 1
+    work, is_sequence_parallel = module.op_spec, stream > 1
     if isinstance(work, AdapterInput):
-        return [replace(module, work=replace(work, width=work.width // ranks)) if is_row else module]
+        return [replace(module, op_spec=replace(work, width=work.width // ranks)) if is_row else module]
     if isinstance(work, AdapterSum):
-        on_stream = stream if is_row else 1
+        token_shards = stream if is_row else 1
         width = work.width if is_row else work.width // ranks
-        cut = replace(module, work=replace(work, width=width), token_shards=on_stream)
-        is_scattered = is_row and is_split
-        back = [_exchange(module.name, None, "all_gather", work.width, ranks)] if is_scattered else []
-        return [*back, cut]
+        cut = replace(module, op_spec=replace(work, width=width), token_shards=token_shards)
+        is_scattered = is_row and is_sequence_parallel
+        scatter = [_exchange(module.name, None, "all_gather", work.width, ranks)] if is_scattered else []
+        return [*scatter, cut]
     assert isinstance(work, Linear)
     if work.is_adapter and is_row:
-        cut = _share(module, replace(work, in_features=work.in_features // ranks), 1, ranks)
+        cut = _shard(module, replace(work, in_features=work.in_features // ranks), 1, ranks)
         return [cut, _exchange(module.name, "all_reduce", None, work.out_features, ranks)]
     if work.is_adapter:
-        beneath = None if is_split else Beneath("all_reduce")
-        local = replace(work, out_features=work.out_features // ranks, beneath=beneath)
+        beneath = None if is_sequence_parallel else OverlappedCollectives("all_reduce")
+        local = replace(work, out_features=work.out_features // ranks, overlapped_collectives=beneath)
         gather = _exchange(module.name, "all_gather", None, work.out_features, ranks)
-        return [_share(module, local, 0, ranks), gather]
-    local = replace(work, out_features=work.out_features // ranks, beneath=Beneath("all_reduce"))
-    whole = [_exchange(module.name, "all_gather", None, work.out_features, ranks)] if is_row else []
-    return [_share(module, local, 0, ranks), *whole]
+        return [_shard(module, local, 0, ranks), gather]
+    local = replace(
+        work,
+        out_features=work.out_features // ranks,
+        overlapped_collectives=OverlappedCollectives("all_reduce"),
+    )
+    gathers = [_exchange(module.name, "all_gather", None, work.out_features, ranks)] if is_row else []
+    return [_shard(module, local, 0, ranks), *gathers]
 
 
-def _share(module: Module, work: Linear, dimension: int, ranks: int) -> Module:
+def _shard(module: Module, work: Linear, dimension: int, ranks: int) -> Module:
     """A product cut along a dimension of its weight."""
-    parameters = tuple(divided(one, dimension, ranks) for one in module.parameters)
-    return replace(module, work=work, parameters=parameters)
+    parameters = tuple(shard_parameter(parameter, dimension, ranks) for parameter in module.parameters)
+    return replace(module, op_spec=work, parameters=parameters)
 
 
 def _exchange(

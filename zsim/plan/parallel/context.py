@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from zsim.specs.model.spec import Attention, ContextShare, ModelSpec, Module
-from zsim.specs.strategy.parallelism import Parallelism, Style
+from zsim.specs.model.spec import Attention, ContextSharding, ModelSpec, Module
+from zsim.specs.strategy.parallelism import ParallelismConfig, Style
 
 _LIBRARIES: Mapping[Style, Literal["te", "torch", "deepspeed"]] = {
     "megatron": "te",
@@ -30,29 +30,29 @@ _LIBRARIES: Mapping[Style, Literal["te", "torch", "deepspeed"]] = {
 }
 
 
-def context_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
+def context_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSpec:
     """The model of one of `parallelism.context` ranks. With one rank it is the model itself."""
     ranks = parallelism.context
     if ranks == 1:
         return model
     library = _LIBRARIES[parallelism.style]
-    share = ContextShare(
+    share = ContextSharding(
         ranks, parallelism.context_method, library, parallelism.context_inner, parallelism.context_masks
     )
     return replace(
-        model.with_each_block(lambda block: replace(block, modules=_split(block.modules, share))),
-        before=_split(model.before, share),
-        after=_split(model.after, share),
+        model.map_blocks(lambda block: replace(block, modules=_split_modules(block.modules, share))),
+        before=_split_modules(model.before, share),
+        after=_split_modules(model.after, share),
         token_shards=model.token_shards * ranks,
     )
 
 
-def _split(modules: tuple[Module, ...], share: ContextShare) -> tuple[Module, ...]:
-    return tuple(_on_part(module, share) for module in modules)
+def _split_modules(modules: tuple[Module, ...], share: ContextSharding) -> tuple[Module, ...]:
+    return tuple(_split_module(module, share) for module in modules)
 
 
-def _on_part(module: Module, share: ContextShare) -> Module:
-    work = module.work
+def _split_module(module: Module, share: ContextSharding) -> Module:
+    work = module.op_spec
     if isinstance(work, Attention):
         work = replace(work, context=share)
-    return replace(module, work=work, token_shards=module.token_shards * share.ranks)
+    return replace(module, op_spec=work, token_shards=module.token_shards * share.ranks)

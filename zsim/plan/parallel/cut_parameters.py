@@ -14,12 +14,12 @@ def output_dimension(parameter: Parameter, work: Linear) -> int:
     return 1 if is_transposed and work.in_features != work.out_features else 0
 
 
-def divided(parameter: Parameter, dimension: int, ranks: int) -> Parameter:
+def shard_parameter(parameter: Parameter, dimension: int, ranks: int) -> Parameter:
     """The parameter cut along a dimension."""
-    return resized(parameter, dimension, parameter.shape[dimension] // ranks)
+    return resize_parameter(parameter, dimension, parameter.shape[dimension] // ranks)
 
 
-def resized(parameter: Parameter, dimension: int, size: int) -> Parameter:
+def resize_parameter(parameter: Parameter, dimension: int, size: int) -> Parameter:
     """The parameter with `size` rows along a dimension."""
     shape = list(parameter.shape)
     shape[dimension] = size

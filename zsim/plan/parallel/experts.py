@@ -26,17 +26,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.plan.parallel.expert_adapters import with_adapters_on
+from zsim.plan.parallel.expert_adapters import add_adapters
 from zsim.plan.parallel.expert_modules import (
-    experts_one_by_one,
-    map_of_rows,
-    padded_when_quantised,
-    part_of,
+    pad_quantised_products,
+    part_of_stacked,
     router_of,
+    row_map_modules,
+    sequential_experts,
 )
-from zsim.plan.parallel.shared_beside import beside_exchanges, with_fork
+from zsim.plan.parallel.shared_beside import mark_fork, overlap_shared_experts
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
-from zsim.specs.model.expert_run import expert_run, has_experts, keeping_input_once, shared_output
+from zsim.specs.model.expert_run import expert_module_range, has_experts, share_layer_input, shared_output
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
 from zsim.specs.model.spec import (
     Activation,
@@ -48,37 +48,41 @@ from zsim.specs.model.spec import (
     Parameter,
 )
 from zsim.specs.model.works import ExchangeLibrary
-from zsim.specs.strategy.experts import MERGING, ExpertSplit, parts_reached
+from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, ExpertSplit, expected_partitions
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
 
 
-def with_experts(model: ModelSpec, split: ExpertSplit) -> ModelSpec:
+def expand_experts(model: ModelSpec, split: ExpertSplit) -> ModelSpec:
     """The model of one rank with its routed experts expanded. The model itself if it has none."""
     if not has_experts(model):
         return model
-    return model.with_each_block(lambda block: _expanded(block, split))
+    return model.map_blocks(lambda block: _expand_block(block, split))
 
 
-def _expanded(block: Block, split: ExpertSplit) -> Block:
-    run = expert_run(block)
+def _expand_block(block: Block, split: ExpertSplit) -> Block:
+    run = expert_module_range(block)
     if not run:
         return block
-    inside = block.modules[run.start : run.stop]
-    experts = next(one for one in inside if isinstance(one.work, Experts))
-    router = next(one for one in inside if isinstance(one.work, Router))
-    layer = _Layer(experts, router_of(router, split), split, inside)
+    layer_modules = block.modules[run.start : run.stop]
+    experts = next(module for module in layer_modules if isinstance(module.op_spec, Experts))
+    router = next(module for module in layer_modules if isinstance(module.op_spec, Router))
+    layer = _Layer(experts, router_of(router, split), split, layer_modules)
     modules = (*block.modules[: run.start], *layer.modules(), *block.modules[run.stop :])
     registration = block.registration
     if registration is not None:
-        owners = [one.name for one in modules if one.parameters and one.name.startswith(f"{experts.name}.")]
+        owners = [
+            parameter_owner.name
+            for parameter_owner in modules
+            if parameter_owner.parameters and parameter_owner.name.startswith(f"{experts.name}.")
+        ]
         if split.library == "autoep":
             owners.sort()  # w1, w2, w3, as `GroupedExperts` registers them
         registration = tuple(
-            one for name in registration for one in (owners if name == experts.name else [name])
+            registered for name in registration for registered in (owners if name == experts.name else [name])
         )
-    whole = Block(block.kind, modules, registration)
-    is_beside = any(one.side for one in modules)
-    return with_fork(whole, run.start - 1) if is_beside else whole
+    expanded = Block(block.kind, modules, registration)
+    uses_side_stream = any(module.side_stream for module in modules)
+    return mark_fork(expanded, run.start - 1) if uses_side_stream else expanded
 
 
 @dataclass(frozen=True)
@@ -93,13 +97,13 @@ class _Layer:
 
     @property
     def work(self) -> Experts:
-        assert isinstance(self.experts.work, Experts)
-        return self.experts.work
+        assert isinstance(self.experts.op_spec, Experts)
+        return self.experts.op_spec
 
     @property
     def choice(self) -> Router:
-        assert isinstance(self.router.work, Router)
-        return self.router.work
+        assert isinstance(self.router.op_spec, Router)
+        return self.router.op_spec
 
     @property
     def score(self) -> str:
@@ -115,104 +119,121 @@ class _Layer:
         """The run with all modules that stand for the experts. Megatron runs shared experts first, the others
         where the model has them. Only the first reader of the layer's input keeps it.
         """
-        found: list[Module] = []
-        for one in self.run:
-            if isinstance(one.work, Router):
-                found.append(self.router)
-            elif isinstance(one.work, Experts):
-                found += self._routed()
+        modules: list[Module] = []
+        for module in self.run:
+            if isinstance(module.op_spec, Router):
+                modules.append(self.router)
+            elif isinstance(module.op_spec, Experts):
+                modules += self._routed_modules()
             else:
-                found.append(one)
+                modules.append(module)
         if self.split.is_megatron:
-            shared = [one for one in self.run if not isinstance(one.work, Router | Experts)]
-            found = [*shared, self.router, *self._routed()]
+            shared = [module for module in self.run if not isinstance(module.op_spec, Router | Experts)]
+            modules = [*shared, self.router, *self._routed_modules()]
             if self.split.overlaps_shared and shared:
-                found = beside_exchanges(shared, self.router, self._routed(), self.experts.name)
-        return keeping_input_once(found, f"{self.experts.name}.")
+                modules = overlap_shared_experts(
+                    shared, self.router, self._routed_modules(), self.experts.name
+                )
+        return share_layer_input(modules, f"{self.experts.name}.")
 
     # -- the way of a row ---------------------------------------------------------------------------------
 
-    def _routed(self) -> list[Module]:
-        split, rows = self.split, self.work.top_k * self.split.sent
+    def _routed_modules(self) -> list[Module]:
+        split, rows = self.split, self.work.top_k * self.split.sent_fraction
         if split.library == "deepspeed-moe":
-            return self._slots(rows)
+            return self._capacity_slots(rows)
         if split.members == 1 or (split.ranks == 1 and not split.is_megatron):
-            found = self._products(rows * split.padding)
+            products = self._products(rows * split.padding)
             if split.library == "autoep":
-                found = [self._move("sort", 1.0, seen=rows), *found, self._move("unsort", 1.0, seen=rows)]
+                products = [
+                    self._move("sort", 1.0, rows_per_token=rows),
+                    *products,
+                    self._move("unsort", 1.0, rows_per_token=rows),
+                ]
             return [
                 self._move("permute", rows, host_waits=split.host_waits),
-                *self._summed(rows),
-                *found,
+                *self._row_gradient_sum(rows),
+                *products,
                 self._move("unpermute", rows, shared=self.shared),
             ]
-        if split.dispatcher in MERGING:
-            return self._merged()
-        return self._gathered() if split.dispatcher == "all-gather" else self._exchanged()
+        if split.dispatcher in DEDUPLICATING_DISPATCHERS:
+            return self._library_dispatch()
+        return (
+            self._all_gather_dispatch() if split.dispatcher == "all-gather" else self._all_to_all_dispatch()
+        )
 
-    def _gathered(self) -> list[Module]:
+    def _all_gather_dispatch(self) -> list[Module]:
         """[Note: whose dispatch], all-gather."""
         split, members, width = self.split, self.split.members, self.work.in_features
-        own, experts = self.work.top_k / split.ranks * split.imbalance, self.work.num_experts
+        rows, experts = self.work.top_k / split.ranks * split.imbalance, self.work.num_experts
         return [
-            self._among_all("all_gather", None, "map", experts, "bool"),
-            self._among_all("all_gather", "reduce_scatter", "scores", experts, self.score),
-            self._among_all("all_gather", "reduce_scatter", "tokens", width),
-            self._move("permute", own, seen=members, host_waits=split.host_waits),
-            *self._products(members * own),
-            self._move("unpermute", own, seen=members),
-            self._among_all("reduce_scatter", "all_gather", "tokens", width, self.score),
-            *self._added(),
+            self._layer_exchange("all_gather", None, "map", experts, "bool"),
+            self._layer_exchange("all_gather", "reduce_scatter", "scores", experts, self.score),
+            self._layer_exchange("all_gather", "reduce_scatter", "tokens", width),
+            self._move("permute", rows, rows_per_token=members, host_waits=split.host_waits),
+            *self._products(members * rows),
+            self._move("unpermute", rows, rows_per_token=members),
+            self._layer_exchange("reduce_scatter", "all_gather", "tokens", width, self.score),
+            *self._shared_sum(),
         ]
 
-    def _exchanged(self) -> list[Module]:
+    def _all_to_all_dispatch(self) -> list[Module]:
         """[Note: whose dispatch], all-to-all."""
         split, width, shards = self.split, self.work.in_features, self.split.token_ranks
-        sent, computed = self.work.top_k * split.sent, self.work.top_k * split.imbalance * split.tensor
-        exchanged = self.work.top_k * split.exchanged
+        sent_rows, computed_rows = (
+            self.work.top_k * split.sent_fraction,
+            self.work.top_k * split.imbalance * split.tensor,
+        )
+        exchanged_rows = self.work.top_k * split.exchanged_fraction
         is_shared_by_all = split.is_megatron and split.tensor > 1
         if not split.is_megatron:
-            computed = self.work.top_k * split.imbalance
-        counts = self._counts()
-        found = [self._move("permute", sent, shards=shards), *self._summed(sent), *counts]
-        found.append(self._all_to_all("rows", exchanged, width, waits=bool(counts)))
+            computed_rows = self.work.top_k * split.imbalance
+        counts = self._count_exchange()
+        modules = [
+            self._move("permute", sent_rows, shards=shards),
+            *self._row_gradient_sum(sent_rows),
+            *counts,
+        ]
+        modules.append(self._all_to_all("rows", exchanged_rows, width, waits=bool(counts)))
         if split.is_megatron:
-            found.append(self._all_to_all("scores", exchanged, 1, self.score))
+            modules.append(self._all_to_all("scores", exchanged_rows, 1, self.score))
         if is_shared_by_all:
-            found.append(self._among_tensor("all_gather", "reduce_scatter", computed))
+            modules.append(self._tensor_exchange("all_gather", "reduce_scatter", computed_rows))
         sorts = not split.is_megatron or self.work.num_experts > split.ranks
         if sorts:
-            found.append(self._move("sort", 1.0, seen=computed, shards=shards))
-        found += self._products(computed, shards)
+            modules.append(self._move("sort", 1.0, rows_per_token=computed_rows, shards=shards))
+        modules += self._products(computed_rows, shards)
         if sorts:
-            found.append(self._move("unsort", 1.0, seen=computed, shards=shards))
+            modules.append(self._move("unsort", 1.0, rows_per_token=computed_rows, shards=shards))
         if is_shared_by_all:
-            found.append(self._among_tensor("reduce_scatter", "all_gather", computed, self.score))
-        found.append(self._all_to_all("rows back", exchanged, width, returns=True))
-        return [*found, self._move("unpermute", sent, shared=self.shared)]
+            modules.append(self._tensor_exchange("reduce_scatter", "all_gather", computed_rows, self.score))
+        modules.append(self._all_to_all("rows back", exchanged_rows, width, returns=True))
+        return [*modules, self._move("unpermute", sent_rows, shared=self.shared)]
 
-    def _slots(self, rows: float) -> list[Module]:
+    def _capacity_slots(self, rows: float) -> list[Module]:
         """[Note: whose dispatch], DeepSpeed's own layer, with `rows` slots of all experts for each token."""
-        split, width, found = self.split, self.work.in_features, []
+        split, width, modules = self.split, self.work.in_features, []
         if split.agrees_on_capacity:
             if split.ranks > 1:
                 work = Exchange("all_reduce", None, 0, split.ranks, EXPERT, dtype="int64", numel=1)
-                found.append(self._exchange("all_reduce capacity", work))
-            found.append(self._move("sort", 0.0, host_waits=True))
-        found.append(self._move("permute", rows))
+                modules.append(self._exchange("all_reduce capacity", work))
+            modules.append(self._move("sort", 0.0, host_waits=True))
+        modules.append(self._move("permute", rows))
         if split.ranks > 1:
-            found.append(self._all_to_all("rows", rows, width))
+            modules.append(self._all_to_all("rows", rows, width))
         local = self.work.num_experts // split.ranks
-        is_apart = split.ranks > 1 and local > 1
-        if is_apart:
-            found.append(self._move("sort", 1.0, seen=rows))
-        found += experts_one_by_one(self.experts, local, rows / local, is_apart=is_apart)
-        found.append(self._move("unsort", 1.0, seen=rows))
+        has_separate_inputs = split.ranks > 1 and local > 1
+        if has_separate_inputs:
+            modules.append(self._move("sort", 1.0, rows_per_token=rows))
+        modules += sequential_experts(
+            self.experts, local, rows / local, has_separate_inputs=has_separate_inputs
+        )
+        modules.append(self._move("unsort", 1.0, rows_per_token=rows))
         if split.ranks > 1:
-            found.append(self._all_to_all("rows back", rows, width, returns=True))
-        return [*found, self._move("unpermute", rows, shared=self.shared)]
+            modules.append(self._all_to_all("rows back", rows, width, returns=True))
+        return [*modules, self._move("unpermute", rows, shared=self.shared)]
 
-    def _summed(self, rows: float) -> list[Module]:
+    def _row_gradient_sum(self, rows: float) -> list[Module]:
         """torchtitan's sum of the rows' gradients, of which each rank that shares an expert's products has a
         part (`TensorParallel`, `ExpertTensorParallel` of distributed/expert_parallel.py)."""
         split = self.split
@@ -221,59 +242,59 @@ class _Layer:
         work = Exchange(None, "all_reduce", self.work.in_features, split.tensor, EXPERT_TENSOR)
         return [self._exchange("all_reduce rows", work, rows)]
 
-    def _merged(self) -> list[Module]:
+    def _library_dispatch(self) -> list[Module]:
         """[Note: whose dispatch], deepep and hybridep."""
         split, choice, k = self.split, self.choice, self.work.top_k
         groups = choice.num_groups, choice.top_groups
-        reached = parts_reached(self.work.num_experts, k, split.ranks, *groups) * split.tensor
-        got = reached * split.imbalance
-        rows = k * split.tensor * split.imbalance / got
+        reached = expected_partitions(self.work.num_experts, k, split.ranks, *groups) * split.tensor
+        received = reached * split.imbalance
+        rows = k * split.tensor * split.imbalance / received
         shards = split.token_ranks
         counts = [self._move("sort", 0.0, host_waits=True)] if split.host_waits else []
         return [
             *counts,
-            *self._to_ranks("dispatch", reached),
-            *map_of_rows(self.experts, split, got),
-            self._move("permute", rows, seen=got, shards=shards),
-            *self._products(got * rows, shards),
-            self._move("unpermute", rows, seen=got, shards=shards),
-            *reversed(self._to_ranks("combine", reached)),
-            *self._added(),
+            *self._send_tokens("dispatch", reached),
+            *row_map_modules(self.experts, split, received),
+            self._move("permute", rows, rows_per_token=received, shards=shards),
+            *self._products(received * rows, shards),
+            self._move("unpermute", rows, rows_per_token=received, shards=shards),
+            *reversed(self._send_tokens("combine", reached)),
+            *self._shared_sum(),
         ]
 
-    def _to_ranks(self, name: str, reached: float) -> list[Module]:
+    def _send_tokens(self, name: str, reached: float) -> list[Module]:
         """Send a token to every rank that it reaches, across nodes once per node, and on among its ranks."""
-        split, group = self.split, self._whole_group()
+        split, group = self.split, self._layer_group()
         if split.nodes == 1:
-            whole = self._by_library(split.members, group)
-            return [self._exchange(f"{name} tokens", whole, reached, split.token_ranks)]
+            exchange = self._library_exchange(split.members, group)
+            return [self._exchange(f"{name} tokens", exchange, reached, split.token_ranks)]
         choice, per_node = self.choice, split.members // split.nodes
-        nodes = parts_reached(
+        nodes = expected_partitions(
             self.work.num_experts, self.work.top_k, split.nodes, choice.num_groups, choice.top_groups
         )
         forwards = reached * (1 - 1 / per_node) / (nodes * (1 - 1 / split.nodes))
-        between = self._by_library(split.nodes, EXPERT_RAIL, forwards)
-        found = [self._exchange(f"{name} tokens between nodes", between, nodes, split.token_ranks)]
+        inter_node = self._library_exchange(split.nodes, EXPERT_RAIL, forwards)
+        exchanges = [self._exchange(f"{name} tokens between nodes", inter_node, nodes, split.token_ranks)]
         if per_node > 1:
-            inside = replace(self._by_library(per_node, EXPERT_NODE), is_beneath=True)
-            found.append(self._exchange(f"{name} tokens", inside, reached, split.token_ranks))
-        return found
+            intra_node = replace(self._library_exchange(per_node, EXPERT_NODE), shares_forwarded_bytes=True)
+            exchanges.append(self._exchange(f"{name} tokens", intra_node, reached, split.token_ranks))
+        return exchanges
 
-    def _by_library(self, ranks: int, group: str, forwards: float = 0.0) -> Exchange:
-        work = _both(self.work.in_features, ranks, group)
+    def _library_exchange(self, ranks: int, group: str, forwards: float = 0.0) -> Exchange:
+        work = _all_to_all_exchange(self.work.in_features, ranks, group)
         return replace(work, library=ExchangeLibrary(self.split.dispatcher, forwards))
 
-    def _added(self) -> list[Module]:
+    def _shared_sum(self) -> list[Module]:
         """The sum with shared experts after the last exchange."""
         return [] if self.shared == "none" else [self._move("add", 0.0, shared=self.shared)]
 
-    def _counts(self) -> list[Module]:
+    def _count_exchange(self) -> list[Module]:
         """The exchange of the rows of each expert. None if all are padded to a capacity."""
         split, experts = self.split, self.work.num_experts
         if not split.host_waits:
             return []
         if split.is_megatron:
-            total, group = experts * split.members, self._whole_group()
+            total, group = experts * split.members, self._layer_group()
             work = Exchange("all_gather", None, 0, split.members, group, dtype="int64", numel=total)
             return [self._exchange("all_gather counts", work)]
         dtype = "int32" if split.library == "autoep" else "int64"
@@ -282,7 +303,7 @@ class _Layer:
 
     # -- its modules --------------------------------------------------------------------------------------
 
-    def _whole_group(self) -> str:
+    def _layer_group(self) -> str:
         """The group of all ranks that share the layer's experts."""
         split = self.split
         if split.tensor > 1 and split.ranks > 1:
@@ -291,7 +312,7 @@ class _Layer:
 
     def _all_to_all(
         self,
-        what: str,
+        label: str,
         rows: float,
         width: int,
         dtype: str = "",
@@ -301,20 +322,24 @@ class _Layer:
     ) -> Module:
         split = self.split
         loads = split.loads if len(split.loads) > 1 and split.capacity_factor is None else ()
-        work = replace(_both(width, split.ranks, EXPERT), dtype=dtype, loads=loads, returns=returns)
+        work = replace(
+            _all_to_all_exchange(width, split.ranks, EXPERT), dtype=dtype, loads=loads, returns=returns
+        )
         kind: ExchangeKind | None = None if split.ranks == 1 else "all_to_all"
-        made = replace(work, forward=kind, backward=kind)
-        return replace(self._exchange(f"all_to_all {what}", made, rows, split.token_ranks), host_waits=waits)
+        exchange = replace(work, forward=kind, backward=kind)
+        return replace(
+            self._exchange(f"all_to_all {label}", exchange, rows, split.token_ranks), host_waits=waits
+        )
 
-    def _among_all(
-        self, forward: ExchangeKind, backward: ExchangeKind | None, what: str, width: int, dtype: str = ""
+    def _layer_exchange(
+        self, forward: ExchangeKind, backward: ExchangeKind | None, label: str, width: int, dtype: str = ""
     ) -> Module:
         """Tokens gathered from all ranks that share the layer's experts, or their sums scattered."""
         members = self.split.members
-        work = Exchange(forward, backward, width, members, self._whole_group(), dtype=dtype)
-        return self._exchange(f"{forward} {what}", work, members)
+        work = Exchange(forward, backward, width, members, self._layer_group(), dtype=dtype)
+        return self._exchange(f"{forward} {label}", work, members)
 
-    def _among_tensor(
+    def _tensor_exchange(
         self, forward: ExchangeKind, backward: ExchangeKind, rows: float, dtype: str = ""
     ) -> Module:
         """Rows gathered among the ranks that share an expert's products, or their sums scattered."""
@@ -336,7 +361,7 @@ class _Layer:
         kind: MoveKind,
         rows: float,
         *,
-        seen: float = 1.0,
+        rows_per_token: float = 1.0,
         shards: int = 1,
         shared: SharedOutput = "none",
         host_waits: bool = False,
@@ -349,7 +374,7 @@ class _Layer:
             f"{self.experts.name}.{kind}",
             work,
             token_shards=self.experts.token_shards * shards,
-            rows_per_token=float(seen),
+            rows_per_token=float(rows_per_token),
             host_waits=host_waits,
         )
 
@@ -357,8 +382,11 @@ class _Layer:
         """The experts' two products around their activation, on `rows` rows per token."""
         split, work, name = self.split, self.work, self.experts.name
         hidden, features = work.in_features, work.expert_features // split.tensor
-        stacked = [one for one in self.experts.parameters if "lora_" not in one.name]
-        downs, ups = ([one for one in stacked if ("down" in one.name) == which] for which in (True, False))
+        stacked = [parameter for parameter in self.experts.parameters if "lora_" not in parameter.name]
+        downs, ups = (
+            [parameter for parameter in stacked if ("down" in parameter.name) == is_down]
+            for is_down in (True, False)
+        )
         if split.library in ("torchtitan", "autoep") and work.is_gated:
             first = [self._grouped("w1", hidden, features, ups), self._grouped("w3", hidden, features, ups)]
             first[1] = replace(first[1], shares_input=True)
@@ -369,26 +397,33 @@ class _Layer:
             last = self._grouped("down_proj", features, hidden, downs)
         act = "clamped_quick_gelu" if split.is_megatron and work.act == "swiglu_oai" else work.act
         middle = Module(f"{name}.act_fn", Activation(features, work.is_gated, act))
-        has_bias = any(one.name == "bias" for one in last.parameters)
+        has_bias = any(parameter.name == "bias" for parameter in last.parameters)
         if has_bias and split.is_megatron and split.kernel == "streams":
-            assert isinstance(last.work, GroupedLinear)
-            in_fp32 = self.choice.has_fp32_output or split.dispatcher in MERGING
-            last = replace(last, work=replace(last.work, scored_bias_bytes=4 if in_fp32 else 2))
+            assert isinstance(last.op_spec, GroupedLinear)
+            in_fp32 = self.choice.has_fp32_output or split.dispatcher in DEDUPLICATING_DISPATCHERS
+            last = replace(last, op_spec=replace(last.op_spec, scored_bias_bytes=4 if in_fp32 else 2))
         cut = self.experts.token_shards * shards
-        seen = [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in (*first, middle, last)]
-        return with_adapters_on(padded_when_quantised(seen, split), self.experts, split)
+        products = [
+            replace(product, token_shards=cut, rows_per_token=float(rows))
+            for product in (*first, middle, last)
+        ]
+        return add_adapters(pad_quantised_products(products, split), self.experts, split)
 
-    def _grouped(self, name: str, given: int, made: int, stacked: Sequence[Parameter]) -> Module:
+    def _grouped(
+        self, name: str, in_features: int, out_features: int, stacked: Sequence[Parameter]
+    ) -> Module:
         """A product of all experts of a rank. `stacked` are the model's parameters of which it is a part."""
         split, local = self.split, self.work.num_experts // self.split.ranks
-        belongs_to = EXPERT_DATA if split.has_own_ranks else ""
-        kinds: list[tuple[str, tuple[int, ...]]] = [("weight", (local, made, given))]
-        if any(len(one.shape) == 2 for one in stacked):
-            kinds.append(("bias", (local, made)))
-        parameters = tuple(part_of(stacked, one, shape, belongs_to) for one, shape in kinds)
-        work = GroupedLinear(local, given, made, split.kernel)
+        belongs_to = EXPERT_DATA if split.has_expert_groups else ""
+        kinds: list[tuple[str, tuple[int, ...]]] = [("weight", (local, out_features, in_features))]
+        if any(len(parameter.shape) == 2 for parameter in stacked):
+            kinds.append(("bias", (local, out_features)))
+        parameters = tuple(
+            part_of_stacked(stacked, parameter_name, shape, belongs_to) for parameter_name, shape in kinds
+        )
+        work = GroupedLinear(local, in_features, out_features, split.kernel)
         return Module(f"{self.experts.name}.{name}", work, parameters)
 
 
-def _both(width: int, ranks: int, group: str) -> Exchange:
+def _all_to_all_exchange(width: int, ranks: int, group: str) -> Exchange:
     return Exchange("all_to_all", "all_to_all", width, ranks, group)

@@ -19,104 +19,120 @@ from zsim.specs.model.experts import GroupedLinear, Rearrange
 from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module
 
 # Among one rank: no collective, but a function of autograd, at which the streams wait for each other.
-_NOTHING = Exchange(None, None, 0, 1)
+_STREAM_SYNC = Exchange(None, None, 0, 1)
 
 
-def beside_exchanges(
+def overlap_shared_experts(
     shared: Sequence[Module], router: Module, routed: Sequence[Module], name: str
 ) -> list[Module]:
     """The modules of a layer in the order in which forward launches them: its `shared` experts, its router,
     and the modules that stand for the routed experts, whose names begin with `name`.
     """
-    core = next(n for n, one in enumerate(shared) if isinstance(one.work, Activation))
+    core = next(n for n, module in enumerate(shared) if isinstance(module.op_spec, Activation))
     gates = [
-        replace(one, shares_input=True)  # which the router keeps
-        for one in shared
-        if _is_gate(one)
+        replace(module, shares_input=True)  # which the router keeps
+        for module in shared
+        if _is_gate(module)
     ]
     inner, outer = (
-        [one for one in part if not _is_gate(one)] for part in (shared[:core], shared[core + 1 :])
+        [module for module in modules if not _is_gate(module)]
+        for modules in (shared[:core], shared[core + 1 :])
     )
-    ahead = [*gates, *_gathers(inner)]
-    if not ahead:
-        ahead = [Module(f"{name} shared input", _NOTHING)]
-    is_whole = isinstance(ahead[-1].work, Exchange) and ahead[-1].work.forward == "all_gather"
-    first = [_alone(one, shares=not is_whole) for one in inner if isinstance(one.work, Linear)]
-    behind = [one if isinstance(one.work, Linear) else replace(one, goes_first=True) for one in outer]
-    if not outer or not isinstance(outer[-1].work, Exchange):
-        behind.append(Module(f"{name} shared output", _NOTHING, goes_first=True))
-    ahead[-1] = replace(ahead[-1], goes_first=isinstance(ahead[-1].work, Exchange))
+    input_modules = [*gates, *_input_gathers(inner)]
+    if not input_modules:
+        input_modules = [Module(f"{name} shared input", _STREAM_SYNC)]
+    is_gathered = (
+        isinstance(input_modules[-1].op_spec, Exchange) and input_modules[-1].op_spec.forward == "all_gather"
+    )
+    products = [
+        _drop_collectives(module, shares=not is_gathered)
+        for module in inner
+        if isinstance(module.op_spec, Linear)
+    ]
+    output_modules = [
+        module if isinstance(module.op_spec, Linear) else replace(module, is_first_in_backward=True)
+        for module in outer
+    ]
+    if not outer or not isinstance(outer[-1].op_spec, Exchange):
+        output_modules.append(Module(f"{name} shared output", _STREAM_SYNC, is_first_in_backward=True))
+    input_modules[-1] = replace(
+        input_modules[-1], is_first_in_backward=isinstance(input_modules[-1].op_spec, Exchange)
+    )
     rows = [
-        replace(one, goes_first=True)
-        if one.name.endswith(("all_to_all rows", "all_to_all rows back"))
-        else one
-        for one in routed
+        replace(module, is_first_in_backward=True)
+        if module.name.endswith(("all_to_all rows", "all_to_all rows back"))
+        else module
+        for module in routed
     ]
     *dispatched, last = rows
-    assert isinstance(last.work, Rearrange)
-    sums = replace(last.work, kind="add", rows=0.0)
-    added = replace(last, name=f"{name}.add", work=sums, rows_per_token=1.0, side="joins")
+    assert isinstance(last.op_spec, Rearrange)
+    sums = replace(last.op_spec, kind="add", rows=0.0)
+    addition = replace(last, name=f"{name}.add", op_spec=sums, rows_per_token=1.0, side_stream="joins")
     start = _first_after_dispatch(dispatched)
     return [
         router,
-        *_marked(ahead, first="begins"),
+        *_mark_side_stream(input_modules, first="begins"),
         *dispatched[:start],
-        *_marked([*first, shared[core]]),
+        *_mark_side_stream([*products, shared[core]]),
         *dispatched[start:],
-        *_marked(behind, last="ends"),
-        replace(last, work=replace(last.work, shared="none")),
-        added,
+        *_mark_side_stream(output_modules, last="ends"),
+        replace(last, op_spec=replace(last.op_spec, shared="none")),
+        addition,
     ]
 
 
-def with_fork(block: Block, place: int) -> Block:
+def mark_fork(block: Block, index: int) -> Block:
     """The block whose module `index` makes the input of shared experts, which run on a stream of
     their own.
     """
     modules = list(block.modules)
-    modules[place] = replace(modules[place], side="forks")
+    modules[index] = replace(modules[index], side_stream="forks")
     return replace(block, modules=tuple(modules))
 
 
-def _marked(modules: Sequence[Module], *, first: str = "", last: str = "") -> list[Module]:
-    found = [replace(one, side="continues") for one in modules]
+def _mark_side_stream(modules: Sequence[Module], *, first: str = "", last: str = "") -> list[Module]:
+    marked = [replace(module, side_stream="continues") for module in modules]
     if first == "begins":
-        found[0] = replace(found[0], side="begins")
+        marked[0] = replace(marked[0], side_stream="begins")
     if last == "ends":
-        found[-1] = replace(found[-1], side="ends")
-    return found
+        marked[-1] = replace(marked[-1], side_stream="ends")
+    return marked
 
 
-def _gathers(inner: Sequence[Module]) -> list[Module]:
+def _input_gathers(inner: Sequence[Module]) -> list[Module]:
     """The exchange that gathers the input of tensor-parallel ranks, once, and sums up its gradient."""
-    for one in inner:
-        beneath = one.work.beneath if isinstance(one.work, Linear) else None
-        if isinstance(one.work, Linear) and beneath is not None:
-            ranks, width = one.work.input_parts, one.work.in_features
+    for module in inner:
+        beneath = module.op_spec.overlapped_collectives if isinstance(module.op_spec, Linear) else None
+        if isinstance(module.op_spec, Linear) and beneath is not None:
+            ranks, width = module.op_spec.input_cast_ranks, module.op_spec.in_features
             ranks = max(ranks, beneath.input_shards)
             is_split = beneath.reduces == "reduce_scatter"
             work = Exchange("all_gather" if is_split else None, beneath.reduces, width, ranks)
-            whole = next((each for each in inner if isinstance(each.work, Exchange)), None)
-            if whole is not None:
-                assert isinstance(whole.work, Exchange)
-                return [replace(whole, work=replace(whole.work, backward=beneath.reduces))]
-            return [Module(f"{one.name} {beneath.reduces}", work)]
-    return [one for one in inner if isinstance(one.work, Exchange)]
+            exchange = next(
+                (candidate for candidate in inner if isinstance(candidate.op_spec, Exchange)), None
+            )
+            if exchange is not None:
+                assert isinstance(exchange.op_spec, Exchange)
+                return [replace(exchange, op_spec=replace(exchange.op_spec, backward=beneath.reduces))]
+            return [Module(f"{module.name} {beneath.reduces}", work)]
+    return [module for module in inner if isinstance(module.op_spec, Exchange)]
 
 
 def _is_gate(module: Module) -> bool:
-    return isinstance(module.work, Linear) and module.work.out_features == 1
+    return isinstance(module.op_spec, Linear) and module.op_spec.out_features == 1
 
 
-def _alone(module: Module, *, shares: bool) -> Module:
+def _drop_collectives(module: Module, *, shares: bool) -> Module:
     """A product without collectives of its own. With `shares` its input is kept already."""
-    assert isinstance(module.work, Linear)
-    return replace(module, work=replace(module.work, beneath=None), shares_input=shares)
+    assert isinstance(module.op_spec, Linear)
+    return replace(module, op_spec=replace(module.op_spec, overlapped_collectives=None), shares_input=shares)
 
 
 def _first_after_dispatch(routed: Sequence[Module]) -> int:
     """The index after the exchange of rows and scores, or before the first product where there is none."""
-    sent = [n for n, one in enumerate(routed) if one.name.endswith(("all_to_all rows", "all_to_all scores"))]
-    if sent:
-        return sent[-1] + 1
-    return next(n for n, one in enumerate(routed) if isinstance(one.work, GroupedLinear))
+    exchanges = [
+        n for n, module in enumerate(routed) if module.name.endswith(("all_to_all rows", "all_to_all scores"))
+    ]
+    if exchanges:
+        return exchanges[-1] + 1
+    return next(n for n, module in enumerate(routed) if isinstance(module.op_spec, GroupedLinear))

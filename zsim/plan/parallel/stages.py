@@ -21,8 +21,10 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
                 model,
                 name=f"{model.name}, stage {number}",
                 before=model.before if number == 0 else (),
-                blocks=_receiving(model.blocks[first : first + layers]) if number else model.blocks[:layers],
-                after=_with_own_head(model) if number == last else (),
+                blocks=_require_input_gradients(model.blocks[first : first + layers])
+                if number
+                else model.blocks[:layers],
+                after=_modules_after_blocks(model) if number == last else (),
                 is_tied=False,
                 first_block=model.first_block + first,
                 registered_before_blocks=model.registered_before_blocks if number in (0, last) else None,
@@ -32,21 +34,23 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
     return stages
 
 
-def _receiving(blocks: Sequence[Block]) -> tuple[Block, ...]:
+def _require_input_gradients(blocks: Sequence[Block]) -> tuple[Block, ...]:
     """Blocks after a message. What is received needs a gradient, whatever is trained before it."""
-    made = {
-        id(block): replace(block, modules=tuple(replace(one, input_gradient=True) for one in block.modules))
+    changed = {
+        id(block): replace(
+            block, modules=tuple(replace(module, input_gradient=True) for module in block.modules)
+        )
         for block in blocks
-        if not all(one.input_gradient for one in block.modules)
+        if not all(module.input_gradient for module in block.modules)
     }
-    return tuple(made.get(id(block), block) for block in blocks)
+    return tuple(changed.get(id(block), block) for block in blocks)
 
 
-def with_head_first(stage: ModelSpec) -> ModelSpec:
+def register_head_first(stage: ModelSpec) -> ModelSpec:
     """The last stage with its head registered before the blocks, where DeepSpeed's PipelineModule has its
     tied layers (`tied_modules`, DeepSpeed 0.19.8 `runtime/pipe/module.py`)."""
     heads = tuple(
-        module.name for module in stage.after if isinstance(module.work, Linear) and module.parameters
+        module.name for module in stage.after if isinstance(module.op_spec, Linear) and module.parameters
     )
     return replace(stage, registered_before_blocks=heads)
 
@@ -55,25 +59,27 @@ def tied_numel(model: ModelSpec) -> int:
     """Elements of the weight that the embedding shares with a tied head, or with that of multi-token
     prediction, on this rank. 0 if it shares none.
     """
-    is_shared = model.is_tied or model.predicts > 0
+    is_shared = model.is_tied or model.num_prediction_layers > 0
     return next(
-        (module.numel for module in model.before if is_shared and isinstance(module.work, Embedding)), 0
+        (module.numel for module in model.before if is_shared and isinstance(module.op_spec, Embedding)), 0
     )
 
 
-def _with_own_head(model: ModelSpec) -> tuple[Module, ...]:
+def _modules_after_blocks(model: ModelSpec) -> tuple[Module, ...]:
     """The last stage's modules after the blocks. Of several that share a weight, one has a copy of it."""
-    found = [_owning(module) if model.is_tied else module for module in model.after]
-    embeddings = [number for number, one in enumerate(found) if isinstance(one.work, Embedding)]
+    modules = [_add_head_weight(module) if model.is_tied else module for module in model.after]
+    embeddings = [
+        number for number, candidate in enumerate(modules) if isinstance(candidate.op_spec, Embedding)
+    ]
     for number in embeddings[: 0 if model.is_tied else 1]:
-        work = found[number].work
+        work = modules[number].op_spec
         assert isinstance(work, Embedding)
-        found[number] = replace(found[number], parameters=(Parameter("weight", (work.rows, work.width)),))
-    return tuple(found)
+        modules[number] = replace(modules[number], parameters=(Parameter("weight", (work.rows, work.width)),))
+    return tuple(modules)
 
 
-def _owning(module: Module) -> Module:
-    work = module.work
+def _add_head_weight(module: Module) -> Module:
+    work = module.op_spec
     if not isinstance(work, Linear) or any(parameter.name == "weight" for parameter in module.parameters):
         return module
     weight = Parameter("weight", (work.out_features, work.in_features))

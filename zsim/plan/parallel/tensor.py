@@ -29,54 +29,54 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.plan.parallel.adapters_in_parts import adapter_in_parts
-from zsim.plan.parallel.cut_parameters import divided, output_dimension, resized
+from zsim.plan.parallel.adapters_in_parts import shard_adapter
+from zsim.plan.parallel.cut_parameters import output_dimension, resize_parameter, shard_parameter
 from zsim.specs.model.adapters import is_adapter_part
-from zsim.specs.model.expert_run import expert_run
+from zsim.specs.model.expert_run import expert_module_range
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.prediction import PREDICTION_ENTRY
 from zsim.specs.model.spec import (
     Activation,
     Attention,
-    Beneath,
     Block,
+    ChunkedOverlap,
     Embedding,
     Exchange,
     ExchangeKind,
-    InPieces,
     Linear,
     Loss,
     ModelSpec,
     Module,
     Norm,
+    OverlappedCollectives,
     Parameter,
 )
-from zsim.specs.strategy.deepspeed.autotp import first_shard, kv_heads
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.deepspeed.autotp import count_kv_heads, first_rank_features
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 TENSOR = "tensor"
 # Of a pipelined reduce-scatter: `num_splits` of Transformer Engine 2.17 pytorch/module/base.py.
 _SCATTERED_PIECES = 4
 
 
-def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
+def tensor_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSpec:
     """The model of one tensor-parallel rank. For routed experts see `zsim.plan.parallel.experts`."""
     if parallelism.tensor == 1:
         return model
-    cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size, kv_heads(model))
+    sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, count_kv_heads(model))
     return replace(
-        model.with_each_block(cutter.block),
-        before=tuple(cutter.before(model.before)),
-        after=tuple(cutter.after(model.after)),
-        token_shards=cutter.stream,
+        model.map_blocks(sharder.shard_block),
+        before=tuple(sharder.shard_before_blocks(model.before)),
+        after=tuple(sharder.shard_after_blocks(model.after)),
+        token_shards=sharder.token_shards,
     )
 
 
 @dataclass(frozen=True)
-class _Cutter:
+class _TensorSharder:
     """Cuts the modules of one model. The residual stream's tokens are cut into `token_shards` parts."""
 
-    parallelism: Parallelism
+    parallelism: ParallelismConfig
     vocab_size: int
     hidden_size: int
     num_kv_heads: int
@@ -86,18 +86,18 @@ class _Cutter:
         return self.parallelism.tensor
 
     @property
-    def stream(self) -> int:
+    def token_shards(self) -> int:
         return self.ranks if self.parallelism.sequence_parallel else 1
 
     @property
-    def is_split(self) -> bool:
-        return self.stream > 1
+    def shards_tokens(self) -> bool:
+        return self.token_shards > 1
 
     @property
     def overlaps(self) -> bool:
         style, is_async = self.parallelism.style, self.parallelism.async_tensor
         if style in ("megatron", "deepspeed"):
-            return self.is_split or self.parallelism.overlap_tensor_reduce
+            return self.shards_tokens or self.parallelism.overlap_tensor_reduce
         return style in ("nanotron", "autotp") and is_async
 
     @property
@@ -105,12 +105,12 @@ class _Cutter:
         """Whether products overlap their own collectives: `--tp-comm-overlap`, torch's asynchronous tensor
         parallelism."""
         offered = self.parallelism.style in ("megatron", "torch")
-        return offered and self.parallelism.async_tensor and self.is_split
+        return offered and self.parallelism.async_tensor and self.shards_tokens
 
     @property
-    def runs_own_rows(self) -> bool:
+    def runs_local_rows_first(self) -> bool:
         """Whether products run on the rank's own rows while the others' are gathered."""
-        return self.parallelism.style == "nanotron" and self.parallelism.async_tensor and self.is_split
+        return self.parallelism.style == "nanotron" and self.parallelism.async_tensor and self.shards_tokens
 
     @property
     def cuts_vocabulary(self) -> bool:
@@ -121,163 +121,181 @@ class _Cutter:
         """Whether the loss sees a part of the vocabulary. Otherwise logits are gathered."""
         return self.cuts_vocabulary and self.parallelism.loss_parallel
 
-    def part(self, total: int, name: str) -> int:
+    def features_per_rank(self, total: int, name: str) -> int:
         """This rank's features of a module with `total`: an equal part, under AutoTP the first rank's."""
         if self.parallelism.style == "autotp":
-            return first_shard(total, self.ranks, name, self.num_kv_heads, self.parallelism.tensor_grain)
+            return first_rank_features(
+                total, self.ranks, name, self.num_kv_heads, self.parallelism.tensor_grain
+            )
         return total // self.ranks
 
-    def cut(self, module: Module, parameter: Parameter, dimension: int) -> Parameter:
-        return resized(parameter, dimension, self.part(parameter.shape[dimension], module.name))
+    def shard(self, module: Module, parameter: Parameter, dimension: int) -> Parameter:
+        return resize_parameter(
+            parameter, dimension, self.features_per_rank(parameter.shape[dimension], module.name)
+        )
 
     # -- blocks -----------------------------------------------------------------------------------------
 
-    def block(self, block: Block) -> Block:
+    def shard_block(self, block: Block) -> Block:
         """The block with its products cut, and exchanges around each pair of column and row."""
         modules: list[Module] = []
-        is_inside = has_core = is_row = False
-        routed = expert_run(block) if self.parallelism.style == "torch" else range(0)
+        has_column = has_core = is_row = False
+        routed = expert_module_range(block) if self.parallelism.style == "torch" else range(0)
         for number, module in enumerate(block.modules):
-            work = module.work
+            work = module.op_spec
             if number in routed:
-                modules += self._in_routed(block, number, routed)
+                modules += self._shard_in_expert_layer(block, number, routed)
             elif is_adapter_part(module):
-                modules += adapter_in_parts(module, self.ranks, self.stream, is_row=is_row)
+                modules += shard_adapter(module, self.ranks, self.token_shards, is_row=is_row)
             elif isinstance(work, Router | Experts) or (isinstance(work, Linear) and work.out_features == 1):
-                modules.append(self._on_stream(module))
+                modules.append(self._shard_tokens(module))
             elif isinstance(work, Linear) and module.name == PREDICTION_ENTRY:
                 modules += self._prediction_entry(module, work)
             elif isinstance(work, Linear) and not has_core:
                 is_row = False
-                modules += self._column(module, work, is_first=not is_inside)
-                is_inside = True
+                modules += self._column(module, work, is_first=not has_column)
+                has_column = True
             elif isinstance(work, Linear):
                 modules += self._row(module, work)
-                is_inside, has_core, is_row = False, False, True
+                has_column, has_core, is_row = False, False, True
             elif isinstance(work, Attention):
-                own = tuple(self.cut(module, one, 0) for one in module.parameters)
-                modules.append(replace(module, work=self._heads(work), parameters=own))
+                parameters = tuple(self.shard(module, parameter, 0) for parameter in module.parameters)
+                modules.append(replace(module, op_spec=self._heads(work), parameters=parameters))
                 has_core = True
             elif isinstance(work, Activation):
-                width = self.part(work.width, module.name)
-                modules.append(replace(module, work=replace(work, width=width)))
+                width = self.features_per_rank(work.width, module.name)
+                modules.append(replace(module, op_spec=replace(work, width=width)))
                 has_core = True
-            elif isinstance(work, Norm) and is_inside:
+            elif isinstance(work, Norm) and has_column:
                 modules.append(self._head_norm(module, work))
             else:
-                modules.append(self._on_stream(module))
+                modules.append(self._shard_tokens(module))
         return Block(block.kind, tuple(modules), block.registration)
 
-    def _in_routed(self, block: Block, number: int, run: range) -> list[Module]:
+    def _shard_in_expert_layer(self, block: Block, number: int, run: range) -> list[Module]:
         """A module of a layer with routed experts under torchtitan. The layer's input is gathered before, and
         its gradient is taken as complete. Its output's sum is scattered afterwards. Every rank has the full
         router and all rows. Shared experts are cut, each column with a sum of its input's gradient (0.2.2
         models/llama4/infra/parallelize.py `apply_moe_ep_tp`).
         """
         module, width = block.modules[number], self.hidden_size
-        work, found = module.work, [module]
+        work, modules = module.op_spec, [module]
         if isinstance(work, Linear) and work.out_features > 1:
-            is_row = any(isinstance(one.work, Activation) for one in block.modules[run.start : number])
-            cut = self._row(module, work) if is_row else self._column(module, work, is_first=False)
-            found = [one for one in cut if not isinstance(one.work, Exchange)]
-            if not is_row:
-                found.insert(0, self._exchange(module.name, None, "all_reduce", width))
-        elif isinstance(work, Activation):
-            found = [replace(module, work=replace(work, width=work.width // self.ranks))]
-        if number == run.start:
-            gather = [self._exchange(module.name, "all_gather", None, width)] if self.is_split else []
-            found = [*gather, *found]
-        if number == run[-1]:
-            back: tuple[ExchangeKind, ExchangeKind | None] = (
-                ("reduce_scatter", "all_gather") if self.is_split else ("all_reduce", None)
+            is_row = any(
+                isinstance(layer_module.op_spec, Activation)
+                for layer_module in block.modules[run.start : number]
             )
-            found = [*found, self._exchange(f"{module.name} out", *back, width)]
-        return found
+            sharded = self._row(module, work) if is_row else self._column(module, work, is_first=False)
+            modules = [
+                sharded_module
+                for sharded_module in sharded
+                if not isinstance(sharded_module.op_spec, Exchange)
+            ]
+            if not is_row:
+                modules.insert(0, self._exchange(module.name, None, "all_reduce", width))
+        elif isinstance(work, Activation):
+            modules = [replace(module, op_spec=replace(work, width=work.width // self.ranks))]
+        if number == run.start:
+            gather = [self._exchange(module.name, "all_gather", None, width)] if self.shards_tokens else []
+            modules = [*gather, *modules]
+        if number == run[-1]:
+            reduction: tuple[ExchangeKind, ExchangeKind | None] = (
+                ("reduce_scatter", "all_gather") if self.shards_tokens else ("all_reduce", None)
+            )
+            modules = [*modules, self._exchange(f"{module.name} out", *reduction, width)]
+        return modules
 
     def _column(self, module: Module, work: Linear, *, is_first: bool, is_head: bool = False) -> list[Module]:
         """A product cut along its outputs, after what brings its input together, once for a pair."""
         shares, width = self.ranks, work.in_features
-        local = replace(work, out_features=self.part(work.out_features, module.name))
-        cut = replace(
+        local = replace(work, out_features=self.features_per_rank(work.out_features, module.name))
+        sharded = replace(
             module,
-            work=local,
-            parameters=tuple(self.cut(module, one, output_dimension(one, work)) for one in module.parameters),
+            op_spec=local,
+            parameters=tuple(
+                self.shard(module, parameter, output_dimension(parameter, work))
+                for parameter in module.parameters
+            ),
         )
-        pieces = InPieces(shares, "forward") if self.cuts_products and not is_head else None
-        if self.runs_own_rows and not module.shares_input:
-            pieces = InPieces(shares, "forward", own_rows=True)
+        pieces = ChunkedOverlap(shares, "forward") if self.cuts_products and not is_head else None
+        if self.runs_local_rows_first and not module.shares_input:
+            pieces = ChunkedOverlap(shares, "forward", starts_with_local_rows=True)
         reads_fp8 = not (is_head or work.in_bf16)
-        if self.is_split and reads_fp8:
-            local = replace(local, input_parts=shares)
-            cut = replace(cut, work=local)
+        if self.shards_tokens and reads_fp8:
+            local = replace(local, input_cast_ranks=shares)
+            sharded = replace(sharded, op_spec=local)
         if self.overlaps:
-            reduces: ExchangeKind = "reduce_scatter" if self.is_split else "all_reduce"
-            beneath = Beneath(reduces, self.stream)
-            product = replace(cut, work=replace(local, beneath=beneath, in_pieces=pieces))
-            if not self.is_split or module.shares_input or pieces is not None:
+            reduces: ExchangeKind = "reduce_scatter" if self.shards_tokens else "all_reduce"
+            beneath = OverlappedCollectives(reduces, self.token_shards)
+            product = replace(
+                sharded, op_spec=replace(local, overlapped_collectives=beneath, chunked_overlap=pieces)
+            )
+            if not self.shards_tokens or module.shares_input or pieces is not None:
                 return [product]
             gather = self._exchange(module.name, "all_gather", None, width, follows_precision=reads_fp8)
             return [gather, product]
         if self.parallelism.style == "autotp":
-            return [self._exchange(module.name, None, "all_reduce", width), cut]
-        if self.parallelism.style == "nanotron" and self.is_split and not module.shares_input:
-            beneath = Beneath("reduce_scatter", self.stream, in_line=True)
-            product = replace(cut, work=replace(local, beneath=beneath))
+            return [self._exchange(module.name, None, "all_reduce", width), sharded]
+        if self.parallelism.style == "nanotron" and self.shards_tokens and not module.shares_input:
+            beneath = OverlappedCollectives("reduce_scatter", self.token_shards, is_sequential=True)
+            product = replace(sharded, op_spec=replace(local, overlapped_collectives=beneath))
             return [self._exchange(module.name, "all_gather", None, width), product]
         repeats = not is_first or module.shares_input
         if repeats and not self.parallelism.gather_per_product:
-            return [cut]
+            return [sharded]
         if pieces is not None:
             reduction = self._exchange(module.name, None, "reduce_scatter", width)
-            return [reduction, replace(cut, work=replace(local, in_pieces=pieces))]
-        if self.is_split:
+            return [reduction, replace(sharded, op_spec=replace(local, chunked_overlap=pieces))]
+        if self.shards_tokens:
             kinds: tuple[ExchangeKind, ExchangeKind] = ("all_gather", "reduce_scatter")
-            reads = self._exchange(module.name, *kinds, width, follows_precision=reads_fp8, repeats=repeats)
-            return [reads, cut]
-        return [self._exchange(module.name, None, "all_reduce", width), cut]
+            exchange = self._exchange(
+                module.name, *kinds, width, follows_precision=reads_fp8, repeats=repeats
+            )
+            return [exchange, sharded]
+        return [self._exchange(module.name, None, "all_reduce", width), sharded]
 
     def _row(self, module: Module, work: Linear) -> list[Module]:
         """A product cut along its inputs, before what sums up its outputs."""
         shares = self.ranks
-        local = replace(work, in_features=self.part(work.in_features, module.name))
-        if self.is_split:
-            local = replace(local, gradient_parts=shares)
-        cut = replace(
+        local = replace(work, in_features=self.features_per_rank(work.in_features, module.name))
+        if self.shards_tokens:
+            local = replace(local, gradient_cast_ranks=shares)
+        sharded = replace(
             module,
-            work=local,
+            op_spec=local,
             parameters=tuple(
-                self._whole(one)
-                if len(one.shape) == 1
-                else self.cut(module, one, 1 - output_dimension(one, work))
-                for one in module.parameters
+                self._replicate(parameter)
+                if len(parameter.shape) == 1
+                else self.shard(module, parameter, 1 - output_dimension(parameter, work))
+                for parameter in module.parameters
             ),
         )
         if self.cuts_products:
             scattered = shares if self.parallelism.style == "torch" else _SCATTERED_PIECES
-            pieces = InPieces(shares, "backward", scattered)
-            return [replace(cut, work=replace(local, in_pieces=pieces))]
-        if self.runs_own_rows:
-            pieces = InPieces(shares, "backward", own_rows=True)
+            pieces = ChunkedOverlap(shares, "backward", scattered)
+            return [replace(sharded, op_spec=replace(local, chunked_overlap=pieces))]
+        if self.runs_local_rows_first:
+            pieces = ChunkedOverlap(shares, "backward", starts_with_local_rows=True)
             scatter = self._exchange(module.name, "reduce_scatter", None, work.out_features)
-            return [replace(cut, work=replace(local, in_pieces=pieces)), scatter]
-        if self.is_split:
+            return [replace(sharded, op_spec=replace(local, chunked_overlap=pieces)), scatter]
+        if self.shards_tokens:
             width, reads_fp8 = work.out_features, not work.in_bf16
             return [
-                cut,
+                sharded,
                 self._exchange(
                     module.name, "reduce_scatter", "all_gather", width, follows_precision=reads_fp8
                 ),
             ]
-        return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
+        return [sharded, self._exchange(module.name, "all_reduce", None, work.out_features)]
 
     def _prediction_entry(self, module: Module, work: Linear) -> list[Module]:
         """The first product of a layer of multi-token prediction, a column whose outputs are gathered. With
         sequence parallelism each rank goes on with its tokens, whose gradient is gathered (Megatron-LM
         d98e8a64 core/transformer/multi_token_prediction.py `_concat_embeddings`).
         """
-        back: ExchangeKind | None = "all_gather" if self.is_split else None
+        backward: ExchangeKind | None = "all_gather" if self.shards_tokens else None
         column = self._column(module, work, is_first=True)
-        return [*column, self._exchange(f"{module.name} out", "all_gather", back, work.out_features)]
+        return [*column, self._exchange(f"{module.name} out", "all_gather", backward, work.out_features)]
 
     def _heads(self, work: Attention) -> Attention:
         """The heads of one rank, with at least one key/value head."""
@@ -289,90 +307,94 @@ class _Cutter:
 
     def _head_norm(self, module: Module, work: Norm) -> Module:
         """A norm of queries or keys: each rank sums its heads' gradient. A norm over all heads is cut."""
-        is_whole = all(parameter.numel == work.width for parameter in module.parameters)
+        covers_all_heads = all(parameter.numel == work.width for parameter in module.parameters)
         parameters = tuple(
-            self.cut(module, one, 0) if is_whole else replace(one, summed_over=TENSOR)
-            for one in module.parameters
+            self.shard(module, parameter, 0) if covers_all_heads else replace(parameter, summed_over=TENSOR)
+            for parameter in module.parameters
         )
-        width = self.part(work.width, module.name)
-        return replace(module, work=replace(work, width=width), parameters=parameters)
+        width = self.features_per_rank(work.width, module.name)
+        return replace(module, op_spec=replace(work, width=width), parameters=parameters)
 
-    def _on_stream(self, module: Module) -> Module:
+    def _shard_tokens(self, module: Module) -> Module:
         """A module on the residual stream, with all its parameters, on this rank's own tokens."""
-        if not self.is_split:
+        if not self.shards_tokens:
             return module
-        parameters = tuple(self._whole(one) for one in module.parameters)
-        return replace(module, parameters=parameters, token_shards=self.stream)
+        parameters = tuple(self._replicate(parameter) for parameter in module.parameters)
+        return replace(module, parameters=parameters, token_shards=self.token_shards)
 
-    def _whole(self, parameter: Parameter) -> Parameter:
+    def _replicate(self, parameter: Parameter) -> Parameter:
         """A parameter that is not cut. Sequence-parallel ranks sum its gradient."""
-        return replace(parameter, summed_over=TENSOR) if self.is_split else parameter
+        return replace(parameter, summed_over=TENSOR) if self.shards_tokens else parameter
 
     # -- around the blocks --------------------------------------------------------------------------------
 
-    def before(self, modules: Sequence[Module]) -> list[Module]:
+    def shard_before_blocks(self, modules: Sequence[Module]) -> list[Module]:
         """Embeddings: the vocabulary is cut, positions are not. With sequence parallelism the sum is
         scattered where there are no positions, else reduced, and each rank goes on with its part
         (Megatron-Core 0.16.1 core/models/common/embeddings/language_model_embedding.py).
         """
-        found: list[Module] = []
-        tables = [module for module in modules if isinstance(module.work, Embedding)]
-        has_positions, is_done = len(tables) > 1, not self.is_split
+        sharded: list[Module] = []
+        tables = [module for module in modules if isinstance(module.op_spec, Embedding)]
+        has_positions, is_scattered = len(tables) > 1, not self.shards_tokens
         for module in modules:
-            work = module.work
+            work = module.op_spec
             if isinstance(work, Embedding) and work.rows == self.vocab_size and self.cuts_vocabulary:
                 rows = replace(work, rows=work.rows // self.ranks)
-                parameters = tuple(divided(one, 0, self.ranks) for one in module.parameters)
-                found.append(replace(module, work=rows, parameters=parameters))
-                if self.is_split and not has_positions:
-                    found.append(self._exchange(module.name, "reduce_scatter", "all_gather", work.width))
-                    is_done = True
+                parameters = tuple(
+                    shard_parameter(parameter, 0, self.ranks) for parameter in module.parameters
+                )
+                sharded.append(replace(module, op_spec=rows, parameters=parameters))
+                if self.shards_tokens and not has_positions:
+                    sharded.append(self._exchange(module.name, "reduce_scatter", "all_gather", work.width))
+                    is_scattered = True
                 else:
-                    found.append(self._exchange(module.name, "all_reduce", None, work.width))
+                    sharded.append(self._exchange(module.name, "all_reduce", None, work.width))
             elif isinstance(work, Embedding):
-                found.append(module)
+                sharded.append(module)
             else:
-                if not is_done:
-                    found.append(self._exchange(module.name, None, "all_gather", self.hidden_size))
-                    is_done = True
-                found.append(self._on_stream(module))
-        if not is_done:
-            found.append(self._exchange("positions", None, "all_gather", self.hidden_size))
-        return found
+                if not is_scattered:
+                    sharded.append(self._exchange(module.name, None, "all_gather", self.hidden_size))
+                    is_scattered = True
+                sharded.append(self._shard_tokens(module))
+        if not is_scattered:
+            sharded.append(self._exchange("positions", None, "all_gather", self.hidden_size))
+        return sharded
 
-    def after(self, modules: Sequence[Module]) -> list[Module]:
+    def shard_after_blocks(self, modules: Sequence[Module]) -> list[Module]:
         """Final norm, head and loss. The head is a column. The loss sees a part of the vocabulary after three
         sums of a number per token: the maximum, the label's logit, the sum of exponentials. Where logits are
         gathered, every rank has all of them and their loss (torchtitan's `disable_loss_parallel`: the head's
         output is replicated, and its gradient is cut without a call). Multi-token prediction looks its tokens
         up in the part of the vocabulary that the rank has, as before the blocks.
         """
-        found: list[Module] = []
+        sharded: list[Module] = []
         for module in modules:
-            work = module.work
+            work = module.op_spec
             if isinstance(work, Linear) and work.out_features == self.vocab_size:
-                found += self._column(module, work, is_first=True, is_head=True)
+                sharded += self._column(module, work, is_first=True, is_head=True)
                 if not self.cuts_loss:
-                    padded = max(work.out_features, self.ranks * self.part(work.out_features, module.name))
-                    found.append(self._exchange(module.name, "all_gather", None, padded))
+                    padded = max(
+                        work.out_features, self.ranks * self.features_per_rank(work.out_features, module.name)
+                    )
+                    sharded.append(self._exchange(module.name, "all_gather", None, padded))
             elif isinstance(work, Loss):
                 if self.cuts_loss:
-                    statistics = (f"{module.name} {one}" for one in ("maximum", "label", "sum"))
-                    found += [_statistic(name, self.ranks) for name in statistics]
+                    statistics = (f"{module.name} {statistic}" for statistic in ("maximum", "label", "sum"))
+                    sharded += [_statistic_reduction(name, self.ranks) for name in statistics]
                     work = replace(work, vocab_size=work.vocab_size // self.ranks)
-                found.append(replace(module, work=work))
+                sharded.append(replace(module, op_spec=work))
             elif isinstance(work, Activation) and work.width == self.vocab_size and self.cuts_loss:
-                found.append(replace(module, work=replace(work, width=work.width // self.ranks)))
+                sharded.append(replace(module, op_spec=replace(work, width=work.width // self.ranks)))
             elif isinstance(work, Embedding):
-                found.append(replace(module, work=replace(work, rows=work.rows // self.ranks)))
+                sharded.append(replace(module, op_spec=replace(work, rows=work.rows // self.ranks)))
                 kinds: tuple[ExchangeKind, ExchangeKind | None] = ("all_reduce", None)
-                kinds = ("reduce_scatter", "all_gather") if self.is_split else kinds
-                found.append(self._exchange(module.name, *kinds, work.width))
+                kinds = ("reduce_scatter", "all_gather") if self.shards_tokens else kinds
+                sharded.append(self._exchange(module.name, *kinds, work.width))
             elif isinstance(work, Linear):
-                found.append(module)
+                sharded.append(module)
             else:
-                found.append(self._on_stream(module))
-        return found
+                sharded.append(self._shard_tokens(module))
+        return sharded
 
     def _exchange(
         self,
@@ -389,5 +411,5 @@ class _Cutter:
         return Module(f"{name} {kind}", replace(work, repeats=repeats, copies=copies))
 
 
-def _statistic(name: str, ranks: int) -> Module:
+def _statistic_reduction(name: str, ranks: int) -> Module:
     return Module(name, Exchange("all_reduce", None, 1, ranks, in_fp32=True))

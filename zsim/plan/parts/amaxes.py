@@ -12,19 +12,19 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.mesh import CONTEXT, PIPELINE, TENSOR, Mesh
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 AMAXES = "amaxes"
-_IN_FORWARD, _IN_BACKWARD = 3, 2
+_FORWARD_TENSORS, _BACKWARD_TENSORS = 3, 2
 _LAUNCHES = 2  # concatenate, update
 
 
-def has_delayed_scales(training: Training) -> bool:
+def has_delayed_scales(training: TrainingConfig) -> bool:
     """Whether the scales are made of earlier maxima."""
     return training.precision == "fp8" and training.fp8.recipe == "delayed"
 
 
-def amax_group(mesh: Mesh, training: Training) -> list[Group]:
+def amax_group(mesh: Mesh, training: TrainingConfig) -> list[Group]:
     """The ranks whose scales agree: those of a pipeline stage, or of its tensor and context parallelism. []
     without delayed scales and for one rank.
     """
@@ -36,12 +36,14 @@ def amax_group(mesh: Mesh, training: Training) -> list[Group]:
     return [Group(AMAXES, mesh.groups(*axes))] if mesh.size(*axes) > 1 else []
 
 
-def reduce_amaxes(builder: PlanBuilder, model: ModelSpec, training: Training, *, is_backward: bool) -> None:
+def reduce_amaxes(
+    builder: PlanBuilder, model: ModelSpec, training: TrainingConfig, *, is_backward: bool
+) -> None:
     """Issue the all-reduce and the update of a stage's scales. Nothing is issued without delayed scales."""
     if not has_delayed_scales(training):
         return
     layers = sum(parameter.in_fp8 for _, parameter in model.named_parameters())
-    size = 4 * layers * (_IN_BACKWARD if is_backward else _IN_FORWARD)
+    size = 4 * layers * (_BACKWARD_TENSORS if is_backward else _FORWARD_TENSORS)
     if not size:
         return
     if AMAXES in builder.groups:

@@ -37,11 +37,11 @@ class HostSide:
     """
 
     def __init__(
-        self, builder: PlanBuilder, aio: AioConfig | None = None, *, is_elsewhere: bool = False
+        self, builder: PlanBuilder, aio: AioConfig | None = None, *, runs_in_other_thread: bool = False
     ) -> None:
         self.builder = builder
         self.aio = aio
-        self.is_elsewhere = is_elsewhere
+        self.runs_in_other_thread = runs_in_other_thread
 
     def copy(
         self,
@@ -71,7 +71,7 @@ class HostSide:
         if work.bytes <= 0:
             return None
         event = self.builder.add(name, CPU, work)
-        if not self.is_elsewhere:
+        if not self.runs_in_other_thread:
             self.builder.host_wait(event)
         return event
 

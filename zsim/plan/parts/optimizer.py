@@ -9,85 +9,89 @@ from zsim.cost.kernels.update import OptimizerImplementation
 from zsim.cost.memory.adapters import quantisation_bytes, stored_bytes
 from zsim.cost.optimizers.kernels import update_kernels
 from zsim.cost.optimizers.states import state_tensors
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Copy, Memory
 from zsim.plan.workload.workload import Workload
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.optimizers import optimizer_of
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 UPDATE = "optimizer step"
-_SMALLEST_PAGED = 100_000  # elements of a state; bitsandbytes 0.50.2 `get_state_buffer`
+_MIN_PAGED_NUMEL = 100_000  # elements of a state; bitsandbytes 0.50.2 `get_state_buffer`
 
 
-def lazy_states(training: Training, tensors: Sequence[Updated]) -> Memory:
+def lazy_states(training: TrainingConfig, tensors: Sequence[UpdatedTensor]) -> Memory:
     """Optimizer states of this rank's part of each tensor, without those in `paged_states`. torch.optim's
     first step allocates them tensor by tensor (`_init_group` in torch/optim/adamw.py, 2.13). composer's
     DecoupledAdamW does the same.
 
     FSDP1's tensors are the flat parameters, also with `use_orig_params`, where torch has slices of them.
     """
-    kept = [tensor for tensor in tensors if not _is_paged(training, tensor)]
-    sizes = state_tensors(training.optimizer, kept, training.stored_dtype)
+    unpaged = [tensor for tensor in tensors if not _is_paged(training, tensor)]
+    sizes = state_tensors(training.optimizer, unpaged, training.stored_dtype)
     return Memory("optimizer_states", sum(sizes), lazy_tensors=sizes)
 
 
-def paged_states(training: Training, tensors: Sequence[Updated]) -> list[Memory]:
+def paged_states(training: TrainingConfig, tensors: Sequence[UpdatedTensor]) -> list[Memory]:
     """States in unified memory that is on the host between steps: see [Note: paged states] of
     `zsim.plan.memory.paging`."""
-    paged = [tensor for tensor in tensors if _is_paged(training, tensor)]
-    return [Memory("optimizer_states", _state_bytes(training, paged), "host")] if paged else []
+    paged_tensors = [tensor for tensor in tensors if _is_paged(training, tensor)]
+    return (
+        [Memory("optimizer_states", _state_bytes(training, paged_tensors), "host")] if paged_tensors else []
+    )
 
 
-def whole_bytes(workload: Workload, dtype: str) -> int:
+def parameter_bytes(workload: Workload, dtype: str) -> int:
     """Bytes of all parameters, each in its own type or else in `dtype`, and of the scales of 4-bit ones."""
-    parameters = [one for _, one in workload.model.named_parameters()]
-    if all(not one.stored for one in parameters):
+    parameters = [parameter for _, parameter in workload.model.named_parameters()]
+    if all(not parameter.stored_dtype for parameter in parameters):
         return workload.numel * DTYPE_BYTES[dtype]
-    return sum(stored_bytes(one, dtype) + quantisation_bytes(one) for one in parameters)
+    return sum(stored_bytes(parameter, dtype) + quantisation_bytes(parameter) for parameter in parameters)
 
 
 def frozen_bytes(workload: Workload, dtype: str) -> int:
     """Bytes of the parameters that are not trained, as `parameter_bytes` counts them."""
-    frozen = (one for _, one in workload.model.named_parameters() if not one.trainable)
-    return sum(stored_bytes(one, dtype) + quantisation_bytes(one) for one in frozen)
+    frozen = (parameter for _, parameter in workload.model.named_parameters() if not parameter.trainable)
+    return sum(stored_bytes(parameter, dtype) + quantisation_bytes(parameter) for parameter in frozen)
 
 
-def updated_in_blocks(
-    workload: Workload, parts: Sequence[tuple[Parameter, tuple[int, ...]]]
-) -> list[Updated]:
+def optimizer_tensors(
+    workload: Workload, shards: Sequence[tuple[Parameter, tuple[int, ...]]]
+) -> list[UpdatedTensor]:
     """The rank's shards as the optimizer sees them, from pairs of a parameter and its shard's shape. Weights
     of the blocks' products are the matrices that Muon treats separately.
     """
     blocks = (call for segment in workload.segments if segment.kind == "block" for call in segment.calls)
-    owners = (call for call in blocks if isinstance(call.module.work, Linear))
-    matrices = {id(one) for call in owners for one in call.parameters if len(one.shape) == 2}
-    return [Updated(shape, one.shape, id(one) in matrices) for one, shape in parts]
+    linear_calls = (call for call in blocks if isinstance(call.module.op_spec, Linear))
+    matrices = {
+        id(parameter) for call in linear_calls for parameter in call.parameters if len(parameter.shape) == 2
+    }
+    return [UpdatedTensor(shape, parameter.shape, id(parameter) in matrices) for parameter, shape in shards]
 
 
-def partition_states(training: Training, numel: int, dtype: str) -> tuple[int, ...]:
+def partition_states(training: TrainingConfig, numel: int, dtype: str) -> tuple[int, ...]:
     """Bytes of each state of a flat partition of `numel` elements, by a framework that keeps moments in
     `dtype`."""
     moments = optimizer_of(training.optimizer).moments
     if moments is not None:
         return (numel * DTYPE_BYTES[dtype],) * moments
-    return state_tensors(training.optimizer, [Updated((numel,))], "fp32")
+    return state_tensors(training.optimizer, [UpdatedTensor((numel,))], "fp32")
 
 
-def _is_paged(training: Training, tensor: Updated) -> bool:
-    is_asked = optimizer_of(training.optimizer).is_paged and training.paged_states == "host"
-    return is_asked and tensor.numel >= _SMALLEST_PAGED
+def _is_paged(training: TrainingConfig, tensor: UpdatedTensor) -> bool:
+    is_requested = optimizer_of(training.optimizer).is_paged and training.paged_states == "host"
+    return is_requested and tensor.numel >= _MIN_PAGED_NUMEL
 
 
-def _state_bytes(training: Training, tensors: Sequence[Updated]) -> int:
+def _state_bytes(training: TrainingConfig, tensors: Sequence[UpdatedTensor]) -> int:
     return sum(state_tensors(training.optimizer, tensors, training.stored_dtype))
 
 
 def clip_gradients(
     builder: PlanBuilder,
-    training: Training,
+    training: TrainingConfig,
     numels: Sequence[int],
     sums: Sequence[tuple[str, int]] = (),
     *,
@@ -113,8 +117,8 @@ def clip_gradients(
 
 def update(
     builder: PlanBuilder,
-    training: Training,
-    tensors: Sequence[Updated],
+    training: TrainingConfig,
+    tensors: Sequence[UpdatedTensor],
     *,
     gradient_dtype: str | None = None,
     state_dtype: str | None = None,
@@ -153,14 +157,14 @@ def update(
     builder.free("buffers", sum(roots), owner=name)
 
 
-def _makes_roots(training: Training, implementation: OptimizerImplementation) -> bool:
+def _makes_roots(training: TrainingConfig, implementation: OptimizerImplementation) -> bool:
     return implementation == "foreach" and training.optimizer in ("adam", "adamw")
 
 
 def _update_one(
     builder: PlanBuilder,
-    training: Training,
-    tensor: Updated,
+    training: TrainingConfig,
+    tensor: UpdatedTensor,
     gradient_dtype: str,
     stored_dtype: str,
     name: str,
@@ -173,16 +177,16 @@ def _update_one(
     )
     if not kernels:
         return
-    paged = _state_bytes(training, [tensor]) if _is_paged(training, tensor) else 0
-    if paged:
-        builder.allocate("buffers", paged, owner=name)
-        builder.copy(f"{name}: states in", Copy("h2d", paged, True), stream=COMPUTE)
+    paged_bytes = _state_bytes(training, [tensor]) if _is_paged(training, tensor) else 0
+    if paged_bytes:
+        builder.allocate("buffers", paged_bytes, owner=name)
+        builder.copy(f"{name}: states in", Copy("h2d", paged_bytes, True), stream=COMPUTE)
     event = builder.kernels(name, kernels, overhead=overhead)
-    if paged:
-        event = builder.copy(f"{name}: states out", Copy("d2h", paged, True), stream=COMPUTE)
-        builder.free("buffers", paged, owner=name)
+    if paged_bytes:
+        event = builder.copy(f"{name}: states out", Copy("d2h", paged_bytes, True), stream=COMPUTE)
+        builder.free("buffers", paged_bytes, owner=name)
     builder.host_wait(event)
 
 
-def _numel(tensors: Sequence[Updated]) -> int:
+def _numel(tensors: Sequence[UpdatedTensor]) -> int:
     return sum(tensor.numel for tensor in tensors)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels.update import cat_launches
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.stage import EMBEDDING, Stage
 from zsim.specs.strategy.mesh import TENSOR
@@ -27,9 +27,9 @@ def sum_partial_gradients(builder: PlanBuilder, chunks: Sequence[Hooks], dtype: 
     if not size:
         return
     builder.allocate("buffers", size)
-    builder.kernels("join partial gradients", moves(size, size, launches=cat_launches(len(numels))))
+    builder.kernels("join partial gradients", move_kernels(size, size, launches=cat_launches(len(numels))))
     builder.collective("all_reduce", size, dtype, TENSOR, stream=COMPUTE, name="all_reduce partial gradients")
-    builder.kernels("copy partial gradients", moves(size, size, launches=len(numels)))
+    builder.kernels("copy partial gradients", move_kernels(size, size, launches=len(numels)))
     builder.free("buffers", size)
 
 
@@ -41,7 +41,7 @@ def sum_tied_gradient(stage: Stage, dtype: str, shards: int = 1) -> None:
         return
     builder, size = stage.builder, -(-stage.tied_numel // shards) * DTYPE_BYTES[dtype]
     name = "all_reduce tied embedding"
-    if stage.parallelism.pipeline > 1 and not stage.parallelism.schedule_is_v:
+    if stage.parallelism.pipeline > 1 and not stage.parallelism.is_v_schedule:
         builder.collective("all_reduce", size, dtype, EMBEDDING, stream=COMPUTE, name=name)
     elif stage.is_last:
-        builder.kernels("add tied embedding", moves(2 * size, size))
+        builder.kernels("add tied embedding", move_kernels(2 * size, size))

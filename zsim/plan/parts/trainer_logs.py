@@ -91,20 +91,20 @@ class MetricLog:
 
 def _all_ranks(groups: Iterable[Group]) -> list[Group]:
     """A group of all ranks, or else all groups of several ranks. [] if every group is one rank."""
-    wide = [group for group in groups if group.size > 1]
-    world = max((group.members.size for group in wide), default=1)
-    return next(([group] for group in wide if group.size == world), wide)
+    multi_rank_groups = [group for group in groups if group.size > 1]
+    world = max((group.members.size for group in multi_rank_groups), default=1)
+    return next(([group] for group in multi_rank_groups if group.size == world), multi_rank_groups)
 
 
 def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> MetricLog | None:
     """The logits that the trainer holds, and its metrics, for micro-batches of `shape`. None if it holds
     none.
     """
-    loss = next((module.work for module in model.after if isinstance(module.work, Loss)), None)
+    loss = next((module.op_spec for module in model.after if isinstance(module.op_spec, Loss)), None)
     if loss is None or loss.holds_logits == "no":
         return None
     kernels = Kernels(metric_kernels(shape.tokens, loss.vocab_size, options))
     logits = shape.tokens * loss.vocab_size
     tensors = log_probabilities(logits, options)
-    element = 4 if loss.holds_logits == "in fp32" else options.activation_bytes
-    return MetricLog(logits * element, loss.num_metrics, kernels, tensors)
+    element_bytes = 4 if loss.holds_logits == "in fp32" else options.activation_bytes
+    return MetricLog(logits * element_bytes, loss.num_metrics, kernels, tensors)

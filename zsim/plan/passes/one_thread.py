@@ -19,20 +19,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from zsim.plan.builder import moves
+from zsim.plan.builder import move_kernels
 from zsim.plan.ops import Collective, CollectiveKind, Group, Kernels, Op, Plan, Program
 
 
-def in_one_thread(plan: Plan, asynchronous: Collection[CollectiveKind], *, copies_scatters: bool) -> Plan:
+def serialize_operators(
+    plan: Plan, asynchronous: Collection[CollectiveKind], *, copies_scatters: bool
+) -> Plan:
     """`plan` with the thread waiting for each operator, and for each collective of a kind that is not
     `asynchronous`. If `copies_scatters`, reduce-scatters copy before and after, as gloo's do.
     """
     if copies_scatters:
-        plan = plan.with_programs(lambda program: _with_copies(program, plan.groups))
-    return plan.with_programs(lambda program: _blocking(program, asynchronous))
+        plan = plan.map_programs(lambda program: _add_gloo_copies(program, plan.groups))
+    return plan.map_programs(lambda program: _add_host_waits(program, asynchronous))
 
 
-def _blocking(program: Program, asynchronous: Collection[CollectiveKind]) -> Program:
+def _add_host_waits(program: Program, asynchronous: Collection[CollectiveKind]) -> Program:
     """The program with a host wait for each operator and blocking collective before the next op."""
     ops: list[Op] = []
     blocking: int | None = None
@@ -47,34 +49,36 @@ def _blocking(program: Program, asynchronous: Collection[CollectiveKind]) -> Pro
     return replace(program, ops=tuple(ops))
 
 
-def _with_copies(program: Program, groups: Mapping[str, Group]) -> Program:
+def _add_gloo_copies(program: Program, groups: Mapping[str, Group]) -> Program:
     """The program with gloo's copies before and after each reduce-scatter."""
     ops: list[Op] = []
-    first: list[int] = []  # by old op: the first and last of its ops in the new program
-    last: list[int] = []
+    first_ops: list[int] = []  # by old op: the first and last of its ops in the new program
+    last_ops: list[int] = []
     for op in program.ops:
-        first.append(len(ops))
-        moved = op._replace(
-            after=tuple(last[other] for other in op.after),
-            host_waits=tuple(last[other] for other in op.host_waits),
+        first_ops.append(len(ops))
+        shifted_op = op._replace(
+            after=tuple(last_ops[predecessor] for predecessor in op.after),
+            host_waits=tuple(last_ops[predecessor] for predecessor in op.host_waits),
         )
         if isinstance(op.work, Collective) and op.work.kind == "reduce_scatter":
             size = op.work.bytes
             part = size // groups[op.work.group].size
-            ops.append(_copy(moved, "copy for", size))
+            ops.append(_copy(shifted_op, "copy for", size))
             ops += [op._replace(after=(), host_waits=()), _copy(op, "slice of", part)]
         else:
-            ops.append(moved)
-        last.append(len(ops) - 1)
-    first.append(len(ops))
+            ops.append(shifted_op)
+        last_ops.append(len(ops) - 1)
+    first_ops.append(len(ops))
     memory = tuple(
-        change._replace(op=first[change.op], until=last[change.until] if change.until >= 0 else -1)
+        change._replace(op=first_ops[change.op], until=last_ops[change.until] if change.until >= 0 else -1)
         for change in program.memory
     )
-    actions = tuple((first[number], action) for number, action in program.actions)
+    actions = tuple((first_ops[number], action) for number, action in program.actions)
     return replace(program, ops=tuple(ops), memory=memory, actions=actions)
 
 
-def _copy(op: Op, what: str, size: int) -> Op:
+def _copy(op: Op, prefix: str, size: int) -> Op:
     """A copy of `size` bytes on the stream of `op`."""
-    return op._replace(name=f"{what} {op.name}", work=Kernels(moves(size, size)), launches=1, overhead=None)
+    return op._replace(
+        name=f"{prefix} {op.name}", work=Kernels(move_kernels(size, size)), launches=1, overhead=None
+    )

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from zsim.plan.ops import Collective, Copy, Kernels, Op, PointToPoint, Program
 
 
-def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
+def next_in_queue(ops: Sequence[Op], connections: int) -> list[int] | None:
     """Per op, the op whose launch is next in the same queue, or -1. None if every stream has its own queue.
     See [Note: one queue, several streams].
     """
@@ -31,23 +31,23 @@ def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
     streams: dict[str, dict[str, int]] = {}
     for op, engine in zip(ops, engines, strict=True):
         if engine is not None:
-            known = streams.setdefault(engine, {})
-            known.setdefault(op.stream, len(known))
-    found = [-1] * len(ops)
-    last: dict[tuple[str, int], int] = {}
+            stream_numbers = streams.setdefault(engine, {})
+            stream_numbers.setdefault(op.stream, len(stream_numbers))
+    next_ops = [-1] * len(ops)
+    last_ops: dict[tuple[str, int], int] = {}
     for number, (op, engine) in enumerate(zip(ops, engines, strict=True)):
         if engine is None:
             continue
         queue = (engine, streams[engine][op.stream] % connections)
-        if queue in last:
-            found[last[queue]] = number
-        last[queue] = number
-    return found
+        if queue in last_ops:
+            next_ops[last_ops[queue]] = number
+        last_ops[queue] = number
+    return next_ops
 
 
-def queued_behind(program: Program, connections: int) -> list[int] | None:
+def program_next_in_queue(program: Program, connections: int) -> list[int] | None:
     """`next_in_queue` of a program's ops, for `Program.once`."""
-    return behind(program.ops, connections)
+    return next_in_queue(program.ops, connections)
 
 
 def _num_streams(ops: Sequence[Op]) -> tuple[int, int, int]:
@@ -57,8 +57,8 @@ def _num_streams(ops: Sequence[Op]) -> tuple[int, int, int]:
     if not any(kind is Copy for kind, _ in kinds):
         return len(computing), 0, 0
     copying = {(op.work.direction, op.stream) for op in ops if isinstance(op.work, Copy)}
-    to_gpu = sum(direction == "h2d" for direction, _ in copying)
-    return len(computing), to_gpu, len(copying) - to_gpu
+    num_h2d = sum(direction == "h2d" for direction, _ in copying)
+    return len(computing), num_h2d, len(copying) - num_h2d
 
 
 def _engine(op: Op) -> str | None:

@@ -28,28 +28,28 @@ from zsim.specs.model.spec import Exchange
 
 EXCHANGES = "expert exchanges"
 Node = Literal["first", "dispatch", "experts", "combination"]
-Place = tuple[str, Node]  # segment and node; the node of what stands around the layers is "first"
+LayerNode = tuple[str, Node]  # segment and node; the node of what stands around the layers is "first"
 
 
 def nodes_of(segment: Segment) -> dict[str, Node]:
     """The node of every call of a layer, by name: see [Note: one layer of each]. The exchange of the rows'
     counts belongs to the first.
     """
-    products = [n for n, call in enumerate(segment.calls) if isinstance(call.module.work, GroupedLinear)]
+    products = [n for n, call in enumerate(segment.calls) if isinstance(call.module.op_spec, GroupedLinear)]
     moving = [n for n, call in enumerate(segment.calls) if _moves_rows(call)]
-    ahead = [n for n in moving if products and n < products[0]]
-    behind = [n for n in moving if products and n > products[-1]]
-    found: dict[str, Node] = {}
+    dispatching = [n for n in moving if products and n < products[0]]
+    combining = [n for n in moving if products and n > products[-1]]
+    nodes: dict[str, Node] = {}
     for n, call in enumerate(segment.calls):
         node: Node = "first"
-        if ahead and behind and n >= ahead[0]:
-            node = "dispatch" if n <= ahead[-1] else "experts" if n < behind[0] else "combination"
-        found[call.name] = node
-    return found
+        if dispatching and combining and n >= dispatching[0]:
+            node = "dispatch" if n <= dispatching[-1] else "experts" if n < combining[0] else "combination"
+        nodes[call.name] = node
+    return nodes
 
 
 def _moves_rows(call: ModuleCall) -> bool:
-    work = call.module.work
+    work = call.module.op_spec
     return isinstance(work, Exchange) and work.forward == "all_to_all" and work.group.startswith("expert")
 
 
@@ -60,72 +60,73 @@ class PairedPass:
         self.builder, self.walk, self.action = builder, walk, action
         self.phase: Phase = "forward" if action.kind == "F" else "backward"
         self.nodes: dict[str, Mapping[str, Node]] = {
-            one.name: nodes_of(one) if one.kind == "block" else {} for one in walk.workload.segments
+            segment.name: nodes_of(segment) if segment.kind == "block" else {}
+            for segment in walk.workload.segments
         }
-        self.layers = [one.name for one in walk.workload.segments if one.kind == "block"]
+        self.layers = [segment.name for segment in walk.workload.segments if segment.kind == "block"]
         if self.phase == "backward":
             self.layers.reverse()
         self._is_delayed = is_delayed
-        self._left: list[ModuleCall] = []
+        self._delayed_weights: list[ModuleCall] = []
         self._event: int | None = None
         self._stream = COMPUTE
         self._calls: Iterator[ModuleCall] = iter(())
-        self._next: ModuleCall | None = None
+        self._next_call: ModuleCall | None = None
 
     def begin(self, calls: Iterator[ModuleCall]) -> None:
         """Go to the first call."""
-        self._enter(COMPUTE)
-        self._calls, self._next = calls, next(calls, None)
+        self._enter_phase(COMPUTE)
+        self._calls, self._next_call = calls, next(calls, None)
         self.builder.join(EXCHANGES, COMPUTE)
         self._event = self.builder.record(COMPUTE)
 
-    def run(self, place: Place | None, stream: str = COMPUTE) -> None:
+    def run(self, layer_node: LayerNode | None, stream: str = COMPUTE) -> None:
         """Issue all calls up to the end of a node, or (None) all that stand around the layers here."""
-        if self._next is None or not self._is_at(place):
+        if self._next_call is None or not self._is_next_in(layer_node):
             return
-        self._enter(stream)
+        self._enter_phase(stream)
         if stream != self._stream:
             self.builder.stream_wait(stream, self._event)
         self.walk.stream, self.walk.ready = stream, None if stream == COMPUTE else self._event
         self._stream = stream
-        while self._next is not None and self._is_at(place):
-            self._next = next(self._calls, None)
+        while self._next_call is not None and self._is_next_in(layer_node):
+            self._next_call = next(self._calls, None)
         self.walk.stream, self.walk.ready = COMPUTE, None
         self._event = self.builder.record(stream)
 
-    def layer(self, node: Node, name: str | None) -> None:
+    def issue_layer(self, node: Node, name: str | None) -> None:
         """Issue one node of a layer, on its stream."""
         if name is not None:
             self.run((name, node), EXCHANGES if node in ("dispatch", "combination") else COMPUTE)
 
-    def backward_of(self, call: ModuleCall) -> None:
+    def issue_backward(self, call: ModuleCall) -> None:
         """Issue a module's backward. The gradients of a layer's weights are left for `issue_weights`."""
         if not self._is_delayed or not self.nodes[call.segment]:
             self.walk.backward_module(call)
             return
         self.walk.backward_input(call)
-        self._left.append(call)
+        self._delayed_weights.append(call)
 
-    def weights(self) -> None:
+    def issue_weights(self) -> None:
         """Issue the gradients of weights that were left."""
-        if self._left:
-            self._enter(COMPUTE)
-        for call in self._left:
+        if self._delayed_weights:
+            self._enter_phase(COMPUTE)
+        for call in self._delayed_weights:
             self.walk.backward_weight(call)
-        self._left = []
+        self._delayed_weights = []
 
     def end(self) -> None:
         """The compute stream goes on behind all that was issued."""
         self.builder.stream_wait(COMPUTE, self._event)
 
-    def _is_at(self, place: Place | None) -> bool:
-        assert self._next is not None
-        nodes = self.nodes[self._next.segment]
-        if place is None:
+    def _is_next_in(self, layer_node: LayerNode | None) -> bool:
+        assert self._next_call is not None
+        nodes = self.nodes[self._next_call.segment]
+        if layer_node is None:
             return not nodes
-        return bool(nodes) and (self._next.segment, nodes[self._next.name]) == place
+        return bool(nodes) and (self._next_call.segment, nodes[self._next_call.name]) == layer_node
 
-    def _enter(self, stream: str) -> None:
+    def _enter_phase(self, stream: str) -> None:
         builder = self.builder
         builder.phase, builder.micro_batch = self.phase, self.walk.micro_batch
         if not builder.actions or builder.actions[-1][1] != self.action:
@@ -138,7 +139,7 @@ def run_pair(
     walks: tuple[Walk, Walk],
     *,
     is_last: bool,
-    is_told: bool,
+    schedule_manages_sharding: bool,
     is_delayed: bool,
 ) -> None:
     """Issue a forward and a backward side by side: [Note: one layer of each].
@@ -151,21 +152,25 @@ def run_pair(
     backward = PairedPass(builder, walks[1], pair.backward, is_delayed=is_delayed)
     forward.begin(walks[0].forward_calls())
     forward.run(None)
-    backward.begin(walks[1].backward_calls(backward.backward_of, is_last=is_last, is_told=is_told))
+    backward.begin(
+        walks[1].backward_calls(
+            backward.issue_backward, is_last=is_last, schedule_manages_sharding=schedule_manages_sharding
+        )
+    )
     backward.run(None)
-    for ahead, behind in zip_longest(forward.layers, backward.layers):
-        backward.layer("combination", behind)
-        forward.layer("first", ahead)
-        backward.layer("experts", behind)
-        forward.layer("dispatch", ahead)
-        backward.weights()
-        backward.layer("dispatch", behind)
-        forward.layer("experts", ahead)
-        forward.layer("combination", ahead)
-        backward.layer("first", behind)
-        backward.weights()
-    for side in (forward, backward):
-        side.end()
-        side.run(None)
-    for side in (forward, backward):
-        side.end()
+    for forward_layer, backward_layer in zip_longest(forward.layers, backward.layers):
+        backward.issue_layer("combination", backward_layer)
+        forward.issue_layer("first", forward_layer)
+        backward.issue_layer("experts", backward_layer)
+        forward.issue_layer("dispatch", forward_layer)
+        backward.issue_weights()
+        backward.issue_layer("dispatch", backward_layer)
+        forward.issue_layer("experts", forward_layer)
+        forward.issue_layer("combination", forward_layer)
+        backward.issue_layer("first", backward_layer)
+        backward.issue_weights()
+    for paired_pass in (forward, backward):
+        paired_pass.end()
+        paired_pass.run(None)
+    for paired_pass in (forward, backward):
+        paired_pass.end()

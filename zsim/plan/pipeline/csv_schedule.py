@@ -15,7 +15,7 @@ from typing import cast, get_args
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.plan.pipeline.schedules import Action, Kind, Order, Overlap, parts_of
+from zsim.plan.pipeline.schedules import Action, Kind, Order, Overlap, actions_of
 
 _WHERE = "parallelism.schedule_csv"
 _COMPUTES: tuple[Kind, ...] = ("F", "B", "I", "W")
@@ -50,21 +50,21 @@ def read_csv(text: str, ranks: int, virtual: int, micro_batches: int) -> CsvSche
             "parallelism.pipeline"
         )
     orders: list[Order] = [
-        [_item(cell.strip(), row, column) for column, cell in enumerate(cells) if cell.strip()]
+        [_parse_cell(cell.strip(), row, column) for column, cell in enumerate(cells) if cell.strip()]
         for row, cells in enumerate(rows)
     ]
-    parts = [[part for item in order for part in parts_of(item)] for order in orders]
-    is_lowered = any(part.kind not in _COMPUTES for order in parts for part in order)
-    return CsvSchedule(orders, _ranks(parts, ranks * virtual, micro_batches), is_lowered)
+    actions = [[action for item in order for action in actions_of(item)] for order in orders]
+    is_lowered = any(action.kind not in _COMPUTES for order in actions for action in order)
+    return CsvSchedule(orders, _rank_per_stage(actions, ranks * virtual, micro_batches), is_lowered)
 
 
-def _item(cell: str, row: int, column: int) -> Action | Overlap:
+def _parse_cell(cell: str, row: int, column: int) -> Action | Overlap:
     if (pair := _OVERLAP.fullmatch(cell)) is not None:
-        return Overlap(_action(pair[1], row, column), _action(pair[2], row, column))
-    return _action(cell, row, column)
+        return Overlap(_parse_action(pair[1], row, column), _parse_action(pair[2], row, column))
+    return _parse_action(cell, row, column)
 
 
-def _action(cell: str, row: int, column: int) -> Action:
+def _parse_action(cell: str, row: int, column: int) -> Action:
     match = _ACTION.fullmatch(cell)
     if match is None or (match[3] == "") != (match[2] in ("UNSHARD", "RESHARD", "REDUCE_GRAD")):
         raise InputError(
@@ -75,10 +75,10 @@ def _action(cell: str, row: int, column: int) -> Action:
     return Action(cast("Kind", match[2]), int(match[1]), int(match[3]) if match[3] else None)
 
 
-def _ranks(orders: Sequence[Sequence[Action]], stages: int, micro_batches: int) -> list[int]:
+def _rank_per_stage(orders: Sequence[Sequence[Action]], stages: int, micro_batches: int) -> list[int]:
     """The rank of every stage, from where its computations are."""
     rank_of: dict[int, int] = {}
-    done: dict[tuple[int, Kind], set[int | None]] = defaultdict(set)
+    micro_batches_done: dict[tuple[int, Kind], set[int | None]] = defaultdict(set)
     for rank, order in enumerate(orders):
         for action in order:
             if rank_of.setdefault(action.stage, rank) != rank:
@@ -86,12 +86,12 @@ def _ranks(orders: Sequence[Sequence[Action]], stages: int, micro_batches: int) 
                     f"{_WHERE}: stage {action.stage} is on ranks {rank_of[action.stage]} and {rank}; "
                     "expected it on one"
                 )
-            if not _has_input(action, done):
+            if not _has_input(action, micro_batches_done):
                 raise InputError(
                     f"{_WHERE}: rank {rank}: {action} stands before the forward or the I of its micro-batch; "
                     "expected it behind"
                 )
-            done[action.stage, action.kind].add(action.micro_batch)
+            micro_batches_done[action.stage, action.kind].add(action.micro_batch)
     if sorted(rank_of) != list(range(stages)):
         raise InputError(
             f"{_WHERE}: found {len(rank_of)} stages, numbered up to {max(rank_of, default=0)}; expected "
@@ -99,9 +99,9 @@ def _ranks(orders: Sequence[Sequence[Action]], stages: int, micro_batches: int) 
         )
     every = set(range(micro_batches))
     for stage in range(stages):
-        backward = {kind: done[stage, kind] for kind in _COMPUTES}
-        is_whole = not backward["B"] & backward["I"] and backward["I"] == backward["W"]
-        if backward["F"] != every or backward["B"] | backward["I"] != every or not is_whole:
+        backward = {kind: micro_batches_done[stage, kind] for kind in _COMPUTES}
+        is_complete = not backward["B"] & backward["I"] and backward["I"] == backward["W"]
+        if backward["F"] != every or backward["B"] | backward["I"] != every or not is_complete:
             raise InputError(
                 f"{_WHERE}: stage {stage} has {len(backward['F'])} forwards and "
                 f"{len(backward['B']) + len(backward['I'])} backwards; expected one of each for each of the "
@@ -111,7 +111,10 @@ def _ranks(orders: Sequence[Sequence[Action]], stages: int, micro_batches: int) 
     return [rank_of[stage] for stage in range(stages)]
 
 
-def _has_input(action: Action, done: dict[tuple[int, Kind], set[int | None]]) -> bool:
+def _has_input(action: Action, micro_batches_done: dict[tuple[int, Kind], set[int | None]]) -> bool:
     """Whether what the rank itself must have done before the action is done."""
-    needed: dict[Kind, Kind] = {"B": "F", "I": "F", "W": "I"}
-    return action.kind not in needed or action.micro_batch in done[action.stage, needed[action.kind]]
+    kind_needed: dict[Kind, Kind] = {"B": "F", "I": "F", "W": "I"}
+    return (
+        action.kind not in kind_needed
+        or action.micro_batch in micro_batches_done[action.stage, kind_needed[action.kind]]
+    )

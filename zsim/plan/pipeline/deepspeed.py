@@ -23,19 +23,19 @@ def train_schedule_steps(ranks: int, micro_batches: int) -> list[list[Step]]:
 
 def _slots(ranks: int, rank: int, micro_batches: int) -> list[Step]:
     steps: list[Step] = []
-    before: Action | None = None
+    previous: Action | None = None
     for slot in range(2 * (micro_batches + ranks - 1)):
         current = _computation(ranks, rank, micro_batches, slot)
-        sent = [before] if before is not None else []
+        sends = [previous] if previous is not None else []
         is_forward = slot % 2 == rank % 2
         if is_forward and rank > 0:
-            steps += [_alone(one._replace(kind="SEND_B")) for one in sent]
-            steps += [_alone(current._replace(kind="RECV_F"))] if current else []
+            steps += [_lone_message(computed._replace(kind="SEND_B")) for computed in sends]
+            steps += [_lone_message(current._replace(kind="RECV_F"))] if current else []
         elif not is_forward and rank < ranks - 1:
-            steps += [_alone(current._replace(kind="RECV_B"))] if current else []
-            steps += [_alone(one._replace(kind="SEND_F")) for one in sent]
+            steps += [_lone_message(current._replace(kind="RECV_B"))] if current else []
+            steps += [_lone_message(computed._replace(kind="SEND_F")) for computed in sends]
         steps += [current] if current else []
-        before = current
+        previous = current
     return steps
 
 
@@ -46,5 +46,5 @@ def _computation(ranks: int, rank: int, micro_batches: int, slot: int) -> Action
     return Action("F" if is_forward else "B", rank, number) if 0 <= number < micro_batches else None
 
 
-def _alone(message: Action) -> MessageCall:
+def _lone_message(message: Action) -> MessageCall:
     return MessageCall((message,), is_batched=False, waits="stream")

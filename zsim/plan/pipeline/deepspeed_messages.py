@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 
 from zsim.cost.kernels.shapes import BatchShape
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Memory, Message
 from zsim.plan.pipeline.messages import Messenger, input_of, output_of
 from zsim.plan.pipeline.schedules import Action, MessageCall
@@ -53,54 +53,56 @@ class DeepSpeedMessenger(Messenger):
         super().__init__(builder, stages, ranks, rank, empties_outputs=False)
         (self.stage,) = stages.values()
         sharing = self.stage.parallelism.tensor
-        self.parts = sharing if settings.pipe_partitioned else 1
+        self.activation_parts = sharing if settings.pipe_partitioned else 1
         self.gradient_parts = sharing if settings.grad_partitioned else 1
-        self.whole = self.stage.message_bytes
+        self.message_bytes = self.stage.message_bytes
         self._shape_bytes = 8 * (sharing + 7)  # dimensions, 3 sizes, parts, rank, t + 1 offsets
 
     def resident(self) -> list[Memory]:
         """The tensors that receive, and the logits of earlier micro-batches."""
-        found = []
+        memories = []
         if not self.stage.is_first:
-            found.append(Memory("buffers", self.whole // self.parts))
+            memories.append(Memory("buffers", self.message_bytes // self.activation_parts))
         if not self.stage.is_last:
-            found.append(Memory("buffers", self.whole // self.gradient_parts))
+            memories.append(Memory("buffers", self.message_bytes // self.gradient_parts))
         if self.stage.training.gradient_accumulation_steps > 1:
-            found.append(Memory("buffers", self._logits_bytes))
-        return found
+            memories.append(Memory("buffers", self._logits_bytes))
+        return memories
 
     @property
     def _logits_bytes(self) -> int:
         """Bytes of the last stage's outputs, which Megatron-DeepSpeed's GPTModelPipe casts to fp32."""
-        losses = [module.work for module in self.stage.workload.model.after if isinstance(module.work, Loss)]
+        losses = [
+            module.op_spec for module in self.stage.workload.model.after if isinstance(module.op_spec, Loss)
+        ]
         tokens = BatchShape.of(self.stage.training).tokens
         return sum(tokens * loss.vocab_size * DTYPE_BYTES["fp32"] for loss in losses)
 
     # -- around the computation ---------------------------------------------------------------------------
 
-    def before_forward(self, stage: int, micro_batch: int) -> None:
+    def pre_forward(self, stage: int, micro_batch: int) -> None:
         if micro_batch == 0:
             self.builder.allocate("buffers", self._logits_bytes)  # left from the step before
         if self.stage.is_first:
             return
-        part = self.whole // self.parts
-        self.builder.kernels("copy input", moves(part, part))
-        if self.parts > 1:
-            self._gather("input", self.parts)
+        part = self.message_bytes // self.activation_parts
+        self.builder.kernels("copy input", move_kernels(part, part))
+        if self.activation_parts > 1:
+            self._gather("input", self.activation_parts)
             self._allocate(-1, input_of(stage), stage, micro_batch, part)
 
-    def after_forward(self, stage: int, micro_batch: int) -> None:
+    def post_forward(self, stage: int, micro_batch: int) -> None:
         if self.stage.is_last:
             self.builder.free("buffers", self._logits_bytes)
             return
-        if self.parts > 1:
-            self._cut("output", self.parts)
-        self._allocate(1, output_of(stage), stage, micro_batch, self.whole // self.parts)
+        if self.activation_parts > 1:
+            self._partition("output", self.activation_parts)
+        self._allocate(1, output_of(stage), stage, micro_batch, self.message_bytes // self.activation_parts)
 
-    def before_backward(self, stage: int, micro_batch: int) -> None:
+    def pre_backward(self, stage: int, micro_batch: int) -> None:
         if self.stage.is_last:
             return
-        if self.parts > 1 and self.gradient_parts > 1:
+        if self.activation_parts > 1 and self.gradient_parts > 1:
             self._gather_output(stage, micro_batch)
         if self.gradient_parts > 1:
             self._gather("gradient", self.gradient_parts)
@@ -110,9 +112,11 @@ class DeepSpeedMessenger(Messenger):
         if self.stage.is_last:
             self.builder.allocate("buffers", self._logits_bytes)
         else:
-            held = self.whole + (self.whole // self.parts if self.parts > 1 else 0)
-            self._allocate(-1, output_of(stage), stage, micro_batch, held)
-        if self.parts > 1 and not self.stage.is_first:
+            output_bytes = self.message_bytes + (
+                self.message_bytes // self.activation_parts if self.activation_parts > 1 else 0
+            )
+            self._allocate(-1, output_of(stage), stage, micro_batch, output_bytes)
+        if self.activation_parts > 1 and not self.stage.is_first:
             self._allocate(1, input_of(stage), stage, micro_batch)  # until its gradient is sent
 
     def end_step(self) -> None:
@@ -138,49 +142,49 @@ class DeepSpeedMessenger(Messenger):
         for message in call.messages:
             kind, stage, micro_batch = message[0], message.stage, message.micro_batch or 0
             if kind == "SEND_B" and self.gradient_parts > 1:
-                self._cut("gradient", self.gradient_parts)
-            if kind == "RECV_B" and self.parts > 1 and self.gradient_parts == 1:
+                self._partition("gradient", self.gradient_parts)
+            if kind == "RECV_B" and self.activation_parts > 1 and self.gradient_parts == 1:
                 self._gather_output(stage, micro_batch)
-            self._alone(message, call)
+            self._post_single(message, call)
             self._wait(message)
             if kind == "RECV_F":
-                part = self.whole // self.parts
+                part = self.message_bytes // self.activation_parts
                 self._allocate(1, input_of(stage), stage, micro_batch, part)
-                self.builder.kernels("copy received input", moves(part, part))
+                self.builder.kernels("copy received input", move_kernels(part, part))
             elif kind == "SEND_B":
                 self._allocate(-1, input_of(stage), stage, micro_batch)
 
     def _bytes(self, message: Action) -> int:
         is_activation = message.kind in ("SEND_F", "RECV_F")
-        return self.whole // (self.parts if is_activation else self.gradient_parts)
+        return self.message_bytes // (self.activation_parts if is_activation else self.gradient_parts)
 
     def _issue(self, messages: list[Message], group: str, call: MessageCall) -> int:
         """Issue the message, and the shape first where a part is sent."""
-        if messages[0].bytes < self.whole:
+        if messages[0].bytes < self.message_bytes:
             self.builder.wait_stream(group, COMPUTE)
-            shapes = [one._replace(bytes=self._shape_bytes) for one in messages]
+            shapes = [message._replace(bytes=self._shape_bytes) for message in messages]
             self.builder.point_to_point(shapes, "int64", group, stream=group)
         return super()._issue(messages, group, call)
 
     # -- parts --------------------------------------------------------------------------------------------
 
-    def _cut(self, what: str, parts: int) -> None:
+    def _partition(self, label: str, num_parts: int) -> None:
         """`PartitionedTensor` of a tensor, and `to_meta`, a blocking copy."""
-        size, builder = self.whole // parts, self.builder
-        builder.kernels(f"cut {what}", moves(size, size))
+        size, builder = self.message_bytes // num_parts, self.builder
+        builder.kernels(f"cut {label}", move_kernels(size, size))
         builder.host_wait(builder.record(COMPUTE))
-        builder.host(f"shape of {what}")
+        builder.host(f"shape of {label}")
 
-    def _gather(self, what: str, parts: int) -> None:
+    def _gather(self, label: str, num_parts: int) -> None:
         """`full`: gather into zeros, and copy."""
-        builder, size = self.builder, self.whole
+        builder, size = self.builder, self.message_bytes
         builder.allocate("buffers", size)
-        builder.kernels(f"zeros for {what}", moves(0, size))
+        builder.kernels(f"zeros for {label}", move_kernels(0, size))
         dtype = self.stage.message_dtype
-        builder.collective("all_gather", size, dtype, TENSOR, stream=COMPUTE, name=f"all_gather {what}")
-        builder.kernels(f"copy gathered {what}", moves(size, size))
+        builder.collective("all_gather", size, dtype, TENSOR, stream=COMPUTE, name=f"all_gather {label}")
+        builder.kernels(f"copy gathered {label}", move_kernels(size, size))
         builder.free("buffers", size)
 
     def _gather_output(self, stage: int, micro_batch: int) -> None:
-        self._gather("output", self.parts)
+        self._gather("output", self.activation_parts)
         self._allocate(1, output_of(stage), stage, micro_batch)

@@ -53,20 +53,24 @@ def steps_of(
     if not csv:
         check_counts(style, schedule, ranks, virtual, micro_batches, passes, settings)
     if style == "torch":
-        once = _torch(schedule, ranks, virtual, micro_batches, csv, is_fsdp=is_fsdp)
+        steps_per_rank = _torch_steps(schedule, ranks, virtual, micro_batches, csv, is_fsdp=is_fsdp)
     elif style == "megatron":
-        once = _megatron(schedule, ranks, virtual, micro_batches, settings)
+        steps_per_rank = _megatron_steps(schedule, ranks, virtual, micro_batches, settings)
     elif style == "deepspeed":
-        once = train_schedule_steps(ranks, micro_batches)
+        steps_per_rank = train_schedule_steps(ranks, micro_batches)
     else:
-        once = _nanotron(schedule, ranks, micro_batches)
+        steps_per_rank = _nanotron_steps(schedule, ranks, micro_batches)
     return [
-        [_numbered_on(step, number * micro_batches) for number in range(passes) for step in steps]
-        for steps in once
+        [
+            _shift_micro_batches(step, pass_index * micro_batches)
+            for pass_index in range(passes)
+            for step in steps
+        ]
+        for steps in steps_per_rank
     ]
 
 
-def _numbered_on(step: Step, first: int) -> Step:
+def _shift_micro_batches(step: Step, first: int) -> Step:
     """The step with its micro-batches numbered from `first` on."""
     if isinstance(step, Action):
         number = step.micro_batch
@@ -74,8 +78,10 @@ def _numbered_on(step: Step, first: int) -> Step:
     if isinstance(step, Overlap):
         assert first == 0, "Megatron has one pass"
         return step
-    moved = tuple(one._replace(micro_batch=(one.micro_batch or 0) + first) for one in step.messages)
-    return step._replace(messages=moved)
+    messages = tuple(
+        message._replace(micro_batch=(message.micro_batch or 0) + first) for message in step.messages
+    )
+    return step._replace(messages=messages)
 
 
 def orders_of(
@@ -119,27 +125,29 @@ def ranks_of(schedule: str, ranks: int, virtual: int, micro_batches: int, csv: s
     return ranks_of_stages(schedule, ranks, virtual)
 
 
-def _torch(
+def _torch_steps(
     schedule: str, ranks: int, virtual: int, micro_batches: int, csv: str, *, is_fsdp: bool
 ) -> list[list[Step]]:
     if csv:
-        found = read_csv(csv, ranks, virtual, micro_batches)
-        lowered = found.orders
-        if not found.is_lowered:
-            lowered = torch_stages.lowered(found.orders, found.rank_of, micro_batches)
+        schedule_from_file = read_csv(csv, ranks, virtual, micro_batches)
+        lowered = schedule_from_file.orders
+        if not schedule_from_file.is_lowered:
+            lowered = torch_stages.lower_orders(
+                schedule_from_file.orders, schedule_from_file.rank_of, micro_batches
+            )
         return torch_stages.steps_of_orders(lowered, is_fsdp=is_fsdp)
     if schedule == "gpipe":
         return torch_stage.gpipe_steps(ranks, micro_batches, is_fsdp=is_fsdp)
     if schedule == "1f1b":
         return torch_stage.one_forward_one_backward_steps(ranks, micro_batches, is_fsdp=is_fsdp)
-    computed = orders_of("torch", schedule, ranks, virtual, micro_batches)
+    order = orders_of("torch", schedule, ranks, virtual, micro_batches)
     rank_of = ranks_of_stages(schedule, ranks, virtual)
     return torch_stages.steps_of_orders(
-        torch_stages.lowered(computed, rank_of, micro_batches), is_fsdp=is_fsdp
+        torch_stages.lower_orders(order, rank_of, micro_batches), is_fsdp=is_fsdp
     )
 
 
-def _megatron(
+def _megatron_steps(
     schedule: str, ranks: int, virtual: int, micro_batches: int, settings: MegatronPipeline
 ) -> list[list[Step]]:
     if schedule == "interleaved-1f1b":
@@ -147,7 +155,7 @@ def _megatron(
     return megatron_1f1b(ranks, micro_batches, settings)
 
 
-def _nanotron(schedule: str, ranks: int, micro_batches: int) -> list[list[Step]]:
+def _nanotron_steps(schedule: str, ranks: int, micro_batches: int) -> list[list[Step]]:
     if schedule == "gpipe":
         return nanotron.all_forward_all_backward_steps(ranks, micro_batches)
     return nanotron.one_forward_one_backward_steps(ranks, micro_batches)

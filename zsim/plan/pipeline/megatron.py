@@ -24,11 +24,11 @@ class MegatronPipeline:
     """From core 0.18 on the send of a forward is waited for at once. Before, it was not waited for until the
     next (commit 260cba71).
     """
-    reduces_together: bool = False
+    aligns_grad_reduce: bool = False
     """`overlap_grad_reduce` with `align_grad_reduce`: the gradients of a chunk start to be reduced at a step
     of the schedule instead of in the chunk's own last backward.
     """
-    gathers_together: bool = False
+    aligns_param_gather: bool = False
     """`overlap_param_gather` with `align_param_gather`, interleaved only: the parameters of a chunk start to
     be gathered at a step of the schedule.
     """
@@ -50,25 +50,29 @@ def one_forward_one_backward_steps(
 
 
 def _steps(ranks: int, rank: int, micro_batches: int, settings: MegatronPipeline) -> list[Step]:
-    ahead = min(ranks - 1 - rank, micro_batches)
+    num_warmup = min(ranks - 1 - rank, micro_batches)
     is_first, is_last = rank == 0, rank == ranks - 1
     steps: list[Step] = []
 
     def exchange(*messages: Action) -> None:
         """One batch of the messages that have a neighbour: `_batched_p2p_ops` orders them by neighbour, the
         previous rank's first, and a send before a receive."""
-        away = [one for one in messages if not (is_first if one.kind in ("RECV_F", "SEND_B") else is_last)]
-        if away:
-            steps.append(MessageCall(tuple(away), is_batched=True, waits="host"))
+        sent_or_received = [
+            message
+            for message in messages
+            if not (is_first if message.kind in ("RECV_F", "SEND_B") else is_last)
+        ]
+        if sent_or_received:
+            steps.append(MessageCall(tuple(sent_or_received), is_batched=True, waits="host"))
 
-    for number in range(ahead):
+    for number in range(num_warmup):
         exchange(Action("RECV_F", rank, number))
         steps.append(Action("F", rank, number))
         exchange(Action("SEND_F", rank, number))
-    if ahead < micro_batches:
-        exchange(Action("RECV_F", rank, ahead))
+    if num_warmup < micro_batches:
+        exchange(Action("RECV_F", rank, num_warmup))
     for number in range(micro_batches):
-        forward = number + ahead
+        forward = number + num_warmup
         if forward < micro_batches:
             steps.append(Action("F", rank, forward))
             exchange(Action("SEND_F", rank, forward), Action("RECV_B", rank, number))
@@ -79,6 +83,6 @@ def _steps(ranks: int, rank: int, micro_batches: int, settings: MegatronPipeline
             exchange(Action("SEND_B", rank, number), Action("RECV_F", rank, forward + 1))
         else:
             exchange(Action("SEND_B", rank, number))
-    if settings.reduces_together and not is_first:
+    if settings.aligns_grad_reduce and not is_first:
         steps.append(Action("REDUCE_GRAD", rank))
     return steps

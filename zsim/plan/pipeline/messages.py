@@ -50,18 +50,18 @@ class Messenger:
 
     # -- around the computation ---------------------------------------------------------------------------
 
-    def before_forward(self, stage: int, micro_batch: int) -> None:
+    def pre_forward(self, stage: int, micro_batch: int) -> None:
         """Wait for the input, which the stage's first module takes over."""
         if not self.stages[stage].is_first and not self._is_local(stage, -1):
             self._wait(Action("RECV_F", stage, micro_batch))
             self._allocate(-1, input_of(stage), stage, micro_batch)
 
-    def after_forward(self, stage: int, micro_batch: int) -> None:
+    def post_forward(self, stage: int, micro_batch: int) -> None:
         """Allocate the output."""
         if not self.stages[stage].is_last and not self._is_local(stage, 1):
             self._allocate(1, output_of(stage), stage, micro_batch)
 
-    def before_backward(self, stage: int, micro_batch: int) -> None:
+    def pre_backward(self, stage: int, micro_batch: int) -> None:
         """Wait for the gradient of the output."""
         if not self.stages[stage].is_last and not self._is_local(stage, 1):
             self._wait(Action("RECV_B", stage, micro_batch))
@@ -101,10 +101,10 @@ class Messenger:
 
     def _post(self, call: MessageCall) -> None:
         if call.is_batched:
-            self._batch(call)
+            self._post_batch(call)
         else:
             for message in call.messages:
-                self._alone(message, call)
+                self._post_single(message, call)
 
     def wait(self, messages: tuple[Action, ...]) -> None:
         """Have the compute stream wait for messages. Sent tensors are no longer needed afterwards."""
@@ -120,37 +120,37 @@ class Messenger:
         if event is None:
             return
         self.builder.stream_wait(COMPUTE, event)
-        self._sent(message)
+        self._free_sent(message)
 
-    def _sent(self, message: Action) -> None:
+    def _free_sent(self, message: Action) -> None:
         """Free what was sent, unless its stage keeps it."""
         if message.kind == "SEND_F" and self.empties_outputs:
             self._allocate(-1, output_of(message.stage), message.stage, message.micro_batch)
         elif message.kind == "SEND_B":
             self._allocate(-1, RESIDUAL, message.stage, message.micro_batch)
 
-    def _batch(self, call: MessageCall) -> None:
+    def _post_batch(self, call: MessageCall) -> None:
         """`batch_isend_irecv` on the pipeline's communicator."""
         if not call.messages:
             return
         group, size = self.builder.groups[PIPELINE], self.builder.groups[PIPELINE].size
         messages = [
-            Message(_direction(one), self._bytes(one), _shift(self._other(one) - self.rank, size))
-            for one in call.messages
+            Message(_direction(message), self._bytes(message), _shift(self._peer(message) - self.rank, size))
+            for message in call.messages
         ]
         event = self._issue(messages, group.name, call)
         self._events |= dict.fromkeys(call.messages, event)
 
-    def _alone(self, message: Action, call: MessageCall) -> None:
+    def _post_single(self, message: Action, call: MessageCall) -> None:
         """`isend` or `irecv` on the communicator of the two ranks."""
-        other = self._other(message)
-        low, high = min(self.rank, other), max(self.rank, other)
-        sender = self.rank if _direction(message) == "send" else other
-        name = f"{PIPELINE} {low}-{high}" + (f" from {sender}" if call.has_own_way else "")
+        peer = self._peer(message)
+        low, high = min(self.rank, peer), max(self.rank, peer)
+        sender = self.rank if _direction(message) == "send" else peer
+        name = f"{PIPELINE} {low}-{high}" + (f" from {sender}" if call.has_communicator_per_direction else "")
         groups = self.builder.groups
         if name not in groups:
             groups[name] = Group(name, groups[PIPELINE].members[:, [low, high]])
-        shift = 1 if other > self.rank else -1
+        shift = 1 if peer > self.rank else -1
         self._events[message] = self._issue(
             [Message(_direction(message), self._bytes(message), shift)], name, call
         )
@@ -158,13 +158,13 @@ class Messenger:
     def _issue(self, messages: list[Message], group: str, call: MessageCall) -> int:
         builder = self.builder
         dtype = self.stages[call.messages[0].stage].message_dtype
-        for _ in range(call.shapes):
-            shapes = [one._replace(bytes=_SHAPE_BYTES) for one in messages]
+        for _ in range(call.num_shape_messages):
+            shapes = [message._replace(bytes=_SHAPE_BYTES) for message in messages]
             builder.host_wait(builder.point_to_point(shapes, "int64", group, stream=group))
         builder.wait_stream(group, COMPUTE)
         return builder.point_to_point(messages, dtype, group, stream=group)
 
-    def _other(self, message: Action) -> int:
+    def _peer(self, message: Action) -> int:
         return self.ranks[message.stage + (1 if message.kind in _NEXT else -1)]
 
     def _is_local(self, stage: int, step: int) -> bool:
@@ -202,28 +202,28 @@ def output_of(stage: int) -> str:
     return f"output of stage {stage}"
 
 
-class CuttingMessenger(Messenger):
+class PartitioningMessenger(Messenger):
     """Messages of Megatron-LM 2.1 to 3.0 without sequence parallelism. Each tensor-parallel rank sends its
     part of an activation or gradient, and the receivers gather all of it
     (`scatter_gather_tensors_in_pipeline`, Narayanan et al. 2021, arXiv 2104.04473, section 4.1;
     megatron/p2p_communication.py).
     """
 
-    def before_forward(self, stage: int, micro_batch: int) -> None:
-        super().before_forward(stage, micro_batch)
+    def pre_forward(self, stage: int, micro_batch: int) -> None:
+        super().pre_forward(stage, micro_batch)
         if not self.stages[stage].is_first:
             self._gather("input", stage)
 
-    def before_backward(self, stage: int, micro_batch: int) -> None:
-        super().before_backward(stage, micro_batch)
+    def pre_backward(self, stage: int, micro_batch: int) -> None:
+        super().pre_backward(stage, micro_batch)
         if not self.stages[stage].is_last:
             self._gather("gradient", stage)
 
-    def _gather(self, what: str, stage: int) -> None:
-        one = self.stages[stage]
+    def _gather(self, label: str, stage: int) -> None:
+        receiver = self.stages[stage]
         self.builder.collective(
-            "all_gather", one.message_bytes, one.message_dtype, TENSOR, stream=COMPUTE,
-            name=f"all_gather {what} of stage {stage}",
+            "all_gather", receiver.message_bytes, receiver.message_dtype, TENSOR, stream=COMPUTE,
+            name=f"all_gather {label} of stage {stage}",
         )  # fmt: skip
 
     def _bytes(self, message: Action) -> int:

@@ -19,11 +19,11 @@ def all_forward_all_backward_steps(ranks: int, micro_batches: int) -> list[list[
     for rank in range(ranks):
         steps: list[Step] = []
         for number in range(micro_batches):
-            steps += [*_message("RECV_F", ranks, rank, number), Action("F", rank, number)]
-            steps += _message("SEND_F", ranks, rank, number)
+            steps += [*_lone_message("RECV_F", ranks, rank, number), Action("F", rank, number)]
+            steps += _lone_message("SEND_F", ranks, rank, number)
         for number in range(micro_batches):
-            steps += [*_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
-            steps += _message("SEND_B", ranks, rank, number)
+            steps += [*_lone_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
+            steps += _lone_message("SEND_B", ranks, rank, number)
         programs.append(steps)
     return programs
 
@@ -34,29 +34,33 @@ def one_forward_one_backward_steps(ranks: int, micro_batches: int) -> list[list[
     """
     programs = []
     for rank in range(ranks):
-        ahead = ranks - 1 - rank
+        num_warmup = ranks - 1 - rank
         steps: list[Step] = []
-        for number in range(ahead):
-            steps += [*_message("RECV_F", ranks, rank, number), Action("F", rank, number)]
-            steps += _message("SEND_F", ranks, rank, number)
-        turns = micro_batches - ahead
+        for number in range(num_warmup):
+            steps += [*_lone_message("RECV_F", ranks, rank, number), Action("F", rank, number)]
+            steps += _lone_message("SEND_F", ranks, rank, number)
+        turns = micro_batches - num_warmup
         for number in range(turns):
-            steps += _message("RECV_F", ranks, rank, number + ahead)
-            steps += _message("SEND_B", ranks, rank, number - 1) if number else []
-            steps.append(Action("F", rank, number + ahead))
-            steps += _message("SEND_F", ranks, rank, number + ahead)
-            steps += [*_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
-        steps += _message("SEND_B", ranks, rank, turns - 1) if turns else []
+            steps += _lone_message("RECV_F", ranks, rank, number + num_warmup)
+            steps += _lone_message("SEND_B", ranks, rank, number - 1) if number else []
+            steps.append(Action("F", rank, number + num_warmup))
+            steps += _lone_message("SEND_F", ranks, rank, number + num_warmup)
+            steps += [*_lone_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
+        steps += _lone_message("SEND_B", ranks, rank, turns - 1) if turns else []
         for number in range(turns, micro_batches):
-            steps += [*_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
-            steps += _message("SEND_B", ranks, rank, number)
+            steps += [*_lone_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
+            steps += _lone_message("SEND_B", ranks, rank, number)
         programs.append(steps)
     return programs
 
 
-def _message(kind: Kind, ranks: int, rank: int, number: int) -> list[Step]:
+def _lone_message(kind: Kind, ranks: int, rank: int, number: int) -> list[Step]:
     """One lone message, which the compute stream waits for. None beyond the ends of the pipeline."""
     is_back = kind in ("RECV_F", "SEND_B")
     if rank == (0 if is_back else ranks - 1):
         return []
-    return [MessageCall((Action(kind, rank, number),), is_batched=False, waits="stream", shapes=_SHAPES)]
+    return [
+        MessageCall(
+            (Action(kind, rank, number),), is_batched=False, waits="stream", num_shape_messages=_SHAPES
+        )
+    ]

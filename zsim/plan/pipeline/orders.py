@@ -38,12 +38,12 @@ def one_forward_one_backward(ranks: int, micro_batches: int) -> list[Order]:
     return orders
 
 
-def _turns(forwards: list[Action], backwards: list[Action], ahead: int) -> Order:
+def _turns(forwards: list[Action], backwards: list[Action], num_warmup: int) -> Order:
     """`num_warmup` forwards, then forward and backward in turns, then backwards."""
-    order: Order = list(forwards[:ahead])
-    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+    order: Order = list(forwards[:num_warmup])
+    for forward, backward in zip(forwards[num_warmup:], backwards, strict=False):
         order += [forward, backward]
-    return [*order, *backwards[len(forwards) - ahead :]]
+    return [*order, *backwards[len(forwards) - num_warmup :]]
 
 
 def interleaved_table(micro_batches: int, virtual: int, group_size: int) -> list[tuple[int, int]]:
@@ -80,7 +80,7 @@ def interleaved_lists(
     return forwards, backwards
 
 
-def interleaved_ahead(
+def num_interleaved_warmup(
     ranks: int, rank: int, virtual: int, micro_batches: int, group_size: int, per_hop: int = 2
 ) -> int:
     """Forwards before the first backward: min(all, per_hop (ranks - 1 - rank) + (virtual - 1) group_size).
@@ -96,8 +96,8 @@ def interleaved(ranks: int, virtual: int, micro_batches: int, group_size: int) -
     orders: list[Order] = []
     for rank in range(ranks):
         forwards, backwards = interleaved_lists(ranks, rank, virtual, micro_batches, group_size)
-        ahead = interleaved_ahead(ranks, rank, virtual, micro_batches, group_size)
-        orders.append(_turns(forwards, backwards, ahead))
+        num_warmup = num_interleaved_warmup(ranks, rank, virtual, micro_batches, group_size)
+        orders.append(_turns(forwards, backwards, num_warmup))
     return orders
 
 

@@ -38,7 +38,8 @@ def check_counts(
     if schedule not in OFFERED[style]:
         raise InputError(
             f"parallelism.schedule: {name} has no '{schedule}'; expected "
-            f"{' or '.join(repr(one) for one in OFFERED[style])}{did_you_mean(schedule, OFFERED[style])}"
+            f"{' or '.join(repr(offered) for offered in OFFERED[style])}"
+            f"{did_you_mean(schedule, OFFERED[style])}"
         )
     if passes > 1 and style != "torch":
         raise InputError(
@@ -71,38 +72,48 @@ def _check_virtual(style: str, schedule: str, virtual: int) -> None:
 def _rule(style: str, schedule: str, ranks: int) -> tuple[str, Callable[[int], bool]] | None:
     """A schedule's demand on the micro-batches of a pass, in words and as a test. None if it has none."""
     if style == "torch" and schedule == "1f1b":
-        return f"at least one per pipeline rank, {ranks}", lambda found: found >= ranks
+        return (
+            f"at least one per pipeline rank, {ranks}",
+            lambda num_micro_batches: num_micro_batches >= ranks,
+        )
     if style == "torch" and schedule in ("interleaved-1f1b", "interleaved-zero-bubble"):
         return (
             f"a multiple of its rounds, micro-batches // {ranks} pipeline ranks",
-            lambda found: found % max(1, found // ranks) == 0,
+            lambda num_micro_batches: num_micro_batches % max(1, num_micro_batches // ranks) == 0,
         )
     if schedule == "dualpipe-v":
-        return f"at least one per stage, {2 * ranks}", lambda found: found >= 2 * ranks
+        return (
+            f"at least one per stage, {2 * ranks}",
+            lambda num_micro_batches: num_micro_batches >= 2 * ranks,
+        )
     if style == "nanotron" and schedule == "1f1b":
-        return f"at least pipeline ranks - 1, {ranks - 1}", lambda found: found >= ranks - 1
+        return (
+            f"at least pipeline ranks - 1, {ranks - 1}",
+            lambda num_micro_batches: num_micro_batches >= ranks - 1,
+        )
     return None
 
 
 def _check_micro_batches(
-    who: str, found: int, passes: int, expected: str, is_right: Callable[[int], bool]
+    subject: str, micro_batches: int, passes: int, expected: str, is_right: Callable[[int], bool]
 ) -> None:
-    if is_right(found):
+    if is_right(micro_batches):
         return
-    each = f" in {passes} passes of {found} micro-batches" if passes > 1 else ""
+    passes_text = f" in {passes} passes of {micro_batches} micro-batches" if passes > 1 else ""
     raise InputError(
-        f"{_STEPS}: found {found * passes}{each}, but {who} takes {expected}; the nearest is "
-        f"{_nearest(found, is_right) * passes}"
+        f"{_STEPS}: found {micro_batches * passes}{passes_text}, but {subject} takes {expected}; the "
+        "nearest is "
+        f"{_nearest(micro_batches, is_right) * passes}"
     )
 
 
-def _nearest(found: int, is_right: Callable[[int], bool]) -> int:
+def _nearest(micro_batches: int, is_right: Callable[[int], bool]) -> int:
     """The nearest count above 0 that is right, the smaller of two."""
     return next(
-        near
+        candidate
         for distance in count(1)
-        for near in (found - distance, found + distance)
-        if near > 0 and is_right(near)
+        for candidate in (micro_batches - distance, micro_batches + distance)
+        if candidate > 0 and is_right(candidate)
     )
 
 
@@ -124,8 +135,10 @@ def _check_megatron(ranks: int, micro_batches: int, settings: MegatronPipeline) 
             f"Megatron takes a group of at least the pipeline ranks: {ranks}"
         )
 
-    def is_right(found: int) -> bool:
-        return found >= group and (found % group == 0 or found % group >= ranks)
+    def is_right(num_micro_batches: int) -> bool:
+        return num_micro_batches >= group and (
+            num_micro_batches % group == 0 or num_micro_batches % group >= ranks
+        )
 
     _check_micro_batches(
         "Megatron's 'interleaved-1f1b'", micro_batches, 1,

@@ -17,15 +17,15 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
 from zsim.plan.pipeline.combined import run_pair
 from zsim.plan.pipeline.messages import Messenger
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step, parts_of
+from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step, actions_of
 from zsim.plan.walk import Walk
 
-_VERBS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+_SHARDING_ACTIONS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 
 
 def run_actions(
     builder: PlanBuilder,
-    owners: Mapping[int, Hooks],
+    hooks_of_stage: Mapping[int, Hooks],
     steps: Sequence[Step],
     messenger: Messenger | None = None,
     *,
@@ -42,37 +42,43 @@ def run_actions(
     `schedule_manages_sharding`, as torch's pipelines tell FSDP (`backward_maybe_with_nosync` of torch 2.13
     distributed/pipelining/stage.py).
     """
-    chunks = tuple(owners.values())
+    stage_hooks = tuple(hooks_of_stage.values())
     builder.phase = "forward"
     builder.host("begin step", overhead="step")
-    for owner in chunks:
-        owner.chunks = chunks
-        owner.begin_step()
-        if (logs := owner.stage.workload.logs) is not None:
+    for hooks in stage_hooks:
+        hooks.stage_hooks = stage_hooks
+        hooks.begin_step()
+        if (logs := hooks.stage.workload.logs) is not None:
             logs.begin_step(builder)
     if messenger is not None:
         messenger.begin_step()
-    actions = [one for step in steps if isinstance(step, Action | Overlap) for one in parts_of(step)]
-    told = {action.stage for action in actions if action.kind in _VERBS}
+    actions = [action for step in steps if isinstance(step, Action | Overlap) for action in actions_of(step)]
+    scheduled_stages = {action.stage for action in actions if action.kind in _SHARDING_ACTIONS}
     last = {action.stage: action for action in actions if action.kind in ("B", "W")}
     for step in steps:
-        is_timed = synchronizes and (isinstance(step, Overlap | MessageCall) or _computes(step))
+        is_timed = synchronizes and (isinstance(step, Overlap | MessageCall) or _is_computation(step))
         if is_timed:
             builder.synchronize()
         if isinstance(step, Action):
             is_last = last.get(step.stage) == step
-            _run(owners[step.stage], step, messenger, is_last=is_last, is_told=step.stage in told)
+            _run_action(
+                hooks_of_stage[step.stage],
+                step,
+                messenger,
+                is_last=is_last,
+                schedule_manages_sharding=step.stage in scheduled_stages,
+            )
         elif isinstance(step, Overlap):
             stage = step.backward.stage
             is_last = last.get(stage) == step.backward
-            walks = _walk(owners, step.forward), _walk(owners, step.backward)
+            walks = _walk_of(hooks_of_stage, step.forward), _walk_of(hooks_of_stage, step.backward)
             with _messages_around(messenger, step):
                 run_pair(
                     builder,
                     step,
                     walks,
                     is_last=is_last,
-                    is_told=stage in told,
+                    schedule_manages_sharding=stage in scheduled_stages,
                     is_delayed=delays_weights,
                 )
         elif messenger is not None and isinstance(step, MessageCall):
@@ -83,68 +89,75 @@ def run_actions(
             builder.synchronize()
     if messenger is not None:
         messenger.finish()
-    chunks[0].finish_gradients()
+    stage_hooks[0].finish_gradients()
     builder.phase, builder.micro_batch = "optimizer", -1
-    chunks[0].optimizer_step()
+    stage_hooks[0].optimizer_step()
     if messenger is not None:
         messenger.end_step()
-    for owner in chunks:
-        if (logs := owner.stage.workload.logs) is not None:
+    for hooks in stage_hooks:
+        if (logs := hooks.stage.workload.logs) is not None:
             logs.end_step(builder)
 
 
-def _computes(step: Step) -> bool:
-    return isinstance(step, Action) and step.kind not in _VERBS
+def _is_computation(step: Step) -> bool:
+    return isinstance(step, Action) and step.kind not in _SHARDING_ACTIONS
 
 
-def _walk(owners: Mapping[int, Hooks], action: Action) -> Walk:
+def _walk_of(hooks_of_stage: Mapping[int, Hooks], action: Action) -> Walk:
     assert action.micro_batch is not None
-    return Walk(owners[action.stage], action.micro_batch)
+    return Walk(hooks_of_stage[action.stage], action.micro_batch)
 
 
 @contextmanager
 def _messages_around(messenger: Messenger | None, pair: Overlap) -> Iterator[None]:
     """The messages around a pair: both inputs are waited for in front of it."""
-    (_, ahead, first), (_, behind, second) = pair
-    if messenger is None or first is None or second is None:
+    (_, forward_stage, forward_micro_batch), (_, backward_stage, backward_micro_batch) = pair
+    if messenger is None or forward_micro_batch is None or backward_micro_batch is None:
         yield
         return
-    messenger.before_forward(ahead, first)
-    messenger.before_backward(behind, second)
-    messenger.begin_gradients(behind, second)
+    messenger.pre_forward(forward_stage, forward_micro_batch)
+    messenger.pre_backward(backward_stage, backward_micro_batch)
+    messenger.begin_gradients(backward_stage, backward_micro_batch)
     yield
-    messenger.after_forward(ahead, first)
-    messenger.end_gradients(behind, second)
+    messenger.post_forward(forward_stage, forward_micro_batch)
+    messenger.end_gradients(backward_stage, backward_micro_batch)
 
 
-def _run(owner: Hooks, action: Action, messenger: Messenger | None, *, is_last: bool, is_told: bool) -> None:
-    owner.builder.begin(action)
+def _run_action(
+    hooks: Hooks,
+    action: Action,
+    messenger: Messenger | None,
+    *,
+    is_last: bool,
+    schedule_manages_sharding: bool,
+) -> None:
+    hooks.builder.begin(action)
     kind, stage, micro_batch = action
     if kind == "UNSHARD":
-        owner.unshard()
+        hooks.unshard()
     elif kind == "RESHARD":
-        owner.reshard()
+        hooks.reshard()
     elif kind == "REDUCE_GRAD":
-        owner.reduce_gradients()
+        hooks.reduce_gradients()
     elif micro_batch is not None:
-        walk = Walk(owner, micro_batch)
+        walk = Walk(hooks, micro_batch)
         if kind == "F":
             if messenger is not None:
-                messenger.before_forward(stage, micro_batch)
+                messenger.pre_forward(stage, micro_batch)
             walk.forward()
             if messenger is not None:
-                messenger.after_forward(stage, micro_batch)
+                messenger.post_forward(stage, micro_batch)
             return
         if messenger is not None and kind in ("B", "I"):
-            messenger.before_backward(stage, micro_batch)
-        makes_input = kind == "B" or (kind == "W" if owner.stage.is_first else kind == "I")
+            messenger.pre_backward(stage, micro_batch)
+        makes_input = kind == "B" or (kind == "W" if hooks.stage.is_first else kind == "I")
         if messenger is not None and makes_input:
             messenger.begin_gradients(stage, micro_batch)
         if kind == "B":
-            walk.backward(is_last=is_last, is_told=is_told)
+            walk.backward(is_last=is_last, schedule_manages_sharding=schedule_manages_sharding)
         elif kind == "I":
-            walk.backward_inputs(is_told=is_told)
+            walk.backward_inputs(schedule_manages_sharding=schedule_manages_sharding)
         else:
-            walk.backward_weights(is_last=is_last, is_told=is_told)
+            walk.backward_weights(is_last=is_last, schedule_manages_sharding=schedule_manages_sharding)
         if messenger is not None and makes_input:
             messenger.end_gradients(stage, micro_batch)

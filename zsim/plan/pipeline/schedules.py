@@ -45,7 +45,7 @@ class Overlap(NamedTuple):
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
-def parts_of(item: Action | Overlap) -> tuple[Action, ...]:
+def actions_of(item: Action | Overlap) -> tuple[Action, ...]:
     """The action, or the two of an overlap."""
     return (item.forward, item.backward) if isinstance(item, Overlap) else (item,)
 
@@ -71,9 +71,9 @@ class MessageCall(NamedTuple):
     "use" has only the action that needs a receive wait for it, and a send is waited for at a MessageWait or
     the step's end.
     """
-    has_own_way: bool = False
+    has_communicator_per_direction: bool = False
     """The two directions of the pair have a communicator each, named by the sender."""
-    shapes: int = 0
+    num_shape_messages: int = 0
     """The number of small messages before each message, each in its own call on the same communicator. The
     host waits for each.
     """

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zsim.cost.kernels.shapes import WorkOptions
-from zsim.cost.memory.activations import keeps_only_the_stream
+from zsim.cost.memory.activations import saves_only_block_input
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.pipeline.messages import Messenger, output_of
 from zsim.plan.pipeline.schedules import Action, MessageCall
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
 
-GIVEN, RETURNED = "buffers for inputs of stage", "buffers for gradients of stage"
+INPUT_BUFFERS, GRADIENT_BUFFERS = "buffers for inputs of stage", "buffers for gradients of stage"
 
 
 class TorchMessenger(Messenger):
@@ -32,34 +32,34 @@ class TorchMessenger(Messenger):
         self, builder: PlanBuilder, stages: Mapping[int, Stage], ranks: Sequence[int], rank: int
     ) -> None:
         super().__init__(builder, stages, ranks, rank, empties_outputs=False)
-        some = next(iter(stages.values()))
-        whole = some.training.gradient_accumulation_steps // some.parallelism.passes
-        self._slots = max(whole, some.parallelism.buffered_micro_batches)
+        any_stage = next(iter(stages.values()))
+        micro_batches = any_stage.training.gradient_accumulation_steps // any_stage.parallelism.passes
+        self._slots = max(micro_batches, any_stage.parallelism.buffered_micro_batches)
         self._reads_buffer = {number for number, stage in stages.items() if _keeps_input(stage)}
 
     def begin_step(self) -> None:
         """The buffers that the step before has left."""
-        self._all_buffers(1)
+        self._allocate_buffers(1)
 
     def end_step(self) -> None:
-        self._all_buffers(-1)
+        self._allocate_buffers(-1)
 
-    def _all_buffers(self, sign: int) -> None:
+    def _allocate_buffers(self, sign: int) -> None:
         for number, stage in self.stages.items():
             for slot in range(self._slots):
                 if not stage.is_first:
-                    self._allocate(sign, f"{GIVEN} {number}", number, slot)
+                    self._allocate(sign, f"{INPUT_BUFFERS} {number}", number, slot)
                 if not stage.is_last:
-                    self._allocate(sign, f"{RETURNED} {number}", number, slot)
+                    self._allocate(sign, f"{GRADIENT_BUFFERS} {number}", number, slot)
 
     # -- around the computation ---------------------------------------------------------------------------
 
-    def before_forward(self, stage: int, micro_batch: int) -> None:
+    def pre_forward(self, stage: int, micro_batch: int) -> None:
         """Wait for the input, whose buffer the stage's first module takes over."""
         self._wait(Action("RECV_F", stage, micro_batch))
         self._take_buffer(-1, stage, micro_batch)
 
-    def before_backward(self, stage: int, micro_batch: int) -> None:
+    def pre_backward(self, stage: int, micro_batch: int) -> None:
         """Wait for the gradient of the output."""
         self._wait(Action("RECV_B", stage, micro_batch))
 
@@ -82,7 +82,7 @@ class TorchMessenger(Messenger):
 
     def _take_buffer(self, sign: int, stage: int, micro_batch: int) -> None:
         if stage in self._reads_buffer:
-            self._allocate(sign, f"{GIVEN} {stage}", stage, micro_batch % self._slots)
+            self._allocate(sign, f"{INPUT_BUFFERS} {stage}", stage, micro_batch % self._slots)
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class TorchMessenger(Messenger):
                     "activations", size, self._events[message], owner=RESIDUAL, micro_batch=number
                 )
 
-    def _sent(self, message: Action) -> None:
+    def _free_sent(self, message: Action) -> None:
         """Free nothing: the tensor was freed, or is kept."""
 
 
@@ -109,4 +109,4 @@ def _keeps_input(stage: Stage) -> bool:
     if stage.is_first or segment is None:
         return False
     first = segment.calls[0].module
-    return segment.is_checkpointed or keeps_only_the_stream(first, WorkOptions.of(stage.training))
+    return segment.is_checkpointed or saves_only_block_input(first, WorkOptions.of(stage.training))

@@ -22,12 +22,12 @@ def gpipe_steps(ranks: int, micro_batches: int, *, is_fsdp: bool) -> list[list[S
             for number in range(micro_batches):
                 _post(steps, _receive(kind, rank, ranks, number), "stream")
                 steps.append(Action(kind, rank, number))
-                sent = _send(kind, rank, ranks, number)
-                _post(steps, sent, "use")
-                sends += sent
+                new_sends = _send(kind, rank, ranks, number)
+                _post(steps, new_sends, "use")
+                sends += new_sends
             if sends:
                 steps.append(MessageWait(tuple(sends)))
-        programs.append(_reduced(steps, rank, is_fsdp=is_fsdp))
+        programs.append(_reduce_last(steps, rank, is_fsdp=is_fsdp))
     return programs
 
 
@@ -37,36 +37,36 @@ def one_forward_one_backward_steps(ranks: int, micro_batches: int, *, is_fsdp: b
     own call, and a send is waited for after the next computation.
     """
     return [
-        _reduced(_one_forward_one_backward(ranks, rank, micro_batches), rank, is_fsdp=is_fsdp)
+        _reduce_last(_one_forward_one_backward(ranks, rank, micro_batches), rank, is_fsdp=is_fsdp)
         for rank in range(ranks)
     ]
 
 
 def _one_forward_one_backward(ranks: int, rank: int, micro_batches: int) -> list[Step]:
     steps: list[Step] = []
-    ahead = min(micro_batches, ranks - rank)
+    num_warmup = min(micro_batches, ranks - rank)
     waiting: list[Action] = []
-    for number in range(ahead):
+    for number in range(num_warmup):
         _post(steps, _receive("F", rank, ranks, number), "stream")
         steps.append(Action("F", rank, number))
         waiting = _wait(steps, waiting)
-        if number < ahead - 1:
+        if number < num_warmup - 1:
             waiting = _send("F", rank, ranks, number)
             _post(steps, waiting, "use")
     for number in range(micro_batches):
-        forward = number + ahead - 1  # whose output is still unsent
+        forward = number + num_warmup - 1  # whose output is still unsent
         is_steady = forward < micro_batches
-        sent = _send("F", rank, ranks, forward) if is_steady else []
-        _post(steps, sent + _receive("B", rank, ranks, number), "stream")
+        new_sends = _send("F", rank, ranks, forward) if is_steady else []
+        _post(steps, new_sends + _receive("B", rank, ranks, number), "stream")
         steps.append(Action("B", rank, number))
-        sent = _send("B", rank, ranks, number)
+        new_sends = _send("B", rank, ranks, number)
         if forward + 1 < micro_batches:
-            _post(steps, sent + _receive("F", rank, ranks, forward + 1), "stream")
+            _post(steps, new_sends + _receive("F", rank, ranks, forward + 1), "stream")
             steps.append(Action("F", rank, forward + 1))
         else:
             _wait(steps, waiting)
-            _post(steps, sent, "use")
-            waiting = sent
+            _post(steps, new_sends, "use")
+            waiting = new_sends
     _wait(steps, waiting)
     return steps
 
@@ -80,7 +80,7 @@ def _wait(steps: list[Step], messages: list[Action]) -> list[Action]:
 def _post(steps: list[Step], messages: list[Action], waits: str) -> None:
     """`_batch_p2p`: sends and receives are one batch if there are both. Otherwise they are lone messages."""
     if messages:
-        is_batched = len({one.kind.startswith("SEND") for one in messages}) == 2
+        is_batched = len({message.kind.startswith("SEND") for message in messages}) == 2
         steps.append(MessageCall(tuple(messages), is_batched, "stream" if waits == "stream" else "use"))
 
 
@@ -96,6 +96,6 @@ def _send(kind: str, rank: int, ranks: int, number: int) -> list[Action]:
     return [Action("SEND_B", rank, number)] if rank > 0 else []
 
 
-def _reduced(steps: list[Step], stage: int, *, is_fsdp: bool) -> list[Step]:
+def _reduce_last(steps: list[Step], stage: int, *, is_fsdp: bool) -> list[Step]:
     """The steps, with FSDP's gradients reduced last (`perform_reduce_grad`, which does nothing without)."""
     return [*steps, Action("REDUCE_GRAD", stage)] if is_fsdp else steps

@@ -12,55 +12,59 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.plan.recorded.rank import RecordedRank
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.recorded.work import RecordedWork
 from zsim.trace.trace import COLLECTIVES
 
 GPU_KERNELS = frozenset({"compute", "optimizer", "copy"})
 
 
-def runs_on_gpu(work: Recorded) -> bool:
+def shares_gpu(work: RecordedWork) -> bool:
     """Whether an op shares the GPU's multiprocessors."""
     return work.kind in GPU_KERNELS and not work.is_on_host
 
 
-def with_work_alone(rank: RecordedRank, slowdown: float) -> RecordedRank:
+def isolate_kernels(rank: RecordedRank, slowdown: float) -> RecordedRank:
     """The rank whose kernels have the seconds that they would take alone, to be run on a GPU that kernels
     share.
     """
     marks: list[tuple[float, int, int]] = []  # time, change of running kernels, change of collectives
-    for work in rank.works:
-        start, end = work.recorded
-        if runs_on_gpu(work):
+    for work in rank.payloads:
+        start, end = work.bounds
+        if shares_gpu(work):
             marks += [(start, 1, 0), (end, -1, 0)]
-    for work in rank.works:
+    for work in rank.payloads:
         if work.kind in COLLECTIVES:
-            marks += [(work.recorded[0], 0, 1), (work.recorded[1], 0, -1)]
+            marks += [(work.bounds[0], 0, 1), (work.bounds[1], 0, -1)]
     marks.sort(key=lambda mark: mark[0])
-    times, done = _work_done(marks, slowdown)
-    done_by = dict(zip(times, done, strict=True))
+    times, work_seconds = _accumulate_work(marks, slowdown)
+    work_seconds_at = dict(zip(times, work_seconds, strict=True))
 
-    def alone(work: Recorded) -> Recorded:
-        start, end = work.recorded
-        return replace(work, seconds=done_by[end] - done_by[start]) if runs_on_gpu(work) else work
+    def isolate(work: RecordedWork) -> RecordedWork:
+        start, end = work.bounds
+        return (
+            replace(work, seconds=work_seconds_at[end] - work_seconds_at[start]) if shares_gpu(work) else work
+        )
 
-    return rank.with_works(alone)
+    return rank.map_payloads(isolate)
 
 
-def _work_done(marks: Sequence[tuple[float, int, int]], slowdown: float) -> tuple[list[float], list[float]]:
+def _accumulate_work(
+    marks: Sequence[tuple[float, int, int]], slowdown: float
+) -> tuple[list[float], list[float]]:
     """The times of `marks`, and the seconds of work that a kernel running all along had done by each time."""
     times: list[float] = []
-    done: list[float] = []
+    work_seconds: list[float] = []
     running = collectives = 0
     total = 0.0
-    for time, kernels, changed in marks:
+    for time, kernel_change, collective_change in marks:
         if times and time > times[-1]:
             if running:
                 total += (time - times[-1]) / (running * (slowdown if collectives else 1.0))
             times.append(time)
-            done.append(total)
+            work_seconds.append(total)
         elif not times:
             times.append(time)
-            done.append(total)
-        running += kernels
-        collectives += changed
-    return times, done
+            work_seconds.append(total)
+        running += kernel_change
+        collectives += collective_change
+    return times, work_seconds

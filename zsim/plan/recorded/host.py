@@ -19,8 +19,8 @@ from zsim.dataclass import dataclass
 from zsim.plan.recorded.work import HostCall
 from zsim.trace.trace import SpanInfo
 
-LONGEST_LAG = 50e-6  # seconds: an op that ended longer ago is not the one that was awaited
-_INSTANT = 1e-9  # times are whole nanoseconds
+MAX_LAG_SECONDS = 50e-6  # seconds: an op that ended longer ago is not the one that was awaited
+_TIME_RESOLUTION_SECONDS = 1e-9  # times are whole nanoseconds
 Block = tuple[float, float, SpanInfo]  # start, end, info of the op that the host waited for
 
 
@@ -29,7 +29,7 @@ class HostPart(NamedTuple):
     them."""
 
     calls: tuple[HostCall, ...]
-    waits: tuple[int, ...]
+    awaited_ops: tuple[int, ...]
     seconds: float
 
 
@@ -43,41 +43,43 @@ class HostReader:
     """The time at which each op ended."""
     blocks: deque[Block]
     """The host's blocked intervals, in order."""
-    _numbers: dict[SpanInfo, list[int]] = field(default_factory=dict)
+    _ops_of_info: dict[SpanInfo, list[int]] = field(default_factory=dict)
 
-    def parts(
+    def read_parts(
         self, infos: Sequence[SpanInfo], is_on_host: Sequence[bool], begin: float, end: float
     ) -> list[HostPart]:
         """The host's time from `begin` to `end`: one part before each op, and one after the last."""
-        found, time = [], begin
-        for number, (info, on_host) in enumerate(zip(infos, is_on_host, strict=True)):
-            calls, waits, time = self._blocked(self.issue[number], time)
-            found.append(HostPart(calls, waits, max(self.issue[number] - time, 0.0)))
-            time = max(time, self.end[number] if on_host else self.issue[number])
-            self._numbers.setdefault(info, []).append(number)
-        calls, waits, time = self._blocked(end, time)
-        return [*found, HostPart(calls, waits, max(end - time, 0.0))]
+        host_parts, time = [], begin
+        for number, (info, is_host_op) in enumerate(zip(infos, is_on_host, strict=True)):
+            calls, waits, time = self._consume_blocks(self.issue[number], time)
+            host_parts.append(HostPart(calls, waits, max(self.issue[number] - time, 0.0)))
+            time = max(time, self.end[number] if is_host_op else self.issue[number])
+            self._ops_of_info.setdefault(info, []).append(number)
+        calls, waits, time = self._consume_blocks(end, time)
+        return [*host_parts, HostPart(calls, waits, max(end - time, 0.0))]
 
-    def _blocked(self, until: float, time: float) -> tuple[tuple[HostCall, ...], tuple[int, ...], float]:
+    def _consume_blocks(
+        self, until: float, time: float
+    ) -> tuple[tuple[HostCall, ...], tuple[int, ...], float]:
         """The host's blocking calls from `time` to `until`, the ops they waited for, and the time when the
         host was free again."""
         calls: list[HostCall] = []
-        waits: list[int] = []
-        while self.blocks and self.blocks[0][0] < until - _INSTANT:
+        awaited_ops: list[int] = []
+        while self.blocks and self.blocks[0][0] < until - _TIME_RESOLUTION_SECONDS:
             start, end, info = self.blocks.popleft()
             if end <= time:
                 continue
-            start, free = max(start, time), min(end, until)
-            if end > until + _INSTANT:
+            start, free_time = max(start, time), min(end, until)
+            if end > until + _TIME_RESOLUTION_SECONDS:
                 self.blocks.appendleft((until, end, info))
-            awaited = self._awaited(info, free)
-            over = start if awaited is None else max(start, self.end[awaited])
-            calls.append(HostCall(start - time, awaited is not None, free - over, info))
-            waits += [] if awaited is None else [awaited]
-            time = free
-        return tuple(calls), tuple(waits), time
+            awaited_op = self._find_awaited_op(info, free_time)
+            blocked_until = start if awaited_op is None else max(start, self.end[awaited_op])
+            calls.append(HostCall(start - time, awaited_op is not None, free_time - blocked_until, info))
+            awaited_ops += [] if awaited_op is None else [awaited_op]
+            time = free_time
+        return tuple(calls), tuple(awaited_ops), time
 
-    def _awaited(self, info: SpanInfo, end: float) -> int | None:
+    def _find_awaited_op(self, info: SpanInfo, end: float) -> int | None:
         """The op that a block waited for: the last issued op with the same info that had ended by `end`."""
-        numbers = reversed(self._numbers.get(info, ()))
-        return next((number for number in numbers if self.end[number] <= end + LONGEST_LAG), None)
+        numbers = reversed(self._ops_of_info.get(info, ()))
+        return next((number for number in numbers if self.end[number] <= end + MAX_LAG_SECONDS), None)

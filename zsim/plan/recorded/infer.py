@@ -37,14 +37,14 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.plan.ops import Op, Phase, Program
-from zsim.plan.recorded.host import LONGEST_LAG, HostPart, HostReader
+from zsim.plan.recorded.host import MAX_LAG_SECONDS, HostPart, HostReader
 from zsim.plan.recorded.rank import RecordedRank
-from zsim.plan.recorded.unlaunched import LONGEST_QUEUED, host_parts
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.recorded.unlaunched import MAX_QUEUED_GAP_SECONDS, host_parts
+from zsim.plan.recorded.work import RecordedWork
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 _TOLERANCE = 2e-6  # seconds: the accuracy of launches and clocks
-_NEAR = 8  # ops: the ops of one collective are issued at most this far apart
+_MAX_ISSUE_DISTANCE = 8  # ops: the ops of one collective are issued at most this far apart
 _REDUCTIONS = frozenset({"reduce_scatter", "all_reduce", "reduce"})
 _ON_HOST = frozenset({"compute", "optimizer", "copy"})  # ops that a CPU run computes in line
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
@@ -57,7 +57,7 @@ def recorded_ranks(step: Trace, *, is_host_in_time: bool = True) -> dict[int, Re
     it issues each op when the op starts.
     """
     ranks = np.unique(step.ranks).tolist()
-    return {rank: _Reader(step, rank, is_host_in_time).rank_recorded() for rank in ranks}
+    return {rank: _Reader(step, rank, is_host_in_time).recorded_rank() for rank in ranks}
 
 
 def shows_host(step: Trace, rank: int) -> bool:
@@ -67,7 +67,7 @@ def shows_host(step: Trace, rank: int) -> bool:
     return is_launched or step.metadata.get("computes_on") == "cpu" or any(row[0] == rank for row in blocks)
 
 
-class _Row(NamedTuple):
+class _SpanRow(NamedTuple):
     """One span of a recording."""
 
     info: SpanInfo
@@ -80,34 +80,36 @@ class _Row(NamedTuple):
     is_issue_known: bool
 
 
-def _rows(step: Trace, rank: int) -> list[_Row]:
+def _rows(step: Trace, rank: int) -> list[_SpanRow]:
     """The spans of a rank. A span without an issue time counts as issued at its start."""
-    mine = np.flatnonzero(step.ranks == rank)
-    start, end, issue = step.start_seconds[mine], step.end_seconds[mine], step.issue_seconds[mine]
+    indices = np.flatnonzero(step.ranks == rank)
+    start, end, issue = step.start_seconds[indices], step.end_seconds[indices], step.issue_seconds[indices]
     is_known = ~np.isnan(issue)
     issue = np.where(is_known, issue, start)
     seconds = end - start
     if step.transfer_seconds is not None:
-        transfers = step.transfer_seconds[mine]
+        transfers = step.transfer_seconds[indices]
         seconds = np.where(np.isnan(transfers), seconds, transfers)
-    waits = np.zeros(len(mine), dtype=np.bool_) if step.follows_wait is None else step.follows_wait[mine]
-    infos = [step.infos[index] for index in step.info_indices[mine].tolist()]
+    waits = (
+        np.zeros(len(indices), dtype=np.bool_) if step.follows_wait is None else step.follows_wait[indices]
+    )
+    infos = [step.infos[index] for index in step.info_indices[indices].tolist()]
     columns = [column.tolist() for column in (issue, start, end, seconds, waits, is_known)]
-    return [_Row(info, *row) for info, *row in zip(infos, *columns, strict=True)]
+    return [_SpanRow(info, *row) for info, *row in zip(infos, *columns, strict=True)]
 
 
-def _cut_where_the_host_issues(rows: list[_Row]) -> list[_Row]:
+def _split_at_issues(rows: list[_SpanRow]) -> list[_SpanRow]:
     """The rows, with each span of the host's computation split where the host issues another op inside it."""
     times = sorted({row.issue for row in rows if row.info.kind not in _ON_HOST})
-    found = []
+    split_rows = []
     for row in rows:
         if row.info.kind not in _ON_HOST:
-            found.append(row)
+            split_rows.append(row)
             continue
-        inside = times[bisect_right(times, row.start) : bisect_left(times, row.end)]
-        for start, end in pairwise([row.start, *inside, row.end]):
-            found.append(row._replace(issue=start, start=start, end=end, seconds=end - start))
-    return found
+        inner_times = times[bisect_right(times, row.start) : bisect_left(times, row.end)]
+        for start, end in pairwise([row.start, *inner_times, row.end]):
+            split_rows.append(row._replace(issue=start, start=start, end=end, seconds=end - start))
+    return split_rows
 
 
 class _Reader:
@@ -118,7 +120,7 @@ class _Reader:
         self.is_cpu = step.metadata.get("computes_on") == "cpu"
         rows = _rows(step, rank)
         if self.is_cpu:
-            rows = _cut_where_the_host_issues(rows)
+            rows = _split_at_issues(rows)
         rows.sort(key=lambda row: (row.issue, row.start, self.is_cpu and row.info.kind in _ON_HOST))
         self.infos = [row.info for row in rows]
         self.is_on_host = [self.is_cpu and info.kind in _ON_HOST for info in self.infos]
@@ -130,29 +132,29 @@ class _Reader:
         self.is_issue_known = [row.is_issue_known for row in rows]
         self.reads_host = shows_host(step, rank) or not is_host_in_time
         self.streams = self._streams()
-        self.before = self._before_on_stream()
+        self.previous_op = self._previous_on_stream()
         self.compute = self._compute_stream()
 
-    def rank_recorded(self) -> RecordedRank:
+    def recorded_rank(self) -> RecordedRank:
         begin, host_begin, end, host_end = self._bounds()
         if not self.reads_host:  # in time, unless the op says otherwise
             self.issue = [min(begin, start) for start in self.start]
-        allocator = self._in_allocator(host_begin)
-        after = [self._last_of_each_stream(others) for others in self._explain()]
+        allocator = self._allocator_spans(host_begin)
+        after = [self._latest_per_stream(predecessors) for predecessors in self._infer_waits()]
         stream_begins = self._stream_begins(begin)
-        lags = self._lags(after, stream_begins)
+        lag_seconds = self._lags(after, stream_begins)
         if self.reads_host:
             host = HostReader(self.issue, self.end, self._blocks())
-            *parts, tail = host.parts(self.infos, self.is_on_host, host_begin, host_end)
+            *host_parts_per_op, tail = host.read_parts(self.infos, self.is_on_host, host_begin, host_end)
         else:
-            *parts, tail = host_parts(lags, self.start, self.end, begin, end)
-            lags = [0.0 if lag > LONGEST_QUEUED else lag for lag in lags]
+            *host_parts_per_op, tail = host_parts(lag_seconds, self.start, self.end, begin, end)
+            lag_seconds = [0.0 if lag > MAX_QUEUED_GAP_SECONDS else lag for lag in lag_seconds]
         ops = [
-            self._op(number, part, after[number], lags[number], tuple(allocator.get(number, ())))
-            for number, part in enumerate(parts)
+            self._op(number, part, after[number], lag_seconds[number], tuple(allocator.get(number, ())))
+            for number, part in enumerate(host_parts_per_op)
         ]
-        last = Recorded(None, 0.0, host_seconds=tail.seconds, calls=tail.calls, is_on_host=True)
-        ops.append(Op("end of step", "host", last, (), tail.waits, phase="optimizer"))
+        last = RecordedWork(None, 0.0, host_seconds=tail.seconds, calls=tail.calls, is_on_host=True)
+        ops.append(Op("end of step", "host", last, (), tail.awaited_ops, phase="optimizer"))
         return RecordedRank(
             rank=self.rank,
             program=Program("", tuple(ops)),
@@ -161,7 +163,7 @@ class _Reader:
             stream_begins=stream_begins,
             recorded_seconds=end - begin,
             host_ahead=self.step.metadata.get("host_ahead_seconds", {}).get(self.rank, 0.0),
-            unexplained_seconds=sum(lag for lag in lags if lag > LONGEST_LAG),
+            unexplained_seconds=sum(lag for lag in lag_seconds if lag > MAX_LAG_SECONDS),
         )
 
     def _op(
@@ -173,7 +175,7 @@ class _Reader:
         in_allocator: tuple[tuple[float, float], ...],
     ) -> Op:
         info = self.infos[number]
-        work = Recorded(
+        work = RecordedWork(
             info,
             self.seconds[number],
             (self.start[number], self.end[number]),
@@ -186,41 +188,44 @@ class _Reader:
             self.is_issue_known[number],
         )
         phase: Phase = "optimizer" if info.phase == "optimizer" else "forward"
-        return Op(info.name, self.streams[number], work, after, host.waits, phase=phase, module=info.module)
+        return Op(
+            info.name, self.streams[number], work, after, host.awaited_ops, phase=phase, module=info.module
+        )
 
     # -- streams, bounds and blocks -----------------------------------------------------------------
 
     def _streams(self) -> list[str]:
         """The in-order stream of each op. A recorded stream whose ops overlap (files, gloo's threads) is
         split into several."""
-        free: dict[str, list[float]] = {}
+        ends_of_stream: dict[str, list[float]] = {}
         streams = []
         for info, start, end in zip(self.infos, self.start, self.end, strict=True):
             name = info.stream or info.group
-            lanes = free.setdefault(name, [])
-            lane = next(
-                (place for place, until in enumerate(lanes) if until <= start + _TOLERANCE), len(lanes)
+            substream_ends = ends_of_stream.setdefault(name, [])
+            substream = next(
+                (index for index, end_time in enumerate(substream_ends) if end_time <= start + _TOLERANCE),
+                len(substream_ends),
             )
-            lanes[lane : lane + 1] = [end]
-            streams.append(f"{name} ({lane + 1})" if lane else name)
+            substream_ends[substream : substream + 1] = [end]
+            streams.append(f"{name} ({substream + 1})" if substream else name)
         return streams
 
-    def _before_on_stream(self) -> list[int]:
+    def _previous_on_stream(self) -> list[int]:
         """Per op, the previous op on its stream, -1 for the first."""
         last: dict[str, int] = {}
-        before = []
+        previous = []
         for number, stream in enumerate(self.streams):
-            before.append(last.get(stream, -1))
+            previous.append(last.get(stream, -1))
             last[stream] = number
-        return before
+        return previous
 
     def _compute_stream(self) -> str:
         """The stream with the most kernel time."""
-        busy: dict[str, float] = {}
+        busy_seconds: dict[str, float] = {}
         for info, stream, seconds in zip(self.infos, self.streams, self.seconds, strict=True):
             if info.kind in _ON_HOST:
-                busy[stream] = busy.get(stream, 0.0) + seconds
-        return max(busy, key=lambda stream: busy[stream], default="compute")
+                busy_seconds[stream] = busy_seconds.get(stream, 0.0) + seconds
+        return max(busy_seconds, key=lambda stream: busy_seconds[stream], default="compute")
 
     def _bounds(self) -> tuple[float, float, float, float]:
         """(start, host's start, end, host's end) of the step on this rank."""
@@ -229,25 +234,25 @@ class _Reader:
             return start, host_start, end, host_end
         begin = self.step.begins.get(self.rank, 0.0)
         end = begin + self.step.step_seconds
-        blocked = (block[2] for block in self.step.host_blocks if block[0] == self.rank)
-        return begin, begin, end, min(end, max([begin, *self.issue, *blocked]))
+        block_ends = (block[2] for block in self.step.host_blocks if block[0] == self.rank)
+        return begin, begin, end, min(end, max([begin, *self.issue, *block_ends]))
 
     def _blocks(self) -> deque[tuple[float, float, SpanInfo]]:
         """The host's waits in order, each with the info of the op that it waited for."""
         rows = sorted(block[1:] for block in self.step.host_blocks if block[0] == self.rank)
         return deque((start, end, self.step.infos[info]) for start, end, info in rows)
 
-    def _in_allocator(self, begin: float) -> dict[int, list[tuple[float, float]]]:
+    def _allocator_spans(self, begin: float) -> dict[int, list[tuple[float, float]]]:
         """The host's spans in torch's allocator before each op: (seconds from the previous issue to the
         span's start, seconds from the span's end to the op's issue).
         """
-        found: dict[int, list[tuple[float, float]]] = {}
+        spans: dict[int, list[tuple[float, float]]] = {}
         for rank, start, end in self.step.allocator_blocks:
             number = bisect_right(self.issue, start)
             if rank == self.rank and number < len(self.issue):
-                since = start - (self.issue[number - 1] if number else begin)
-                found.setdefault(number, []).append((since, self.issue[number] - end))
-        return found
+                start_offset = start - (self.issue[number - 1] if number else begin)
+                spans.setdefault(number, []).append((start_offset, self.issue[number] - end))
+        return spans
 
     def _stream_begins(self, begin: float) -> dict[str, float]:
         """The time at which each stream is free: the step's start, or the start of its first op if
@@ -259,17 +264,17 @@ class _Reader:
 
     # -- the streams --------------------------------------------------------------------------------
 
-    def _explain(self) -> list[set[int]]:
+    def _infer_waits(self) -> list[set[int]]:
         """Per op, the earlier ops on other streams that it waits for. See [Note: what an op waited for]."""
         waits: list[set[int]] = [set() for _ in self.infos]
-        by_end = sorted(range(len(self.infos)), key=lambda number: self.end[number])
-        ends = [self.end[number] for number in by_end]
+        ops_by_end = sorted(range(len(self.infos)), key=lambda number: self.end[number])
+        ends = [self.end[number] for number in ops_by_end]
         for number in range(len(self.infos)):
             if self.is_on_host[number]:
                 continue
-            seen = self._seen(number, by_end, ends)
-            if seen is not None:
-                waits[number].add(seen)
+            releasing_op = self._op_that_released(number, ops_by_end, ends)
+            if releasing_op is not None:
+                waits[number].add(releasing_op)
             if self.infos[number].kind not in COLLECTIVES:
                 continue
             waits[number] |= self._sources(number)
@@ -278,90 +283,110 @@ class _Reader:
                 waits[consumer].add(number)
         return waits
 
-    def _ready(self, number: int) -> float:
+    def _ready_time(self, number: int) -> float:
         """The time at which the host had issued an op and its stream was free."""
-        before = self.before[number]
-        return max(self.issue[number], self.end[before]) if before >= 0 else self.issue[number]
+        previous = self.previous_op[number]
+        return max(self.issue[number], self.end[previous]) if previous >= 0 else self.issue[number]
 
-    def _seen(self, number: int, by_end: list[int], ends: list[float]) -> int | None:
+    def _op_that_released(self, number: int, ops_by_end: list[int], ends: list[float]) -> int | None:
         """The op on another stream at whose end op `number` started, later than its issue and stream
         explain."""
-        start, ready = self.start[number], self._ready(number)
-        if start <= ready + _TOLERANCE:
+        start, ready_time = self.start[number], self._ready_time(number)
+        if start <= ready_time + _TOLERANCE:
             return None
-        place = bisect_right(ends, start + _TOLERANCE) - 1
-        while place >= 0 and ends[place] > ready and start - ends[place] <= LONGEST_LAG:
-            other = by_end[place]
-            is_other = self.streams[other] != self.streams[number] and not self.is_on_host[other]
-            if other < number and is_other:
-                return other
-            place -= 1
+        index = bisect_right(ends, start + _TOLERANCE) - 1
+        while index >= 0 and ends[index] > ready_time and start - ends[index] <= MAX_LAG_SECONDS:
+            candidate = ops_by_end[index]
+            is_on_other_stream = (
+                self.streams[candidate] != self.streams[number] and not self.is_on_host[candidate]
+            )
+            if candidate < number and is_on_other_stream:
+                return candidate
+            index -= 1
         return None
 
     def _sources(self, number: int) -> set[int]:
         """The ops that produce a collective's input."""
         info, start = self.infos[number], self.start[number] + _TOLERANCE
         is_reduction = info.kind in _REDUCTIONS or info.phase == "optimizer"
-        found: set[int] = set()
+        producers: set[int] = set()
         has_unit = not info.module
-        for other in range(number - 1, -1, -1):
-            if self.streams[other] == self.streams[number] or self.is_on_host[other]:
+        for candidate in range(number - 1, -1, -1):
+            if self.streams[candidate] == self.streams[number] or self.is_on_host[candidate]:
                 continue
-            theirs = self.infos[other]
-            is_over = self.end[other] <= start
-            if not has_unit and other >= number - _NEAR and theirs.module == info.module:
-                if theirs.kind not in COLLECTIVES or (is_reduction and theirs.kind in _REDUCTIONS):
-                    found |= {other} if is_over else set()
+            candidate_info = self.infos[candidate]
+            has_ended = self.end[candidate] <= start
+            if (
+                not has_unit
+                and candidate >= number - _MAX_ISSUE_DISTANCE
+                and candidate_info.module == info.module
+            ):
+                if candidate_info.kind not in COLLECTIVES or (
+                    is_reduction and candidate_info.kind in _REDUCTIONS
+                ):
+                    producers |= {candidate} if has_ended else set()
                     has_unit = True
-            elif is_reduction and is_over and self.streams[other] == self.compute:
-                if theirs.kind not in COLLECTIVES:
-                    return found | {other}
-            elif not is_reduction and other < number - _NEAR:
+            elif is_reduction and has_ended and self.streams[candidate] == self.compute:
+                if candidate_info.kind not in COLLECTIVES:
+                    return producers | {candidate}
+            elif not is_reduction and candidate < number - _MAX_ISSUE_DISTANCE:
                 break
-        return found
+        return producers
 
     def _consumer(self, number: int) -> int | None:
         """The first op that needs a collective's result."""
         info, end, stream = self.infos[number], self.end[number] - _TOLERANCE, self.streams[number]
-        first, waiting = None, None
-        for other in range(number + 1, len(self.infos)):
-            theirs = self.infos[other]
-            if self.streams[other] == stream or theirs.kind in COLLECTIVES or self.is_on_host[other]:
+        first, first_waiting = None, None
+        for candidate in range(number + 1, len(self.infos)):
+            candidate_info = self.infos[candidate]
+            if (
+                self.streams[candidate] == stream
+                or candidate_info.kind in COLLECTIVES
+                or self.is_on_host[candidate]
+            ):
                 continue
-            is_after = self.start[other] >= end
+            is_after = self.start[candidate] >= end
             if info.kind in _REDUCTIONS:
-                is_named = theirs.phase == "optimizer" != info.phase
+                is_consumer = candidate_info.phase == "optimizer" != info.phase
             else:
-                is_named = _same_unit(info, theirs)
-            if is_named:
-                return other if is_after else None
+                is_consumer = _is_same_unit(info, candidate_info)
+            if is_consumer:
+                return candidate if is_after else None
             if is_after and first is None:
-                first = other
-            if is_after and waiting is None and self.follows_wait[other]:
-                waiting = other
-        return waiting if waiting is not None or info.kind in _REDUCTIONS else first
+                first = candidate
+            if is_after and first_waiting is None and self.follows_wait[candidate]:
+                first_waiting = candidate
+        return first_waiting if first_waiting is not None or info.kind in _REDUCTIONS else first
 
-    def _last_of_each_stream(self, others: set[int]) -> tuple[int, ...]:
-        last: dict[str, int] = {}
-        for other in others:
-            stream = self.streams[other]
-            last[stream] = max(other, last.get(stream, other))
-        return tuple(sorted(last.values()))
+    def _latest_per_stream(self, ops: set[int]) -> tuple[int, ...]:
+        latest: dict[str, int] = {}
+        for op in ops:
+            stream = self.streams[op]
+            latest[stream] = max(op, latest.get(stream, op))
+        return tuple(sorted(latest.values()))
 
     def _lags(self, after: list[tuple[int, ...]], stream_begins: dict[str, float]) -> list[float]:
         """Seconds from the end of everything that each op waited for to its start, at least -`_TOLERANCE`."""
-        free, lags = dict(stream_begins), [0.0] * len(self.infos)
+        free_times, lags = dict(stream_begins), [0.0] * len(self.infos)
         for number, stream in enumerate(self.streams):
             if self.is_on_host[number]:
                 continue
-            ready = max(self.issue[number], free[stream], *(self.end[other] for other in after[number]))
-            lags[number] = max(self.start[number] - ready, -_TOLERANCE)
-            free[stream] = self.end[number]
+            ready_time = max(
+                self.issue[number],
+                free_times[stream],
+                *(self.end[predecessor] for predecessor in after[number]),
+            )
+            lags[number] = max(self.start[number] - ready_time, -_TOLERANCE)
+            free_times[stream] = self.end[number]
         return lags
 
 
-def _same_unit(gathered: SpanInfo, other: SpanInfo) -> bool:
+def _is_same_unit(gather: SpanInfo, info: SpanInfo) -> bool:
     """Whether an op belongs to the module whose parameters were gathered, to a part of it, or to its
     parent."""
-    one, two = gathered.module, other.module
-    return bool(one and two) and (one == two or one.startswith(f"{two}.") or two.startswith(f"{one}."))
+    gathered_module, module = gather.module, info.module
+    return bool(gathered_module and module) and (
+        gathered_module == module
+        or gathered_module.startswith(f"{module}.")
+        or module.startswith(f"{gathered_module}.")
+    )

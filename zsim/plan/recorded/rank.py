@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from zsim.dataclass import dataclass
 from zsim.plan.ops import Op, Program
-from zsim.plan.passes.twice import program_twice
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.passes.twice import repeat_program
+from zsim.plan.recorded.work import RecordedWork
 
 
 @dataclass(frozen=True)
@@ -30,40 +30,41 @@ class RecordedRank:
     """The sum of the lags above `MAX_LAG_SECONDS`."""
 
     @property
-    def works(self) -> list[Recorded]:
+    def payloads(self) -> list[RecordedWork]:
         """The recorded work of every op."""
-        return [recorded(op) for op in self.program.ops]
+        return [payload_of(op) for op in self.program.ops]
 
-    def with_works(self, change: Callable[[Recorded], Recorded]) -> RecordedRank:
+    def map_payloads(self, transform: Callable[[RecordedWork], RecordedWork]) -> RecordedRank:
         """A copy of the rank with `transform` applied to the work of every op."""
-        ops = tuple(op._replace(work=change(recorded(op))) for op in self.program.ops)
+        ops = tuple(op._replace(work=transform(payload_of(op))) for op in self.program.ops)
         return replace(self, program=replace(self.program, ops=ops))
 
 
-def rank_twice(rank: RecordedRank) -> RecordedRank:
+def repeat_rank(rank: RecordedRank) -> RecordedRank:
     """The rank with a program of two steps. Before the second, its host works for as long as it had worked on
     the recorded step when that began."""
     first = len(rank.program.ops)
-    program = program_twice(rank.program)
+    program = repeat_program(rank.program)
     op = program.ops[first]
-    work = recorded(op)
-    later = op._replace(work=replace(work, host_seconds=work.host_seconds + rank.host_ahead))
+    work = payload_of(op)
+    first_of_second_step = op._replace(work=replace(work, host_seconds=work.host_seconds + rank.host_ahead))
     return replace(
-        rank, program=replace(program, ops=(*program.ops[:first], later, *program.ops[first + 1 :]))
+        rank,
+        program=replace(program, ops=(*program.ops[:first], first_of_second_step, *program.ops[first + 1 :])),
     )
 
 
-def recorded(op: Op) -> Recorded:
-    assert isinstance(op.work, Recorded)
+def payload_of(op: Op) -> RecordedWork:
+    assert isinstance(op.work, RecordedWork)
     return op.work
 
 
-def as_recorded(rank: RecordedRank) -> RecordedRank:
+def fix_collective_seconds(rank: RecordedRank) -> RecordedRank:
     """The rank with every collective taking its recorded time, waits for other ranks included. If nothing
     else changes, all ops run when they were recorded.
     """
-    return rank.with_works(
+    return rank.map_payloads(
         lambda work: (
-            replace(work, seconds=work.recorded[1] - work.recorded[0], meets=False) if work.meets else work
+            replace(work, seconds=work.bounds[1] - work.bounds[0], meets=False) if work.meets else work
         )
     )

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from zsim.plan.recorded.host import HostPart
 from zsim.plan.recorded.work import HostCall
 
-LONGEST_QUEUED = 10e-6
+MAX_QUEUED_GAP_SECONDS = 10e-6
 """Seconds between two kernels of which the second was queued when the first ended. On one H100 they are 1 to
 2 us apart, up to 6 us behind a memset or a small copy (traces/h100-80gb-hbm3/llama_llama-3-8b@8_*: three
 steps without a longer pause).
@@ -25,28 +25,33 @@ steps without a longer pause).
 
 
 def host_parts(
-    lags: Sequence[float], start: Sequence[float], end: Sequence[float], begin: float, until: float
+    lags: Sequence[float], start: Sequence[float], end: Sequence[float], begin: float, step_end: float
 ) -> list[HostPart]:
     """The host's part before each op in the order of their starts, and one after the last op until
     `step_end`. `lags` are the seconds that each op started later than its stream and other ops explain.
     """
-    parts: list[HostPart] = []
+    host_parts_per_op: list[HostPart] = []
     last = -1  # of the ops so far, the one that ends last
     was_late = False
     for number, lag in enumerate(lags):
-        is_late = lag > LONGEST_QUEUED
+        is_late = lag > MAX_QUEUED_GAP_SECONDS
         if not is_late:
-            parts.append(HostPart((), (), 0.0))
+            host_parts_per_op.append(HostPart((), (), 0.0))
         elif was_late or number == 0:
-            parts.append(HostPart((), (), start[number] - (start[number - 1] if number else begin)))
+            host_parts_per_op.append(
+                HostPart((), (), start[number] - (start[number - 1] if number else begin))
+            )
         else:
-            parts.append(_after(last, start[number] - end[last]))
+            host_parts_per_op.append(_waiting_part(last, start[number] - end[last]))
         was_late = is_late
         if last < 0 or end[number] >= end[last]:
             last = number
-    return [*parts, HostPart((), (), 0.0) if last < 0 else _after(last, max(until - end[last], 0.0))]
+    return [
+        *host_parts_per_op,
+        HostPart((), (), 0.0) if last < 0 else _waiting_part(last, max(step_end - end[last], 0.0)),
+    ]
 
 
-def _after(op: int, seconds: float) -> HostPart:
+def _waiting_part(op: int, seconds: float) -> HostPart:
     """The host's part that waits for `op` and then works for `seconds`."""
     return HostPart((HostCall(0.0, True),), (op,), seconds)

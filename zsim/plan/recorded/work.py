@@ -15,14 +15,14 @@ class HostCall(NamedTuple):
     """Seconds of the host's work before the call."""
     waits: bool
     """Whether the call lasts until the next of the op's `host_waits` has ended."""
-    own_seconds: float = 0.0
+    overhead_seconds: float = 0.0
     """Seconds that the call lasts after that."""
     info: SpanInfo | None = None
     """The awaited op, for the report."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedWork:
     """The work of a recorded op, the only kind of work with seconds.
 
     The host first makes `calls`, then works for `host_seconds`, and issues the op.
@@ -32,7 +32,7 @@ class Recorded:
     """The recorded span. None is the end of the host's step, which no trace shows."""
     seconds: float
     """Seconds of a kernel, or of a collective's transfer."""
-    recorded: tuple[float, float] = (0.0, 0.0)
+    bounds: tuple[float, float] = (0.0, 0.0)
     """Start and end of the recorded span."""
     meets: bool = False
     """Whether it is a collective that starts when all members of its group have arrived."""
@@ -40,7 +40,7 @@ class Recorded:
     """Delay of the start that its waits do not explain."""
     host_seconds: float = 0.0
     calls: tuple[HostCall, ...] = ()
-    in_allocator: tuple[tuple[float, float], ...] = ()
+    allocator_spans: tuple[tuple[float, float], ...] = ()
     """The host's spans in torch's allocator, which had run short. Each is the seconds from the issue of the
     previous op, or from the step's start, to the span's start, and the seconds from the span's end to the
     issue of this op.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zsim.specs.model.spec import Exchange, Module
 
-ON_SIDE = ("begins", "continues", "ends")
+SIDE_STREAM_MARKS = ("begins", "continues", "ends")
 
 
 def backward_order(modules: Sequence[Module]) -> list[int]:
@@ -17,25 +17,25 @@ def backward_order(modules: Sequence[Module]) -> list[int]:
     one that ran last forward. Of two exchanges in a row both can run. See [Note: shared experts on a stream
     of their own] of `zsim.plan.parallel.shared_beside`.
     """
-    joins = next((n for n, one in enumerate(modules) if one.side == "joins"), None)
+    joins = next((n for n, module in enumerate(modules) if module.side_stream == "joins"), None)
     if joins is None:
         return list(range(len(modules) - 1, -1, -1))
-    forks = next(n for n, one in enumerate(modules) if one.side == "forks")
-    inside = range(joins - 1, forks, -1)
-    side = [n for n in inside if modules[n].side in ON_SIDE]
-    main = [n for n in inside if modules[n].side not in ON_SIDE]
-    found = _taken(modules, side, main)
-    return [*range(len(modules) - 1, joins - 1, -1), *found, *range(forks, -1, -1)]
+    forks = next(n for n, module in enumerate(modules) if module.side_stream == "forks")
+    overlapped_modules = range(joins - 1, forks, -1)
+    side_modules = [n for n in overlapped_modules if modules[n].side_stream in SIDE_STREAM_MARKS]
+    main_modules = [n for n in overlapped_modules if modules[n].side_stream not in SIDE_STREAM_MARKS]
+    interleaved = _interleave(modules, side_modules, main_modules)
+    return [*range(len(modules) - 1, joins - 1, -1), *interleaved, *range(forks, -1, -1)]
 
 
-def _taken(modules: Sequence[Module], side: list[int], main: list[int]) -> list[int]:
+def _interleave(modules: Sequence[Module], side_modules: list[int], main_modules: list[int]) -> list[int]:
     """The modules of two streams, last first, in the order in which autograd takes them."""
-    found: list[int] = []
-    while side or main:
-        ready = [*side[:1], *main[:1]]
-        if len(main) > 1 and all(isinstance(modules[n].work, Exchange) for n in main[:2]):
-            ready.append(main[1])
-        chosen = max(ready, key=lambda n: (modules[n].goes_first, n))
-        (side if chosen in side else main).remove(chosen)
-        found.append(chosen)
-    return found
+    order: list[int] = []
+    while side_modules or main_modules:
+        ready = [*side_modules[:1], *main_modules[:1]]
+        if len(main_modules) > 1 and all(isinstance(modules[n].op_spec, Exchange) for n in main_modules[:2]):
+            ready.append(main_modules[1])
+        chosen = max(ready, key=lambda n: (modules[n].is_first_in_backward, n))
+        (side_modules if chosen in side_modules else main_modules).remove(chosen)
+        order.append(chosen)
+    return order

@@ -21,67 +21,67 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import copy_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Collective, Kernels, Parts
+from zsim.plan.ops import Collective, Kernels, SplitSizes
 from zsim.plan.workload.context.methods import shared_backward, shared_forward
 from zsim.plan.workload.own_rows import column_forward, row_backward
-from zsim.plan.workload.product_pieces import agreement, gather, product_backward, product_forward
+from zsim.plan.workload.product_pieces import gather, product_backward, product_forward, scale_agreement
 from zsim.plan.workload.work_part import WorkPart
-from zsim.specs.model.spec import Attention, Beneath, Exchange, ExchangeKind, Linear, Module
+from zsim.specs.model.spec import Attention, Exchange, ExchangeKind, Linear, Module, OverlappedCollectives
 
-Issued = Kernels | tuple[WorkPart, ...]
+IssuedWork = Kernels | tuple[WorkPart, ...]
 
 
-def launches_of(issued: Issued) -> int:
+def launches_of(issued: IssuedWork) -> int:
     """Kernels that the host launches, without collectives."""
     if isinstance(issued, Kernels):
-        return count(issued.kernels)
-    return sum(count(part.work.kernels) for part in issued if isinstance(part.work, Kernels))
+        return num_launches(issued.kernels)
+    return sum(num_launches(part.work.kernels) for part in issued if isinstance(part.work, Kernels))
 
 
-def kernels_of(issued: Issued) -> Kernels:
+def kernels_of(issued: IssuedWork) -> Kernels:
     """The kernels without the collectives."""
     if isinstance(issued, Kernels):
         return issued
-    parts = [part.work.kernels for part in issued if isinstance(part.work, Kernels)]
-    return Kernels(tuple(kernel for kernels in parts for kernel in kernels))
+    kernels_per_part = [part.work.kernels for part in issued if isinstance(part.work, Kernels)]
+    return Kernels(tuple(kernel for kernels in kernels_per_part for kernel in kernels))
 
 
-def count(kernels: tuple[Kernel, ...]) -> int:
+def num_launches(kernels: tuple[Kernel, ...]) -> int:
     """Launches of some kernels."""
     return sum([kernel.launches for kernel in kernels])
 
 
-def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> Issued:
+def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> IssuedWork:
     """The work of a module's forward."""
-    if isinstance(module.work, Exchange):
-        return _exchanged(module.work, module.work.forward, shape, options, is_forward=True)
-    if isinstance(module.work, Attention) and module.work.context is not None:
-        return shared_forward(module.work, shape, options)
-    pieces = module.work.in_pieces if isinstance(module.work, Linear) else None
-    if isinstance(module.work, Linear) and pieces is not None:
-        if not pieces.own_rows:
-            return product_forward(module, module.work, pieces, shape, options)
+    if isinstance(module.op_spec, Exchange):
+        return _exchange_parts(module.op_spec, module.op_spec.forward, shape, options, is_forward=True)
+    if isinstance(module.op_spec, Attention) and module.op_spec.context is not None:
+        return shared_forward(module.op_spec, shape, options)
+    pieces = module.op_spec.chunked_overlap if isinstance(module.op_spec, Linear) else None
+    if isinstance(module.op_spec, Linear) and pieces is not None:
+        if not pieces.starts_with_local_rows:
+            return product_forward(module, module.op_spec, pieces, shape, options)
         if pieces.gathers == "forward":
-            return column_forward(module, module.work, pieces, shape, options)
+            return column_forward(module, module.op_spec, pieces, shape, options)
     return Kernels(work.forward_kernels(module, shape, options))
 
 
-def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> Issued:
+def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> IssuedWork:
     """The work of a module's backward. See [Note: beneath the products]."""
-    if isinstance(module.work, Exchange):
-        return _exchanged(module.work, module.work.backward, shape, options, is_forward=False)
-    if isinstance(module.work, Attention) and module.work.context is not None:
-        return shared_backward(module.work, shape, options)
-    pieces = module.work.in_pieces if isinstance(module.work, Linear) else None
-    if isinstance(module.work, Linear) and pieces is not None and pieces.gathers == "backward":
-        backward = row_backward if pieces.own_rows else product_backward
-        return backward(module, module.work, pieces, shape, options)
-    if isinstance(module.work, Linear) and module.work.beneath is not None:
-        return _around_products(module, module.work, module.work.beneath, shape, options)
+    if isinstance(module.op_spec, Exchange):
+        return _exchange_parts(module.op_spec, module.op_spec.backward, shape, options, is_forward=False)
+    if isinstance(module.op_spec, Attention) and module.op_spec.context is not None:
+        return shared_backward(module.op_spec, shape, options)
+    pieces = module.op_spec.chunked_overlap if isinstance(module.op_spec, Linear) else None
+    if isinstance(module.op_spec, Linear) and pieces is not None and pieces.gathers == "backward":
+        backward = row_backward if pieces.starts_with_local_rows else product_backward
+        return backward(module, module.op_spec, pieces, shape, options)
+    if isinstance(module.op_spec, Linear) and module.op_spec.overlapped_collectives is not None:
+        return _around_products(module, module.op_spec, module.op_spec.overlapped_collectives, shape, options)
     return Kernels(work.backward_kernels(module, shape, options))
 
 
-def _exchanged(
+def _exchange_parts(
     exchange: Exchange,
     kind: ExchangeKind | None,
     shape: work.BatchShape,
@@ -89,12 +89,16 @@ def _exchanged(
     *,
     is_forward: bool,
 ) -> tuple[WorkPart, ...]:
-    if kind is None or exchange.is_beneath or (exchange.repeats and is_forward and options.compile):
+    if (
+        kind is None
+        or exchange.shares_forwarded_bytes
+        or (exchange.repeats and is_forward and options.compile)
+    ):
         return ()
     if kind == "all_gather" and exchange.follows_precision:
         numel, is_gradient = shape.tokens * exchange.width, exchange.forward != "all_gather"
-        whole = gather(numel, exchange.ranks, exchange.group, options, is_gradient=is_gradient)
-        return (*agreement(exchange.group, options), *_with_copy(whole, exchange, shape))
+        collective = gather(numel, exchange.ranks, exchange.group, options, is_gradient=is_gradient)
+        return (*scale_agreement(exchange.group, options), *_add_copy(collective, exchange, shape))
     element, dtype = options.activation_bytes, options.kernel_dtype
     if exchange.dtype:
         element, dtype = DTYPE_BYTES[exchange.dtype], exchange.dtype
@@ -105,58 +109,70 @@ def _exchanged(
         sends_unevenly = exchange.returns == is_forward
         return (
             WorkPart(
-                Collective.all_to_all(_parts(size, exchange.loads, sends_unevenly), dtype, exchange.group)
+                Collective.all_to_all(
+                    _split_sizes(size, exchange.loads, sends_unevenly), dtype, exchange.group
+                )
             ),
         )
-    whole = Collective(kind, size, dtype, exchange.group, library=exchange.library)
-    return _with_copy(whole, exchange, shape)
+    collective = Collective(kind, size, dtype, exchange.group, library=exchange.library)
+    return _add_copy(collective, exchange, shape)
 
 
-def _with_copy(whole: Collective, exchange: Exchange, shape: work.BatchShape) -> tuple[WorkPart, ...]:
+def _add_copy(collective: Collective, exchange: Exchange, shape: work.BatchShape) -> tuple[WorkPart, ...]:
     """The collective, in line, after or before the copy that `exchange` makes of its full tensor."""
-    if not exchange.copies or shape.sequences == 1 or whole.kind not in ("all_gather", "reduce_scatter"):
-        return (WorkPart(whole),)
-    copy = WorkPart(Kernels(copy_kernels(whole.bytes)))
-    return (WorkPart(whole), copy) if whole.kind == "all_gather" else (copy, WorkPart(whole))
+    if not exchange.copies or shape.sequences == 1 or collective.kind not in ("all_gather", "reduce_scatter"):
+        return (WorkPart(collective),)
+    copy = WorkPart(Kernels(copy_kernels(collective.bytes)))
+    return (WorkPart(collective), copy) if collective.kind == "all_gather" else (copy, WorkPart(collective))
 
 
-def _parts(size: int, loads: tuple[float, ...], sends_unevenly: bool) -> Parts:
+def _split_sizes(size: int, loads: tuple[float, ...], sends_unevenly: bool) -> SplitSizes:
     """Bytes from each rank to each of an all-to-all whose ranks receive, or send, `loads` times the mean
     `size`."""
     ranks = len(loads)
-    given = tuple(round(size * load / ranks) for load in loads)
-    return tuple((part,) * ranks for part in given) if sends_unevenly else (given,) * ranks
+    row = tuple(round(size * load / ranks) for load in loads)
+    return tuple((part,) * ranks for part in row) if sends_unevenly else (row,) * ranks
 
 
 def _around_products(
-    module: Module, product: Linear, beneath: Beneath, shape: work.BatchShape, options: work.WorkOptions
+    module: Module,
+    product: Linear,
+    beneath: OverlappedCollectives,
+    shape: work.BatchShape,
+    options: work.WorkOptions,
 ) -> tuple[WorkPart, ...]:
     numel = shape.tokens * product.in_features
     size, dtype = numel * options.activation_bytes, options.kernel_dtype
-    of_input, of_weight = work.split_backward(module, shape, options)
+    input_gradient_kernels, weight_gradient_kernels = work.split_backward(module, shape, options)
     group = beneath.group
-    is_frozen = not of_weight  # nothing reads the input again, and nothing runs beside the reduction
+    is_frozen = (
+        not weight_gradient_kernels
+    )  # nothing reads the input again, and nothing runs beside the reduction
     is_low = options.dtype == "fp8" and not fp8.is_quantized(module, options)
-    read = replace(options, dtype="bf16") if is_low else options
-    if beneath.in_line:
+    gather_options = replace(options, dtype="bf16") if is_low else options
+    if beneath.is_sequential:
         gathers = beneath.input_shards > 1 and not is_frozen
         return (
             *(
-                (WorkPart(gather(numel, beneath.input_shards, group, read), "gather input"),)
+                (WorkPart(gather(numel, beneath.input_shards, group, gather_options), "gather input"),)
                 if gathers
                 else ()
             ),
-            WorkPart(Kernels((*of_weight, *of_input))),
+            WorkPart(Kernels((*weight_gradient_kernels, *input_gradient_kernels))),
             WorkPart(Collective(beneath.reduces, size, dtype, group), "reduce input's gradient"),
         )
-    again = (
-        WorkPart(gather(numel, beneath.input_shards, group, read), "gather input", group, COMPUTE),
-        WorkPart(Kernels(of_input)),
+    input_gradient_parts = (
+        WorkPart(gather(numel, beneath.input_shards, group, gather_options), "gather input", group, COMPUTE),
+        WorkPart(Kernels(input_gradient_kernels)),
         WorkPart(None, follows=group),
     )
     return (
-        *(again if beneath.input_shards > 1 and not is_frozen else (WorkPart(Kernels(of_input)),)),
+        *(
+            input_gradient_parts
+            if beneath.input_shards > 1 and not is_frozen
+            else (WorkPart(Kernels(input_gradient_kernels)),)
+        ),
         WorkPart(Collective(beneath.reduces, size, dtype, group), "reduce input's gradient", group, COMPUTE),
-        *(() if is_frozen else (WorkPart(Kernels(of_weight), "weight"),)),
+        *(() if is_frozen else (WorkPart(Kernels(weight_gradient_kernels), "weight"),)),
         WorkPart(None, follows=group),
     )

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from zsim.cost.kernels import modules as work
 from zsim.cost.memory import activations as footprint
-from zsim.cost.memory.tensors import ModuleTensors, cut, module_tensors, without
+from zsim.cost.memory.tensors import ModuleTensors, module_tensors, remove_bytes, split_into_tensors
 from zsim.dataclass import dataclass
 from zsim.plan.ops import Kernels
-from zsim.plan.workload.issued import Issued, backward_of, count, forward_of, launches_of
+from zsim.plan.workload.issued import IssuedWork, backward_of, forward_of, launches_of, num_launches
 from zsim.plan.workload.product_pieces import gathered_input
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module, Residual
@@ -26,19 +26,19 @@ class ModuleWork:
     bytes live only during one op.
     """
 
-    forward: Issued
-    backward: Issued
+    forward: IssuedWork
+    backward: IssuedWork
     forward_launches: int
     backward_launches: int
-    recompute: Issued | None = None
+    recompute: IssuedWork | None = None
     recompute_launches: int = 0
     recomputed_bytes: int = 0
     tensors: ModuleTensors = field(default_factory=ModuleTensors)
     kept_outputs: tuple[int, ...] = ()
     """Bytes of the outputs, or of a quantised input, that the segment's checkpoint keeps."""
-    input_gradient: Issued = ()
+    input_gradient: IssuedWork = ()
     """The half of backward that makes the gradient of the input, for schedules that split it."""
-    weight_gradient: Issued = ()
+    weight_gradient: IssuedWork = ()
     """The half of backward that makes the gradients of weights, for schedules that split it."""
 
     @cached_property
@@ -56,7 +56,7 @@ class ModuleWork:
 
 NO_WORK = ModuleWork(Kernels(()), Kernels(()), 0, 0)
 
-Works = tuple[ModuleWork, ...]
+ModuleWorks = tuple[ModuleWork, ...]
 
 
 def module_work(
@@ -67,10 +67,10 @@ def module_work(
     """
     shape, options = shape.seen_by(module), options.seen_by(module)
     forward, backward = forward_of(module, shape, options), backward_of(module, shape, options)
-    is_product = isinstance(module.work, Linear | GroupedLinear)
-    of_input, of_weight = work.split_backward(module, shape, options) if is_product else ((), ())
-    saved = footprint.saved_bytes(module, shape, options)
-    kept = footprint.saved_bytes_selective(module, shape, options) if is_selective else saved
+    is_product = isinstance(module.op_spec, Linear | GroupedLinear)
+    input_gradient, weight_gradient = work.split_backward(module, shape, options) if is_product else ((), ())
+    saved_bytes = footprint.saved_bytes(module, shape, options)
+    kept_bytes = footprint.saved_bytes_selective(module, shape, options) if is_selective else saved_bytes
     tensors = module_tensors(module, shape, options)
     return ModuleWork(
         forward=forward,
@@ -79,30 +79,34 @@ def module_work(
         backward_launches=launches_of(backward),
         recompute=forward if is_selective else None,
         recompute_launches=launches_of(forward) if is_selective else 0,
-        recomputed_bytes=saved - kept if is_selective else 0,
-        tensors=replace(tensors, saved=cut(kept, tensors.saved)),
-        input_gradient=Kernels(of_input) if of_weight else backward,
-        weight_gradient=Kernels(of_weight) if of_weight else (),
+        recomputed_bytes=saved_bytes - kept_bytes if is_selective else 0,
+        tensors=replace(tensors, saved=split_into_tensors(kept_bytes, tensors.saved)),
+        input_gradient=Kernels(input_gradient) if weight_gradient else backward,
+        weight_gradient=Kernels(weight_gradient) if weight_gradient else (),
     )
 
 
-def on_residual_stream(
-    modules: Sequence[Module], works: Works, shape: work.BatchShape, options: work.WorkOptions
-) -> Works:
+def reuse_stream_gradient(
+    modules: Sequence[Module], module_works: ModuleWorks, shape: work.BatchShape, options: work.WorkOptions
+) -> ModuleWorks:
     """The work of a block's modules with gradients reused: a Linear whose output is added to the residual
     stream without dropout reuses the stream's gradient as its output gradient, so none is allocated.
     """
     if options.autocast or options.stream_bytes != options.activation_bytes:
-        return works  # autograd casts the gradient
-    result = list(works)
-    for number, after in enumerate(modules[1:]):
-        product = modules[number].work
-        if isinstance(product, Linear) and isinstance(after.work, Residual) and not after.work.dropout:
-            given = shape.seen_by(after).tokens * product.out_features * options.activation_bytes
-            backward = without(works[number].tensors.backward, given)
-            tensors = replace(works[number].tensors, backward=backward)
-            result[number] = replace(works[number], tensors=tensors)
-    return tuple(result)
+        return module_works  # autograd casts the gradient
+    reused = list(module_works)
+    for number, reader in enumerate(modules[1:]):
+        product = modules[number].op_spec
+        if (
+            isinstance(product, Linear)
+            and isinstance(reader.op_spec, Residual)
+            and not reader.op_spec.dropout
+        ):
+            gradient_bytes = shape.seen_by(reader).tokens * product.out_features * options.activation_bytes
+            backward = remove_bytes(module_works[number].tensors.backward, gradient_bytes)
+            tensors = replace(module_works[number].tensors, backward=backward)
+            reused[number] = replace(module_works[number], tensors=tensors)
+    return tuple(reused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,100 +120,106 @@ class Rerun:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockWorks:
+class BlockWork:
     """The work of a block's modules."""
 
-    works: Works
+    per_module: ModuleWorks
     """Forward and backward of each module."""
-    recomputed: Works
+    recomputed: ModuleWorks
     """Recomputation of the first modules. () without checkpointing."""
     reruns: tuple[Rerun, ...] = ()
     """Parts that run once more on their own."""
 
 
-def checkpointed_works(
+def checkpoint_block(
     block: Block,
-    works: Works,
+    module_works: ModuleWorks,
     policy: Checkpointing,
     shape: work.BatchShape,
     options: work.WorkOptions,
     *,
     stops_early: bool,
-) -> BlockWorks:
+) -> BlockWork:
     """The work of a checkpointed block, without the saved bytes that the checkpoint holds already: the
     block's input, if that is all that the first module saves, and with "selective-op" the outputs that are
     kept.
     """
     keeps_outputs = policy == "selective-op"
     is_shared = keeps_outputs and options.attention == "flash"
-    shared = footprint.kept_for_readers(block, shape, options) if is_shared else {}
+    shared = footprint.shared_saved_bytes(block, shape, options) if is_shared else {}
     first = block.modules[0]
-    if footprint.keeps_only_the_stream(first, options):
-        shared[first.name] = works[0].saved_bytes
-    kept = {module.name for module in footprint.kept_modules(block, options)} if keeps_outputs else set()
+    if footprint.saves_only_block_input(first, options):
+        shared[first.name] = module_works[0].saved_bytes
+    kept_names = (
+        {module.name for module in footprint.selective_op_modules(block, options)} if keeps_outputs else set()
+    )
     count = len(footprint.recomputed_modules(block, stops_early=stops_early))
-    forward, again = [], []
-    after = [*block.modules[1:], None]
-    for module, alone, reader in zip(block.modules, works, after, strict=True):
-        one = _without_saved(alone, shared.get(module.name, 0))
-        if module.name in kept:
-            again.append(_without_kernels(one, module, shape, options))
-            forward.append(_keeping(one, module, shape, options))
+    forward_works, recomputed = [], []
+    readers = [*block.modules[1:], None]
+    for module, original, reader in zip(block.modules, module_works, readers, strict=True):
+        checkpointed = _drop_saved(original, shared.get(module.name, 0))
+        if module.name in kept_names:
+            recomputed.append(_skip_kernels(checkpointed, module, shape, options))
+            forward_works.append(_keep_outputs(checkpointed, module, shape, options))
             continue
-        is_scattered = reader is not None and reader.name in kept and isinstance(reader.work, Exchange)
-        skips = is_scattered and options.compile and isinstance(module.work, Linear)
-        again.append(_without_kernels(one, module, shape, options) if skips else one)
+        is_scattered = (
+            reader is not None and reader.name in kept_names and isinstance(reader.op_spec, Exchange)
+        )
+        skips = is_scattered and options.compile and isinstance(module.op_spec, Linear)
+        recomputed.append(_skip_kernels(checkpointed, module, shape, options) if skips else checkpointed)
         size = footprint.kept_quantised_input(module, shape.seen_by(module), options) if keeps_outputs else 0
-        own = replace(one, kept_outputs=(size,)) if size else one
-        forward.append(_in_place(own) if _is_compiled(module, options) else own)
-    return BlockWorks(tuple(forward), tuple(again[:count]))
+        kept_work = replace(checkpointed, kept_outputs=(size,)) if size else checkpointed
+        forward_works.append(_overwrite_input(kept_work) if _is_compiled(module, options) else kept_work)
+    return BlockWork(tuple(forward_works), tuple(recomputed[:count]))
 
 
-def _without_saved(one: ModuleWork, count: int) -> ModuleWork:
+def _drop_saved(original: ModuleWork, count: int) -> ModuleWork:
     """The work without `count` of its saved bytes, which the checkpoint holds."""
-    saved = without(one.tensors.saved, count)
-    return replace(one, tensors=replace(one.tensors, saved=saved))
+    saved = remove_bytes(original.tensors.saved, count)
+    return replace(original, tensors=replace(original.tensors, saved=saved))
 
 
-def _keeping(
-    one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
+def _keep_outputs(
+    original: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
 ) -> ModuleWork:
     """The work with its outputs kept by the checkpoint."""
     outputs = footprint.kept_outputs(module, shape.seen_by(module), options)
-    return replace(_without_output(one, outputs[0]), kept_outputs=outputs)
+    return replace(_drop_output(original, outputs[0]), kept_outputs=outputs)
 
 
-def _without_kernels(
-    one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
+def _skip_kernels(
+    original: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
 ) -> ModuleWork:
     """The work in recomputation when its output is kept: fused attention recomputes its rotary embedding
     only, an exchange nothing, a product nothing unless it gathers the input that its weight's gradient
     needs."""
     shape = shape.seen_by(module)
     output = footprint.kept_outputs(module, shape, options)[0]
-    if isinstance(module.work, Exchange):
-        return replace(_without_output(one, output), forward=())
-    if isinstance(module.work, Linear) and module.work.gathers_input:
-        gathered = (gathered_input(module.work, shape, options),)
-        return replace(_without_output(one, output), forward=gathered, forward_launches=0)
-    forward = work.unkept_kernels(module, shape, options)
-    return replace(_without_output(one, output), forward=Kernels(forward), forward_launches=count(forward))
+    if isinstance(module.op_spec, Exchange):
+        return replace(_drop_output(original, output), forward=())
+    if isinstance(module.op_spec, Linear) and module.op_spec.gathers_input:
+        gathered = (gathered_input(module.op_spec, shape, options),)
+        return replace(_drop_output(original, output), forward=gathered, forward_launches=0)
+    forward = work.recomputed_kernels(module, shape, options)
+    return replace(
+        _drop_output(original, output), forward=Kernels(forward), forward_launches=num_launches(forward)
+    )
 
 
 def _is_compiled(module: Module, options: work.WorkOptions) -> bool:
     """Whether the module is an activation that torch.compile generates. Liger's gated kernel is not."""
-    if not isinstance(module.work, Activation):
+    if not isinstance(module.op_spec, Activation):
         return False
-    return options.compile and not (options.liger and module.work.gated)
+    return options.compile and not (options.liger and module.op_spec.gated)
 
 
-def _in_place(one: ModuleWork) -> ModuleWork:
+def _overwrite_input(activation_work: ModuleWork) -> ModuleWork:
     """The work of an activation that torch.compile generates: it overwrites an input that is not needed later
     (torch 2.13's `inplace_buffers`, _inductor/config.py), so its output is not allocated."""
-    output = one.forward_extra_bytes
-    return _without_output(one, output) if one.saved_bytes >= output else one
+    output = activation_work.forward_extra_bytes
+    return _drop_output(activation_work, output) if activation_work.saved_bytes >= output else activation_work
 
 
-def _without_output(one: ModuleWork, count: int) -> ModuleWork:
-    forward = without(one.tensors.forward, count)
-    return replace(one, tensors=replace(one.tensors, forward=forward))
+def _drop_output(original: ModuleWork, count: int) -> ModuleWork:
+    forward = remove_bytes(original.tensors.forward, count)
+    return replace(original, tensors=replace(original.tensors, forward=forward))

@@ -18,44 +18,46 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels
 from zsim.plan.workload.work_part import WorkPart
-from zsim.specs.model.spec import InPieces, Linear, Module
+from zsim.specs.model.spec import ChunkedOverlap, Linear, Module
 
 Parts = tuple[WorkPart, ...]
 _KernelsOf = Callable[[Module, work.BatchShape, work.WorkOptions], tuple[Kernel, ...]]
 
 
 def column_forward(
-    module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
+    module: Module, product: Linear, pieces: ChunkedOverlap, shape: work.BatchShape, options: work.WorkOptions
 ) -> Parts:
     """The forward of a column, its input gathered."""
-    return _by_rows(work.forward_kernels, module, product.in_features, pieces, shape, options)
+    return _gather_by_rows(work.forward_kernels, module, product.in_features, pieces, shape, options)
 
 
 def row_backward(
-    module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
+    module: Module, product: Linear, pieces: ChunkedOverlap, shape: work.BatchShape, options: work.WorkOptions
 ) -> Parts:
     """The backward of a row, its output's gradient gathered."""
-    _, of_weight = work.split_backward(module, shape, options)
-    rows = _by_rows(_of_input, module, product.out_features, pieces, shape, options)
-    return (*rows, WorkPart(Kernels(of_weight), "weight")) if of_weight else rows
+    _, weight_gradient = work.split_backward(module, shape, options)
+    rows = _gather_by_rows(_input_gradient_kernels, module, product.out_features, pieces, shape, options)
+    return (*rows, WorkPart(Kernels(weight_gradient), "weight")) if weight_gradient else rows
 
 
-def _of_input(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> tuple[Kernel, ...]:
+def _input_gradient_kernels(
+    module: Module, shape: work.BatchShape, options: work.WorkOptions
+) -> tuple[Kernel, ...]:
     return work.split_backward(module, shape, options)[0]
 
 
-def _by_rows(
+def _gather_by_rows(
     kernels_of: _KernelsOf,
     module: Module,
     width: int,
-    pieces: InPieces,
+    pieces: ChunkedOverlap,
     shape: work.BatchShape,
     options: work.WorkOptions,
 ) -> Parts:
     size = shape.tokens * width * options.activation_bytes
     gather = Collective("all_gather", size, options.kernel_dtype, pieces.group)
-    before = pieces.ranks // 2
-    behind = pieces.ranks - 1 - before
+    ranks_before = pieces.ranks // 2
+    ranks_after = pieces.ranks - 1 - ranks_before
 
     def rows(ranks: int) -> Kernels:
         part = replace(
@@ -67,6 +69,6 @@ def _by_rows(
         WorkPart(gather, "gather", pieces.group, COMPUTE),
         WorkPart(rows(1), "own rows"),
         WorkPart(None, follows=pieces.group),
-        WorkPart(rows(before), "rows before"),
-        *((WorkPart(rows(behind), "rows behind"),) if behind else ()),
+        WorkPart(rows(ranks_before), "rows before"),
+        *((WorkPart(rows(ranks_after), "rows behind"),) if ranks_after else ()),
     )

@@ -26,7 +26,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, Message, PointToPoint
 from zsim.plan.workload.work_part import WorkPart
-from zsim.specs.model.spec import InPieces, Linear, Module
+from zsim.specs.model.spec import ChunkedOverlap, Linear, Module
 
 Parts = tuple[WorkPart, ...]
 
@@ -41,7 +41,7 @@ def gather(
     return Collective("all_gather", size, dtype, group)
 
 
-def agreement(group: str, options: work.WorkOptions) -> Parts:
+def scale_agreement(group: str, options: work.WorkOptions) -> Parts:
     """() or the all-reduce of an operand's maximum, 4 bytes, before it is gathered."""
     if not fp8.sums_maxima(options):
         return ()
@@ -50,43 +50,48 @@ def agreement(group: str, options: work.WorkOptions) -> Parts:
 
 def gathered_input(product: Linear, shape: work.BatchShape, options: work.WorkOptions) -> WorkPart:
     """The full input of a product that gathers it, in line."""
-    pieces = product.in_pieces
+    pieces = product.chunked_overlap
     assert pieces is not None
     return WorkPart(gather(shape.tokens * product.in_features, pieces.ranks, pieces.group, options))
 
 
 def product_forward(
-    module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
+    module: Module, product: Linear, pieces: ChunkedOverlap, shape: work.BatchShape, options: work.WorkOptions
 ) -> Parts:
     """The forward of a product that gathers its input, or scatters its output. See [Note: rings and
     pipelines].
     """
     if pieces.gathers == "forward":
         casts, kernels = _pieces(work.forward_kernels, module, shape, pieces.ranks, options)
-        whole = gather(shape.tokens * product.in_features, pieces.ranks, pieces.group, options)
-        return (*agreement(pieces.group, options), *casts, *_in_ring(kernels, pieces, whole))
+        collective = gather(shape.tokens * product.in_features, pieces.ranks, pieces.group, options)
+        return (*scale_agreement(pieces.group, options), *casts, *_ring_parts(kernels, pieces, collective))
     casts, kernels = _pieces(work.forward_kernels, module, shape, pieces.scatters, options)
     size = shape.tokens * product.out_features * options.activation_bytes // pieces.scatters
     scatter = Collective("reduce_scatter", size, options.kernel_dtype, pieces.group)
-    found = [*casts]
+    work_parts = [*casts]
     for _ in range(pieces.scatters):
-        found.append(WorkPart(Kernels(kernels), "piece"))
-        found.append(WorkPart(scatter, "scatter piece", pieces.group, COMPUTE))
-    return (*found, WorkPart(None, follows=pieces.group))
+        work_parts.append(WorkPart(Kernels(kernels), "piece"))
+        work_parts.append(WorkPart(scatter, "scatter piece", pieces.group, COMPUTE))
+    return (*work_parts, WorkPart(None, follows=pieces.group))
 
 
 def product_backward(
-    module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
+    module: Module, product: Linear, pieces: ChunkedOverlap, shape: work.BatchShape, options: work.WorkOptions
 ) -> Parts:
     """The backward of a product whose output was scattered. The output's gradient goes around the ring
     beneath the product for the input's gradient. The product for the weight's gradient reads all of it.
     """
-    casts, of_input = _pieces(_of_input, module, shape, pieces.ranks, options)
-    _, of_weight = work.split_backward(module, shape, options)
+    casts, input_gradient = _pieces(_input_gradient_kernels, module, shape, pieces.ranks, options)
+    _, weight_gradient = work.split_backward(module, shape, options)
     numel = shape.tokens * product.out_features
-    whole = gather(numel, pieces.ranks, pieces.group, options, is_gradient=True)
-    ring = _in_ring(of_input, pieces, whole)
-    return (*agreement(pieces.group, options), *casts, *ring, WorkPart(Kernels(of_weight), "weight"))
+    collective = gather(numel, pieces.ranks, pieces.group, options, is_gradient=True)
+    ring = _ring_parts(input_gradient, pieces, collective)
+    return (
+        *scale_agreement(pieces.group, options),
+        *casts,
+        *ring,
+        WorkPart(Kernels(weight_gradient), "weight"),
+    )
 
 
 def _pieces(
@@ -99,31 +104,35 @@ def _pieces(
     """The casts of the operands, once, and the products of one of `count` pieces of the tokens. See [Note:
     pieces share waves].
     """
-    whole = kernels_of(module, shape, options)
-    casts = tuple(kernel for kernel in whole if kernel.kind != "gemm")
-    shapes = [kernel.shape for kernel in whole if kernel.kind == "gemm"]
+    full_kernels = kernels_of(module, shape, options)
+    casts = tuple(kernel for kernel in full_kernels if kernel.kind != "gemm")
+    shapes = [kernel.shape for kernel in full_kernels if kernel.kind == "gemm"]
     kernels = kernels_of(module, shape.split(count), options)
-    parts = [kernel for kernel in kernels if kernel.kind == "gemm"]
-    products = tuple(replace(part, shape=own) for part, own in zip(parts, shapes, strict=True))
+    piece_products = [kernel for kernel in kernels if kernel.kind == "gemm"]
+    products = tuple(
+        replace(piece, shape=full_shape) for piece, full_shape in zip(piece_products, shapes, strict=True)
+    )
     return ((WorkPart(Kernels(casts), "casts"),) if casts else ()), products
 
 
-def _of_input(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> tuple[Kernel, ...]:
+def _input_gradient_kernels(
+    module: Module, shape: work.BatchShape, options: work.WorkOptions
+) -> tuple[Kernel, ...]:
     return work.split_backward(module, shape, options)[0]
 
 
-def _in_ring(kernels: tuple[Kernel, ...], pieces: InPieces, whole: Collective) -> Parts:
+def _ring_parts(kernels: tuple[Kernel, ...], pieces: ChunkedOverlap, collective: Collective) -> Parts:
     """`kernels` for each rank's tokens in turn, while the tensor that `collective` would gather arrives
     beneath them.
     """
-    part = whole.bytes // pieces.ranks
-    messages = (Message("send", part, 1), Message("recv", part, -1))
-    step = PointToPoint(messages, whole.dtype, pieces.group, by_copy_engine=True)
-    found: list[WorkPart] = []
+    piece_bytes = collective.bytes // pieces.ranks
+    messages = (Message("send", piece_bytes, 1), Message("recv", piece_bytes, -1))
+    step = PointToPoint(messages, collective.dtype, pieces.group, by_copy_engine=True)
+    work_parts: list[WorkPart] = []
     for number in range(pieces.ranks):
         if number:
-            found.append(WorkPart(None, follows=pieces.group))
+            work_parts.append(WorkPart(None, follows=pieces.group))
         if number < pieces.ranks - 1:
-            found.append(WorkPart(step, "ring step", pieces.group, COMPUTE if number == 0 else ""))
-        found.append(WorkPart(Kernels(kernels), "piece"))
-    return tuple(found)
+            work_parts.append(WorkPart(step, "ring step", pieces.group, COMPUTE if number == 0 else ""))
+        work_parts.append(WorkPart(Kernels(kernels), "piece"))
+    return tuple(work_parts)

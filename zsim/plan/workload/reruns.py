@@ -24,8 +24,8 @@ from dataclasses import replace
 from zsim.errors import NotSimulatedError
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued import kernels_of, launches_of
-from zsim.plan.workload.modules import ModuleWork, Rerun, Works
-from zsim.specs.model.expert_run import mlp_run
+from zsim.plan.workload.modules import ModuleWork, ModuleWorks, Rerun
+from zsim.specs.model.expert_run import mlp_module_range
 from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.model.spec import Activation, Attention, Linear, Module, Norm
 
@@ -33,56 +33,56 @@ _READERS = Linear | Router | GroupedLinear
 _UP_PROJECTIONS = ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj")
 
 
-def with_reruns(
-    modules: Sequence[Module], works: Works, names: Collection[str]
-) -> tuple[Works, tuple[Rerun, ...]]:
+def apply_reruns(
+    modules: Sequence[Module], module_works: ModuleWorks, names: Collection[str]
+) -> tuple[ModuleWorks, tuple[Rerun, ...]]:
     """The work of a block of which `names` run once more, and the runs of modules that do so as one."""
-    found, runs = list(works), []
+    changed, runs = list(module_works), []
     if "layernorm" in names or "input_layernorm" in names:
-        _normalise_again(modules, found)
+        _rerun_norms(modules, changed)
     if "mla_up_proj" in names:
-        _project_again(modules, found)
-    norm, mlp = mlp_run(modules)
-    router = next((n for n in mlp if isinstance(modules[n].work, Router)), None)
+        _rerun_projections(modules, changed)
+    norm, mlp = mlp_module_range(modules)
+    router = next((n for n in mlp if isinstance(modules[n].op_spec, Router)), None)
     is_routed = router is not None
-    _check_found(modules, mlp, names)
+    _check_mlp(modules, mlp, names)
     if router is not None and "moe" in names:
-        runs.append(_checkpoint(modules, found, norm, mlp, has_norm="layernorm" in names))
+        runs.append(_checkpoint(modules, changed, norm, mlp, has_norm="layernorm" in names))
     elif router is None and "mlp" in names and mlp:
-        runs.append(_checkpoint(modules, found, norm, mlp, has_norm=False))
+        runs.append(_checkpoint(modules, changed, norm, mlp, has_norm=False))
     else:
         if router is not None and "shared_experts" in names and router > mlp.start:
-            runs.append(_checkpoint(modules, found, norm, range(mlp.start, router), has_norm=False))
+            runs.append(_checkpoint(modules, changed, norm, range(mlp.start, router), has_norm=False))
         elif is_routed and "layernorm" in names:
             reader = _reader(modules, mlp)
-            found[reader] = _making(found[reader], found[norm])
+            changed[reader] = _remake_input(changed[reader], changed[norm])
         if "moe_act" in names:
             for number in mlp:
-                is_last = isinstance(modules[number].work, GroupedLinear)
-                if is_last and isinstance(modules[number - 1].work, Activation):
-                    found[number - 1 : number + 1] = _activated_again(
-                        modules[number - 1], *found[number - 1 : number + 1]
+                is_last = isinstance(modules[number].op_spec, GroupedLinear)
+                if is_last and isinstance(modules[number - 1].op_spec, Activation):
+                    changed[number - 1 : number + 1] = _rerun_activation(
+                        modules[number - 1], *changed[number - 1 : number + 1]
                     )
-    return tuple(found), tuple(runs)
+    return tuple(changed), tuple(runs)
 
 
-def _check_found(modules: Sequence[Module], mlp: range, names: Collection[str]) -> None:
+def _check_mlp(modules: Sequence[Module], mlp: range, names: Collection[str]) -> None:
     """Raises NotSimulatedError where `names` run an MLP again that has its norm after it."""
-    is_routed = any(isinstance(module.work, Router) for module in modules)
-    asked = sorted({*names} & ({"moe", "shared_experts", "moe_act"} if is_routed else {"mlp"}))
-    if asked and not mlp and any(isinstance(module.work, _READERS) for module in modules):
+    is_routed = any(isinstance(module.op_spec, Router) for module in modules)
+    requested = sorted({*names} & ({"moe", "shared_experts", "moe_act"} if is_routed else {"mlp"}))
+    if requested and not mlp and any(isinstance(module.op_spec, _READERS) for module in modules):
         raise NotSimulatedError(
-            f"training.recompute_modules: '{asked[0]}' of a model whose MLP is followed by a norm is not "
+            f"training.recompute_modules: '{requested[0]}' of a model whose MLP is followed by a norm is not "
             "simulated; expected core_attn alone, or activation_checkpointing 'full'"
         )
 
 
 def _reader(modules: Sequence[Module], run: range) -> int:
     """The first module that keeps the run's input."""
-    return next(n for n in run if isinstance(modules[n].work, _READERS) and not modules[n].shares_input)
+    return next(n for n in run if isinstance(modules[n].op_spec, _READERS) and not modules[n].shares_input)
 
 
-def _kept(work: ModuleWork) -> tuple[int, ...]:
+def _kept_tensors(work: ModuleWork) -> tuple[int, ...]:
     """The tensors that a module keeps, the first of which is dropped. Raises NotSimulatedError if it keeps
     none, as a frozen product does.
     """
@@ -94,84 +94,90 @@ def _kept(work: ModuleWork) -> tuple[int, ...]:
     return work.tensors.saved
 
 
-def _making(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
+def _remake_input(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
     """The work of a module whose first kept tensor, `maker`'s output, is made again before its backward."""
-    dropped, *kept = _kept(reader)
+    dropped_bytes, *kept = _kept_tensors(reader)
     return replace(
         reader,
         tensors=replace(reader.tensors, saved=tuple(kept)),
         recompute=maker.forward,
         recompute_launches=launches_of(maker.forward),
-        recomputed_bytes=dropped,
+        recomputed_bytes=dropped_bytes,
     )
 
 
-def _normalise_again(modules: Sequence[Module], works: list[ModuleWork]) -> None:
+def _rerun_norms(modules: Sequence[Module], module_works: list[ModuleWork]) -> None:
     """Make the input of latent attention again. Nothing changes where attention is not latent."""
-    core = next((n for n, one in enumerate(modules) if isinstance(one.work, Attention)), 0)
-    attention = modules[core].work
+    core = next((n for n, module in enumerate(modules) if isinstance(module.op_spec, Attention)), 0)
+    attention = modules[core].op_spec
     if isinstance(attention, Attention) and attention.is_latent:
-        norm = next(n for n in range(core) if isinstance(modules[n].work, Norm))
+        norm = next(n for n in range(core) if isinstance(modules[n].op_spec, Norm))
         reader = _reader(modules, range(norm + 1, core))
-        works[reader] = _making(works[reader], works[norm])
+        module_works[reader] = _remake_input(module_works[reader], module_works[norm])
 
 
-def _project_again(modules: Sequence[Module], works: list[ModuleWork]) -> None:
+def _rerun_projections(modules: Sequence[Module], module_works: list[ModuleWork]) -> None:
     """Latent attention keeps the tensors that its up-projections' norms keep, and makes the others again
     before its backward. Nothing changes where attention is not latent.
     """
-    core = next((n for n, one in enumerate(modules) if isinstance(one.work, Attention)), None)
+    core = next((n for n, module in enumerate(modules) if isinstance(module.op_spec, Attention)), None)
     if core is None:
         return
-    attention = modules[core].work
+    attention = modules[core].op_spec
     assert isinstance(attention, Attention)
     if not attention.is_latent:
         return
-    made = [n for n in range(core) if modules[n].name.endswith(_UP_PROJECTIONS)]
-    again = tuple(kernel for n in made for kernel in kernels_of(works[n].forward).kernels)
-    dropped = sum(sum(works[n].tensors.saved) for n in made if isinstance(modules[n].work, Linear))
-    for number in made:
-        if isinstance(modules[number].work, Linear):
-            works[number] = replace(works[number], tensors=replace(works[number].tensors, saved=()))
-    *inputs, statistics = _kept(works[core])
-    work = works[core]
+    remade = [n for n in range(core) if modules[n].name.endswith(_UP_PROJECTIONS)]
+    kernels_again = tuple(kernel for n in remade for kernel in kernels_of(module_works[n].forward).kernels)
+    dropped = sum(
+        sum(module_works[n].tensors.saved) for n in remade if isinstance(modules[n].op_spec, Linear)
+    )
+    for number in remade:
+        if isinstance(modules[number].op_spec, Linear):
+            module_works[number] = replace(
+                module_works[number], tensors=replace(module_works[number].tensors, saved=())
+            )
+    *inputs, statistics = _kept_tensors(module_works[core])
+    work = module_works[core]
     rotary = kernels_of(work.forward).kernels[:-1]
-    works[core] = replace(
+    module_works[core] = replace(
         work,
         tensors=replace(work.tensors, saved=(statistics,)),
-        recompute=Kernels((*again, *rotary)),
-        recompute_launches=launches_of(Kernels((*again, *rotary))),
+        recompute=Kernels((*kernels_again, *rotary)),
+        recompute_launches=launches_of(Kernels((*kernels_again, *rotary))),
         recomputed_bytes=sum(inputs) + dropped,
     )
 
 
-def _activated_again(module: Module, maker: ModuleWork, reader: ModuleWork) -> tuple[ModuleWork, ModuleWork]:
+def _rerun_activation(module: Module, maker: ModuleWork, reader: ModuleWork) -> tuple[ModuleWork, ModuleWork]:
     """The works of an activation that keeps its input alone, and of its reader, before whose backward all
     else is made again with the output."""
-    assert isinstance(module.work, Activation)
-    inputs = 2 if module.work.gated else 1
-    kept, made = maker.tensors.saved[:inputs], maker.tensors.saved[inputs:]
-    again = _making(reader, maker)
+    assert isinstance(module.op_spec, Activation)
+    inputs = 2 if module.op_spec.gated else 1
+    kept, remade = maker.tensors.saved[:inputs], maker.tensors.saved[inputs:]
+    changed_reader = _remake_input(reader, maker)
     return (
         replace(maker, tensors=replace(maker.tensors, saved=kept)),
-        replace(again, recomputed_bytes=again.recomputed_bytes + sum(made)),
+        replace(changed_reader, recomputed_bytes=changed_reader.recomputed_bytes + sum(remade)),
     )
 
 
 def _checkpoint(
-    modules: Sequence[Module], works: list[ModuleWork], norm: int, run: range, *, has_norm: bool
+    modules: Sequence[Module], module_works: list[ModuleWork], norm: int, run: range, *, has_norm: bool
 ) -> Rerun:
     """A checkpoint around a run of modules, which holds the output of the norm before it, unless the norm
     runs once more as well."""
     if has_norm:
         return Rerun(norm, run.stop, has_norm=True)
     reader = _reader(modules, run)
-    held, *kept = _kept(works[reader])
-    works[reader] = replace(works[reader], tensors=replace(works[reader].tensors, saved=tuple(kept)))
-    works[norm] = replace(works[norm], kept_outputs=(held,))
+    input_bytes, *kept = _kept_tensors(module_works[reader])
+    module_works[reader] = replace(
+        module_works[reader], tensors=replace(module_works[reader].tensors, saved=tuple(kept))
+    )
+    module_works[norm] = replace(module_works[norm], kept_outputs=(input_bytes,))
     return Rerun(run.start, run.stop)
 
 
-def without_saved(work: ModuleWork) -> ModuleWork:
+def drop_saved_tensors(work: ModuleWork) -> ModuleWork:
     """The work of a module whose kept tensors are there already."""
     return replace(work, tensors=replace(work.tensors, saved=()), kept_outputs=())

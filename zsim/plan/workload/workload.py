@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
-from zsim.cost.kernels.fused_head import fused_head, head_place
+from zsim.cost.kernels.fused_head import fused_head, head_index
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
 from zsim.dataclass import dataclass
@@ -20,18 +20,18 @@ from zsim.plan.parts.trainer_logs import MetricLog, metric_log
 from zsim.plan.workload.autograd import backward_order
 from zsim.plan.workload.modules import (
     NO_WORK,
-    BlockWorks,
+    BlockWork,
     ModuleWork,
-    Works,
-    checkpointed_works,
+    ModuleWorks,
+    checkpoint_block,
     module_work,
-    on_residual_stream,
+    reuse_stream_gradient,
 )
-from zsim.plan.workload.reruns import with_reruns, without_saved
-from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, joined
+from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
+from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, join_names
 from zsim.specs.model.traced import Extent
-from zsim.specs.strategy.training import Checkpointing, Training
-from zsim.unchanging import Unchanging
+from zsim.specs.strategy.training import Checkpointing, TrainingConfig
+from zsim.unchanging import Memo
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ModuleCall:
 
     def parameter_name(self, parameter: Parameter) -> str:
         """The complete name of one of its parameters."""
-        return joined(self.prefix, self.module.path_of(parameter))
+        return join_names(self.prefix, self.module.path_of(parameter))
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -72,7 +72,7 @@ class ModuleCall:
     @property
     def borrowed_numel(self) -> int:
         """Elements of another module's weight that this module multiplies by (a tied head), else 0."""
-        layer = self.module.work
+        layer = self.module.op_spec
         if not isinstance(layer, Linear) or any(parameter.name == "weight" for parameter in self.parameters):
             return 0
         return layer.in_features * layer.out_features
@@ -119,12 +119,12 @@ class Segment:
         return tuple(self.calls[n] for n in backward_order([call.module for call in self.calls]))
 
     @cached_property
-    def again(self) -> Mapping[str, tuple[ModuleCall, ...]]:
+    def reruns_by_last_call(self) -> Mapping[str, tuple[ModuleCall, ...]]:
         """The calls that run once more, by the name of the last of them."""
         return {calls[-1].name: calls for calls in self.reruns}
 
     @cached_property
-    def dropped(self) -> frozenset[str]:
+    def unsaved_calls(self) -> frozenset[str]:
         """Names of calls whose first forward keeps nothing."""
         return frozenset(call.name for calls in self.reruns for call in calls if call.work.saved_bytes)
 
@@ -148,11 +148,11 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Workload(Unchanging):
+class Workload(Memo):
     """All segments in forward order."""
 
     model: ModelSpec
-    training: Training
+    training: TrainingConfig
     segments: tuple[Segment, ...]
     residual_bytes: int
     """Bytes of the gradient of the residual stream, alive from the head's backward on."""
@@ -167,18 +167,18 @@ class Workload(Unchanging):
         return self.model.numel
 
 
-def make_workload(model: ModelSpec, training: Training) -> Workload:
+def make_workload(model: ModelSpec, training: TrainingConfig) -> Workload:
     """The workload of a model under a training. The work of every unique module is derived once."""
     return make_workloads([model], training)[0]
 
 
-def make_workloads(stages: Sequence[ModelSpec], training: Training) -> list[Workload]:
+def make_workloads(stages: Sequence[ModelSpec], training: TrainingConfig) -> list[Workload]:
     """The workloads of the stages of a model, which share the work of the modules that they share."""
     deriver = _Deriver(BatchShape.of(training), WorkOptions.of(training), training)
     return [_workload(stage, deriver, training) for stage in stages]
 
 
-def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Workload:
+def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> Workload:
     shape, options = BatchShape.of(training), WorkOptions.of(training)
     stream = shape.split(model.token_shards)
     head = deriver.fuse_head(model.after) if training.cross_entropy == "fused_linear" else ""
@@ -188,143 +188,153 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Worklo
         if not block.is_wrapped:
             segments.append(deriver.segment(f"between {number}", "between", "", block.modules))
             continue
-        held = checkpoint if block.held is None else deriver.held(model, block.held)
+        input_bytes = (
+            checkpoint if block.input_extent is None else deriver.block_input_bytes(model, block.input_extent)
+        )
         name = model.block_name(number)
         is_reached = any(module.has_backward for module in block.modules)
-        policy = training.checkpointing_of(number) if is_reached else "none"
+        policy = training.block_policy(number) if is_reached else "none"
         count = training.layers_per_checkpoint
         if count > 1 and policy == "full":
-            place = number - model.first_block
-            first = model.block_name(number - place % count)
-            segments.append(deriver.grouped(name, block, held, first))
-            if place % count == count - 1:
-                segments[-count:] = _with_one_checkpoint(segments[-count:], held)
+            index = number - model.first_block
+            first = model.block_name(number - index % count)
+            segments.append(deriver.grouped_block(name, block, input_bytes, first))
+            if index % count == count - 1:
+                segments[-count:] = _share_checkpoint(segments[-count:], input_bytes)
         else:
-            segments.append(deriver.block(name, block, policy, held))
+            segments.append(deriver.block(name, block, policy, input_bytes))
     segments.append(deriver.segment("after", "after", "", model.after))
     logs = metric_log(model, stream, options)
     return Workload(model, training, tuple(segments), checkpoint, head, logs)
 
 
-def _with_one_checkpoint(group: Sequence[Segment], held: int) -> list[Segment]:
+def _share_checkpoint(group: Sequence[Segment], output_bytes: int) -> list[Segment]:
     """Blocks of which the last one runs all again, to the group's output of `output_bytes`."""
-    again = tuple(call for segment in group for call in segment.calls)
-    first, *between, last = group
-    last = replace(last, recomputed=again, output_bytes=held)
-    return [replace(first, freed_bytes=held), *between, last]
+    recomputed_calls = tuple(call for segment in group for call in segment.calls)
+    first, *middle_segments, last = group
+    last = replace(last, recomputed=recomputed_calls, output_bytes=output_bytes)
+    return [replace(first, freed_bytes=output_bytes), *middle_segments, last]
 
 
 class _Deriver:
     """Derives segments, and caches the work of modules and of blocks by module identity."""
 
-    def __init__(self, shape: BatchShape, options: WorkOptions, training: Training) -> None:
+    def __init__(self, shape: BatchShape, options: WorkOptions, training: TrainingConfig) -> None:
         self._shape = shape
         self._options = options
         self._training = training
-        self._works: dict[tuple[int, bool], ModuleWork] = {}
-        self._blocks: dict[tuple[Checkpointing, tuple[int, ...]], BlockWorks] = {}
+        self._module_works: dict[tuple[int, bool], ModuleWork] = {}
+        self._blocks: dict[tuple[Checkpointing, tuple[int, ...]], BlockWork] = {}
 
     def fuse_head(self, modules: tuple[Module, ...]) -> str:
         """Give the head the fused work of head and loss, and the modules after it no work. Returns the head's
         name, "" if there is no head.
         """
-        place = head_place(modules)
-        if place is None:
+        index = head_index(modules)
+        if index is None:
             return ""
-        shape = self._shape.seen_by(modules[place])
-        fused = fused_head(modules[place], shape, self._options)
-        self._works[id(modules[place]), False] = ModuleWork(
+        shape = self._shape.seen_by(modules[index])
+        fused = fused_head(modules[index], shape, self._options)
+        self._module_works[id(modules[index]), False] = ModuleWork(
             forward=Kernels(fused.forward),
             backward=Kernels(fused.backward),
             forward_launches=sum(kernel.launches for kernel in fused.forward),
             backward_launches=sum(kernel.launches for kernel in fused.backward),
             tensors=fused.tensors,
         )
-        self._works |= {(id(module), False): NO_WORK for module in modules[place + 1 :]}
-        return modules[place].name
+        self._module_works |= {(id(module), False): NO_WORK for module in modules[index + 1 :]}
+        return modules[index].name
 
     def segment(self, name: str, kind: str, prefix: str, modules: tuple[Module, ...]) -> Segment:
         """The segment before or after the blocks, which is never recomputed."""
-        works = tuple(self._work(module) for module in modules)
-        return Segment(name, kind, _calls(name, prefix, modules, works), False, 0)
+        module_works = tuple(self._work(module) for module in modules)
+        return Segment(name, kind, _calls(name, prefix, modules, module_works), False, 0)
 
-    def held(self, model: ModelSpec, extent: Extent) -> int:
+    def block_input_bytes(self, model: ModelSpec, extent: Extent) -> int:
         """Bytes of a captured block's inputs."""
         assert model.captured is not None
         part = self._shape.sequences / model.captured.samples
-        return extent.of(part, self._options.activation_bytes)
+        return extent.total_bytes(part, self._options.activation_bytes)
 
-    def block(self, name: str, block: Block, policy: Checkpointing, held: int) -> Segment:
+    def block(self, name: str, block: Block, policy: Checkpointing, input_bytes: int) -> Segment:
         """A block, whose input and output have `input_bytes` bytes each."""
-        derived, modules = self._block(block, policy), block.modules
-        calls = _calls(name, name, modules, derived.works)
+        block_work, modules = self._block(block, policy), block.modules
+        calls = _calls(name, name, modules, block_work.per_module)
         if policy not in ("full", "selective-op"):
             reruns = tuple(
                 tuple(
-                    replace(call, work=without_saved(call.work)) if one.has_norm and not number else call
-                    for number, call in enumerate(calls[one.start : one.end])
+                    replace(call, work=drop_saved_tensors(call.work))
+                    if rerun.has_norm and not number
+                    else call
+                    for number, call in enumerate(calls[rerun.start : rerun.end])
                 )
-                for one in derived.reruns
+                for rerun in block_work.reruns
             )
             return Segment(name, "block", calls, False, 0, registration=block.registration, reruns=reruns)
-        recomputed = _calls(name, name, modules[: len(derived.recomputed)], derived.recomputed)
-        rest = calls[len(recomputed) :]
-        output = held if policy == "full" and self._training.checkpoint_is_reentrant else 0
+        recomputed = _calls(name, name, modules[: len(block_work.recomputed)], block_work.recomputed)
+        remaining_calls = calls[len(recomputed) :]
+        output = input_bytes if policy == "full" and self._training.checkpoint_is_reentrant else 0
         return Segment(
             name,
             "block",
             calls,
             True,
-            held,
+            input_bytes,
             output_bytes=output,
             freed_bytes=output,
             recomputed=recomputed,
-            stops_at=rest[0] if rest and rest[0].numel else None,
+            stops_at=remaining_calls[0] if remaining_calls and remaining_calls[0].numel else None,
             registration=block.registration,
             num_before_recomputation=(
                 0 if self._training.checkpoint_is_reentrant else footprint.runs_before_recomputation(block)
             ),
         )
 
-    def grouped(self, name: str, block: Block, held: int, first: str) -> Segment:
+    def grouped_block(self, name: str, block: Block, input_bytes: int, first: str) -> Segment:
         """A block that shares the checkpoint of block `first`, whose input of `input_bytes` it is. The other
         blocks keep theirs while all are run again.
         """
         is_first = name == first
-        works = self._block(block, "full" if is_first else "none").works
-        calls = _calls(name, name, block.modules, works)
-        held = held if is_first else 0
-        return Segment(name, "block", calls, True, held, registration=block.registration, group=first)
+        module_works = self._block(block, "full" if is_first else "none").per_module
+        calls = _calls(name, name, block.modules, module_works)
+        input_bytes = input_bytes if is_first else 0
+        return Segment(name, "block", calls, True, input_bytes, registration=block.registration, group=first)
 
-    def _block(self, block: Block, policy: Checkpointing) -> BlockWorks:
+    def _block(self, block: Block, policy: Checkpointing) -> BlockWork:
         key = policy, tuple(id(module) for module in block.modules)
         if key not in self._blocks:
             selects = policy == "selective"
-            alone = tuple(
+            single_works = tuple(
                 self._work(module, is_selective=selects and _is_run_again(module)) for module in block.modules
             )
-            works = on_residual_stream(block.modules, alone, self._shape, self._options)
+            module_works = reuse_stream_gradient(block.modules, single_works, self._shape, self._options)
             if policy in ("full", "selective-op"):
                 stops_early = self._training.checkpoint_stops_early
-                self._blocks[key] = checkpointed_works(
-                    block, works, policy, self._shape, self._options, stops_early=stops_early
+                self._blocks[key] = checkpoint_block(
+                    block, module_works, policy, self._shape, self._options, stops_early=stops_early
                 )
             else:
-                works, reruns = with_reruns(block.modules, works, self._training.recompute_modules)
-                self._blocks[key] = BlockWorks(works, (), reruns)
+                module_works, reruns = apply_reruns(
+                    block.modules, module_works, self._training.recompute_modules
+                )
+                self._blocks[key] = BlockWork(module_works, (), reruns)
         return self._blocks[key]
 
     def _work(self, module: Module, *, is_selective: bool = False) -> ModuleWork:
         key = id(module), is_selective
-        if key not in self._works:
-            self._works[key] = module_work(module, self._shape, self._options, is_selective=is_selective)
-        return self._works[key]
+        if key not in self._module_works:
+            self._module_works[key] = module_work(
+                module, self._shape, self._options, is_selective=is_selective
+            )
+        return self._module_works[key]
 
 
-def _calls(name: str, prefix: str, modules: Sequence[Module], works: Works) -> tuple[ModuleCall, ...]:
+def _calls(
+    name: str, prefix: str, modules: Sequence[Module], module_works: ModuleWorks
+) -> tuple[ModuleCall, ...]:
     return tuple(
-        ModuleCall(joined(prefix, module.name), name, module, one, prefix)
-        for module, one in zip(modules, works, strict=True)
+        ModuleCall(join_names(prefix, module.name), name, module, call_work, prefix)
+        for module, call_work in zip(modules, module_works, strict=True)
     )
 
 
@@ -332,4 +342,4 @@ def _is_run_again(module: Module) -> bool:
     """Whether "selective" runs the module again in backward: the core of attention, where it has a
     backward.
     """
-    return isinstance(module.work, Attention) and module.has_backward
+    return isinstance(module.op_spec, Attention) and module.has_backward

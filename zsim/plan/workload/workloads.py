@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 _MOST = 8  # models under a training
 
@@ -17,14 +17,16 @@ class Workloads:
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[Training, Sequence[ModelSpec], list[Workload]]] = []  # last used at the end
+        self._cached: list[
+            tuple[TrainingConfig, Sequence[ModelSpec], list[Workload]]
+        ] = []  # last used at the end
 
-    def of(self, stages: Sequence[ModelSpec], training: Training) -> list[Workload]:
+    def of(self, stages: Sequence[ModelSpec], training: TrainingConfig) -> list[Workload]:
         """The workloads of the stages of a model, as of `make_workloads`."""
-        for place, (known, models, workloads) in enumerate(self._known):
-            if known == training and models == stages:
-                self._known.append(self._known.pop(place))
+        for index, (cached_training, models, workloads) in enumerate(self._cached):
+            if cached_training == training and models == stages:
+                self._cached.append(self._cached.pop(index))
                 return workloads
         workloads = make_workloads(stages, training)
-        self._known = [*self._known, (training, stages, workloads)][-_MOST:]
+        self._cached = [*self._cached, (training, stages, workloads)][-_MOST:]
         return workloads

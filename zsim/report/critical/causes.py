@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints, distinct, numbered
+from zsim.arrays import Floats, Ints, factorize, unique
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.columns import op_columns
@@ -26,7 +26,7 @@ from zsim.plan.ops import (
     Work,
     offload_kind,
 )
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.recorded.work import RecordedWork
 from zsim.report.critical.chain import ALLOCATOR, HOST, OTHERS, Chain, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu
@@ -69,13 +69,13 @@ def cause_noun(cause: str) -> str:
 
 
 _COMPUTING = frozenset({"compute", "hbm", "launch"})
-_OF_RESOURCE = {
+_CAUSE_OF_RESOURCE = {
     "dram": "host memory", "cpu": "cpu", "drive_read": "drives", "drive_write": "drives",
     "drive_time": "drives",
 }  # fmt: skip
 
 
-class Alone(NamedTuple):
+class IsolatedOp(NamedTuple):
     """An op on an idle machine."""
 
     causes: Mapping[str, float]
@@ -90,16 +90,16 @@ class Alone(NamedTuple):
     """Maximum of seconds that kernels can add to a collective (else 0)."""
 
     @staticmethod
-    def of(causes: Mapping[str, float], slowed_seconds: float = 0.0) -> Alone:
+    def of(causes: Mapping[str, float], slowed_seconds: float = 0.0) -> IsolatedOp:
         shared = next((cause for cause in causes if cause != "latency"), "latency")
         is_computing = causes.keys() <= _COMPUTING
-        return Alone(causes, sum(causes.values()), is_computing, shared, slowed_seconds)
+        return IsolatedOp(causes, sum(causes.values()), is_computing, shared, slowed_seconds)
 
 
 _NO_OP = {
-    HOST: Alone.of({"host": 0.0}),
-    OTHERS: Alone.of({"others": 0.0}),
-    ALLOCATOR: Alone.of({"allocator": 0.0}),
+    HOST: IsolatedOp.of({"host": 0.0}),
+    OTHERS: IsolatedOp.of({"others": 0.0}),
+    ALLOCATOR: IsolatedOp.of({"allocator": 0.0}),
 }
 
 
@@ -115,65 +115,71 @@ class OpCauses:
         self,
         plan: Plan,
         gpu: Gpu | Sequence[Gpu],
-        calls: Mapping[Collective | PointToPoint, CallLimit],
+        call_limits: Mapping[Collective | PointToPoint, CallLimit],
         limits: Mapping[str, str],
     ) -> None:
         self._plan = plan
         self._gpus = [gpu] * len(plan.programs) if isinstance(gpu, Gpu) else gpu
-        self._calls, self._limits = calls, limits
+        self._call_limits, self._limits = call_limits, limits
 
-    def of(self, ops: Ints, ranks: Ints) -> tuple[list[Alone], Ints]:
+    def isolated_ops(self, ops: Ints, ranks: Ints) -> tuple[list[IsolatedOp], Ints]:
         """The distinct ones among the ranks' ops (or the number that stands in place of an op in a chain),
         each on an idle machine, and the index of each op among them.
         """
-        found: list[Alone] = []
-        places = np.empty(len(ops), dtype=np.int64)
-        for number in distinct(ops[ops < 0]):
-            places[ops == number] = len(found)
-            found.append(_NO_OP[number])
+        isolated: list[IsolatedOp] = []
+        indices = np.empty(len(ops), dtype=np.int64)
+        for number in unique(ops[ops < 0]):
+            indices[ops == number] = len(isolated)
+            isolated.append(_NO_OP[number])
         programs = self._plan.program_of[ranks]
-        for program in distinct(programs):
-            own = (programs == program) & (ops >= 0)
-            works, work_of = self._plan.programs[program].once(_works_of_ops)
-            are_met = np.bincount(work_of[ops[own]], minlength=len(works)) > 0
-            places[own] = (len(found) - 1 + np.cumsum(are_met))[work_of[ops[own]]]
-            found += [self._alone(work, self._gpus[program]) for work in compress(works, are_met)]
-        return found, places
+        for program in unique(programs):
+            is_in_program = (programs == program) & (ops >= 0)
+            payloads, payload_of = self._plan.programs[program].memoize(_payloads_of_ops)
+            is_needed = np.bincount(payload_of[ops[is_in_program]], minlength=len(payloads)) > 0
+            indices[is_in_program] = (len(isolated) - 1 + np.cumsum(is_needed))[
+                payload_of[ops[is_in_program]]
+            ]
+            isolated += [
+                self._isolated_op(work, self._gpus[program]) for work in compress(payloads, is_needed)
+            ]
+        return isolated, indices
 
-    def _alone(self, work: Work | None, gpu: Gpu) -> Alone:
-        slowed = self._calls[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
-        return Alone.of(self._causes(work, gpu), slowed)
+    def _isolated_op(self, work: Work | None, gpu: Gpu) -> IsolatedOp:
+        slowed_seconds = (
+            self._call_limits[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
+        )
+        return IsolatedOp.of(self._causes(work, gpu), slowed_seconds)
 
     def _causes(self, work: Work | None, gpu: Gpu) -> dict[str, float]:
         if isinstance(work, Kernels):
             activity = kernel_activity(work.kernels, gpu)
-            return _of_kernels(activity)
+            return _kernel_causes(activity)
         if isinstance(work, Collective | PointToPoint):
-            limit = self._calls[work]
+            limit = self._call_limits[work]
             return {
                 limit.tier or "latency": max(limit.seconds - limit.latency_seconds, 0.0),
                 "latency": limit.latency_seconds,
             }
         if work is None:
             return {"host": 0.0}
-        assert not isinstance(work, Recorded), "a recorded rank is replayed, and not taken apart"
+        assert not isinstance(work, RecordedWork), "a recorded rank is replayed, and not taken apart"
         resource = self._limits.get(offload_kind(work), "")
         default = "cpu" if isinstance(work, HostWork) else "drives" if isinstance(work, DriveIo) else "pcie"
-        return {_OF_RESOURCE.get(resource, default): 0.0}
+        return {_CAUSE_OF_RESOURCE.get(resource, default): 0.0}
 
 
-def _of_kernels(activity: GpuActivity) -> dict[str, float]:
+def _kernel_causes(activity: GpuActivity) -> dict[str, float]:
     return {"compute": activity.compute, "hbm": activity.memory, "launch": activity.idle}
 
 
-def _works_of_ops(program: Program) -> tuple[list[Work | None], Ints]:
+def _payloads_of_ops(program: Program) -> tuple[list[Work | None], Ints]:
     """The distinct works of a program's ops, and the index of each op's work among them, to be cached with
     the program.
     """
-    works = program.once(op_columns).work
-    by_id = {id(work): work for work in works}
-    ids, places = numbered(list(map(id, works)))
-    return [by_id[number] for number in ids], places
+    payloads = program.memoize(op_columns).work
+    by_id = {id(work): work for work in payloads}
+    ids, indices = factorize(list(map(id, payloads)))
+    return [by_id[number] for number in ids], indices
 
 
 def critical_seconds(links: Chain | Iterable[Link], causes: OpCauses) -> dict[str, float]:
@@ -184,23 +190,28 @@ def critical_seconds(links: Chain | Iterable[Link], causes: OpCauses) -> dict[st
     transfer's extra time counts for the resource that bounds it, which others share.
     """
     chain = links if isinstance(links, Chain) else Chain.of(links)
-    alone, places = causes.of(chain.ops, chain.ranks)
-    took, whole = chain.ends - chain.starts, np.array([one.seconds for one in alone])[places]
-    most_slowed = np.array([math.inf if one.is_computing else one.slowed_seconds for one in alone])[places]
-    extra = np.maximum(took - whole, 0.0)
-    slowed = np.minimum(extra, most_slowed)
+    isolated_ops, indices = causes.isolated_ops(chain.ops, chain.ranks)
+    actual_seconds, isolated_seconds = (
+        chain.ends - chain.starts,
+        np.array([op.seconds for op in isolated_ops])[indices],
+    )
+    max_slowed = np.array([math.inf if op.is_computing else op.slowed_seconds for op in isolated_ops])[
+        indices
+    ]
+    extra = np.maximum(actual_seconds - isolated_seconds, 0.0)
+    slowed = np.minimum(extra, max_slowed)
     shared = extra - slowed
-    is_shorter = took < whole
-    totals = {"interference": _in_turn(slowed)}
-    for cause in dict.fromkeys(cause for one in alone for cause in one.causes):
-        seconds = np.array([one.causes.get(cause, 0.0) for one in alone])[places]
-        seconds = np.divide(seconds * took, whole, out=seconds, where=is_shorter)
-        are_of_shared = np.array([one.shared == cause for one in alone])
-        totals[cause] = _in_turn(seconds + are_of_shared[places] * shared)
-    return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}
+    is_shorter = actual_seconds < isolated_seconds
+    totals = {"interference": _sum_in_order(slowed)}
+    for cause in dict.fromkeys(cause for op in isolated_ops for cause in op.causes):
+        seconds = np.array([op.causes.get(cause, 0.0) for op in isolated_ops])[indices]
+        seconds = np.divide(seconds * actual_seconds, isolated_seconds, out=seconds, where=is_shorter)
+        are_of_shared = np.array([op.shared == cause for op in isolated_ops])
+        totals[cause] = _sum_in_order(seconds + are_of_shared[indices] * shared)
+    return {cause: totals[cause] for cause in _sort_causes(totals) if totals[cause] > 0}
 
 
-def _in_turn(seconds: Floats) -> float:
+def _sum_in_order(seconds: Floats) -> float:
     """The sum of numbers that are added one after the other."""
     return float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0
 
@@ -234,10 +245,10 @@ class CriticalSeconds(Mapping[str, float]):
         return dict, (self._seconds,)
 
 
-def _in_order(causes: Iterable[str]) -> list[str]:
+def _sort_causes(causes: Iterable[str]) -> list[str]:
     """Causes in the order of `CAUSES`. Tiers that are not in it (spines of a fabric) come after the network
     cards.
     """
-    places = {cause: float(place) for place, cause in enumerate(CAUSES)}
-    between = places["network"] + 0.5
-    return sorted(causes, key=lambda cause: (places.get(cause, between), cause))
+    ranks = {cause: float(rank) for rank, cause in enumerate(CAUSES)}
+    between = ranks["network"] + 0.5
+    return sorted(causes, key=lambda cause: (ranks.get(cause, between), cause))

@@ -49,7 +49,7 @@ class Chain:
         columns = self.ranks, self.ops, self.starts, self.ends
         return map(Link._make, zip(*(column.tolist() for column in columns), strict=True))
 
-    def __getitem__(self, place: int) -> Link:
+    def __getitem__(self, index: int) -> Link:
         return Link(
-            int(self.ranks[place]), int(self.ops[place]), float(self.starts[place]), float(self.ends[place])
+            int(self.ranks[index]), int(self.ops[index]), float(self.starts[index]), float(self.ends[index])
         )

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Bools, Floats, Ints, distinct
+from zsim.arrays import Bools, Floats, Ints, unique
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 from zsim.report.critical.chain import ALLOCATOR, HOST, OTHERS, Chain
 from zsim.report.critical.predecessors import Predecessors, predecessors
@@ -37,7 +37,7 @@ Peers = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
 def critical_path(
     plan: Plan,
     trace: Trace,
-    meetings: Mapping[tuple[str, int], int] | None = None,
+    communicators: Mapping[tuple[str, int], int] | None = None,
     connections: int = DEFAULT_CONNECTIONS,
     peers: Peers | None = None,
 ) -> Chain:
@@ -48,26 +48,26 @@ def critical_path(
     do. `connections` is the number of hardware queues that the streams share. `peers` gives, by (rank, op) of
     a call with messages, the (rank, op) of the calls at the other side.
     """
-    return _Walk(plan, trace, meetings or {}, connections, peers or {}).links()
+    return _Walk(plan, trace, communicators or {}, connections, peers or {}).links()
 
 
-class _Lane(NamedTuple):
+class _RankOps(NamedTuple):
     """A rank's ops with work, by position."""
 
-    part: Predecessors
+    dependencies: Predecessors
     start: Floats
     """When each started."""
     end: Floats
     """When each ended."""
-    held: Ints
+    blocking_launch: Ints
     """The launch that held it up in their hardware queue, itself where none did."""
-    previous: Ints
+    predecessor: Ints
     """The predecessor of that launch that ended last. -1 without any."""
-    waited: Floats
+    predecessor_end: Floats
     """When that predecessor ended. 0 without any."""
-    issued: Floats
+    issue: Floats
     """When the host issued that launch."""
-    onward: list[int]
+    next_link: list[int]
     """That predecessor, where the chain goes on with it and nothing else is to be checked, else -1."""
 
 
@@ -76,209 +76,236 @@ class _Walk:
         self,
         plan: Plan,
         trace: Trace,
-        meetings: Mapping[tuple[str, int], int],
+        communicators: Mapping[tuple[str, int], int],
         connections: int,
         peers: Peers,
     ) -> None:
-        self.plan, self.trace, self.meetings, self.peers = plan, trace, meetings, peers
+        self.plan, self.trace, self.communicators, self.peers = plan, trace, communicators, peers
         self.tolerance = _SAME_INSTANT * trace.step_seconds
         self.begin = max(0.0, *trace.begins.values()) if trace.begins else 0.0  # of the last rank to begin
-        self.parts = [program.once(predecessors, connections) for program in plan.programs]
-        first_info = list(accumulate((len(part.numbers) for part in self.parts), initial=0))
+        self.dependencies = [program.memoize(predecessors, connections) for program in plan.programs]
+        first_info = list(
+            accumulate(
+                (len(program_dependencies.numbers) for program_dependencies in self.dependencies), initial=0
+            )
+        )
         self.times = StepTimes(trace, plan, first_info)
         self.connections = connections
         self.is_alone = len(self.times.ranks) == 1 and not self.peers  # waits for no other traced rank
-        self.lanes: dict[int, _Lane] = {}
+        self.rank_ops: dict[int, _RankOps] = {}
         self.rows: dict[str, dict[int, list[int]]] = {}
-        self.communicators: dict[str, Ints] = {}
+        self.row_of_rank: dict[str, Ints] = {}
         # The chain: ranks, and places of their ops (below 0: -1 - the place in `others`, the other links)
         self.ranks: list[int] = []
-        self.places: list[int] = []
-        self.others: list[tuple[int, float, float]] = []
+        self.positions: list[int] = []
+        self.other_links: list[tuple[int, float, float]] = []
 
     def links(self) -> Chain:
         end = self.begin + self.trace.step_seconds
-        rank, place = self.times.last()
-        at: tuple[int, int] | None = (rank, place)
-        if end - float(self._lane(rank).end[place]) > self.tolerance:
-            at = self._host(rank, end, len(self._lane(rank).end))
+        rank, position = self.times.last()
+        at: tuple[int, int] | None = (rank, position)
+        if end - float(self._ops_of_rank(rank).end[position]) > self.tolerance:
+            at = self._host(rank, end, len(self._ops_of_rank(rank).end))
         while at is not None:
             at = self._ops(*at)
-        return self._found()
+        return self._make_chain()
 
-    def _ops(self, rank: int, place: int) -> tuple[int, int] | None:
+    def _ops(self, rank: int, position: int) -> tuple[int, int] | None:
         """Add the op at `position` and those that it waited for in turn, up to one that waited for the host.
 
         Returns the (rank, position) that the host waited for. None at the step's beginning.
         """
-        lane = self._lane(rank)
+        rank_ops = self._ops_of_rank(rank)
         while True:
-            first = len(self.places)
-            while (before := lane.onward[place]) >= 0:
-                self.places.append(place)
-                place = before
-            self.ranks += [rank] * (len(self.places) - first)
-            came, at = (rank, place) if self.is_alone else self._last_to_come(rank, place)
-            if came == rank:
+            first = len(self.positions)
+            while (next_position := rank_ops.next_link[position]) >= 0:
+                self.positions.append(position)
+                position = next_position
+            self.ranks += [rank] * (len(self.positions) - first)
+            last_rank, last_position = (
+                (rank, position) if self.is_alone else self._last_to_arrive(rank, position)
+            )
+            if last_rank == rank:
                 self.ranks.append(rank)
-                self.places.append(place)
+                self.positions.append(position)
             else:
-                end, rank, place, lane = float(lane.end[place]), came, at, self._lane(came)
-                self._add(rank, lane.part.numbers[place], float(lane.start[place]), end)
-            start = float(lane.start[place])
+                end, rank, position, rank_ops = (
+                    float(rank_ops.end[position]),
+                    last_rank,
+                    last_position,
+                    self._ops_of_rank(last_rank),
+                )
+                self._add(rank, rank_ops.dependencies.numbers[position], float(rank_ops.start[position]), end)
+            start = float(rank_ops.start[position])
             if start <= self.begin + self.tolerance:
                 return None
-            waited, issued = float(lane.waited[place]), float(lane.issued[place])
-            if waited < issued or lane.previous[place] < 0:
+            predecessor_end, issue = (
+                float(rank_ops.predecessor_end[position]),
+                float(rank_ops.issue[position]),
+            )
+            if predecessor_end < issue or rank_ops.predecessor[position] < 0:
                 break
-            if start - waited > self.tolerance:  # a wait of unknown cause: the chain has no gaps
-                self._add(rank, OTHERS, waited, start)
-            place = int(lane.previous[place])
-        if start - issued > self.tolerance:
-            self._add(rank, OTHERS, issued, start)
-        return self._host(rank, issued, int(lane.held[place]))
+            if start - predecessor_end > self.tolerance:  # a wait of unknown cause: the chain has no gaps
+                self._add(rank, OTHERS, predecessor_end, start)
+            position = int(rank_ops.predecessor[position])
+        if start - issue > self.tolerance:
+            self._add(rank, OTHERS, issue, start)
+        return self._host(rank, issue, int(rank_ops.blocking_launch[position]))
 
-    def _host(self, rank: int, until: float, before: int) -> tuple[int, int] | None:
+    def _host(self, rank: int, until: float, end_position: int) -> tuple[int, int] | None:
         """Add the link of the host that ends at `until`, and return the op that it was last blocked on.
 
         Only positions below `end_position` count, since ops shorter than the tolerance end at the same
         instant.
         """
-        blocks = self.times.of(rank).blocks
-        number = bisect_right(blocks, until + self.tolerance, key=itemgetter(0)) - 1
-        while number >= 0 and blocks[number][2] >= before:
+        stalls = self.times.rank_times(rank).stalls
+        number = bisect_right(stalls, until + self.tolerance, key=itemgetter(0)) - 1
+        while number >= 0 and stalls[number][2] >= end_position:
             number -= 1
         if number < 0:
             self._add_host(rank, self.begin, until)
             return None
-        ended, _, place = blocks[number]
+        ended, _, position = stalls[number]
         self._add_host(rank, min(ended, until), until)
-        return rank, place
+        return rank, position
 
     def _add_host(self, rank: int, start: float, end: float) -> None:
         """Add the host's interval, with the parts in torch's allocator as separate links."""
-        blocks = self.times.of(rank).allocator
-        for number in range(bisect_left(blocks, end, key=itemgetter(0)) - 1, -1, -1):
-            asked, answered = blocks[number]
-            if answered <= start:
+        calls = self.times.rank_times(rank).allocator
+        for number in range(bisect_left(calls, end, key=itemgetter(0)) - 1, -1, -1):
+            call_start, call_end = calls[number]
+            if call_end <= start:
                 break
-            answered = min(answered, end)
-            self._add(rank, HOST, answered, end)
-            self._add(rank, ALLOCATOR, max(asked, start), answered)
-            end = max(asked, start)
+            call_end = min(call_end, end)
+            self._add(rank, HOST, call_end, end)
+            self._add(rank, ALLOCATOR, max(call_start, start), call_end)
+            end = max(call_start, start)
         self._add(rank, HOST, start, end)
 
-    def _lane(self, rank: int) -> _Lane:
-        lane = self.lanes.get(rank)
-        if lane is None:
-            lane = self.lanes[rank] = self._made_lane(rank)
-        return lane
+    def _ops_of_rank(self, rank: int) -> _RankOps:
+        rank_ops = self.rank_ops.get(rank)
+        if rank_ops is None:
+            rank_ops = self.rank_ops[rank] = self._make_rank_ops(rank)
+        return rank_ops
 
-    def _made_lane(self, rank: int) -> _Lane:
-        part, tolerance = self._part(rank), self.tolerance
+    def _make_rank_ops(self, rank: int) -> _RankOps:
+        dependencies, tolerance = self._dependencies_of(rank), self.tolerance
         issue, start, end = self.times.columns(rank)
-        lasts, ends = part.last_ended(end), np.append(end, 0.0)  # 0 where nothing was waited for
-        held = part.held_by(start, np.maximum(issue, ends[lasts]), tolerance)
-        previous = lasts[held]
-        waited, issued = ends[previous], np.minimum(issue[held], start)
-        goes_on = (previous >= 0) & (waited >= issued) & (start - waited <= tolerance)
+        last_predecessor, ends = (
+            dependencies.last_ended(end),
+            np.append(end, 0.0),
+        )  # 0 where nothing was waited for
+        blocking_launch = dependencies.blocking_launches(
+            start, np.maximum(issue, ends[last_predecessor]), tolerance
+        )
+        predecessor = last_predecessor[blocking_launch]
+        predecessor_end, issue_time = ends[predecessor], np.minimum(issue[blocking_launch], start)
+        goes_on = (
+            (predecessor >= 0) & (predecessor_end >= issue_time) & (start - predecessor_end <= tolerance)
+        )
         goes_on &= start > self.begin + tolerance
         if not self.is_alone:
-            goes_on &= ~self._program(rank).once(_are_calls, self.connections)
-        onward = np.where(goes_on, previous, -1).tolist()
-        return _Lane(part, start, end, held, previous, waited, issued, onward)
+            goes_on &= ~self._program(rank).memoize(_are_calls, self.connections)
+        next_link = np.where(goes_on, predecessor, -1).tolist()
+        return _RankOps(
+            dependencies, start, end, blocking_launch, predecessor, predecessor_end, issue_time, next_link
+        )
 
-    def _part(self, rank: int) -> Predecessors:
-        return self.parts[int(self.plan.program_of[rank])]
+    def _dependencies_of(self, rank: int) -> Predecessors:
+        return self.dependencies[int(self.plan.program_of[rank])]
 
     def _program(self, rank: int) -> Program:
         return self.plan.program_on(rank)
 
-    def _last_to_come(self, rank: int, place: int) -> tuple[int, int]:
+    def _last_to_arrive(self, rank: int, position: int) -> tuple[int, int]:
         """The simulated rank that was the last to arrive at the same collective or message, and the position
         of its call. For other work they are `rank` and `position`.
         """
-        number = self._part(rank).numbers[place]
+        number = self._dependencies_of(rank).numbers[position]
         work = self._program(rank).ops[number].work
         times = self.times
         if isinstance(work, PointToPoint):
-            return self._last_side(rank, number, place)
+            return self._last_side(rank, number, position)
         if not isinstance(work, Collective) or len(times.ranks) == 1:
-            return rank, place
-        rows = self._rows_at(work.group, self._meeting(work.group, rank))
-        places: int | list[int] = place
-        if len(self.parts) > 1:
-            call = self._calls(rank, work.group).index(place)
-            places = [self._calls(times.ranks[row], work.group)[call] for row in rows]
-        starts = times.start[rows, places]
+            return rank, position
+        rows = self._rows_of_communicator(work.group, self._communicator_of(work.group, rank))
+        positions: int | list[int] = position
+        if len(self.dependencies) > 1:
+            call = self._calls(rank, work.group).index(position)
+            positions = [self._calls(times.ranks[row], work.group)[call] for row in rows]
+        starts = times.start[rows, positions]
         latest = int(np.argmax(starts))
-        if times.start[times.row_of[rank], place] == starts[latest]:
-            return rank, place
-        return times.ranks[rows[latest]], places if isinstance(places, int) else places[latest]
+        if times.start[times.row_of[rank], position] == starts[latest]:
+            return rank, position
+        return times.ranks[rows[latest]], positions if isinstance(positions, int) else positions[latest]
 
     def _calls(self, rank: int, group: str) -> list[int]:
         """Positions of the rank's calls of a group."""
-        return self._program(rank).once(_places_of_calls, self.connections)[group]
+        return self._program(rank).memoize(_positions_of_calls, self.connections)[group]
 
-    def _last_side(self, rank: int, number: int, place: int) -> tuple[int, int]:
-        found = (float(self._lane(rank).start[place]), rank, place)
+    def _last_side(self, rank: int, number: int, position: int) -> tuple[int, int]:
+        latest = (float(self._ops_of_rank(rank).start[position]), rank, position)
         for peer, op in self.peers.get((rank, number), ()):
-            at = bisect_left(self._part(peer).numbers, op)
-            start = float(self._lane(peer).start[at])
-            if start > found[0]:
-                found = (start, peer, at)
-        return found[1:]
+            peer_position = bisect_left(self._dependencies_of(peer).numbers, op)
+            start = float(self._ops_of_rank(peer).start[peer_position])
+            if start > latest[0]:
+                latest = (start, peer, peer_position)
+        return latest[1:]
 
-    def _rows_at(self, group: str, meeting: int) -> list[int]:
+    def _rows_of_communicator(self, group: str, communicator: int) -> list[int]:
         """Rows of the simulated ranks that wait for each other in this communicator of the group."""
         if group not in self.rows:
             rows: dict[int, list[int]] = {}
             for row, rank in enumerate(self.times.ranks):
-                rows.setdefault(self._meeting(group, rank), []).append(row)
+                rows.setdefault(self._communicator_of(group, rank), []).append(row)
             self.rows[group] = rows
-        return self.rows[group][meeting]
+        return self.rows[group][communicator]
 
-    def _meeting(self, group: str, rank: int) -> int:
-        found = self.meetings.get((group, rank))
-        if found is not None:
-            return found
-        if group not in self.communicators:
-            self.communicators[group] = self.plan.groups[group].row_of(self.plan.world_size)
-        return int(self.communicators[group][rank])
+    def _communicator_of(self, group: str, rank: int) -> int:
+        communicator = self.communicators.get((group, rank))
+        if communicator is not None:
+            return communicator
+        if group not in self.row_of_rank:
+            self.row_of_rank[group] = self.plan.groups[group].row_per_rank(self.plan.world_size)
+        return int(self.row_of_rank[group][rank])
 
     def _add(self, rank: int, op: int, start: float, end: float) -> None:
         """Add a link that is not an op whose times are in the trace."""
         self.ranks.append(rank)
-        self.others.append((op, start, end))
-        self.places.append(-len(self.others))
+        self.other_links.append((op, start, end))
+        self.positions.append(-len(self.other_links))
 
-    def _found(self) -> Chain:
+    def _make_chain(self) -> Chain:
         """The chain in order, from the step's beginning on."""
-        ranks, places = np.array(self.ranks[::-1], np.int64), np.array(self.places[::-1], np.int64)
-        are_ops = places >= 0
-        ops, starts, ends = np.empty_like(places), np.empty(len(places)), np.empty(len(places))
-        others = np.array(self.others, np.float64).reshape(-1, 3)[-1 - places[~are_ops]]
-        ops[~are_ops], starts[~are_ops], ends[~are_ops] = others.T
-        for rank in distinct(ranks[are_ops]):
-            own, lane = are_ops & (ranks == rank), self.lanes[rank]
-            at = places[own]
-            ops[own], starts[own], ends[own] = lane.part.numbers_of[at], lane.start[at], lane.end[at]
+        ranks, positions = np.array(self.ranks[::-1], np.int64), np.array(self.positions[::-1], np.int64)
+        are_ops = positions >= 0
+        ops, starts, ends = np.empty_like(positions), np.empty(len(positions)), np.empty(len(positions))
+        other_links = np.array(self.other_links, np.float64).reshape(-1, 3)[-1 - positions[~are_ops]]
+        ops[~are_ops], starts[~are_ops], ends[~are_ops] = other_links.T
+        for rank in unique(ranks[are_ops]):
+            is_of_rank, rank_ops = are_ops & (ranks == rank), self.rank_ops[rank]
+            op_positions = positions[is_of_rank]
+            ops[is_of_rank], starts[is_of_rank], ends[is_of_rank] = (
+                rank_ops.dependencies.numbers_of[op_positions],
+                rank_ops.start[op_positions],
+                rank_ops.end[op_positions],
+            )
         starts = np.maximum(starts, self.begin)
-        lasts = ends > starts
-        return Chain(ranks[lasts], ops[lasts], starts[lasts], ends[lasts])
+        has_length = ends > starts
+        return Chain(ranks[has_length], ops[has_length], starts[has_length], ends[has_length])
 
 
 def _are_calls(program: Program, connections: int) -> Bools:
     """Whether each op with work calls other ranks, by position."""
-    numbers = program.once(predecessors, connections).numbers
+    numbers = program.memoize(predecessors, connections).numbers
     return np.array([isinstance(program.ops[n].work, Collective | PointToPoint) for n in numbers], np.bool_)
 
 
-def _places_of_calls(program: Program, connections: int) -> dict[str, list[int]]:
+def _positions_of_calls(program: Program, connections: int) -> dict[str, list[int]]:
     """Positions of the calls of each group, by group."""
-    found: dict[str, list[int]] = {}
-    for place, number in enumerate(program.once(predecessors, connections).numbers):
+    positions_of_group: dict[str, list[int]] = {}
+    for position, number in enumerate(program.memoize(predecessors, connections).numbers):
         work = program.ops[number].work
         if isinstance(work, Collective):
-            found.setdefault(work.group, []).append(place)
-    return found
+            positions_of_group.setdefault(work.group, []).append(position)
+    return positions_of_group

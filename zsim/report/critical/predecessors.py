@@ -9,7 +9,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import Program
-from zsim.plan.passes.queues import queued_behind
+from zsim.plan.passes.queues import program_next_in_queue
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
@@ -24,32 +24,37 @@ class Predecessors:
     def __init__(self, program: Program, connections: int = DEFAULT_CONNECTIONS) -> None:
         self.numbers: list[int] = []
         # of each place in turn: the previous op on its stream (-1 without one), then those in its `after`
-        self._before: list[int] = []
+        self._predecessors: list[int] = []
         self._firsts: list[int] = []
         ends_of: list[tuple[int, ...]] = []  # by op: the places that have ended when it has
         last_on_stream: dict[str, int] = {}
-        columns = program.once(op_columns)
+        columns = program.memoize(op_columns)
         for number, (stream, work, after) in enumerate(
             zip(columns.stream, columns.work, columns.after, strict=True)
         ):
             if work is None:
-                ends_of.append(tuple({place: None for other in after for place in ends_of[other]}))
+                ends_of.append(
+                    tuple({position: None for predecessor in after for position in ends_of[predecessor]})
+                )
                 continue
-            place = len(self.numbers)
+            position = len(self.numbers)
             self.numbers.append(number)
-            ends_of.append((place,))
-            self._firsts.append(len(self._before))
-            self._before.append(last_on_stream.get(stream, -1))
-            last_on_stream[stream] = place
-            for other in after:
-                self._before += ends_of[other]
-        self._arrays: tuple[Ints, Ints] = np.array(self._before, np.int64), np.array(self._firsts, np.int64)
-        self._firsts.append(len(self._before))
-        self.ahead: dict[int, int] = {}
-        behind = program.once(queued_behind, connections)
-        for number, held in enumerate(behind or ()):
-            if held >= 0:
-                self.ahead[ends_of[held][0]] = ends_of[number][0]
+            ends_of.append((position,))
+            self._firsts.append(len(self._predecessors))
+            self._predecessors.append(last_on_stream.get(stream, -1))
+            last_on_stream[stream] = position
+            for predecessor in after:
+                self._predecessors += ends_of[predecessor]
+        self._arrays: tuple[Ints, Ints] = (
+            np.array(self._predecessors, np.int64),
+            np.array(self._firsts, np.int64),
+        )
+        self._firsts.append(len(self._predecessors))
+        self.previous_in_queue: dict[int, int] = {}
+        next_in_queue = program.memoize(program_next_in_queue, connections)
+        for number, next_launch in enumerate(next_in_queue or ()):
+            if next_launch >= 0:
+                self.previous_in_queue[ends_of[next_launch][0]] = ends_of[number][0]
 
     @cached_property
     def numbers_of(self) -> Ints:
@@ -57,16 +62,16 @@ class Predecessors:
         return np.array(self.numbers, np.int64)
 
     @cached_property
-    def _ahead_of(self) -> Ints:
+    def _previous_in_queue_array(self) -> Ints:
         """By position, the launch right before it in its hardware queue. -1 without one."""
-        found = np.full(len(self.numbers), -1, np.int64)
-        found[list(self.ahead)] = list(self.ahead.values())
-        return found
+        previous = np.full(len(self.numbers), -1, np.int64)
+        previous[list(self.previous_in_queue)] = list(self.previous_in_queue.values())
+        return previous
 
-    def of(self, place: int) -> tuple[int, ...]:
+    def predecessors_of(self, position: int) -> tuple[int, ...]:
         """The positions that the op at `position` waits for."""
-        first, end = self._firsts[place], self._firsts[place + 1]
-        return tuple(self._before[first + (self._before[first] < 0) : end])
+        first, end = self._firsts[position], self._firsts[position + 1]
+        return tuple(self._predecessors[first + (self._predecessors[first] < 0) : end])
 
     def last_ended(self, ends: Floats) -> Ints:
         """By position, the one of its predecessors that ended last, of equal ones the highest. -1 where it
@@ -74,30 +79,34 @@ class Predecessors:
 
         `ends` gives, by position, when the op ended.
         """
-        before, firsts = self._arrays
+        all_predecessors, firsts = self._arrays
         by_end = np.append(np.argsort(ends, kind="stable"), -1)
         ranks = np.empty(len(by_end), np.int64)
         ranks[by_end] = np.arange(len(by_end))
         ranks[-1] = -1  # of no place
-        return by_end[np.maximum.reduceat(ranks[before], firsts)] if len(firsts) else firsts
+        return by_end[np.maximum.reduceat(ranks[all_predecessors], firsts)] if len(firsts) else firsts
 
-    def held_by(self, start: Floats, ready: Floats, tolerance: float) -> Ints:
+    def blocking_launches(self, start: Floats, ready: Floats, tolerance: float) -> Ints:
         """By position, the launch that held it up in their hardware queue, itself where none did.
 
         `start` is when it started. `ready` is when the host had issued it, and everything that it waits for
         had ended.
         """
-        held = np.arange(len(start))
-        if not self.ahead:
-            return held
-        moving = held
-        while len(moving):
-            at, began = held[moving], start[moving]
-            ahead = self._ahead_of[at]
-            moves = (ahead >= 0) & (began - ready[at] > tolerance) & (began - start[ahead] <= tolerance)
-            moving = moving[moves]
-            held[moving] = ahead[moves]
-        return held
+        blocking = np.arange(len(start))
+        if not self.previous_in_queue:
+            return blocking
+        unresolved = blocking
+        while len(unresolved):
+            launches, starts = blocking[unresolved], start[unresolved]
+            previous = self._previous_in_queue_array[launches]
+            is_blocked = (
+                (previous >= 0)
+                & (starts - ready[launches] > tolerance)
+                & (starts - start[previous] <= tolerance)
+            )
+            unresolved = unresolved[is_blocked]
+            blocking[unresolved] = previous[is_blocked]
+        return blocking
 
 
 def predecessors(program: Program, connections: int) -> Predecessors:

@@ -27,7 +27,7 @@ from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.breakdown import Breakdown
 from zsim.report.critical.path import Peers
 from zsim.report.critical.predecessors import Predecessors, predecessors
-from zsim.report.lanes import LaneTimes, StepTimes
+from zsim.report.lanes import RankTimes, StepTimes
 from zsim.report.pipeline.schedule import COMPUTING
 from zsim.report.waits import Wait, Waits
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
@@ -56,129 +56,135 @@ class Bubbles:
         self, plan: Plan, trace: Trace, peers: Peers, connections: int = DEFAULT_CONNECTIONS
     ) -> None:
         self._plan, self._trace, self._peers = plan, trace, peers
-        self._parts = [program.once(predecessors, connections) for program in plan.programs]
-        first_info = list(accumulate((len(part.numbers) for part in self._parts), initial=0))
+        self._dependencies = [program.memoize(predecessors, connections) for program in plan.programs]
+        first_info = list(
+            accumulate((len(dependencies.numbers) for dependencies in self._dependencies), initial=0)
+        )
         self._times = StepTimes(trace, plan, first_info)
         self._tolerance = _SAME_INSTANT * trace.step_seconds
-        self._found: dict[int, list[Interval]] = {}
-        self._ends: dict[int, float] = {}  # of each rank's forwards and backwards
+        self._intervals: dict[int, list[Interval]] = {}
+        self._last_kernel_ends: dict[int, float] = {}  # of each rank's forwards and backwards
         self._neighbours: dict[int, set[int]] = {}
-        for (rank, _), others in peers.items():
-            found = (peer for peer, _ in others if self._stage(peer) != self._stage(rank))
-            self._neighbours.setdefault(rank, set()).update(found)
+        for (rank, _), peer_calls in peers.items():
+            other_stage_peers = (peer for peer, _ in peer_calls if self._stage(peer) != self._stage(rank))
+            self._neighbours.setdefault(rank, set()).update(other_stage_peers)
 
-    def of(self, rank: int) -> list[Interval]:
+    def intervals(self, rank: int) -> list[Interval]:
         """The bubbles of `rank`, disjoint and in order, on the trace's clock."""
-        if rank not in self._found:
-            self._found[rank] = self._of(rank)
-        return self._found[rank]
+        if rank not in self._intervals:
+            self._intervals[rank] = self._find_intervals(rank)
+        return self._intervals[rank]
 
-    def _of(self, rank: int) -> list[Interval]:
-        lane, part = self._times.of(rank), self._part(rank)
+    def _find_intervals(self, rank: int) -> list[Interval]:
+        times, dependencies = self._times.rank_times(rank), self._dependencies_of(rank)
         begin = self._trace.begins.get(rank, 0.0)
         arrivals = self._arrivals(rank)
-        found: list[Interval] = []
-        free = begin
-        for place in self._program(rank).once(_places_on_compute_stream):
-            start = lane.start[place]
-            if start > free + self._tolerance:
-                until = self._delivered(place, free, lane, part, arrivals)
-                found.append((free, min(until, start)))
-            if place in arrivals:  # a message on the compute stream itself
-                found.append((start, min(arrivals[place], lane.end[place])))
-            free = max(free, lane.end[place])
-        drained = min(self._drained(rank), begin + self._trace.step_seconds)
-        found += self._idle(rank, self._last_computed(rank), drained)
-        return _union([(start, end) for start, end in found if end > start + self._tolerance])
+        intervals: list[Interval] = []
+        last_end = begin
+        for position in self._program(rank).memoize(_positions_on_compute_stream):
+            start = times.start[position]
+            if start > last_end + self._tolerance:
+                delivery_time = self._delivery_time(position, last_end, times, dependencies, arrivals)
+                intervals.append((last_end, min(delivery_time, start)))
+            if position in arrivals:  # a message on the compute stream itself
+                intervals.append((start, min(arrivals[position], times.end[position])))
+            last_end = max(last_end, times.end[position])
+        drain_end = min(self._drain_end(rank), begin + self._trace.step_seconds)
+        intervals += self._idle(rank, self._last_kernel_end(rank), drain_end)
+        return _merge_intervals([(start, end) for start, end in intervals if end > start + self._tolerance])
 
-    def cut_from(self, breakdown: Breakdown, rank: int) -> Breakdown:
+    def split_breakdown(self, breakdown: Breakdown, rank: int) -> Breakdown:
         """The breakdown of `rank`, on the clock of the rank's step, with its bubbles."""
         begin = self._trace.begins.get(rank, 0.0)
-        over = max(self._times.of(rank).end, default=begin) - begin - self._tolerance
-        bubbles = [(start - begin, end - begin) for start, end in self.of(rank)]
-        return with_bubbles(breakdown, bubbles, over)
+        work_end = max(self._times.rank_times(rank).end, default=begin) - begin - self._tolerance
+        bubbles = [(start - begin, end - begin) for start, end in self.intervals(rank)]
+        return mark_bubbles(breakdown, bubbles, work_end)
 
-    def _delivered(
+    def _delivery_time(
         self,
-        place: int,
+        position: int,
         since: float,
-        lane: LaneTimes,
-        part: Predecessors,
+        times: RankTimes,
+        dependencies: Predecessors,
         arrivals: Mapping[int, float],
     ) -> float:
         """When the other side of the last message had arrived that the op at `position` waits for and that
         was not over at `since`. 0 without one.
         """
-        waiting, seen = [place], {place}
+        waiting, seen = [position], {position}
         until = 0.0
-        for number in range(bisect_right(lane.blocks, since, key=itemgetter(0)), len(lane.blocks)):
-            _, start, blocking = lane.blocks[number]
-            if start >= lane.issue[place]:
+        for number in range(bisect_right(times.stalls, since, key=itemgetter(0)), len(times.stalls)):
+            _, start, awaited_op = times.stalls[number]
+            if start >= times.issue[position]:
                 break
-            if blocking not in seen:
-                seen.add(blocking)
-                waiting.append(blocking)
+            if awaited_op not in seen:
+                seen.add(awaited_op)
+                waiting.append(awaited_op)
         while waiting:
-            one = waiting.pop()
-            until = max(until, arrivals.get(one, 0.0) if one != place else 0.0)
-            before = part.of(one)
-            ahead = part.ahead.get(one, -1)
-            while ahead >= 0 and lane.start[ahead] > since:  # held up by launches in the same queue
-                before += part.of(ahead)
-                ahead = part.ahead.get(ahead, -1)
-            for other in before:
-                if other not in seen and lane.end[other] > since:
-                    seen.add(other)
-                    waiting.append(other)
+            op = waiting.pop()
+            until = max(until, arrivals.get(op, 0.0) if op != position else 0.0)
+            op_predecessors = dependencies.predecessors_of(op)
+            previous_launch = dependencies.previous_in_queue.get(op, -1)
+            while (
+                previous_launch >= 0 and times.start[previous_launch] > since
+            ):  # held up by launches in the same queue
+                op_predecessors += dependencies.predecessors_of(previous_launch)
+                previous_launch = dependencies.previous_in_queue.get(previous_launch, -1)
+            for predecessor in op_predecessors:
+                if predecessor not in seen and times.end[predecessor] > since:
+                    seen.add(predecessor)
+                    waiting.append(predecessor)
         return until
 
     def _arrivals(self, rank: int) -> dict[int, float]:
         """By position of a call with messages of other programs' ranks, when the last of these ranks had
         arrived.
         """
-        program, found = self._program(rank), dict[int, float]()
-        places = {number: place for place, number in enumerate(self._part(rank).numbers)}
-        for number in program.calls_with_messages:
+        program, arrivals = self._program(rank), dict[int, float]()
+        position_of_op = {
+            number: position for position, number in enumerate(self._dependencies_of(rank).numbers)
+        }
+        for number in program.message_ops:
             starts = [
-                self._times.of(peer).start[self._place(peer, op)]
+                self._times.rank_times(peer).start[self._position(peer, op)]
                 for peer, op in self._peers.get((rank, number), ())
                 if self._stage(peer) != self._stage(rank)
             ]
             if starts:
-                found[places[number]] = max(starts)
-        return found
+                arrivals[position_of_op[number]] = max(starts)
+        return arrivals
 
-    def _place(self, rank: int, op: int) -> int:
-        return self._program(rank).once(_place_of)[op]
+    def _position(self, rank: int, op: int) -> int:
+        return self._program(rank).memoize(_position_of_op)[op]
 
-    def _drained(self, rank: int) -> float:
+    def _drain_end(self, rank: int) -> float:
         """When the last rank of `rank`'s pipeline has done its last forward or backward."""
-        members, waiting = {rank}, [rank]
-        while waiting:
-            for other in sorted(self._neighbours.get(waiting.pop(), ())):
-                if other not in members:
-                    members.add(other)
-                    waiting.append(other)
-        return max(self._last_computed(member) for member in sorted(members))
+        members, unvisited = {rank}, [rank]
+        while unvisited:
+            for neighbour in sorted(self._neighbours.get(unvisited.pop(), ())):
+                if neighbour not in members:
+                    members.add(neighbour)
+                    unvisited.append(neighbour)
+        return max(self._last_kernel_end(member) for member in sorted(members))
 
-    def _last_computed(self, rank: int) -> float:
+    def _last_kernel_end(self, rank: int) -> float:
         """When `rank` has done its last kernel of a forward or backward."""
-        if rank not in self._ends:
-            lane = self._times.of(rank)
-            places = self._program(rank).once(_places_of_kernels)
-            computing = [lane.end[place] for place, phase in places if phase in COMPUTING]
-            self._ends[rank] = max(computing, default=self._trace.begins.get(rank, 0.0))
-        return self._ends[rank]
+        if rank not in self._last_kernel_ends:
+            times = self._times.rank_times(rank)
+            kernels = self._program(rank).memoize(_positions_of_kernels)
+            kernel_ends = [times.end[position] for position, phase in kernels if phase in COMPUTING]
+            self._last_kernel_ends[rank] = max(kernel_ends, default=self._trace.begins.get(rank, 0.0))
+        return self._last_kernel_ends[rank]
 
     def _idle(self, rank: int, start: float, end: float) -> Iterator[Interval]:
         """The parts of an interval in which `rank` runs no kernels."""
-        lane = self._times.of(rank)
-        for place, _ in self._program(rank).once(_places_of_kernels):
-            if lane.start[place] >= end:
+        times = self._times.rank_times(rank)
+        for position, _ in self._program(rank).memoize(_positions_of_kernels):
+            if times.start[position] >= end:
                 break
-            if lane.start[place] > start:
-                yield start, lane.start[place]
-            start = max(start, lane.end[place])
+            if times.start[position] > start:
+                yield start, times.start[position]
+            start = max(start, times.end[position])
         if end > start:
             yield start, end
 
@@ -188,12 +194,12 @@ class Bubbles:
     def _program(self, rank: int) -> Program:
         return self._plan.program_on(rank)
 
-    def _part(self, rank: int) -> Predecessors:
-        return self._parts[int(self._plan.program_of[rank])]
+    def _dependencies_of(self, rank: int) -> Predecessors:
+        return self._dependencies[int(self._plan.program_of[rank])]
 
 
-def with_bubbles(
-    breakdown: Breakdown, bubbles: Sequence[Interval], over_seconds: float = math.inf
+def mark_bubbles(
+    breakdown: Breakdown, bubbles: Sequence[Interval], work_end_seconds: float = math.inf
 ) -> Breakdown:
     """The breakdown with the waits within `bubbles` counted as such, both on the clock of the rank's step.
 
@@ -201,17 +207,17 @@ def with_bubbles(
     communication at the end of the step.
     """
     waits: list[Wait] = []
-    waited: dict[tuple[str, str], list[float]] = {}
+    waits_of_cause: dict[tuple[str, str], list[float]] = {}
     for wait in breakdown.waits:
         for start, end, is_bubble in _cut(wait.start_seconds, wait.end_seconds, bubbles):
             cause, info = ("bubble", None) if is_bubble else (wait.cause, wait.info)
-            if info is None and cause == "host_bound" and start >= over_seconds:
+            if info is None and cause == "host_bound" and start >= work_end_seconds:
                 cause = "exposed_communication"
             waits.append(wait._replace(start_seconds=start, end_seconds=end, cause=cause, info=info))
-            waited.setdefault((wait.phase, cause), []).append(end - start)
+            waits_of_cause.setdefault((wait.phase, cause), []).append(end - start)
     by_phase = {
         phase: {
-            name: seconds if name in _KERNELS else math.fsum(waited.get((phase, name), ()))
+            name: seconds if name in _KERNELS else math.fsum(waits_of_cause.get((phase, name), ()))
             for name, seconds in row.items()
         }
         for phase, row in breakdown.by_phase.items()
@@ -235,32 +241,32 @@ def _cut(start: float, end: float, bubbles: Sequence[Interval]) -> Iterator[tupl
         yield start, end, False
 
 
-def _union(intervals: Sequence[Interval]) -> list[Interval]:
-    found: list[Interval] = []
+def _merge_intervals(intervals: Sequence[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
-def _places_on_compute_stream(program: Program) -> list[int]:
-    working = [op for op in program.ops if op.work is not None]
-    return [place for place, op in enumerate(working) if op.stream == COMPUTE]
+def _positions_on_compute_stream(program: Program) -> list[int]:
+    ops_with_work = [op for op in program.ops if op.work is not None]
+    return [position for position, op in enumerate(ops_with_work) if op.stream == COMPUTE]
 
 
-def _places_of_kernels(program: Program) -> list[tuple[int, str]]:
+def _positions_of_kernels(program: Program) -> list[tuple[int, str]]:
     """Position and phase of the kernels of the compute stream."""
-    working = [op for op in program.ops if op.work is not None]
+    ops_with_work = [op for op in program.ops if op.work is not None]
     return [
-        (place, op.phase)
-        for place, op in enumerate(working)
+        (position, op.phase)
+        for position, op in enumerate(ops_with_work)
         if op.stream == COMPUTE and isinstance(op.work, Kernels)
     ]
 
 
-def _place_of(program: Program) -> dict[int, int]:
+def _position_of_op(program: Program) -> dict[int, int]:
     """By number of an op with work, its position among them."""
-    working = (number for number, op in enumerate(program.ops) if op.work is not None)
-    return {number: place for place, number in enumerate(working)}
+    ops_with_work = (number for number, op in enumerate(program.ops) if op.work is not None)
+    return {number: position for position, number in enumerate(ops_with_work)}

@@ -12,7 +12,7 @@ from zsim.trace.trace import Trace
 
 COMPUTING = frozenset({"forward", "recompute", "backward"})
 DRAWN = ("F", "B", "I", "W")
-_APART = 1 / 200  # of the step, between kernels of the optimizer
+_MAX_GAP = 1 / 200  # of the step, between kernels of the optimizer
 
 
 class Box(NamedTuple):
@@ -39,24 +39,24 @@ def boxes(plan: Plan, trace: Trace, rank: int) -> tuple[Box, ...]:
     with work. Actions without kernels on the compute stream are left out.
     """
     program = plan.program_on(rank)
-    own = trace.of_rank(rank)
-    order = own.info_indices.argsort(kind="stable")
-    starts, ends = own.start_seconds[order].tolist(), own.end_seconds[order].tolist()
+    rank_trace = trace.select_rank(rank)
+    order = rank_trace.info_indices.argsort(kind="stable")
+    starts, ends = rank_trace.start_seconds[order].tolist(), rank_trace.end_seconds[order].tolist()
     chunk_of = {stage: chunk for chunk, stage in enumerate(_stages(program))}
-    found = []
-    for (kind, stage, micro_batch), places in program.once(_places_by_action):
-        spans = [(starts[place], ends[place]) for place in places]
-        apart = math.inf if kind else _APART * trace.step_seconds
-        for start, end in _runs(spans, apart):
-            found.append(Box(kind, stage, chunk_of.get(stage, -1), micro_batch, start, end))
-    return tuple(found)
+    actions = []
+    for (kind, stage, micro_batch), positions in program.memoize(_kernels_of_actions):
+        spans = [(starts[position], ends[position]) for position in positions]
+        max_gap = math.inf if kind else _MAX_GAP * trace.step_seconds
+        for start, end in _merge_spans(spans, max_gap):
+            actions.append(Box(kind, stage, chunk_of.get(stage, -1), micro_batch, start, end))
+    return tuple(actions)
 
 
-def _runs(spans: Sequence[tuple[float, float]], apart: float) -> list[tuple[float, float]]:
+def _merge_spans(spans: Sequence[tuple[float, float]], max_gap: float) -> list[tuple[float, float]]:
     """The `spans` from the first to the last, in order, cut where more than `max_gap` seconds are between."""
     runs: list[tuple[float, float]] = []
     for start, end in spans:
-        if runs and start - runs[-1][1] <= apart:
+        if runs and start - runs[-1][1] <= max_gap:
             runs[-1] = (runs[-1][0], max(runs[-1][1], end))
         else:
             runs.append((start, end))
@@ -72,31 +72,31 @@ def _stages(program: Program) -> tuple[int, ...]:
     return tuple(sorted({action.stage for _, action in program.actions if action.kind in DRAWN}))
 
 
-def _places_by_action(program: Program) -> list[tuple[tuple[str, int, int], list[int]]]:
+def _kernels_of_actions(program: Program) -> list[tuple[tuple[str, int, int], list[int]]]:
     """By drawn action (kind, stage, micro-batch), and for the optimizer at the end, its kernels on the
     compute stream, as positions among the program's ops with work.
     """
     begins = [*program.actions, (len(program.ops), None)]
-    found: list[tuple[tuple[str, int, int], list[int]]] = []
-    updating: list[int] = []
-    current, following = -1, 0
-    place = -1
+    kernels_of_actions: list[tuple[tuple[str, int, int], list[int]]] = []
+    optimizer_kernels: list[int] = []
+    current, next_begin = -1, 0
+    position = -1
     for number, op in enumerate(program.ops):
-        while following < len(begins) and begins[following][0] <= number:
-            action = begins[following][1]
-            following += 1
+        while next_begin < len(begins) and begins[next_begin][0] <= number:
+            action = begins[next_begin][1]
+            next_begin += 1
             current = -1
             if action is not None and action.kind in DRAWN:
                 micro_batch = -1 if action.micro_batch is None else action.micro_batch
-                found.append(((action.kind, action.stage, micro_batch), []))
-                current = len(found) - 1
+                kernels_of_actions.append(((action.kind, action.stage, micro_batch), []))
+                current = len(kernels_of_actions) - 1
         if op.work is None:
             continue
-        place += 1
+        position += 1
         if op.stream != COMPUTE or not isinstance(op.work, Kernels):
             continue
         if op.phase == "optimizer":
-            updating.append(place)
+            optimizer_kernels.append(position)
         elif op.phase in COMPUTING and current >= 0:
-            found[current][1].append(place)
-    return [*found, (("", -1, -1), updating)]
+            kernels_of_actions[current][1].append(position)
+    return [*kernels_of_actions, (("", -1, -1), optimizer_kernels)]

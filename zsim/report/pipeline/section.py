@@ -17,7 +17,7 @@ from zsim.report.pipeline.schedule import Box, boxes
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 
-_ALIKE = 1e-9  # of the step
+_TOLERANCE = 1e-9  # of the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class PipelineRow:
 
     def marks(self, num_chunks: int) -> list[tuple[str, float, float]]:
         """The forwards and backwards by name, "F3", with virtual stages "F3 of stage 5"."""
-        found = []
+        marks = []
         for box in self.boxes:
-            of = f" of stage {box.stage}" if num_chunks > 1 and box.kind else ""
-            name = f"{box.kind}{box.micro_batch}{of}" if box.kind else "optimizer"
-            found.append((name, box.start_seconds, box.end_seconds))
-        return found
+            stage_label = f" of stage {box.stage}" if num_chunks > 1 and box.kind else ""
+            name = f"{box.kind}{box.micro_batch}{stage_label}" if box.kind else "optimizer"
+            marks.append((name, box.start_seconds, box.end_seconds))
+        return marks
 
     def to_dict(self) -> dict[str, Any]:
         """The entry of `stages` in `--json`."""
@@ -92,7 +92,7 @@ class PipelineSection:
     def slowest(self) -> PipelineRow:
         """The rank that the others wait for: that with the least bubble, the first of equal ones."""
         least = min(row.bubble_seconds for row in self.rows)
-        slack = _ALIKE * self.step_seconds
+        slack = _TOLERANCE * self.step_seconds
         return next(row for row in self.rows if row.bubble_seconds <= least + slack)
 
     @property
@@ -143,10 +143,10 @@ def pipeline_section(
     if not is_pipeline(plan):
         return None
     ledger, bubbles = Ledger.of(trace.memory), Bubbles(plan, trace, peers, connections)
-    first = _first_ranks(plan, trace)
+    ranks_of_stages = _ranks_of_stages(plan, trace)
     rows = []
-    for number, ranks in first.items():
-        breakdowns = {rank: bubbles.cut_from(rank_breakdown(trace, rank), rank) for rank in ranks}
+    for number, ranks in ranks_of_stages.items():
+        breakdowns = {rank: bubbles.split_breakdown(rank_breakdown(trace, rank), rank) for rank in ranks}
         rank = max(ranks, key=lambda rank: _busy(breakdowns[rank]))  # of several types of GPUs, the slowest
         breakdown = breakdowns[rank]
         rows.append(
@@ -154,9 +154,12 @@ def pipeline_section(
                 number,
                 rank,
                 layers[number] if layers else None,
-                max((peak(ledger.usage("gpu", {one: 1})) for one in ranks), key=lambda held: held.total),
+                max(
+                    (peak(ledger.usage("gpu", {member: 1})) for member in ranks),
+                    key=lambda gpu_peak: gpu_peak.total,
+                ),
                 breakdown,
-                tuple(bubbles.of(rank)),
+                tuple(bubbles.intervals(rank)),
                 boxes(plan, trace, rank),
                 trace.begins.get(rank, 0.0),
             )
@@ -171,20 +174,20 @@ def _busy(breakdown: Breakdown) -> float:
 
 def rank_breakdown(trace: Trace, rank: int) -> Breakdown:
     """The breakdown of one rank on the clock of the rank's step."""
-    return step_breakdown(trace.on_clock_of(rank), rank)
+    return step_breakdown(trace.rank_view(rank), rank)
 
 
-def _first_ranks(plan: Plan, trace: Trace) -> Mapping[int, list[int]]:
+def _ranks_of_stages(plan: Plan, trace: Trace) -> Mapping[int, list[int]]:
     """By pipeline rank, the first simulated rank of each of its programs."""
-    found: dict[int, list[int]] = {}
+    ranks_of_stages: dict[int, list[int]] = {}
     for program, rank in first_ranks(plan, trace).items():
-        found.setdefault(pipeline_rank_of(plan, program), []).append(rank)
-    return dict(sorted(found.items()))
+        ranks_of_stages.setdefault(pipeline_rank_of(plan, program), []).append(rank)
+    return dict(sorted(ranks_of_stages.items()))
 
 
 def first_ranks(plan: Plan, trace: Trace) -> Mapping[int, int]:
     """The first simulated rank of each program."""
-    found: dict[int, int] = {}
+    rank_of_program: dict[int, int] = {}
     for rank in dict.fromkeys(trace.ranks.tolist()):
-        found.setdefault(int(plan.program_of[rank]), rank)
-    return found
+        rank_of_program.setdefault(int(plan.program_of[rank]), rank)
+    return rank_of_program

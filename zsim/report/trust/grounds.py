@@ -35,7 +35,7 @@ _OTHER_TIER = ("network", "collectives")
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class EvidenceItem:
     """A part of the critical path, and the tables of numbers behind it."""
 
     cause: str
@@ -60,56 +60,61 @@ class Ground:
     @property
     def words(self) -> str:
         """The tables by grade, the weakest first, such as "data sheet: peak; calibrated: gemm, attention"."""
-        by_grade = {grade: [name for name, own in self.tables.items() if own == grade] for grade in _ORDER}
-        parts = [
+        by_grade = {
+            grade: [name for name, table_grade in self.tables.items() if table_grade == grade]
+            for grade in _ORDER
+        }
+        clauses = [
             f"{grade}: {', '.join(name.removeprefix('gpu.') for name in names)}"
             for grade, names in by_grade.items()
             if names
         ]
-        return "; ".join(parts)
+        return "; ".join(clauses)
 
 
-def grounds(report: Report) -> tuple[Ground, ...]:
+def evidence_items(report: Report) -> tuple[EvidenceItem, ...]:
     """The parts of the step's critical path, longest first. None where the chain is not known (a recording's
     replay).
     """
     cluster = report.experiment.get("cluster")
     if not report.critical_path_seconds or not isinstance(cluster, Mapping):
         return ()
-    found = [
-        _ground(cause, seconds, report.step_seconds, cluster)
+    items = [
+        _evidence_item(cause, seconds, report.step_seconds, cluster)
         for cause, seconds in report.critical_path_seconds.items()
         if seconds > 0
     ]
-    return tuple(sorted(found, key=lambda one: -one.seconds))
+    return tuple(sorted(items, key=lambda item: -item.seconds))
 
 
-def _ground(cause: str, seconds: float, step_seconds: float, cluster: Mapping[str, Any]) -> Ground:
-    known = [(name, _table(cluster, name)) for name in _TABLES.get(cause, _OTHER_TIER)]
-    tables = {name: table for name, table in known if table is not None}
+def _evidence_item(
+    cause: str, seconds: float, step_seconds: float, cluster: Mapping[str, Any]
+) -> EvidenceItem:
+    tables_of_cause = [(name, _table(cluster, name)) for name in _TABLES.get(cause, _OTHER_TIER)]
+    tables = {name: table for name, table in tables_of_cause if table is not None}
     grades = {name: str(table["evidence"]) for name, table in tables.items()}
-    grade = weakest_of(grades.values())
+    grade = weakest_grade(grades.values())
     first = next((table for name, table in tables.items() if grades[name] == grade), {})
-    return Ground(cause, seconds, seconds / step_seconds, grade, grades, str(first.get("source", "")))
+    return EvidenceItem(cause, seconds, seconds / step_seconds, grade, grades, str(first.get("source", "")))
 
 
 def _table(cluster: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    found: Any = cluster
+    table: Any = cluster
     for part in name.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) and "evidence" in found else None
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) and "evidence" in table else None
 
 
-def weakest_of(grades: Iterable[str]) -> str:
+def weakest_grade(grades: Iterable[str]) -> str:
     """The weakest of the grades. `NOTHING` without any."""
-    found = set(grades)
-    known: list[Evidence] = [grade for grade in EVIDENCE_ORDER if grade in found]
-    return known[-1] if known else NOTHING
+    distinct_grades = set(grades)
+    ordered_grades: list[Evidence] = [grade for grade in EVIDENCE_ORDER if grade in distinct_grades]
+    return ordered_grades[-1] if ordered_grades else NOTHING
 
 
-def fraction_by_grade(found: Iterable[Ground]) -> dict[str, float]:
+def fraction_by_grade(items: Iterable[EvidenceItem]) -> dict[str, float]:
     """The fraction of the step that rests on each grade, best known first. Zeros are left out."""
     totals = dict.fromkeys((*EVIDENCE_ORDER, NOTHING), 0.0)
-    for one in found:
-        totals[one.evidence] += one.step_fraction
+    for item in items:
+        totals[item.evidence] += item.step_fraction
     return {grade: fraction for grade, fraction in totals.items() if fraction > 0}

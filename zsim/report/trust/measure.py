@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.dataclass import dataclass
-from zsim.report.trust.grounds import Ground
+from zsim.report.trust.grounds import EvidenceItem
 
 MICROBENCH = "python -m validation.microbench --out microbench.json"
 NCCL_TESTS = "mpirun -np {ranks} -N {per_node} ./build/all_gather_perf -b 1M -e 4G -f 4 -g 1 > all_gather.txt"
@@ -32,11 +32,11 @@ _RUNS: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 KNOWN = frozenset({"measured", "calibrated"})
-_SMALL = 0.01  # of the step; below it a better number does not show
+_LEAST_FRACTION = 0.01  # of the step; below it a better number does not show
 
 
 @dataclass(frozen=True, slots=True)
-class WantedNumbers:
+class ProposedMeasurement:
     """A command that measures numbers which nobody has measured, and on which the step rests."""
 
     command: str
@@ -50,9 +50,9 @@ class WantedNumbers:
     """Which program `command` runs, and where that comes from."""
 
 
-def measurements(
-    found: Sequence[Ground], cluster: str, nodes: int, gpus_per_node: int
-) -> tuple[WantedNumbers, ...]:
+def propose_measurements(
+    items: Sequence[EvidenceItem], cluster: str, nodes: int, gpus_per_node: int
+) -> tuple[ProposedMeasurement, ...]:
     """The measurements that replace numbers which are neither measured nor calibrated, the largest part of
     the step first.
 
@@ -60,29 +60,29 @@ def measurements(
     """
     nodes = min(nodes, 2)
     ranks = nodes * gpus_per_node
-    by_file: dict[str, WantedNumbers] = {}
-    for table, fraction in _unknown(found):
+    by_file: dict[str, ProposedMeasurement] = {}
+    for table, fraction in _unmeasured_tables(items):
         command, file = _RUNS[table]
-        before = by_file.get(file)
+        previous = by_file.get(file)
         log = f" --ranks {ranks} --nodes {nodes}" if command is NCCL_TESTS else ""
-        tables = (*before.tables, table) if before and table not in before.tables else (table,)
-        by_file[file] = WantedNumbers(
+        tables = (*previous.tables, table) if previous and table not in previous.tables else (table,)
+        by_file[file] = ProposedMeasurement(
             command.format(ranks=ranks, per_node=gpus_per_node),
             f"zsim calibrate {file} --base {cluster}{log} --name ours --out ours.toml",
-            before.tables if before and table in before.tables else tables,
-            (before.step_fraction if before else 0.0) + fraction,
+            previous.tables if previous and table in previous.tables else tables,
+            (previous.step_fraction if previous else 0.0) + fraction,
             _PROGRAMS[command],
         )
-    return tuple(sorted(by_file.values(), key=lambda one: -one.step_fraction))
+    return tuple(sorted(by_file.values(), key=lambda measurement: -measurement.step_fraction))
 
 
-def _unknown(found: Sequence[Ground]) -> Iterator[tuple[str, float]]:
+def _unmeasured_tables(items: Sequence[EvidenceItem]) -> Iterator[tuple[str, float]]:
     """The tables to measure. A part with several weak tables counts once, with the first."""
-    for one in found:
-        if one.evidence in KNOWN or one.step_fraction < _SMALL:
+    for item in items:
+        if item.evidence in KNOWN or item.step_fraction < _LEAST_FRACTION:
             continue
-        rest = one.step_fraction
-        for table in one.weakest:
+        fraction = item.step_fraction
+        for table in item.weakest:
             if table in _RUNS:
-                yield table, rest
-                rest = 0.0
+                yield table, fraction
+                fraction = 0.0

@@ -11,25 +11,25 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.report.report import Report
-from zsim.report.trust.grounds import Ground, fraction_by_grade, grounds
-from zsim.report.trust.measure import WantedNumbers, measurements
+from zsim.report.trust.grounds import EvidenceItem, evidence_items, fraction_by_grade
+from zsim.report.trust.measure import ProposedMeasurement, propose_measurements
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
-from zsim.report.views.shown import Figures, Shown
+from zsim.report.views.shown import Displayable, Figures
 from zsim.report.views.text.plain import Column, paragraph, shell, table
 from zsim.report.views.text.sentences import headline
 from zsim.units import format_seconds
 from zsim.validated.features import Features
 from zsim.validated.nearest import NearRun, nearest_runs
-from zsim.validated.validation import Validation, range_words
+from zsim.validated.validation import Validation, format_range
 from zsim.validated.width import (
     WidthStage,
-    cell_words,
-    counted,
+    describe_cell,
+    format_count,
     input_stages,
     ratio_bound,
-    uncounted,
+    uncounted_respects,
     width_stages,
 )
 
@@ -41,13 +41,13 @@ _DEGREES = ("pipeline", "expert", "expert_tensor")
 
 
 @dataclass(frozen=True, repr=False)
-class Trust(Shown):
+class Trust(Displayable):
     """How far to trust one simulated step."""
 
     job: str
     step_seconds: float
     validation: Validation
-    near: tuple[NearRun, ...]
+    nearest: tuple[NearRun, ...]
     """Validated runs like the job, with their signed errors."""
     stages: tuple[WidthStage, ...]
     """Why the interval is as wide as it is."""
@@ -55,9 +55,9 @@ class Trust(Shown):
     """In what else no run vouches for the job."""
     out_of_range: tuple[str, ...]
     """Notes on work beyond the range of what was measured."""
-    grounds: tuple[Ground, ...]
+    grounds: tuple[EvidenceItem, ...]
     """What the step rests on."""
-    measure: tuple[WantedNumbers, ...]
+    measure: tuple[ProposedMeasurement, ...]
     """What to run to know more."""
     smaller: str
     """The settings of a step to measure, by which this one is known to `smaller_bound`."""
@@ -77,19 +77,19 @@ class Trust(Shown):
     @property
     def verdict(self) -> str:
         """The answer in one sentence."""
-        found = self.validation
-        half = (found.high - found.low) / 2
+        validation = self.validation
+        half = (validation.high - validation.low) / 2
         if half <= _CLOSE:
             begin = "Yes, closely"
         elif half <= _ROUGH:
             begin = "Roughly"
         else:
             begin = "As an order of size, and to compare settings"
-        ends = f"{found.low - 1:+.0%} to {found.high - 1:+.0%}"
-        like = counted(found.runs, "validated run") if found.runs else "no validated run"
-        verb = "is" if found.runs <= 1 else "are"
+        ends = f"{validation.low - 1:+.0%} to {validation.high - 1:+.0%}"
+        count = format_count(validation.runs, "validated run") if validation.runs else "no validated run"
+        verb = "is" if validation.runs <= 1 else "are"
         return (
-            f"{begin}: with 80 % the step is measured at {ends} of what is predicted; {like} {verb} like it."
+            f"{begin}: with 80 % the step is measured at {ends} of what is predicted; {count} {verb} like it."
         )
 
     def headline(self) -> str:
@@ -99,18 +99,18 @@ class Trust(Shown):
         """The nearest validated runs, nearest first."""
         return [
             {
-                "row_id": one.run.row_id,
-                "source": one.run.source,
-                "model": one.run.settings.model,
-                "strategy": one.run.features.strategy,
-                "gpu": one.run.features.gpu,
-                "gpus": one.run.features.gpus,
-                "error_fraction": one.error,
-                "measured_over_predicted": one.measured_over_predicted,
-                "in_common": cell_words(self.validation.features, one.cell),
-                "more_runs": one.more,
+                "row_id": near_run.run.row_id,
+                "source": near_run.run.source,
+                "model": near_run.run.settings.model,
+                "strategy": near_run.run.features.strategy,
+                "gpu": near_run.run.features.gpu,
+                "gpus": near_run.run.features.gpus,
+                "error_fraction": near_run.error,
+                "measured_over_predicted": near_run.measured_over_predicted,
+                "in_common": describe_cell(self.validation.features, near_run.cell),
+                "more_runs": near_run.more,
             }
-            for one in self.near
+            for near_run in self.nearest
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,30 +121,30 @@ class Trust(Shown):
             "step_seconds_range": list(self.step_seconds_range),
             "validation": self.validation.to_dict(),
             "nearest": [dict(row) for row in self.records()],
-            "interval": [{"low": one.low, "high": one.high, "why": one.why} for one in self.stages],
+            "interval": [{"low": stage.low, "high": stage.high, "why": stage.why} for stage in self.stages],
             "not_counted": list(self.uncounted),
             "out_of_measured_range": list(self.out_of_range),
             "step_fraction_by_evidence": self.fraction_by_grade,
             "grounds": [
                 {
-                    "part": one.label,
-                    "seconds": one.seconds,
-                    "step_fraction": one.step_fraction,
-                    "evidence": one.evidence,
-                    "tables": dict(one.tables),
-                    "source": one.source,
+                    "part": item.label,
+                    "seconds": item.seconds,
+                    "step_fraction": item.step_fraction,
+                    "evidence": item.evidence,
+                    "tables": dict(item.tables),
+                    "source": item.source,
                 }
-                for one in self.grounds
+                for item in self.grounds
             ],
             "measure": [
                 {
-                    "tables": list(one.tables),
-                    "step_fraction": one.step_fraction,
-                    "command": one.command,
-                    "program": one.program,
-                    "calibrate": one.calibrate,
+                    "tables": list(measurement.tables),
+                    "step_fraction": measurement.step_fraction,
+                    "command": measurement.command,
+                    "program": measurement.program,
+                    "calibrate": measurement.calibrate,
                 }
-                for one in self.measure
+                for measurement in self.measure
             ],
             "measure_smaller": {"settings": self.smaller, "error_fraction": self.smaller_bound},
         }
@@ -157,9 +157,9 @@ class Trust(Shown):
         yield ""
         yield from paragraph(self.headline())
         yield ""
-        words = f"{format_seconds(self.step_seconds)}, with 80 % {range_words(self.step_seconds_range)}"
+        words = f"{format_seconds(self.step_seconds)}, with 80 % {format_range(self.step_seconds_range)}"
         yield f"step  {words}"
-        yield from ["", f"Nearest validated runs ({MEASURE})", *self._near_lines()]
+        yield from ["", f"Nearest validated runs ({MEASURE})", *self._nearest_lines()]
         yield from ["", f"Why the interval is that wide ({MEASURE})"]
         for stage in self.stages:
             yield from paragraph(stage.why, first=f"{stage.low:6.2f} to {stage.high:5.2f}  ")
@@ -168,13 +168,13 @@ class Trust(Shown):
             for sentence in self.beyond:
                 yield from paragraph(sentence, first="- ")
         if self.grounds:
-            yield from ["", *self._ground_lines()]
+            yield from ["", *self._evidence_lines()]
         yield from ["", "What to measure"]
         for sentence in self.advice:
             yield from paragraph(sentence, first="- ")
-        for one in self.measure:
-            yield from paragraph(self.measure_words(one), first="- ")
-            yield from [*shell(one.command), *shell(one.calibrate)]
+        for measurement in self.measure:
+            yield from paragraph(self.format_measurement(measurement), first="- ")
+            yield from [*shell(measurement.command), *shell(measurement.calibrate)]
 
     @property
     def beyond(self) -> tuple[str, ...]:
@@ -200,52 +200,53 @@ class Trust(Shown):
         )
         return smaller, recorded
 
-    def measure_words(self, one: WantedNumbers) -> str:
+    def format_measurement(self, measurement: ProposedMeasurement) -> str:
         """Why to run a measurement."""
         return (
-            f"{', '.join(one.tables)}: {one.step_fraction:.0%} of the step rests on their numbers, assumed "
-            f"or from a data sheet. Measure them {one.program}"
+            f"{', '.join(measurement.tables)}: {measurement.step_fraction:.0%} of the step rests on their "
+            "numbers, assumed "
+            f"or from a data sheet. Measure them {measurement.program}"
         )
 
-    def _near_lines(self) -> Iterator[str]:
+    def _nearest_lines(self) -> Iterator[str]:
         columns = [
             Column("run", is_left=True), Column("ratio"), Column("GPUs"), Column("GPU", is_left=True),
             Column("strategy", is_left=True),
         ]  # fmt: skip
-        yield from table(columns, [near_cells(one) for one in self.near])
-        for one, words in self._cells():
-            yield from paragraph(words, first=f"{one}  ")
+        yield from table(columns, [run_cells(run) for run in self.nearest])
+        for label, words in self._common_features():
+            yield from paragraph(words, first=f"{label}  ")
 
-    def _cells(self) -> Iterator[tuple[str, str]]:
-        for cell in sorted({one.cell for one in self.near}):
-            inside = [one.run.row_id for one in self.near if one.cell == cell]
+    def _common_features(self) -> Iterator[tuple[str, str]]:
+        for cell in sorted({run.cell for run in self.nearest}):
+            inside = [run.run.row_id for run in self.nearest if run.cell == cell]
             shown = ", ".join(inside[:_SHOWN_MORE])
-            yield "in common:", f"{cell_words(self.validation.features, cell)} ({shown})"
+            yield "in common:", f"{describe_cell(self.validation.features, cell)} ({shown})"
 
-    def _ground_lines(self) -> Iterator[str]:
-        parts = ", ".join(f"{fraction:.0%} {grade}" for grade, fraction in self.fraction_by_grade.items())
-        yield from paragraph(f"What the step rests on, by the weakest number of each part: {parts}")
+    def _evidence_lines(self) -> Iterator[str]:
+        fractions = ", ".join(f"{fraction:.0%} {grade}" for grade, fraction in self.fraction_by_grade.items())
+        yield from paragraph(f"What the step rests on, by the weakest number of each part: {fractions}")
         columns = [
             Column("critical path", is_left=True), Column("of step"), Column("its numbers", is_left=True),
         ]  # fmt: skip
-        yield from table(columns, [ground_cells(one) for one in self.grounds])
+        yield from table(columns, [evidence_cells(item) for item in self.grounds])
 
 
-def near_cells(one: NearRun) -> list[str]:
+def run_cells(near_run: NearRun) -> list[str]:
     """The row of a validated run."""
-    features = one.run.features
+    features = near_run.run.features
     return [
-        one.run.row_id,
-        f"{one.measured_over_predicted:.2f}",
+        near_run.run.row_id,
+        f"{near_run.measured_over_predicted:.2f}",
         f"{features.gpus:,}",
         features.gpu,
         features.strategy,
     ]
 
 
-def ground_cells(one: Ground) -> list[str]:
+def evidence_cells(item: EvidenceItem) -> list[str]:
     """The row of a part of the step."""
-    return [one.label, f"{one.step_fraction:.1%}", one.words]
+    return [item.label, f"{item.step_fraction:.1%}", item.words]
 
 
 def trust_of(report: Report) -> Trust:
@@ -253,31 +254,31 @@ def trust_of(report: Report) -> Trust:
 
     Raises InputError for a step that is not judged (a replayed recording).
     """
-    found = report.validation
-    if found is None:
+    validation = report.validation
+    if validation is None:
         raise InputError("the step of a recording is not a prediction: there is nothing to believe")
     training = report.experiment.get("training") or {}
     length, precision = training.get("sequence_length"), training.get("precision")
-    parts = grounds(report)
+    items = evidence_items(report)
     cluster = report.experiment.get("cluster") or {}
     name, per_node = str(cluster.get("name", "CLUSTER")), int(cluster.get("gpus_per_node", 1))
-    smaller, kinds = _smaller(report, found.features, length)
+    smaller, kinds = _cheaper_step(report, validation.features, length)
     return Trust(
         job=headline(report),
         step_seconds=report.step_seconds,
-        validation=found,
-        near=nearest_runs(found.features, length),
-        stages=(*width_stages(found.features), *input_stages(found)),
-        uncounted=uncounted(found.features, length, precision),
+        validation=validation,
+        nearest=nearest_runs(validation.features, length),
+        stages=(*width_stages(validation.features), *input_stages(validation)),
+        uncounted=uncounted_respects(validation.features, length, precision),
         out_of_range=tuple(note for note in report.notes if note.startswith("extrapolated: ")),
-        grounds=parts,
-        measure=measurements(parts, name, found.features.nodes, per_node),
+        grounds=items,
+        measure=propose_measurements(items, name, validation.features.nodes, per_node),
         smaller=smaller,
         smaller_bound=ratio_bound(kinds, is_shared=report.is_shared),
     )
 
 
-def _smaller(report: Report, job: Features, sequence_length: float | None) -> tuple[str, list[str]]:
+def _cheaper_step(report: Report, job: Features, sequence_length: float | None) -> tuple[str, list[str]]:
     """A cheaper step to measure, as a setting, and the settings in which it differs.
 
     It has fewer nodes that hold complete replicas and complete groups of experts, if there are such nodes, or
@@ -285,34 +286,36 @@ def _smaller(report: Report, job: Features, sequence_length: float | None) -> tu
     """
     degrees = {name: int(report.parallelism.get(name) or 1) for name in _DEGREES}
     experts = degrees["pipeline"] * degrees["expert"] * degrees["expert_tensor"]
-    whole, per_node = lcm(job.model_ranks, experts), job.gpus // job.nodes
+    replica_ranks, per_node = lcm(job.model_ranks, experts), job.gpus // job.nodes
     for nodes in range(max(job.nodes // 4, 1), job.nodes):
-        if nodes * per_node % whole == 0:
+        if nodes * per_node % replica_ranks == 0:
             return f"nodes={nodes}", ["GPUs"]
     return f"training.sequence_length={max(int(sequence_length or 2) // 2, 1)}", ["sequence length"]
 
 
-def errors_figure(found: Trust) -> Figure:
+def errors_figure(trust: Trust) -> Figure:
     """Measured over predicted: the nearest runs as marks, the stages of the interval as lines."""
-    figure = Figure(layout(120 + 28 * (len(found.near) + len(found.stages)), hovermode="closest"))
+    figure = Figure(layout(120 + 28 * (len(trust.nearest) + len(trust.stages)), hovermode="closest"))
     names = [
-        "80 % interval" if len(found.stages) == 1 else f"interval {number}"
-        for number, _ in enumerate(found.stages, 1)
+        "80 % interval" if len(trust.stages) == 1 else f"interval {number}"
+        for number, _ in enumerate(trust.stages, 1)
     ]
-    for name, stage in zip(names, found.stages, strict=True):
+    for name, stage in zip(names, trust.stages, strict=True):
         figure.add_scatter(
             x=[stage.low, stage.high], y=[name, name], mode="lines+markers", showlegend=False,
             line={"color": EVIDENCE["calibrated"].color, "width": 4},
             hovertemplate="%{x:.2f} times the predicted step<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
-        x=[one.measured_over_predicted for one in found.near], y=[one.run.row_id for one in found.near],
+        x=[run.measured_over_predicted for run in trust.nearest], y=[run.run.row_id for run in trust.nearest],
         mode="markers", showlegend=False, marker={"color": TOTAL.color, "size": 10},
-        hovertext=[f"{one.run.source}, {one.run.settings.model}: {near_cells(one)[1]}" for one in found.near],
+        hovertext=[
+            f"{run.run.source}, {run.run.settings.model}: {run_cells(run)[1]}" for run in trust.nearest
+        ],
         hoverinfo="text",
     )  # fmt: skip
-    ends = [1.0, *(one.measured_over_predicted for one in found.near)]
-    ends += [end for stage in found.stages for end in (stage.low, stage.high)]
+    ends = [1.0, *(run.measured_over_predicted for run in trust.nearest)]
+    ends += [end for stage in trust.stages for end in (stage.low, stage.high)]
     room = 0.08 * (max(ends) - min(ends))
     figure.add_vline(1.0, {"dash": "dash", "width": 1, "color": CAPACITY.color}, "as predicted")
     figure.update_xaxes(title_text=MEASURE, range=[min(ends) - room, max(ends) + room])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from zsim.errors import InputError, did_you_mean
 from zsim.extras import require
-from zsim.files import check_folder, make_folder, write_whole
+from zsim.files import check_folder, make_folder, write_atomically
 from zsim.report.views.html.figure import Figure
 from zsim.units import format_bytes, format_rate, format_seconds
 
@@ -21,7 +21,7 @@ _MOST_ROWS = 20  # in a notebook; `to_frame` has all
 Figures = Mapping[str, Callable[[], Figure]]
 
 
-class Shown(ABC):
+class Displayable(ABC):
     """A result with a text, rows and figures. In Jupyter the last line of a cell shows it as a table.
 
     Units are part of the rows' names: `step_seconds`, `gpu_peak_bytes`, `mfu_fraction`.
@@ -94,7 +94,7 @@ class Shown(ABC):
         check_folder(folder)
         for parent in {(folder / name).parent for name in content}:
             make_folder(parent)
-        return [write_whole(folder / name, text) for name, text in content.items()]
+        return [write_atomically(folder / name, text) for name, text in content.items()]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -112,7 +112,7 @@ def html_table(
     """The rows as HTML without scripts or styles of its own. At most 20 of them are shown."""
     from html import escape
 
-    parts = [f"<p>{escape(headline)}</p>"] if headline else []
+    fragments = [f"<p>{escape(headline)}</p>"] if headline else []
     names = list(columns) or list(dict.fromkeys(name for row in rows for name in row))
     if rows:
         head = "".join(f"<th scope='col'>{escape(title_of(name))}</th>" for name in names)
@@ -120,13 +120,13 @@ def html_table(
             "<tr>" + "".join(f"<td>{escape(cell_of(name, row.get(name)))}</td>" for name in names) + "</tr>"
             for row in rows[:_MOST_ROWS]
         )
-        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-    more = [f"{len(rows) - _MOST_ROWS:,} more rows in .to_frame()"] if len(rows) > _MOST_ROWS else []
+        fragments.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    hints = [f"{len(rows) - _MOST_ROWS:,} more rows in .to_frame()"] if len(rows) > _MOST_ROWS else []
     if figures:
-        more.append(f"figures: {', '.join(f'.figure({name!r})' for name in figures)}")
-    if more:
-        parts.append(f"<p><small>{escape('; '.join(more))}</small></p>")
-    return "".join(parts)
+        hints.append(f"figures: {', '.join(f'.figure({name!r})' for name in figures)}")
+    if hints:
+        fragments.append(f"<p><small>{escape('; '.join(hints))}</small></p>")
+    return "".join(fragments)
 
 
 _UNITS = ("_bytes_per_second", "_seconds", "_bytes", "_fraction")
@@ -158,14 +158,14 @@ def cell_of(name: str, value: Any) -> str:
             f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
         )
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {cell_of(str(key), inner)}" for key, inner in value.items())
+        return ", ".join(f"{key} {cell_of(str(key), entry)}" for key, entry in value.items())
     return str(value)
 
 
 Item = TypeVar("Item")
 
 
-class ShownList(Shown, Sequence[Item]):
+class DisplayableList(Displayable, Sequence[Item]):
     """A result that is also the sequence of its items."""
 
     items: tuple[Item, ...]
@@ -174,8 +174,8 @@ class ShownList(Shown, Sequence[Item]):
         return len(self.items)
 
     @overload
-    def __getitem__(self, place: int) -> Item: ...
+    def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Item]: ...
-    def __getitem__(self, place: int | slice) -> Item | Sequence[Item]:
-        return self.items[place]
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+        return self.items[index]

@@ -13,39 +13,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from zsim.dataclass import dataclass
-from zsim.specs.capture.groups import PlaceWork
+from zsim.specs.capture.groups import OperatorGroup
 from zsim.specs.capture.kernels import kernels, traced
 from zsim.specs.capture.recording import ModuleRecording, Operator, ParameterRecord
-from zsim.specs.capture.works import KnownWork, Matcher
+from zsim.specs.capture.works import FormulaMatch, FormulaMatcher
 from zsim.specs.model.spec import Attention, Linear, Loss, Module, Parameter, Residual
-from zsim.specs.model.traced import Traced
+from zsim.specs.model.traced import TracedModule
 
 
 @dataclass
-class Owners:
+class ParameterOwners:
     """Parameters by the module that registered them. Each is handed out once."""
 
-    by_path: dict[str, list[ParameterRecord]]
+    parameters_per_path: dict[str, list[ParameterRecord]]
     """{path of a module: its parameters}"""
-    storages: dict[int, str]  # the owner's path of each parameter's storage
+    path_per_storage: dict[int, str]  # the owner's path of each parameter's storage
     """{number of a parameter's storage: path of the module that owns it}"""
-    taken: set[str] = field(default_factory=set)
+    assigned_paths: set[str] = field(default_factory=set)
     """Paths of modules whose parameters were handed out."""
 
     @classmethod
-    def of(cls, recording: ModuleRecording) -> Owners:
-        by_path: dict[str, list[ParameterRecord]] = {}
-        for one in recording.parameters:
-            by_path.setdefault(one.name.rpartition(".")[0], []).append(one)
-        paths = {one.storage: one.name.rpartition(".")[0] for one in recording.parameters}
-        return cls(by_path, paths)
+    def from_recording(cls, recording: ModuleRecording) -> ParameterOwners:
+        parameters_per_path: dict[str, list[ParameterRecord]] = {}
+        for record in recording.parameters:
+            parameters_per_path.setdefault(record.name.rpartition(".")[0], []).append(record)
+        path_per_storage = {record.storage: record.name.rpartition(".")[0] for record in recording.parameters}
+        return cls(parameters_per_path, path_per_storage)
 
     def take(self, path: str) -> tuple[Parameter, ...]:
         """The parameters of the module at `path`, or () if they were handed out before."""
-        if path in self.taken:
+        if path in self.assigned_paths:
             return ()
-        self.taken.add(path)
-        return tuple(_parameter(one) for one in self.by_path.get(path, ()))
+        self.assigned_paths.add(path)
+        return tuple(_parameter(record) for record in self.parameters_per_path.get(path, ()))
 
 
 def _parameter(record: ParameterRecord) -> Parameter:
@@ -53,90 +53,101 @@ def _parameter(record: ParameterRecord) -> Parameter:
     return Parameter(name, record.shape, trainable=record.is_trainable)
 
 
-class Assembly:
+class ModuleAssembler:
     """Makes the modules of segments.
 
     In all methods `root` is the path of the segment's block, or "" outside of the blocks.
     """
 
-    def __init__(self, recording: ModuleRecording, matcher: Matcher) -> None:
+    def __init__(self, recording: ModuleRecording, matcher: FormulaMatcher) -> None:
         self.recording, self.matcher = recording, matcher
-        self.owners = Owners.of(recording)
-        self._called = {place.path for place in recording.places}
+        self.owners = ParameterOwners.from_recording(recording)
+        self._called_paths = {site.path for site in recording.sites}
 
-    def modules(self, groups: Sequence[PlaceWork], root: str) -> tuple[Module, ...]:
+    def make_modules(self, groups: Sequence[OperatorGroup], root: str) -> tuple[Module, ...]:
         """The modules of one segment in the order of forward."""
         names: Counter[str] = Counter()
-        made: list[Module] = []
-        knowns = self._known(groups)
-        rest = _uncovered(groups, knowns)
-        for group, known in zip(groups, knowns, strict=True):
-            made += [self._without_work(path, root) for path in self._borrowed(group)]
-            work, shares = (known.work, known.shares_input) if known else (self._traced(group, rest), False)
+        modules: list[Module] = []
+        formulas = self._match_formulas(groups)
+        extra_sums = _uncounted_sums(groups, formulas)
+        for group, formula in zip(groups, formulas, strict=True):
+            modules += [self._make_idle_module(path, root) for path in self._borrowed(group)]
+            op_spec, shares = (
+                (formula.op_spec, formula.shares_input)
+                if formula
+                else (self._traced(group, extra_sums), False)
+            )
             parameters = self.owners.take(group.path)
-            is_whole = not self.recording.modules[group.path].children and names[group.path] == 0
-            name = group.path if is_whole else _function_name(group, work)
+            is_whole_module = not self.recording.modules[group.path].children and names[group.path] == 0
+            name = group.path if is_whole_module else _function_name(group, op_spec)
             name = _unique(_relative(name, root), names)
             names[group.path] += 1
-            owner = None if is_whole else _relative(group.path, root)
-            made.append(Module(name, work, parameters, shares, owner=owner))
+            owner = None if is_whole_module else _relative(group.path, root)
+            modules.append(Module(name, op_spec, parameters, shares, parameter_owner=owner))
         sums = [
-            one for group, known in zip(groups, knowns, strict=True) if known for one in rest[group.place]
+            operator
+            for group, formula in zip(groups, formulas, strict=True)
+            if formula
+            for operator in extra_sums[group.site]
         ]
         if sums:
-            work = Traced(self.recording.samples, backward=kernels(self.recording, sums))
-            made.insert(0, Module(_unique("sum of gradients", names), work))
-        return tuple(made)
+            op_spec = TracedModule(self.recording.samples, backward=kernels(self.recording, sums))
+            modules.insert(0, Module(_unique("sum of gradients", names), op_spec))
+        return tuple(modules)
 
-    def _known(self, groups: Sequence[PlaceWork]) -> list[KnownWork | None]:
+    def _match_formulas(self, groups: Sequence[OperatorGroup]) -> list[FormulaMatch | None]:
         """The formula of each group, None where it has none. Frozen weights have none."""
-        kept: set[int] = set()
-        found: list[KnownWork | None] = []
+        saved: set[int] = set()
+        formulas: list[FormulaMatch | None] = []
         for group in groups:
-            known = None
+            formula = None
             if _is_trained(self.owners, group.path):
                 is_leaf = not self.recording.modules[group.path].children
-                known = self.matcher.known(group, kept, is_leaf=is_leaf)
-            found.append(known)
-            kept.update(group.saved)
-        return found
+                formula = self.matcher.match(group, saved, is_leaf=is_leaf)
+            formulas.append(formula)
+            saved.update(group.saved)
+        return formulas
 
-    def _traced(self, group: PlaceWork, rest: Mapping[int, Sequence[Operator]]) -> Traced:
-        return traced(self.recording, group, [*group.own_backward, *rest[group.place]])
+    def _traced(self, group: OperatorGroup, extra_sums: Mapping[int, Sequence[Operator]]) -> TracedModule:
+        return traced(self.recording, group, [*group.module_backward, *extra_sums[group.site]])
 
-    def left(self, root: str, blocks: Iterable[str]) -> tuple[Module, ...]:
+    def unused_modules(self, root: str, blocks: Iterable[str]) -> tuple[Module, ...]:
         """Modules of the parameters below `root` that no operator has read, outside of `blocks`."""
-        inside = [path + "." for path in blocks if path != root]
-        found = []
-        for path in self.owners.by_path:
+        block_prefixes = [path + "." for path in blocks if path != root]
+        modules = []
+        for path in self.owners.parameters_per_path:
             is_here = not root or path == root or path.startswith(root + ".")
-            is_inner = any((path + ".").startswith(prefix) for prefix in inside)
-            if is_here and not is_inner and path not in self.owners.taken:
-                found.append(self._without_work(path, root))
-        return tuple(found)
+            is_inner = any((path + ".").startswith(prefix) for prefix in block_prefixes)
+            if is_here and not is_inner and path not in self.owners.assigned_paths:
+                modules.append(self._make_idle_module(path, root))
+        return tuple(modules)
 
-    def _borrowed(self, group: PlaceWork) -> list[str]:
+    def _borrowed(self, group: OperatorGroup) -> list[str]:
         """Modules whose parameters a group reads without calling them."""
         paths = [
-            self.owners.storages[use.storage]
+            self.owners.path_per_storage[use.storage]
             for operator in group.forward
             for use in operator.reads
-            if use.storage in self.owners.storages
+            if use.storage in self.owners.path_per_storage
         ]
         return [
             path
             for path in dict.fromkeys(paths)
-            if path != group.path and path not in self._called and path not in self.owners.taken
+            if path != group.path
+            and path not in self._called_paths
+            and path not in self.owners.assigned_paths
         ]
 
-    def _without_work(self, path: str, root: str) -> Module:
+    def _make_idle_module(self, path: str, root: str) -> Module:
         name = _relative(path, root) or "parameters"
         owner = None if name == _relative(path, root) else ""
-        return Module(name, Traced(self.recording.samples), self.owners.take(path), owner=owner)
+        return Module(
+            name, TracedModule(self.recording.samples), self.owners.take(path), parameter_owner=owner
+        )
 
 
-def _is_trained(owners: Owners, path: str) -> bool:
-    return all(one.is_trainable for one in owners.by_path.get(path, ()))
+def _is_trained(owners: ParameterOwners, path: str) -> bool:
+    return all(parameter.is_trainable for parameter in owners.parameters_per_path.get(path, ()))
 
 
 def _relative(path: str, root: str) -> str:
@@ -145,20 +156,20 @@ def _relative(path: str, root: str) -> str:
     return "" if path == root else path.removeprefix(root + ".")
 
 
-def _function_name(group: PlaceWork, work: object) -> str:
+def _function_name(group: OperatorGroup, op_spec: object) -> str:
     """The name of a function between modules, by what it computes."""
-    if isinstance(work, Attention):
-        what = "core"
-    elif isinstance(work, Residual):
-        what = "residual"
-    elif isinstance(work, Loss):
-        what = "loss"
-    elif isinstance(work, Linear):
-        what = "product"
+    if isinstance(op_spec, Attention):
+        label = "core"
+    elif isinstance(op_spec, Residual):
+        label = "residual"
+    elif isinstance(op_spec, Loss):
+        label = "loss"
+    elif isinstance(op_spec, Linear):
+        label = "product"
     else:
         operators = group.forward or group.backward
-        what = operators[0].name.strip("_").replace(" ", "_")
-    return f"{group.path}.{what}" if group.path else what
+        label = operators[0].name.strip("_").replace(" ", "_")
+    return f"{group.path}.{label}" if group.path else label
 
 
 def _unique(name: str, names: Counter[str]) -> str:
@@ -167,19 +178,21 @@ def _unique(name: str, names: Counter[str]) -> str:
     return name if count == 1 else f"{name}_{count}"
 
 
-def _uncovered(groups: Sequence[PlaceWork], knowns: Sequence[KnownWork | None]) -> dict[int, list[Operator]]:
+def _uncounted_sums(
+    groups: Sequence[OperatorGroup], formulas: Sequence[FormulaMatch | None]
+) -> dict[int, list[Operator]]:
     """{site: the additions of gradients that no formula counts}.
 
     Additions at groups that have a formula are counted first. See [Note: gradients that are added].
     """
-    left = Counter(known.covers for known in knowns if known)
-    rest: dict[int, list[Operator]] = {group.place: [] for group in groups}
-    order = sorted(zip(groups, knowns, strict=True), key=lambda pair: pair[1] is None)
+    remaining_sums = Counter(formula.summed_numel for formula in formulas if formula)
+    extra_sums: dict[int, list[Operator]] = {group.site: [] for group in groups}
+    order = sorted(zip(groups, formulas, strict=True), key=lambda pair: pair[1] is None)
     for group, _ in order:
-        for operator in group.sums:
+        for operator in group.gradient_sums:
             numel = max((use.numel for use in operator.writes), default=0)
-            if left[numel] > 0:
-                left[numel] -= 1
+            if remaining_sums[numel] > 0:
+                remaining_sums[numel] -= 1
             else:
-                rest[group.place].append(operator)
-    return rest
+                extra_sums[group.site].append(operator)
+    return extra_sums

@@ -24,10 +24,10 @@ def capture(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> M
     Raises InputError where torch is not installed, and for modules whose code depends on the values of
     tensors, that have no parameters, or that do not run on the inputs.
     """
-    return captured(module, example_inputs, example_kwargs, "zsim.capture", type(module).__name__)
+    return capture_module(module, example_inputs, example_kwargs, "zsim.capture", type(module).__name__)
 
 
-def captured(
+def capture_module(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, name: str
 ) -> ModelSpec:
     """The model of a module under the name `name`. `where` begins error messages."""
@@ -42,8 +42,8 @@ def captured(
 
 def require_torch(where: str) -> Any:
     """The module torch. Raises InputError where it is not installed."""
-    otherwise = "torch's CPU build, which is enough, or a preset or config.json as the model"
-    require("torch", f"{where}: capturing a torch module", otherwise)
+    alternative = "torch's CPU build, which is enough, or a preset or config.json as the model"
+    require("torch", f"{where}: capturing a torch module", alternative)
     import torch
 
     return torch

@@ -7,22 +7,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zsim.specs.capture.groups import PlaceWork, amount, extent_of
+from zsim.specs.capture.groups import OperatorGroup, extent_of, make_extent
 from zsim.specs.capture.recording import ModuleRecording, Operator, Product
-from zsim.specs.model.traced import Extent, Traced, TracedKernel
+from zsim.specs.model.traced import Extent, TracedKernel, TracedModule
 
 _NOTHING = Extent()
 
 
-def traced(recording: ModuleRecording, group: PlaceWork, backward: Sequence[Operator]) -> Traced:
+def traced(recording: ModuleRecording, group: OperatorGroup, backward: Sequence[Operator]) -> TracedModule:
     """A group as it was recorded, with `backward` as its operators of backward."""
-    return Traced(
+    return TracedModule(
         samples=recording.samples,
         forward=kernels(recording, group.forward),
         backward=kernels(recording, backward),
         saved=extent_of(recording, group.saved),
-        passing_forward=extent_of(recording, group.passing_forward),
-        passing_backward=extent_of(recording, group.passing_backward),
+        transient_forward=extent_of(recording, group.passing_forward),
+        transient_backward=extent_of(recording, group.passing_backward),
         forward_fused=_fused(recording, group.forward, is_kept=set(group.saved)),
         backward_fused=_fused(recording, backward, is_kept=set()),
     )
@@ -38,15 +38,15 @@ def _kernels(recording: ModuleRecording, operator: Operator) -> tuple[TracedKern
     grows = any(recording.storages[use.storage].grows for use in (*operator.reads, *operator.writes))
     if not operator.products:
         kind: Any = "embedding" if operator.name.startswith("embedding") else "elementwise"
-        casts = operator.name == "_to_copy" and _changes_low(recording, operator)
+        casts = operator.name == "_to_copy" and _is_precision_cast(recording, operator)
         return (TracedKernel(operator.name, kind, memory, grows=grows, casts=casts),)
-    found = []
+    traced_kernels = []
     for number, product in enumerate(operator.products):
-        part = memory if number == 0 else _NOTHING  # both gradients of a convolution are one call
+        extent = memory if number == 0 else _NOTHING  # both gradients of a convolution are one call
         if len(operator.products) == 2:
-            part = _half(memory)
-        found.append(_product(recording, operator, product, part, grows))
-    return tuple(found)
+            extent = _half(memory)
+        traced_kernels.append(_product(recording, operator, product, extent, grows))
+    return tuple(traced_kernels)
 
 
 def _product(
@@ -57,7 +57,7 @@ def _product(
     floats = [recording.storages[use.storage] for use in operator.reads]
     return TracedKernel(
         operator.name, kind, memory, product.flops, product.shape, product.scaled, layout,
-        product.is_causal, grows, in_fp32=not any(one.is_low for one in floats),
+        product.is_causal, grows, in_fp32=not any(storage.is_low for storage in floats),
     )  # fmt: skip
 
 
@@ -71,11 +71,11 @@ def memory_of(recording: ModuleRecording, operator: Operator) -> Extent:
     """The memory traffic of an operator. Every tensor is read once, and every result is written once."""
     total = _NOTHING
     for use in (*operator.reads, *operator.writes):
-        total = total.plus(amount(recording.storages[use.storage], use.numel, use.item_bytes))
+        total = total.combine(make_extent(recording.storages[use.storage], use.numel, use.item_bytes))
     return total
 
 
-def _changes_low(recording: ModuleRecording, operator: Operator) -> bool:
+def _is_precision_cast(recording: ModuleRecording, operator: Operator) -> bool:
     """Whether a copy is between the type that the training computes in and fp32."""
     kinds = {recording.storages[use.storage].is_low for use in (*operator.reads, *operator.writes)}
     sizes = {recording.storages[use.storage].item_bytes for use in (*operator.reads, *operator.writes)}
@@ -87,19 +87,23 @@ def _fused(recording: ModuleRecording, operators: Sequence[Operator], *, is_kept
 
     The kernel reads what none of these operators made. It writes what is used after them.
     """
-    plain = [one for one in operators if not one.products]
-    if not plain:
+    memory_operators = [op for op in operators if not op.products]
+    if not memory_operators:
         return None
-    made = {use.storage for one in plain for use in one.writes}
-    within = {use.storage for one in plain for use in one.reads}
-    inside = {n for n in made & within if recording.storages[n].born is not None and n not in is_kept}
+    written_storages = {use.storage for op in memory_operators for use in op.writes}
+    read_storages = {use.storage for op in memory_operators for use in op.reads}
+    inside = {
+        n
+        for n in written_storages & read_storages
+        if recording.storages[n].born is not None and n not in is_kept
+    }
     inside = {n for n in inside if not _outlives(recording, n, operators)}
     total, seen = _NOTHING, set(inside)
-    for operator in plain:
+    for operator in memory_operators:
         for use in (*operator.reads, *operator.writes):
             if use.storage not in seen:
                 seen.add(use.storage)
-                total = total.plus(amount(recording.storages[use.storage], use.numel, use.item_bytes))
+                total = total.combine(make_extent(recording.storages[use.storage], use.numel, use.item_bytes))
     return total
 
 
@@ -107,5 +111,5 @@ def _outlives(recording: ModuleRecording, number: int, operators: Sequence[Opera
     """Whether a storage is read after the last of the operators."""
     storage = recording.storages[number]
     return bool(storage.savers) and not all(
-        recording.places[place].path == recording.places[operators[0].place].path for place in storage.savers
+        recording.sites[site].path == recording.sites[operators[0].site].path for site in storage.savers
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.capture.capture import captured, require_torch
+from zsim.specs.capture.capture import capture_module, require_torch
 from zsim.specs.model.spec import ModelSpec
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -25,7 +25,7 @@ def names_function(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def captured_from(text: str) -> ModelSpec:
+def capture_function(text: str) -> ModelSpec:
     """The model of the module that the function `package.module:function` makes.
 
     The function returns (module, inputs). `inputs` is a tensor, a sequence of forward's arguments, or a
@@ -33,28 +33,33 @@ def captured_from(text: str) -> ModelSpec:
     default. Raises InputError for a function that cannot be found, fails, or returns something else.
     """
     torch = require_torch(f"model '{text}'")
-    function = _function(text)
+    function = _load_function(text)
     where = f"model '{text}'"
     try:
         with torch.device("meta"):
-            made = function()
+            module_and_inputs = function()
     except InputError:
         raise
     except (Exception, SystemExit) as problem:  # whatever the user's code raises
-        said = " ".join(str(problem).split())[:300]
+        message = " ".join(str(problem).split())[:300]
         raise InputError(
-            f"{where}: the function raised {type(problem).__name__}: {said}; it is called without arguments, "
+            f"{where}: the function raised {type(problem).__name__}: {message}; it is called without "
+            "arguments, "
             "with the meta device as torch's default, on which tensors have no values"
         ) from problem
-    if not isinstance(made, tuple | list) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
+    if (
+        not isinstance(module_and_inputs, tuple | list)
+        or len(module_and_inputs) != 2
+        or not isinstance(module_and_inputs[0], torch.nn.Module)
+    ):
         raise InputError(
-            f"{where}: the function returned {_described(made)}; expected (module, inputs): a "
+            f"{where}: the function returned {_describe(module_and_inputs)}; expected (module, inputs): a "
             "torch.nn.Module, and "
             "a tensor, a sequence of its forward's arguments, or a mapping of its keywords"
         )
-    module, inputs = made
+    module, inputs = module_and_inputs
     args, kwargs = _arguments(inputs, torch)
-    model = captured(module, args, kwargs, where, text.rpartition(":")[2])
+    model = capture_module(module, args, kwargs, where, text.rpartition(":")[2])
     assert model.captured is not None
     return replace(model, captured=replace(model.captured, function=text))
 
@@ -67,18 +72,24 @@ def _arguments(inputs: Any, torch: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     return (inputs,), {}
 
 
-def _described(made: Any) -> str:
-    if isinstance(made, tuple | list):
-        return f"a {type(made).__name__} of " + (", ".join(type(one).__name__ for one in made) or "nothing")
-    return f"a {type(made).__name__}"
+def _describe(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of " + (
+            ", ".join(type(element).__name__ for element in value) or "nothing"
+        )
+    return f"a {type(value).__name__}"
 
 
-def _function(text: str) -> Callable[[], Any]:
+def _load_function(text: str) -> Callable[[], Any]:
     name, _, attribute = text.partition(":")
-    module = _module(name, text)
+    module = _import_module(name, text)
     function = getattr(module, attribute, None)
     if function is None:
-        names = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+        names = [
+            callable_name
+            for callable_name, value in vars(module).items()
+            if callable(value) and not callable_name.startswith("_")
+        ]
         raise InputError(
             f"model '{text}': '{name}' has no '{attribute}'{did_you_mean(attribute, names)}; expected "
             "a function "
@@ -89,25 +100,26 @@ def _function(text: str) -> Callable[[], Any]:
             f"model '{text}': '{attribute}' is a {type(function).__name__}; expected a function that returns "
             "(module, inputs)"
         )
-    found: Callable[[], Any] = function
-    return found
+    model_function: Callable[[], Any] = function
+    return model_function
 
 
-def _module(name: str, text: str) -> Any:
+def _import_module(name: str, text: str) -> Any:
     """The module, looked for in the working directory too, as `python -m` does."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    working_directory = str(Path.cwd())
+    sys.path.insert(0, working_directory)
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as problem:  # whatever the user's code raises when it is imported
-        said = " ".join(str(problem).split())[:300]
+        message = " ".join(str(problem).split())[:300]
         missing = isinstance(problem, ModuleNotFoundError) and problem.name in (name, name.partition(".")[0])
         expected = (
-            f"a module that Python finds from {here} or in its environment" if missing
+            f"a module that Python finds from {working_directory} or in its environment" if missing
             else "a module that can be imported"
         )  # fmt: skip
         raise InputError(
-            f"model '{text}': cannot import '{name}': {type(problem).__name__}: {said}; expected {expected}"
+            f"model '{text}': cannot import '{name}': {type(problem).__name__}: {message}; expected "
+            f"{expected}"
         ) from problem
     finally:
-        sys.path.remove(here)
+        sys.path.remove(working_directory)

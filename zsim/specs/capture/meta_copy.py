@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def low_type(module: nn.Module) -> torch.dtype:
+def compute_dtype(module: nn.Module) -> torch.dtype:
     """The type that the module computes in: that of most of its weights, or bf16 where that is fp32
     or fp64.
     """
     import torch
 
-    count: dict[torch.dtype, int] = {}
+    numel_per_dtype: dict[torch.dtype, int] = {}
     for parameter in module.parameters():
         if parameter.is_floating_point():
-            count[parameter.dtype] = count.get(parameter.dtype, 0) + parameter.numel()
-    most = max(count, key=lambda dtype: count[dtype], default=torch.float32)
-    return torch.bfloat16 if most in (torch.float32, torch.float64) else most
+            numel_per_dtype[parameter.dtype] = numel_per_dtype.get(parameter.dtype, 0) + parameter.numel()
+    main_dtype = max(numel_per_dtype, key=lambda dtype: numel_per_dtype[dtype], default=torch.float32)
+    return torch.bfloat16 if main_dtype in (torch.float32, torch.float64) else main_dtype
 
 
 def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
@@ -39,32 +39,34 @@ def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
     import torch
 
     memo: dict[int, Any] = {}
-    converts = all(one.dtype in (torch.float32, torch.float64) for one in _floating(module.parameters()))
+    converts = all(
+        weight.dtype in (torch.float32, torch.float64) for weight in _floating(module.parameters())
+    )
 
     def meta(tensor: Tensor) -> Tensor:
         dtype = low if converts and tensor.is_floating_point() else tensor.dtype
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
 
     for parameter in module.parameters():
-        made = torch.nn.Parameter(meta(parameter), requires_grad=parameter.requires_grad)
-        memo[id(parameter)] = made
-    for one in module.modules():
-        for value in [*one._buffers.values(), *vars(one).values()]:
+        meta_parameter = torch.nn.Parameter(meta(parameter), requires_grad=parameter.requires_grad)
+        memo[id(parameter)] = meta_parameter
+    for submodule in module.modules():
+        for value in [*submodule._buffers.values(), *vars(submodule).values()]:
             if isinstance(value, torch.Tensor) and id(value) not in memo:
                 memo[id(value)] = meta(value)
     try:
-        copied = copy.deepcopy(module, memo)
+        copied_module = copy.deepcopy(module, memo)
     except Exception as problem:
         raise InputError(
             f"the module ({type(module).__name__}) cannot be copied: {problem}; expected one that "
             "copy.deepcopy copies, without open files, locks or tensors that are results of others"
         ) from None
-    assert isinstance(copied, torch.nn.Module)
-    return copied.train(module.training)
+    assert isinstance(copied_module, torch.nn.Module)
+    return copied_module.train(module.training)
 
 
 def _floating(tensors: Any) -> list[Any]:
-    return [one for one in tensors if one.is_floating_point()]
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 def meta_inputs(

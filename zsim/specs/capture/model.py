@@ -5,43 +5,43 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from zsim.specs.capture.assembly import Assembly
+from zsim.specs.capture.assembly import ModuleAssembler
 from zsim.specs.capture.groups import groups_of
 from zsim.specs.capture.recording import ModuleRecording
 from zsim.specs.capture.repeats import block_paths
-from zsim.specs.capture.segments import Stretch, stretches_of
-from zsim.specs.capture.works import Matcher
+from zsim.specs.capture.segments import Segment, segments_of
+from zsim.specs.capture.works import FormulaMatcher
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Norm
-from zsim.specs.model.traced import Captured, Extent, Traced
+from zsim.specs.model.traced import CaptureInfo, Extent, TracedModule
 
 
 def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
     """The model that was recorded. Raises InputError for a block that runs twice."""
     length = positions_of(recording)
-    matcher = Matcher(recording, recording.samples * length)
+    matcher = FormulaMatcher(recording, recording.samples * length)
     paths = block_paths(recording)
-    stretches, number_of = stretches_of(recording, paths, source)
-    groups = groups_of(recording, number_of)
-    assembly = Assembly(recording, matcher)
-    parts: list[tuple[Stretch, tuple[Module, ...]]] = []
-    for number, stretch in enumerate(stretches):
-        own = [group for group in groups if number_of[group.place] == number]
-        modules = assembly.modules(own, stretch.path)
-        if stretch.path:
-            modules = (*modules, *assembly.left(stretch.path, ()))
+    segments, segment_numbers = segments_of(recording, paths, source)
+    groups = groups_of(recording, segment_numbers)
+    assembler = ModuleAssembler(recording, matcher)
+    segment_modules: list[tuple[Segment, tuple[Module, ...]]] = []
+    for number, segment in enumerate(segments):
+        segment_groups = [group for group in groups if segment_numbers[group.site] == number]
+        modules = assembler.make_modules(segment_groups, segment.path)
+        if segment.path:
+            modules = (*modules, *assembler.unused_modules(segment.path, ()))
         if modules:
-            parts.append((stretch, modules))
-    unused = assembly.left("", paths)
-    before, middle, after = _split(parts)
+            segment_modules.append((segment, modules))
+    unused = assembler.unused_modules("", paths)
+    before, middle, after = _split(segment_modules)
     after = (*after, *unused)
     blocks, names = _blocks(recording, middle)
-    registration = tuple(one.name for one in recording.parameters)
-    every = [*before, *(module for block in blocks for module in block.modules), *after]
+    registration = tuple(parameter.name for parameter in recording.parameters)
+    all_modules = [*before, *(module for block in blocks for module in block.modules), *after]
     return ModelSpec(
         name=name,
         family=recording.modules[""].kind,
-        hidden_size=recording.hidden_size or _hidden_size(recording, every),
-        vocab_size=recording.vocab_size or _vocabulary(every),
+        hidden_size=recording.hidden_size or _hidden_size(recording, all_modules),
+        vocab_size=recording.vocab_size or _vocabulary(all_modules),
         max_positions=length,
         before=before,
         blocks=blocks,
@@ -51,7 +51,7 @@ def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
         source=source,
         block_names=names,
         registration=registration,
-        captured=_captured(recording, length, unused),
+        captured=_capture_summary(recording, length, unused),
     )
 
 
@@ -74,58 +74,58 @@ def positions_of(recording: ModuleRecording) -> int:
     return flops.most_common(1)[0][0] if flops else 1
 
 
-Parts = Sequence[tuple[Stretch, tuple[Module, ...]]]
+SegmentModules = Sequence[tuple[Segment, tuple[Module, ...]]]
 
 
-def _split(parts: Parts) -> tuple[tuple[Module, ...], Parts, tuple[Module, ...]]:
+def _split(segment_modules: SegmentModules) -> tuple[tuple[Module, ...], SegmentModules, tuple[Module, ...]]:
     """Modules before the first block, blocks and what is between them, modules after the last."""
-    places = [number for number, (stretch, _) in enumerate(parts) if stretch.path]
-    if not places:
-        return tuple(module for _, modules in parts for module in modules), (), ()
-    first, last = places[0], places[-1]
-    before = tuple(module for _, modules in parts[:first] for module in modules)
-    after = tuple(module for _, modules in parts[last + 1 :] for module in modules)
-    return before, parts[first : last + 1], after
+    block_indices = [number for number, (segment, _) in enumerate(segment_modules) if segment.path]
+    if not block_indices:
+        return tuple(module for _, modules in segment_modules for module in modules), (), ()
+    first, last = block_indices[0], block_indices[-1]
+    before = tuple(module for _, modules in segment_modules[:first] for module in modules)
+    after = tuple(module for _, modules in segment_modules[last + 1 :] for module in modules)
+    return before, segment_modules[first : last + 1], after
 
 
-def _blocks(recording: ModuleRecording, middle: Parts) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+def _blocks(recording: ModuleRecording, middle: SegmentModules) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     """The blocks and their names. Equal blocks are the same object."""
-    known: dict[Block, Block] = {}
+    unique_blocks: dict[Block, Block] = {}
     blocks = []
-    for stretch, modules in middle:
-        call = recording.calls[stretch.call] if stretch.path else None
-        kind = recording.modules[stretch.path].kind if call else "between"
-        held = _held(recording, call.input_bytes) if call else None
-        order = _registration(recording, stretch.path, modules) if call else None
-        block = Block(kind, modules, order, held=held, is_wrapped=call is not None)
-        blocks.append(known.setdefault(block, block))
-    return tuple(blocks), tuple(stretch.path for stretch, _ in middle)
+    for segment, modules in middle:
+        call = recording.calls[segment.call] if segment.path else None
+        kind = recording.modules[segment.path].kind if call else "between"
+        input_extent = _input_extent(recording, call.input_bytes) if call else None
+        order = _registration_order(recording, segment.path, modules) if call else None
+        block = Block(kind, modules, order, input_extent=input_extent, is_wrapped=call is not None)
+        blocks.append(unique_blocks.setdefault(block, block))
+    return tuple(blocks), tuple(segment.path for segment, _ in middle)
 
 
-def _held(recording: ModuleRecording, input_bytes: int) -> Extent:
+def _input_extent(recording: ModuleRecording, input_bytes: int) -> Extent:
     """The inputs of a block, in the type that the module computes in."""
-    low = next((one.item_bytes for one in recording.storages if one.is_low), 2)
+    low = next((storage.item_bytes for storage in recording.storages if storage.is_low), 2)
     return Extent(input_bytes // low)
 
 
-def _registration(recording: ModuleRecording, path: str, modules: Sequence[Module]) -> tuple[str, ...]:
+def _registration_order(recording: ModuleRecording, path: str, modules: Sequence[Module]) -> tuple[str, ...]:
     """Names of a block's modules with parameters in the order of `named_parameters()`."""
-    order = {one.name: number for number, one in enumerate(recording.parameters)}
+    order = {record.name: number for number, record in enumerate(recording.parameters)}
     owners = [module for module in modules if module.parameters]
-    first = {
+    first_index = {
         module.name: min(order[f"{path}.{module.path_of(parameter)}"] for parameter in module.parameters)
         for module in owners
     }
-    return tuple(sorted(first, key=lambda name: first[name]))
+    return tuple(sorted(first_index, key=lambda name: first_index[name]))
 
 
 def _is_tied(recording: ModuleRecording, before: Sequence[Module], after: Sequence[Module]) -> bool:
     """Whether a product after the blocks uses the weight of an embedding before them."""
-    tables = [module.numel for module in before if isinstance(module.work, Embedding)]
+    tables = [module.numel for module in before if isinstance(module.op_spec, Embedding)]
     return any(
-        isinstance(module.work, Linear)
-        and not any(one.name == "weight" for one in module.parameters)
-        and module.work.in_features * module.work.out_features in tables
+        isinstance(module.op_spec, Linear)
+        and not any(parameter.name == "weight" for parameter in module.parameters)
+        and module.op_spec.in_features * module.op_spec.out_features in tables
         for module in after
     )
 
@@ -134,59 +134,66 @@ def _hidden_size(recording: ModuleRecording, modules: Sequence[Module]) -> int:
     """The width of most norms, else the input width of most products, else the output width of most
     weights.
     """
-    widths = Counter(module.work.width for module in modules if isinstance(module.work, Norm))
-    inputs = Counter(module.work.in_features for module in modules if isinstance(module.work, Linear))
-    rows = Counter(one.shape[0] for one in recording.parameters if len(one.shape) > 1)
+    widths = Counter(module.op_spec.width for module in modules if isinstance(module.op_spec, Norm))
+    inputs = Counter(module.op_spec.in_features for module in modules if isinstance(module.op_spec, Linear))
+    rows = Counter(parameter.shape[0] for parameter in recording.parameters if len(parameter.shape) > 1)
     is_sequence = positions_of(recording) > 1
-    found = (widths or inputs or rows) if is_sequence else rows or widths
-    return found.most_common(1)[0][0] if found else 1
+    counts = (widths or inputs or rows) if is_sequence else rows or widths
+    return counts.most_common(1)[0][0] if counts else 1
 
 
 def _vocabulary(modules: Sequence[Module]) -> int:
-    losses = [module.work.vocab_size for module in modules if isinstance(module.work, Loss)]
-    tables = [module.work.rows for module in modules if isinstance(module.work, Embedding)]
+    losses = [module.op_spec.vocab_size for module in modules if isinstance(module.op_spec, Loss)]
+    tables = [module.op_spec.rows for module in modules if isinstance(module.op_spec, Embedding)]
     return max([*losses, *tables], default=1)
 
 
-def _captured(recording: ModuleRecording, length: int, unused: Sequence[Module]) -> Captured:
-    unpriced = _unpriced(recording)
-    has_convolutions = any("convolution" in one.name for one in recording.forward)
-    return Captured(
+def _capture_summary(recording: ModuleRecording, length: int, unused: Sequence[Module]) -> CaptureInfo:
+    unpriced = _unpriced_operators(recording)
+    has_convolutions = any("convolution" in operator.name for operator in recording.forward)
+    return CaptureInfo(
         recording.samples, length, unpriced, bool(unpriced) or has_convolutions, _notes(recording, unused)
     )
 
 
-def _unpriced(recording: ModuleRecording) -> tuple[str, ...]:
-    names = Counter(one.name for one in (*recording.forward, *recording.backward) if not one.is_priced)
+def _unpriced_operators(recording: ModuleRecording) -> tuple[str, ...]:
+    names = Counter(
+        operator.name for operator in (*recording.forward, *recording.backward) if not operator.is_priced
+    )
     return tuple(sorted(names))
 
 
 def _notes(recording: ModuleRecording, unused: Sequence[Module]) -> tuple[str, ...]:
     """Sentences of the report about the capture."""
-    found = []
+    notes = []
     if not recording.has_loss:
-        found.append(
+        notes.append(
             "the module returns no scalar, so no loss is counted: backward begins at its outputs; a forward "
             "that returns the loss has it counted"
         )
-    if any("convolution" in one.name for one in recording.forward):
-        found.append("convolutions are priced as the products that they are (implicit GEMM), uncalibrated")
+    if any("convolution" in operator.name for operator in recording.forward):
+        notes.append("convolutions are priced as the products that they are (implicit GEMM), uncalibrated")
     if recording.assumes_full:
-        found.append(
+        notes.append(
             "forward asks whether all elements of a tensor fulfil a condition, as of a padding mask or a "
             "check: taken as true, samples without padding and not packed"
         )
     names = [module.name for module in unused if module.parameters]
     if names:
-        some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        found.append(
-            f"{len(names)} modules have parameters that forward does not use ({some}); they are sharded and "
+        examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        notes.append(
+            f"{len(names)} modules have parameters that forward does not use ({examples}); they are sharded "
+            "and "
             "updated like the others"
         )
-    return tuple(found)
+    return tuple(notes)
 
 
 def traced_modules(model: ModelSpec) -> list[Module]:
     """The modules of a model whose work was traced."""
-    every = [*model.before, *(module for block in model.blocks for module in block.modules), *model.after]
-    return [module for module in every if isinstance(module.work, Traced)]
+    all_modules = [
+        *model.before,
+        *(module for block in model.blocks for module in block.modules),
+        *model.after,
+    ]
+    return [module for module in all_modules if isinstance(module.op_spec, TracedModule)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Grows = Callable[[Any], bool]
 
 # Convolutions with fewer inputs to each output channel than this (depthwise ones) are bound by memory.
-_LEAST_CHANNELS = 4
+_MIN_CHANNELS = 4
 
 # Not of torch's tag "pointwise", but each element is read and written once or a few times.
 MEMORY_BOUND = frozenset(
@@ -74,7 +74,7 @@ def _is_transposed(matrix: Tensor) -> bool:
     return matrix.dim() >= 2 and matrix.stride(-2) == 1 and matrix.stride(-1) != 1
 
 
-def _scaled(a: Tensor, b: Tensor, grows: Grows, *, batched: bool = False) -> int | None:
+def _scaled_dimension(a: Tensor, b: Tensor, grows: Grows, *, batched: bool = False) -> int | None:
     """Index in (m, n, k) of the dimension that grows with the samples, or None.
 
     If both operands grow, it is the tokens that are summed over (k), or the batch of a batched product
@@ -87,16 +87,16 @@ def _scaled(a: Tensor, b: Tensor, grows: Grows, *, batched: bool = False) -> int
 
 def _matmul(a: Tensor, b: Tensor, grows: Grows) -> tuple[Product, ...]:
     (m, k), n = a.shape, b.shape[1]
-    return (Product("gemm", 2.0 * m * n * k, (m, n, k), _scaled(a, b, grows), _layout(a, b)),)
+    return (Product("gemm", 2.0 * m * n * k, (m, n, k), _scaled_dimension(a, b, grows), _layout(a, b)),)
 
 
-def _batched(a: Tensor, b: Tensor, grows: Grows) -> tuple[Product, ...]:
+def _batched_matmul(a: Tensor, b: Tensor, grows: Grows) -> tuple[Product, ...]:
     (batch, m, k), n = a.shape, b.shape[2]
-    scaled = _scaled(a, b, grows, batched=True)
+    scaled = _scaled_dimension(a, b, grows, batched=True)
     return (Product("gemm", 2.0 * batch * m * n * k, (m, n, k), scaled, _layout(a, b)),)
 
 
-def _grouped(args: Sequence[Any], grows: Grows) -> tuple[Product, ...]:
+def _grouped_matmul(args: Sequence[Any], grows: Grows) -> tuple[Product, ...]:
     """Products of groups of rows, each with its own weight (2D x 3D), and the gradients of such weights (2D x
     2D).
 
@@ -105,16 +105,16 @@ def _grouped(args: Sequence[Any], grows: Grows) -> tuple[Product, ...]:
     a, b, offsets = args[0], args[1], args[2]
     if a.dim() == 2 and b.dim() == 3:
         (rows, k), (groups, _, n) = a.shape, b.shape
-        each = max(1, rows // groups)
-        return (Product("gemm", 2.0 * rows * n * k, (each, n, k), 0, _layout(a, b)),)
+        rows_per_group = max(1, rows // groups)
+        return (Product("gemm", 2.0 * rows * n * k, (rows_per_group, n, k), 0, _layout(a, b)),)
     if a.dim() == 2 and b.dim() == 2:
         (m, rows), n = a.shape, b.shape[1]
-        each = max(1, rows // max(1, offsets.shape[0]))
-        return (Product("gemm", 2.0 * rows * m * n, (m, n, each), 2, "tn"),)
-    return _batched(a, b, grows) if a.dim() == 3 and b.dim() == 3 else ()
+        rows_per_group = max(1, rows // max(1, offsets.shape[0]))
+        return (Product("gemm", 2.0 * rows * m * n, (m, n, rows_per_group), 2, "tn"),)
+    return _batched_matmul(a, b, grows) if a.dim() == 3 and b.dim() == 3 else ()
 
 
-def _convolved(
+def _convolution_shape(
     x: Tensor, weight: Tensor, y: Sequence[int], *, transposed: bool, groups: int
 ) -> tuple[int, int, int, int]:
     """(groups, m, n, k) of a convolution's product."""
@@ -126,23 +126,23 @@ def _convolved(
 
 def _kind(n: int, k: int, weight: Tensor) -> str:
     """The kind of a convolution. Memory bounds convolutions of few channels."""
-    return "gemm" if min(n, k // max(1, prod(weight.shape[2:]))) >= _LEAST_CHANNELS or k >= 64 else "memory"
+    return "gemm" if min(n, k // max(1, prod(weight.shape[2:]))) >= _MIN_CHANNELS or k >= 64 else "memory"
 
 
 def _convolution(args: Sequence[Any], out: Any) -> tuple[Product, ...]:
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
-    number, m, n, k = _convolved(x, weight, out.shape, transposed=transposed, groups=groups)
-    return (Product(_kind(n, k, weight), 2.0 * number * m * n * k, (m, n, k), 0),)
+    num_groups, m, n, k = _convolution_shape(x, weight, out.shape, transposed=transposed, groups=groups)
+    return (Product(_kind(n, k, weight), 2.0 * num_groups * m * n * k, (m, n, k), 0),)
 
 
 def _convolution_backward(args: Sequence[Any]) -> tuple[Product, ...]:
     """Gradients of the input and of the weight, as far as the operator's output mask requests them."""
-    y, x, weight, transposed, groups, wanted = args[0], args[1], args[2], args[7], args[9], args[10]
-    number, m, n, k = _convolved(x, weight, y.shape, transposed=transposed, groups=groups)
-    flops, kind = 2.0 * number * m * n * k, _kind(n, k, weight)
-    of_input = (Product(kind, flops, (m, k, n), 0, "nn"),) if wanted[0] else ()
-    of_weight = (Product(kind, flops, (n, k, m), 2, "tn"),) if wanted[1] else ()
-    return (*of_input, *of_weight)
+    y, x, weight, transposed, groups, output_mask = args[0], args[1], args[2], args[7], args[9], args[10]
+    num_groups, m, n, k = _convolution_shape(x, weight, y.shape, transposed=transposed, groups=groups)
+    flops, kind = 2.0 * num_groups * m * n * k, _kind(n, k, weight)
+    input_gradient = (Product(kind, flops, (m, k, n), 0, "nn"),) if output_mask[0] else ()
+    weight_gradient = (Product(kind, flops, (n, k, m), 2, "tn"),) if output_mask[1] else ()
+    return (*input_gradient, *weight_gradient)
 
 
 def products_of(name: str, args: Sequence[Any], out: Any, grows: Grows) -> tuple[Product, ...]:
@@ -155,11 +155,11 @@ def products_of(name: str, args: Sequence[Any], out: Any, grows: Grows) -> tuple
     if name == "addmm":
         return _matmul(args[1], args[2], grows)
     if name == "bmm":
-        return _batched(args[0], args[1], grows)
+        return _batched_matmul(args[0], args[1], grows)
     if name in ("baddbmm", "baddbmm_"):
-        return _batched(args[1], args[2], grows)
+        return _batched_matmul(args[1], args[2], grows)
     if name == "_grouped_mm":
-        return _grouped(args, grows)
+        return _grouped_matmul(args, grows)
     if name in ("convolution", "_convolution", "convolution_overrideable"):
         return _convolution(args, out)
     return _convolution_backward(args) if name == "convolution_backward" else ()

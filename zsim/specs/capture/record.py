@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
-from zsim.specs.capture.meta_copy import low_type, meta_copy, meta_inputs
+from zsim.specs.capture.meta_copy import compute_dtype, meta_copy, meta_inputs
 from zsim.specs.capture.recorder import Recorder
 from zsim.specs.capture.recording import ModuleRecord, ModuleRecording, ParameterRecord
 from zsim.specs.capture.run import run
@@ -14,7 +14,14 @@ from zsim.specs.capture.run import run
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_DATA = ("meta tensors", "_local_scalar_dense", "data-dependent", "aten::nonzero", "aten::item", "to meta")
+_DATA_DEPENDENT_MARKS = (
+    "meta tensors",
+    "_local_scalar_dense",
+    "data-dependent",
+    "aten::nonzero",
+    "aten::item",
+    "to meta",
+)
 
 
 def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> ModuleRecording:
@@ -22,13 +29,13 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wh
 
     Raises InputError for a module or inputs that cannot be recorded.
     """
-    low = low_type(module)
-    made = meta_copy(module, low)
-    parameters = dict(made.named_parameters())
+    low = compute_dtype(module)
+    meta_module = meta_copy(module, low)
+    parameters = dict(meta_module.named_parameters())
     if not parameters:
         raise InputError(f"{where}: {type(module).__name__} has no parameters; expected a module to train")
-    inputs, named = meta_inputs(args, kwargs, low)
-    example = _inputs(inputs, named)
+    inputs, keywords = meta_inputs(args, kwargs, low)
+    example = _inputs(inputs, keywords)
     if not example:
         raise InputError(
             f"{where}: no tensor among the example's inputs; expected the inputs of "
@@ -36,48 +43,51 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wh
             "forward, of which the first dimension of the first counts the samples"
         )
     samples = max(1, example[0].shape[0])
-    recording = ModuleRecording(samples, _positions(example), False, _tree(made), [])
+    recording = ModuleRecording(samples, _positions(example), False, _module_tree(meta_module), [])
     config = getattr(module, "config", None)
-    recording.hidden_size = _whole(getattr(config, "hidden_size", None))
-    recording.vocab_size = _whole(getattr(config, "vocab_size", None))
+    recording.hidden_size = _positive_integer(getattr(config, "hidden_size", None))
+    recording.vocab_size = _positive_integer(getattr(config, "vocab_size", None))
     recorder = Recorder(recording, low)
     for name, parameter in parameters.items():
-        number = recorder.know(parameter, parameter=name)
+        number = recorder.register(parameter, parameter=name)
         shape = tuple(parameter.shape)
         recording.parameters.append(ParameterRecord(name, shape, parameter.requires_grad, number))
-    for buffer in made.buffers():
-        recorder.know(buffer, is_input=True)
-    for one in example:
-        recorder.know(one, grows=one.dim() > 0 and one.shape[0] == samples, is_input=True)
+    for buffer in meta_module.buffers():
+        recorder.register(buffer, is_input=True)
+    for tensor in example:
+        recorder.register(tensor, grows=tensor.dim() > 0 and tensor.shape[0] == samples, is_input=True)
     try:
-        run(made, inputs, named, recorder)
+        run(meta_module, inputs, keywords, recorder)
     except InputError as problem:
         raise InputError(f"{where}: {problem}") from None
     except Exception as problem:  # whatever the user's code raises
-        raise InputError(_why(where, module, recorder, problem)) from problem
+        raise InputError(_explain_error(where, module, recorder, problem)) from problem
     return recording
 
 
-def _why(where: str, module: nn.Module, recorder: Recorder, problem: Exception) -> str:
+def _explain_error(where: str, module: nn.Module, recorder: Recorder, problem: Exception) -> str:
     """One paragraph about an error of the module's code."""
     path = recorder.innermost()
-    at = f"in '{path}' of " if path else "in "
-    said = " ".join(str(problem).split()) or type(problem).__name__
-    said = said if len(said) <= 300 else said[:300] + " ..."
-    begin = f"{where}: {at}{type(module).__name__}: {type(problem).__name__}: {said}"
-    if any(word in said for word in _DATA) or "GuardOnDataDependent" in type(problem).__name__:
+    location = f"in '{path}' of " if path else "in "
+    message = " ".join(str(problem).split()) or type(problem).__name__
+    message = message if len(message) <= 300 else message[:300] + " ..."
+    prefix = f"{where}: {location}{type(module).__name__}: {type(problem).__name__}: {message}"
+    if (
+        any(word in message for word in _DATA_DEPENDENT_MARKS)
+        or "GuardOnDataDependent" in type(problem).__name__
+    ):
         return (
-            f"{begin}: the code depends on the values of tensors, and a module without weights has none; "
+            f"{prefix}: the code depends on the values of tensors, and a module without weights has none; "
             "expected control flow and shapes that depend on shapes alone (experts by a grouped "
             "product instead "
             "of a loop over those that were hit)"
         )
-    if "device" in said:
+    if "device" in message:
         return (
-            f"{begin}: expected tensors that forward makes on the device of its inputs "
+            f"{prefix}: expected tensors that forward makes on the device of its inputs "
             "(device=x.device), and none kept on another one"
         )
-    return f"{begin}; expected a forward and backward that run on these inputs"
+    return f"{prefix}; expected a forward and backward that run on these inputs"
 
 
 def _inputs(args: Any, kwargs: Any) -> list[Tensor]:
@@ -93,18 +103,18 @@ def _positions(example: list[Tensor]) -> int | None:
     return int(first.shape[1]) if first.dim() == 2 and not first.is_floating_point() else None
 
 
-def _whole(value: Any) -> int | None:
+def _positive_integer(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _tree(module: nn.Module) -> dict[str, ModuleRecord]:
+def _module_tree(module: nn.Module) -> dict[str, ModuleRecord]:
     import torch
 
-    found = {}
-    for path, one in module.named_modules():
-        is_list = isinstance(one, torch.nn.ModuleList | torch.nn.Sequential)
-        children = tuple(f"{path}.{name}" if path else name for name, _ in one.named_children())
-        no_split = getattr(one, "_no_split_modules", None) or ()
+    records = {}
+    for path, submodule in module.named_modules():
+        is_list = isinstance(submodule, torch.nn.ModuleList | torch.nn.Sequential)
+        children = tuple(f"{path}.{name}" if path else name for name, _ in submodule.named_children())
+        no_split = getattr(submodule, "_no_split_modules", None) or ()
         names = tuple(name for name in no_split if isinstance(name, str))
-        found[path] = ModuleRecord(path, type(one).__name__, is_list, children, names)
-    return found
+        records[path] = ModuleRecord(path, type(submodule).__name__, is_list, children, names)
+    return records

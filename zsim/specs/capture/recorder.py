@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
 from zsim.specs.capture.products import ALLOCATIONS, MEMORY_BOUND, products_of
-from zsim.specs.capture.recording import ModuleRecording, ModuleRun, Operator, Product, RunPlace, Storage, Use
+from zsim.specs.capture.recording import CallSite, ModuleRecording, ModuleRun, Operator, Product, Storage, Use
 
 if TYPE_CHECKING:
     import torch
@@ -35,16 +35,16 @@ class Recorder:
         self.recording, self.low = recording, low
         self.is_backward = self.is_paused = False
         self._numbers: dict[int, int] = {}  # of a storage that lives, by its identity in torch
-        self._place: int | None = None
+        self._site: int | None = None
         self._stack: list[int] = []
-        self._place_of_node: dict[int, int] = {}
+        self._site_of_node: dict[int, int] = {}
         self._last, self._finished = 0, -1
         self._operators = 0
         self._names: dict[int, str] = {}  # of the operator that made a storage
 
     # ---- storages ------------------------------------------------------------------------------------------
 
-    def know(self, tensor: Tensor, **facts: Any) -> int:
+    def register(self, tensor: Tensor, **facts: Any) -> int:
         """The number of a tensor's storage. A new storage is added to the recording with `facts`."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
@@ -52,24 +52,26 @@ class Recorder:
         if number is None:
             number = self._numbers[key] = len(self.recording.storages)
             low = tensor.dtype == self.low
-            found = Storage(storage.nbytes(), tensor.element_size(), low, facts.pop("grows", False), **facts)
-            self.recording.storages.append(found)
-            weakref.finalize(storage, self._freed, key, number).atexit = False
+            new_storage = Storage(
+                storage.nbytes(), tensor.element_size(), low, facts.pop("grows", False), **facts
+            )
+            self.recording.storages.append(new_storage)
+            weakref.finalize(storage, self._mark_freed, key, number).atexit = False
         return number
 
-    def _freed(self, key: int, number: int) -> None:
+    def _mark_freed(self, key: int, number: int) -> None:
         if self._numbers.get(key) == number:
             del self._numbers[key]
         self.recording.storages[number].died = self._operators
 
     def _grows(self, tensor: Any) -> bool:
-        return self.recording.storages[self.know(tensor)].grows
+        return self.recording.storages[self.register(tensor)].grows
 
     def _use(self, tensor: Tensor) -> Use:
         numel = 1
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
             numel *= size if stride else 1
-        return Use(self.know(tensor), numel, tensor.element_size())
+        return Use(self.register(tensor), numel, tensor.element_size())
 
     # ---- modules -------------------------------------------------------------------------------------------
 
@@ -84,14 +86,16 @@ class Recorder:
                 "module that does not (transformers: gradient_checkpointing_disable()), and "
                 "training.activation_checkpointing instead"
             )
-        kept = {self.know(one): one for one in inputs}
+        input_storages = {self.register(tensor): tensor for tensor in inputs}
         size = sum(
-            self.recording.storages[number].num_bytes for number in kept if self._is_activation(number)
+            self.recording.storages[number].num_bytes
+            for number in input_storages
+            if self._is_activation(number)
         )
         parent = self._stack[-1] if self._stack else -1
         self._stack.append(len(self.recording.calls))
         self.recording.calls.append(ModuleRun(path, parent, size))
-        self._place = None
+        self._site = None
 
     def _is_activation(self, number: int) -> bool:
         storage = self.recording.storages[number]
@@ -100,24 +104,24 @@ class Recorder:
     def leave(self) -> None:
         """Record that the innermost module's forward has ended."""
         self._stack.pop()
-        self._place = None
+        self._site = None
 
     def innermost(self) -> str:
         """The path of the module that runs."""
         return self.recording.calls[self._stack[-1]].path if self._stack else ""
 
-    def split(self) -> None:
+    def start_site(self) -> None:
         """Begin a new site for the operators that follow."""
-        self._place = None
+        self._site = None
 
-    def _here(self) -> int:
-        if self._place is None:
+    def _forward_site(self) -> int:
+        if self._site is None:
             call = self._stack[-1] if self._stack else 0
-            self._place = len(self.recording.places)
-            self.recording.places.append(RunPlace(self.recording.calls[call].path, call))
-        return self._place
+            self._site = len(self.recording.sites)
+            self.recording.sites.append(CallSite(self.recording.calls[call].path, call))
+        return self._site
 
-    def answer(self, func: Any, args: Sequence[Any]) -> bool | None:
+    def answer_condition(self, func: Any, args: Sequence[Any]) -> bool | None:
         """The answer where the host reads a condition on all elements of a tensor, which has no values.
 
         Such a condition counts as true, as it is for full and unpacked samples (a mask without padding). The
@@ -125,51 +129,62 @@ class Recorder:
         """
         if func._overloadpacket.__name__ != "_local_scalar_dense":
             return None
-        made = self._names.get(self.know(args[0]))
-        if made in ("all", "_is_all_true", "any"):
+        operator_name = self._names.get(self.register(args[0]))
+        if operator_name in ("all", "_is_all_true", "any"):
             self.recording.assumes_full = True
-            return made != "any"
+            return operator_name != "any"
         return None
 
     # ---- operators -----------------------------------------------------------------------------------------
 
-    def dispatched(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    def record_operator(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Record an operator that has run."""
         if self.is_paused:
             return
         name = func._overloadpacket.__name__
-        place, sums = self._where()
-        if place is None:
+        site, is_sum = self._locate()
+        if site is None:
             return
-        given, made = list(_tensors((args, kwargs))), list(_tensors(out))
-        known = {self.know(one) for one in given}
-        grows = any(self.recording.storages[number].grows for number in known)
-        changed = _changed(func, args, kwargs)
-        fresh = [one for one in made if one.untyped_storage()._cdata not in self._numbers]
-        written = {self.know(one, grows=grows, born=self._operators, creator=place): one for one in fresh}
-        self._names.update(dict.fromkeys(written, name))
+        inputs, outputs = list(_tensors((args, kwargs))), list(_tensors(out))
+        input_storages = {self.register(tensor) for tensor in inputs}
+        grows = any(self.recording.storages[number].grows for number in input_storages)
+        mutated_arguments = _mutated_arguments(func, args, kwargs)
+        new_outputs = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in self._numbers]
+        new_storages = {
+            self.register(tensor, grows=grows, born=self._operators, creator=site): tensor
+            for tensor in new_outputs
+        }
+        self._names.update(dict.fromkeys(new_storages, name))
         if grows:
-            for one in changed:
-                self.recording.storages[self.know(one)].grows = True
-        if name in ALLOCATIONS or (not written and not changed):
+            for tensor in mutated_arguments:
+                self.recording.storages[self.register(tensor)].grows = True
+        if name in ALLOCATIONS or (not new_storages and not mutated_arguments):
             return
         products = products_of(name, args, out, self._grows)
-        self._book(name, place, given, [*written.values(), *changed], products, _is_known(func, name), sums)
+        self._append_operator(
+            name,
+            site,
+            inputs,
+            [*new_storages.values(), *mutated_arguments],
+            products,
+            _is_memory_bound(func, name),
+            is_sum,
+        )
 
-    def _book(
-        self, name: str, place: int, given: Iterable[Tensor], made: Iterable[Tensor],
-        products: tuple[Product, ...], is_priced: bool, sums: bool = False,
+    def _append_operator(
+        self, name: str, site: int, inputs: Iterable[Tensor], outputs: Iterable[Tensor],
+        products: tuple[Product, ...], is_priced: bool, is_sum: bool = False,
     ) -> None:  # fmt: skip
-        reads = {use.storage: use for use in map(self._use, given)}
-        writes = {use.storage: use for use in map(self._use, made)}
+        reads = {use.storage: use for use in map(self._use, inputs)}
+        writes = {use.storage: use for use in map(self._use, outputs)}
         operator = Operator(
-            name, place, tuple(reads.values()), tuple(writes.values()), products,
-            is_priced or bool(products), sums,
+            name, site, tuple(reads.values()), tuple(writes.values()), products,
+            is_priced or bool(products), is_sum,
         )  # fmt: skip
         (self.recording.backward if self.is_backward else self.recording.forward).append(operator)
         self._operators += 1
 
-    def _where(self) -> tuple[int | None, bool]:
+    def _locate(self) -> tuple[int | None, bool]:
         """(site of the operator that is dispatched now, whether autograd adds gradients).
 
         The site is None for operators that are not part of the module. See [Note: whose backward].
@@ -177,56 +192,58 @@ class Recorder:
         import torch
 
         if not self.is_backward:
-            place = self._here()
-            self._place_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
-            return place, False
+            site = self._forward_site()
+            self._site_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, site)  # type: ignore[attr-defined]
+            return site, False
         node = torch._C._current_autograd_node()
         if node is None or _ACCUMULATES in node.name():
             return None, False
         number = node._sequence_nr()
-        self._last = self._place_of_node.get(number, self._last)
+        self._last = self._site_of_node.get(number, self._last)
         return self._last, number == self._finished
 
     def begin_backward(self, roots: Iterable[Tensor]) -> None:
         """Backward begins at `roots`. Every node then records that it has run."""
-        waiting = [one.grad_fn for one in roots if one.grad_fn is not None]
-        seen = set(waiting)
-        while waiting:
-            node = waiting.pop()
+        pending_nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
+        seen = set(pending_nodes)
+        while pending_nodes:
+            node = pending_nodes.pop()
             if _ACCUMULATES not in node.name():
-                node.register_hook(self._told(node._sequence_nr()))
+                node.register_hook(self._make_finish_hook(node._sequence_nr()))
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:
                     seen.add(following)
-                    waiting.append(following)
+                    pending_nodes.append(following)
         self.is_backward = True
 
-    def _told(self, number: int) -> Callable[[Any, Any], None]:
+    def _make_finish_hook(self, number: int) -> Callable[[Any, Any], None]:
         def finished(_: Any, __: Any) -> None:
             self._finished = number
 
         return finished
 
-    def attention(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor], product: Product) -> None:
+    def record_attention(
+        self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], product: Product
+    ) -> None:
         """Record fused attention, which is no operator of the meta device."""
-        place, _ = self._where()
-        assert place is not None
-        for one in made:
-            self.recording.storages[self.know(one)].grows = True
-        self._book(name, place, given, made, (product,), True)
+        site, _ = self._locate()
+        assert site is not None
+        for output in outputs:
+            self.recording.storages[self.register(output)].grows = True
+        self._append_operator(name, site, inputs, outputs, (product,), True)
 
     # ---- what autograd keeps -------------------------------------------------------------------------------
 
-    def saved(self, tensor: Tensor) -> Tensor:
+    def record_saved(self, tensor: Tensor) -> Tensor:
         """Record that autograd keeps a tensor for backward."""
         if not self.is_backward:
-            self.recording.storages[self.know(tensor)].savers.append(self._here())
+            self.recording.storages[self.register(tensor)].savers.append(self._forward_site())
         return tensor.detach()
 
-    def gradients(self, tensors: Iterable[Tensor]) -> None:
+    def mark_gradients(self, tensors: Iterable[Tensor]) -> None:
         """Mark the gradients that backward has left in parameters."""
-        for one in tensors:
-            self.recording.storages[self.know(one)].is_gradient = True
+        for tensor in tensors:
+            self.recording.storages[self.register(tensor)].is_gradient = True
 
 
 def _tensors(tree: Any) -> Iterable[Tensor]:
@@ -236,19 +253,19 @@ def _tensors(tree: Any) -> Iterable[Tensor]:
     return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+def _mutated_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The arguments that an operator writes to."""
     if not func._schema.is_mutable:
         return []
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
-def _is_known(func: Any, name: str) -> bool:
+def _is_memory_bound(func: Any, name: str) -> bool:
     """Whether memory bandwidth bounds an operator."""
     import torch
 

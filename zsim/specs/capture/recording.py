@@ -68,7 +68,7 @@ class Operator:
     """One operator that ran."""
 
     name: str
-    place: int
+    site: int
     """Number of its site in `ModuleRecording.sites`."""
     reads: tuple[Use, ...]
     writes: tuple[Use, ...]
@@ -81,7 +81,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlace:
+class CallSite:
     """Consecutive operators in one call of one module, with no child called in between."""
 
     path: str
@@ -139,7 +139,7 @@ class ModuleRecording:
     """{path: module}"""
     parameters: list[ParameterRecord]
     storages: list[Storage] = field(default_factory=list)
-    places: list[RunPlace] = field(default_factory=list)
+    sites: list[CallSite] = field(default_factory=list)
     calls: list[ModuleRun] = field(default_factory=list)
     forward: list[Operator] = field(default_factory=list)
     """Operators of forward."""

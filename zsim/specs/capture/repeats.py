@@ -14,48 +14,54 @@ from collections import Counter
 from zsim.specs.capture.recording import ModuleRecord, ModuleRecording
 
 # The part of a child's parameters from which on the lists in it are the ones that repeat.
-_MOSTLY = 0.75
+_MIN_FRACTION = 0.75
 _CONTAINERS = {"Sequential", "ModuleList", "ModuleDict"}
 
 
 def block_paths(recording: ModuleRecording) -> list[str]:
     """Paths of the blocks in the order of the module tree, none inside another."""
-    named = _named_blocks(recording)
-    if named:
-        return named
+    named_blocks = _named_blocks(recording)
+    if named_blocks:
+        return named_blocks
     numels = _numels(recording)
-    found: list[str] = []
-    _search(recording.modules, "", numels, found)
-    return found
+    paths: list[str] = []
+    _search(recording.modules, "", numels, paths)
+    return paths
 
 
 def _named_blocks(recording: ModuleRecording) -> list[str]:
-    kinds = {kind for module in recording.modules.values() for kind in module.no_split}
-    called = {call.path for call in recording.calls}
-    paths = [path for path, one in recording.modules.items() if one.kind in kinds and path in called and path]
-    return [path for path in paths if not any(other.startswith(path + ".") for other in paths)]
+    class_names = {kind for module in recording.modules.values() for kind in module.no_split}
+    called_paths = {call.path for call in recording.calls}
+    paths = [
+        path
+        for path, module in recording.modules.items()
+        if module.kind in class_names and path in called_paths and path
+    ]
+    return [path for path in paths if not any(inner_path.startswith(path + ".") for inner_path in paths)]
 
 
-def _search(modules: dict[str, ModuleRecord], path: str, numels: dict[str, int], found: list[str]) -> None:
+def _search(modules: dict[str, ModuleRecord], path: str, numels: dict[str, int], paths: list[str]) -> None:
     """Adds the blocks below `path`."""
     for child in modules[path].children:
         repeated = _repeated(modules, modules[path]) if modules[path].is_list else set()
         if child not in repeated:
-            _search(modules, child, numels, found)
+            _search(modules, child, numels, paths)
             continue
-        inner: list[str] = []
-        _search(modules, child, numels, inner)
-        if inner and sum(numels[one] for one in inner) >= _MOSTLY * max(1, numels[child]):
-            found.extend(inner)
+        inner_blocks: list[str] = []
+        _search(modules, child, numels, inner_blocks)
+        if inner_blocks and sum(numels[block] for block in inner_blocks) >= _MIN_FRACTION * max(
+            1, numels[child]
+        ):
+            paths.extend(inner_blocks)
         else:
-            found.append(child)
+            paths.append(child)
 
 
 def _repeated(modules: dict[str, ModuleRecord], owner: ModuleRecord) -> set[str]:
     """Children of a class that occurs at least twice in a list, with children of their own."""
-    fitting = [child for child in owner.children if _is_composite(modules[child])]
-    count = Counter(modules[child].kind for child in fitting)
-    return {child for child in fitting if count[modules[child].kind] > 1}
+    composites = [child for child in owner.children if _is_composite(modules[child])]
+    count = Counter(modules[child].kind for child in composites)
+    return {child for child in composites if count[modules[child].kind] > 1}
 
 
 def _is_composite(module: ModuleRecord) -> bool:

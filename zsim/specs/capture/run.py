@@ -30,42 +30,42 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], recor
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
-            known = recorder.answer(func, args)
-            if known is not None:
-                return known
+            answer = recorder.answer_condition(func, args)
+            if answer is not None:
+                return answer
             out = func(*args, **(kwargs or {}))
-            recorder.dispatched(func, args, kwargs or {}, out)
+            recorder.record_operator(func, args, kwargs or {}, out)
             return out
 
-    as_on_a_gpu = _replacements(recorder)
+    gpu_functions = _gpu_functions(recorder)
 
     class Functions(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
-            return as_on_a_gpu.get(func, func)(*args, **(kwargs or {}))
+            return gpu_functions.get(func, func)(*args, **(kwargs or {}))
 
-    handles = _hooked(module, recorder)
+    handles = _install_hooks(module, recorder)
     try:
         with torch.device("meta"), Functions(), Dispatch():  # type: ignore[no-untyped-call]
-            with torch.enable_grad(), saved_tensors_hooks(recorder.saved, lambda kept: kept):
+            with torch.enable_grad(), saved_tensors_hooks(recorder.record_saved, lambda kept: kept):
                 out = module(*args, **kwargs)
-            ends = loss_of(out)
-            recorder.recording.has_loss = len(ends) == 1 and ends[0].dim() == 0
-            roots = [one for one in (ends or outputs_of(out)) if one.requires_grad]
+            losses = loss_of(out)
+            recorder.recording.has_loss = len(losses) == 1 and losses[0].dim() == 0
+            roots = [output for output in (losses or outputs_of(out)) if output.requires_grad]
             if not roots:
                 raise InputError(
                     "no output of the module depends on a trainable parameter, so there is no backward; "
                     "expected parameters with requires_grad = True, and an output that uses them"
                 )
             recorder.is_paused = True
-            gradients = [torch.ones_like(one, memory_format=torch.contiguous_format) for one in roots]
-            for one in gradients:
-                recorder.know(one, grows=True)
+            gradients = [torch.ones_like(root, memory_format=torch.contiguous_format) for root in roots]
+            for gradient in gradients:
+                recorder.register(gradient, grows=True)
             recorder.is_paused = False
             recorder.begin_backward(roots)
             torch.autograd.backward(roots, gradients)
-            recorder.gradients(p.grad for p in module.parameters() if p.grad is not None)
+            recorder.mark_gradients(p.grad for p in module.parameters() if p.grad is not None)
     finally:
         for handle in handles:
             handle.remove()
@@ -79,11 +79,13 @@ def loss_of(out: Any) -> list[Tensor]:
     """
     import torch
 
-    found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", out)
-    if isinstance(found, tuple | list):
-        found = next((one for one in found if isinstance(one, torch.Tensor) and one.dim() == 0), None)
-    is_scalar = isinstance(found, torch.Tensor) and found.dim() == 0 and found.is_floating_point()
-    return [found] if is_scalar and isinstance(found, torch.Tensor) else []
+    loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", out)
+    if isinstance(loss, tuple | list):
+        loss = next(
+            (element for element in loss if isinstance(element, torch.Tensor) and element.dim() == 0), None
+        )
+    is_scalar = isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.is_floating_point()
+    return [loss] if is_scalar and isinstance(loss, torch.Tensor) else []
 
 
 def outputs_of(out: Any) -> list[Tensor]:
@@ -98,27 +100,27 @@ def outputs_of(out: Any) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 
-def _hooked(module: nn.Module, recorder: Recorder) -> list[Any]:
+def _install_hooks(module: nn.Module, recorder: Recorder) -> list[Any]:
     """Hooks that tell the recorder which module runs."""
     import torch
     from torch.utils import _pytree
 
     handles: list[Any] = []
-    for path, one in module.named_modules():
+    for path, submodule in module.named_modules():
 
-        def before(_: Any, args: Any, kwargs: Any, path: str = path) -> None:
+        def enter_module(_: Any, args: Any, kwargs: Any, path: str = path) -> None:
             leaves = _pytree.tree_leaves((args, kwargs))
             recorder.enter(path, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
 
-        def after(_: Any, args: Any, out: Any) -> None:
+        def leave_module(_: Any, args: Any, out: Any) -> None:
             recorder.leave()
 
-        handles.append(one.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-        handles.append(one.register_forward_hook(after))
+        handles.append(submodule.register_forward_pre_hook(enter_module, with_kwargs=True, prepend=True))
+        handles.append(submodule.register_forward_hook(leave_module))
     return handles
 
 
-def _replacements(recorder: Recorder) -> dict[Any, Callable[..., Any]]:
+def _gpu_functions(recorder: Recorder) -> dict[Any, Callable[..., Any]]:
     """Functions of torch that run other code on the meta device than on a GPU -> what a GPU runs."""
     import torch
     import torch.nn.functional as F
@@ -131,12 +133,12 @@ def _replacements(recorder: Recorder) -> dict[Any, Callable[..., Any]]:
     ) -> Any:  # fmt: skip
         if query.dim() < 4:  # one head, or one sample
             missing = 4 - query.dim()
-            query, key, value = (one[(None,) * missing] for one in (query, key, value))
+            query, key, value = (tensor[(None,) * missing] for tensor in (query, key, value))
             out = fused.apply(query, key, value, attn_mask, dropout_p, is_causal)
             return out[(0,) * missing]
         batch = query.shape[:-3]
         if query.dim() > 4:
-            query, key, value = (one.flatten(0, -4) for one in (query, key, value))
+            query, key, value = (tensor.flatten(0, -4) for tensor in (query, key, value))
         out = fused.apply(query, key, value, attn_mask, dropout_p, is_causal)
         return out.unflatten(0, batch) if len(batch) > 1 else out
 
@@ -153,12 +155,12 @@ def _replacements(recorder: Recorder) -> dict[Any, Callable[..., Any]]:
     ) -> Any:
         return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
 
-    def printed(x: Tensor, form: str = "") -> str:
+    def format_tensor(x: Tensor, form: str = "") -> str:
         return "(no value)" if x.is_meta else f"{x.item()}" if x.dim() == 0 else str(x)
 
     return {
         F.scaled_dot_product_attention: attention,
-        torch.Tensor.__format__: printed,  # messages of checks, made before they are needed
+        torch.Tensor.__format__: format_tensor,  # messages of checks, made before they are needed
         F.dropout: functional_dropout,
         torch.dropout: dropout,
         F.rms_norm: rms_norm,
@@ -186,13 +188,15 @@ def _fused_attention(recorder: Recorder) -> Any:
     class FusedAttention(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, p: float, causal: bool) -> Tensor:
-            recorder.split()
+            recorder.start_site()
             batch, heads, queries, _ = q.shape
             out = q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
             lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
             masks = [mask] if mask is not None else []
-            made = product(q, k, v, is_backward=False, is_causal=causal, mask=mask is not None, p=p)
-            recorder.attention("fused attention", [q, k, v, *masks], [out, lse], made)
+            attention_product = product(
+                q, k, v, is_backward=False, is_causal=causal, mask=mask is not None, p=p
+            )
+            recorder.record_attention("fused attention", [q, k, v, *masks], [out, lse], attention_product)
             ctx.save_for_backward(q, k, v, out, lse, *masks)
             ctx.is_causal, ctx.p = causal, p
             return out
@@ -201,10 +205,14 @@ def _fused_attention(recorder: Recorder) -> Any:
         def backward(ctx: Any, grad: Any) -> Any:
             q, k, v, out, lse, *masks = ctx.saved_tensors
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            of_mask = torch.empty_like(masks[0]) if masks and ctx.needs_input_grad[3] else None
-            made = product(q, k, v, is_backward=True, is_causal=ctx.is_causal, mask=bool(masks), p=ctx.p)
-            written = [dq, dk, dv] + ([of_mask] if of_mask is not None else [])
-            recorder.attention("fused attention backward", [q, k, v, out, lse, grad, *masks], written, made)
-            return dq, dk, dv, of_mask, None, None
+            mask_gradient = torch.empty_like(masks[0]) if masks and ctx.needs_input_grad[3] else None
+            attention_product = product(
+                q, k, v, is_backward=True, is_causal=ctx.is_causal, mask=bool(masks), p=ctx.p
+            )
+            outputs = [dq, dk, dv] + ([mask_gradient] if mask_gradient is not None else [])
+            recorder.record_attention(
+                "fused attention backward", [q, k, v, out, lse, grad, *masks], outputs, attention_product
+            )
+            return dq, dk, dv, mask_gradient, None, None
 
     return FusedAttention

@@ -10,7 +10,7 @@ from zsim.specs.capture.recording import ModuleRecording
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Consecutive sites of one block, or outside of all blocks."""
 
     path: str
@@ -19,35 +19,35 @@ class Stretch:
     """The block's call."""
 
 
-def stretches_of(
+def segments_of(
     recording: ModuleRecording, blocks: list[str], where: str
-) -> tuple[list[Stretch], dict[int, int]]:
+) -> tuple[list[Segment], dict[int, int]]:
     """The segments in the order of forward, and the number of each site's segment.
 
     Raises InputError for a block that runs more than once.
     """
-    wanted = set(blocks)
-    found: list[Stretch] = []
-    number_of: dict[int, int] = {}
-    seen: dict[str, int] = {}
-    for number, place in enumerate(recording.places):
-        path, call = _block_of(recording, place.call, wanted)
-        if not found or (found[-1].path, found[-1].call) != (path, call):
-            if path and seen.setdefault(path, call) != call:
+    block_paths = set(blocks)
+    segments: list[Segment] = []
+    segment_numbers: dict[int, int] = {}
+    call_per_path: dict[str, int] = {}
+    for number, site in enumerate(recording.sites):
+        path, call = _block_of(recording, site.call, block_paths)
+        if not segments or (segments[-1].path, segments[-1].call) != (path, call):
+            if path and call_per_path.setdefault(path, call) != call:
                 raise InputError(
                     f"{where}: block '{path}' runs more than once in a forward, which zsim does not "
                     "simulate; "
                     "expected blocks that run once each"
                 )
-            found.append(Stretch(path, call))
-        number_of[number] = len(found) - 1
-    return found, number_of
+            segments.append(Segment(path, call))
+        segment_numbers[number] = len(segments) - 1
+    return segments, segment_numbers
 
 
-def _block_of(recording: ModuleRecording, call: int, wanted: set[str]) -> tuple[str, int]:
+def _block_of(recording: ModuleRecording, call: int, block_paths: set[str]) -> tuple[str, int]:
     """(the block around a call, that block's call), or ("", -1) outside of all blocks."""
     while call >= 0:
-        if recording.calls[call].path in wanted:
+        if recording.calls[call].path in block_paths:
             return recording.calls[call].path, call
         call = recording.calls[call].parent
     return "", -1

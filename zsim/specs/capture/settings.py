@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.spec import Attention, ModelSpec
-from zsim.specs.model.traced import Captured
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.model.traced import CaptureInfo
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 _NEED_ATTENTION = ("selective", "selective-op")
 
 
-def captured_length(model: ModelSpec, asked: int | None) -> int | None:
+def captured_length(model: ModelSpec, requested: int | None) -> int | None:
     """The length of a captured model's samples, or None for other models.
 
     Raises InputError if `requested`, the experiment's own length, differs from it.
@@ -22,9 +22,9 @@ def captured_length(model: ModelSpec, asked: int | None) -> int | None:
     if captured is None:
         return None
     length = captured.sequence_length
-    if asked is not None and asked != length:
+    if requested is not None and requested != length:
         raise InputError(
-            f"training.sequence_length: found {asked:,}, but '{model.name}' was captured with samples of "
+            f"training.sequence_length: found {requested:,}, but '{model.name}' was captured with samples of "
             f"{length:,} {'position' if length == 1 else 'positions'}, and a length is part of what "
             "was seen; "
             f"expected {length:,}, or an example of that length (training.micro_batch_size is free)"
@@ -32,7 +32,9 @@ def captured_length(model: ModelSpec, asked: int | None) -> int | None:
     return length
 
 
-def check_captured(model: ModelSpec, kind: str, training: Training, parallelism: Parallelism) -> None:
+def check_captured(
+    model: ModelSpec, kind: str, training: TrainingConfig, parallelism: ParallelismConfig
+) -> None:
     """Raises InputError for settings that a captured module has no place for, NotSimulatedError for those
     that zsim cannot apply to one."""
     if model.captured is None:
@@ -59,7 +61,7 @@ def check_captured(model: ModelSpec, kind: str, training: Training, parallelism:
     for policy in _NEED_ATTENTION:
         blocks = [block for block in model.blocks if block.is_wrapped]
         if policy in policies and not all(
-            any(isinstance(module.work, Attention) for module in block.modules) for block in blocks
+            any(isinstance(module.op_spec, Attention) for module in block.modules) for block in blocks
         ):
             raise InputError(
                 f"training.activation_checkpointing: found '{policy}', which runs causal attention of "
@@ -83,6 +85,6 @@ def captured_notes(model: ModelSpec) -> list[str]:
     return [*notes, *captured.notes]
 
 
-def _positions(captured: Captured) -> str:
+def _positions(captured: CaptureInfo) -> str:
     length = captured.sequence_length
     return "one position" if length == 1 else f"{length:,} positions"

@@ -41,7 +41,7 @@ class NodeLink(Table):
     )
 
     @model_validator(mode="after")
-    def _only_switches_span_nodes(self) -> Self:
+    def _check_nodes_per_domain(self) -> Self:
         if self.kind != "none" and self.bandwidth <= 0:
             raise ValueError(f"bandwidth: kind '{self.kind}' needs one above 0")
         if self.nodes_per_domain > 1 and self.kind != "switch":
@@ -57,11 +57,11 @@ class NodeLink(Table):
         scripts/performance/utils/executors.py). Where only segments under half a domain divide them, domains
         are filled one after the other.
         """
-        whole = self.nodes_per_domain
-        if num_nodes <= whole:
-            return whole
-        sizes = range(whole, whole // 2, -1)
-        return next((size for size in sizes if num_nodes % size == 0), whole)
+        domain_nodes = self.nodes_per_domain
+        if num_nodes <= domain_nodes:
+            return domain_nodes
+        sizes = range(domain_nodes, domain_nodes // 2, -1)
+        return next((size for size in sizes if num_nodes % size == 0), domain_nodes)
 
 
 class Pcie(Table):
@@ -123,7 +123,7 @@ class HostDevice(Table):
     )
 
     @model_validator(mode="after")
-    def _sockets_are_joined(self) -> Self:
+    def _check_socket_bandwidth(self) -> Self:
         if self.sockets > 1 and not self.socket_bandwidth:
             raise ValueError(f"socket_bandwidth: {self.sockets} sockets need one above 0 between them")
         return self
@@ -199,9 +199,9 @@ class NodeType(BaseModel):
     host: HostDevice = Field(description="processor and memory")
 
     @property
-    def form(self) -> dict[str, object]:
+    def layout(self) -> dict[str, object]:
         """The layout of a node's parts, by key, which all nodes of one cluster have in common."""
-        found: dict[str, object] = {
+        layout: dict[str, object] = {
             "gpus_per_node": self.gpus_per_node,
             "node_link.kind": self.node_link.kind,
             "node_link.nodes_per_domain": self.node_link.nodes_per_domain,
@@ -209,8 +209,8 @@ class NodeType(BaseModel):
             "nic.attached": self.nic.attached,
         }
         if self.node_link.kind == "none":
-            found["pcie.peer_to_peer"] = self.pcie.peer_to_peer
-        return found
+            layout["pcie.peer_to_peer"] = self.pcie.peer_to_peer
+        return layout
 
 
 class Cluster(BaseModel):
@@ -243,7 +243,7 @@ class Cluster(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _collectives_are_the_vendors(self) -> Self:
+    def _check_collectives_backend(self) -> Self:
         backend = self.collectives.backend
         if self.gpu.vendor == "other" and backend in ("nccl", "rccl"):
             raise ValueError(
@@ -253,20 +253,21 @@ class Cluster(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _nodes_are_joined_alike(self) -> Self:
-        for one in self.nodes[1:]:
-            vendors = [self.nodes[0].gpu.vendor, one.gpu.vendor]
+    def _check_equal_layouts(self) -> Self:
+        for node in self.nodes[1:]:
+            vendors = [self.nodes[0].gpu.vendor, node.gpu.vendor]
             if vendors[0] != vendors[1]:
                 raise ValueError(
-                    f"nodes: '{one.name}' has GPUs of vendor '{vendors[1]}', but '{self.nodes[0].name}' of "
+                    f"nodes: '{node.name}' has GPUs of vendor '{vendors[1]}', but '{self.nodes[0].name}' of "
                     f"'{vendors[0]}'; their collective libraries do not talk to each other"
                 )
-            for key, found in one.form.items():
-                expected = self.nodes[0].form.get(key)
-                if found != expected:
+            for key, value in node.layout.items():
+                expected = self.nodes[0].layout.get(key)
+                if value != expected:
                     raise ValueError(
-                        f"nodes: '{one.name}' has {key} {_said(found)}, but '{self.nodes[0].name}' "
-                        f"{_said(expected)}; nodes of one cluster may differ in their GPU, in the rates and "
+                        f"nodes: '{node.name}' has {key} {_format_value(value)}, but '{self.nodes[0].name}' "
+                        f"{_format_value(expected)}; nodes of one cluster may differ in their GPU, in the "
+                        "rates and "
                         "latencies of their links, in their cards and in their host, but not in this"
                     )
         return self
@@ -274,39 +275,41 @@ class Cluster(BaseModel):
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPU of each type of nodes. One GPU where all nodes are identical."""
-        return tuple(one.gpu for one in self.nodes) or (self.gpu,)
+        return tuple(node.gpu for node in self.nodes) or (self.gpu,)
 
     @property
     def hosts(self) -> tuple[HostDevice, ...]:
         """The host of each type of nodes. One host where all nodes are identical."""
-        return tuple(one.host for one in self.nodes) or (self.host,)
+        return tuple(node.host for node in self.nodes) or (self.host,)
 
     @property
-    def type_of_node(self) -> Ints:
+    def node_type_indices(self) -> Ints:
         """The index in `nodes` of the type of each node. Empty where all nodes are identical."""
-        return np.repeat(np.arange(len(self.nodes)), [one.count for one in self.nodes])
+        return np.repeat(np.arange(len(self.nodes)), [node.count for node in self.nodes])
 
     @property
     def gpu_label(self) -> str:
         """The names of its GPUs."""
         return " + ".join(dict.fromkeys(gpu.name for gpu in self.gpus))
 
-    def with_gpus(self, gpus: Sequence[Gpu]) -> Self:
+    def replace_gpus(self, gpus: Sequence[Gpu]) -> Self:
         """The cluster with other GPUs, in the order of `self.gpus`."""
-        nodes = tuple(one.model_copy(update={"gpu": gpu}) for one, gpu in zip(self.nodes, gpus, strict=False))
+        nodes = tuple(
+            node.model_copy(update={"gpu": gpu}) for node, gpu in zip(self.nodes, gpus, strict=False)
+        )
         return self.model_copy(update={"gpu": gpus[0], "nodes": nodes})
 
     @property
-    def longer_links(self) -> tuple[float, float]:
+    def extra_link_seconds(self) -> tuple[float, float]:
         """Seconds by which link latencies exceed those of the measured rounds: (inside nodes, between
         nodes).
         """
-        known = self.collectives.measured_on
-        if known is None:
+        measured = self.collectives.measured_on
+        if measured is None:
             return 0.0, 0.0
-        across = self.nic.latency + self.network.latency - known.nic - known.network
-        return max(0.0, self.node_link.latency - known.node_link), max(0.0, across)
+        extra_between_nodes = self.nic.latency + self.network.latency - measured.nic - measured.network
+        return max(0.0, self.node_link.latency - measured.node_link), max(0.0, extra_between_nodes)
 
 
-def _said(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

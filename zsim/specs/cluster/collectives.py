@@ -126,7 +126,7 @@ class CollectiveCosts(Table):
     )
 
     @model_validator(mode="after")
-    def _known_names(self) -> Self:
+    def _check_names(self) -> Self:
         names = {*self.protocols, *(name for costs in self.algorithms.values() for name in costs)}
         if self.force_protocol is not None and self.force_protocol not in names:
             hint = did_you_mean(self.force_protocol, names)

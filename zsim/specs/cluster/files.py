@@ -21,20 +21,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, expected
-from zsim.reading import MAX_TOML_BYTES, parse_toml, read_given
-from zsim.specs.cluster.asked_nodes import OF_NODES, asked_nodes, check_is_name, check_nodes_take
+from zsim.errors import InputError, expected_text
+from zsim.reading import MAX_TOML_BYTES, parse_toml, read_user_file
+from zsim.specs.cluster.asked_nodes import (
+    NODE_KEYS,
+    check_no_unused_keys,
+    read_node_entries,
+    refuse_node_counts,
+)
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
-from zsim.specs.cluster.host_speeds import with_named_cpu
+from zsim.specs.cluster.host_speeds import scale_host_costs
 from zsim.specs.cluster.network import KEYS
 from zsim.specs.cluster.offload_rates import default_offload_table
-from zsim.specs.cluster.power_limit import with_power_limit
-from zsim.specs.cluster.short_form import SHORT_KEYS, fitting, with_network
+from zsim.specs.cluster.power_limit import apply_power_limit
+from zsim.specs.cluster.short_form import NETWORK_ALIASES, expand_aliases, shared_keys_of
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
-from zsim.specs.key_places import first_unknown, keys_at, nearest_key
-from zsim.specs.messages import validated
+from zsim.specs.key_places import first_unknown_segment, keys_at, nearest_key
+from zsim.specs.messages import validate_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 
 _ORIGIN_KEYS = frozenset({"source", "evidence"})
@@ -58,8 +63,8 @@ class HardwareFiles:
     def gpu(self, path: Path) -> Gpu:
         """A file's GPU. Raises InputError if something in it is wrong."""
         if path not in self._gpus:
-            tables = _read_with_parents(path, gpu_preset_path, self)
-            self._gpus[path] = with_power_limit(validated(tables, path.name, Gpu))
+            tables = _read_and_merge_parents(path, gpu_preset_path, self)
+            self._gpus[path] = apply_power_limit(validate_table(tables, path.name, Gpu))
         return self._gpus[path]
 
 
@@ -72,23 +77,23 @@ def load_cluster(source: str | Path | Mapping[str, Any], files: HardwareFiles | 
     """
     files = files or HardwareFiles()
     if isinstance(source, Mapping):
-        _check_whole(source)
-        file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path, files)
+        _check_is_complete(source)
+        file, data = "cluster", _merge_parents(source, "cluster", Path(), topology_preset_path, files)
     else:
-        check_is_name(str(source))
+        refuse_node_counts(str(source))
         path = _find(source, topology_preset_path)
-        file, data = path.name, _read_with_parents(path, topology_preset_path, files)
+        file, data = path.name, _read_and_merge_parents(path, topology_preset_path, files)
     if isinstance(data.get("gpu"), list):
         raise InputError(
             f"{file}: gpu: found a list, expected one GPU; list nodes of several kinds under [[nodes]], each "
             "with `gpu` (or `like`, a cluster) and `count`"
         )
     if "nodes" in data:
-        return validated(_with_node_types(data, file, files), file, Cluster)
-    return validated(_with_gpu(data, file, files), file, Cluster)
+        return validate_table(_resolve_node_types(data, file, files), file, Cluster)
+    return validate_table(_resolve_gpu(data, file, files), file, Cluster)
 
 
-def _check_whole(source: Mapping[str, Any]) -> None:
+def _check_is_complete(source: Mapping[str, Any]) -> None:
     """Raises InputError for a table of changes that does not say which cluster it changes."""
     if {"extends", "network", "fabric"} & set(source) or isinstance(source.get("nodes"), str | list):
         return
@@ -104,10 +109,10 @@ def _check_whole(source: Mapping[str, Any]) -> None:
 
 def cluster_tables(source: str) -> dict[str, Any]:
     """The tables of a preset's or a file's cluster, with those of the files that it extends."""
-    return _read_with_parents(_find(source, topology_preset_path), topology_preset_path, HardwareFiles())
+    return _read_and_merge_parents(_find(source, topology_preset_path), topology_preset_path, HardwareFiles())
 
 
-def _with_gpu(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str, Any]:
+def _resolve_gpu(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str, Any]:
     """The tables of a cluster with its GPU read.
 
     The path of `gpu` is relative to the file that says it, which may be a parent.
@@ -127,24 +132,26 @@ def _with_gpu(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str
     return data
 
 
-def _with_node_types(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str, Any]:
+def _resolve_node_types(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str, Any]:
     """The tables of a cluster whose `nodes` are of several types, with these types read.
 
     Anything that the file does not say of the cluster is as in the first file that its nodes are `like`.
     """
-    entries = asked_nodes(data["nodes"], file)
-    rest = {key: value for key, value in data.items() if key != "nodes"}
+    entries = read_node_entries(data["nodes"], file)
+    base = {key: value for key, value in data.items() if key != "nodes"}
     first = next((entry["like"] for entry in entries if "like" in entry), None)
-    if "network" not in rest and first is not None:
-        described = _read_with_parents(_find(first, topology_preset_path), topology_preset_path, files)
+    if "network" not in base and first is not None:
+        base_cluster = _read_and_merge_parents(
+            _find(first, topology_preset_path), topology_preset_path, files
+        )
         name = " + ".join(f"{entry['count']} x {entry.get('like') or entry['gpu']}" for entry in entries)
         labels = {"name": name.replace(".toml", ""), "description": f"nodes of several types: {name}"}
-        rest = {**described, **labels, **rest}
-    nodes = [_node_type(entry, number, rest, file, files) for number, entry in enumerate(entries)]
-    return {**rest, **{key: nodes[0][key] for key in OF_NODES}, "nodes": nodes}
+        base = {**base_cluster, **labels, **base}
+    nodes = [_resolve_node_type(entry, number, base, file, files) for number, entry in enumerate(entries)]
+    return {**base, **{key: nodes[0][key] for key in NODE_KEYS}, "nodes": nodes}
 
 
-def _node_type(
+def _resolve_node_type(
     entry: Mapping[str, Any], number: int, cluster: Mapping[str, Any], file: str, files: HardwareFiles
 ) -> dict[str, Any]:
     """One entry of `nodes` in the shape of a NodeType. `cluster` has the tables that the file states
@@ -155,22 +162,22 @@ def _node_type(
         like = entry["like"]
         if not isinstance(like, str):
             raise InputError(f"{where}.like: found {like!r}, expected a cluster's name or a path")
-        whole = load_cluster(like, files)
-        if whole.nodes:
+        like_cluster = load_cluster(like, files)
+        if like_cluster.nodes:
             raise InputError(f"{where}.like: '{like}' has nodes of several types itself; name one of these")
-        cluster = {key: getattr(whole, key) for key in OF_NODES}
-        gpu, name = whole.gpu, Path(like).stem
+        cluster = {key: getattr(like_cluster, key) for key in NODE_KEYS}
+        gpu, name = like_cluster.gpu, Path(like).stem
     else:
-        gpu = _with_gpu({"gpu": entry["gpu"]}, where, files)["gpu"]
+        gpu = _resolve_gpu({"gpu": entry["gpu"]}, where, files)["gpu"]
         name = gpu.name
-    missing = [key for key in OF_NODES if key != "gpu" and key not in cluster]
+    missing = [key for key in NODE_KEYS if key != "gpu" and key not in cluster]
     if missing:
         raise InputError(
             f"{file}: missing {', '.join(missing)}: nodes that name a GPU alone need a cluster around it; "
             'expected `extends = "dgx-h100"` or another cluster, or `like` in place of `gpu`'
         )
-    parts = {key: cluster[key] for key in OF_NODES}
-    return {**parts, "gpu": gpu, "name": name, "count": entry["count"]}
+    node_tables = {key: cluster[key] for key in NODE_KEYS}
+    return {**node_tables, "gpu": gpu, "name": name, "count": entry["count"]}
 
 
 def check_hardware_key(dotted: str, where: str) -> None:
@@ -178,14 +185,16 @@ def check_hardware_key(dotted: str, where: str) -> None:
 
     `where` begins the message.
     """
-    parts = dotted.removeprefix("cluster.").split(".")
-    number = first_unknown(parts, Cluster)
-    if number is None or (parts[number] in ("extends", *SHORT_KEYS) and parts[:number] in ([], ["gpu"])):
+    components = dotted.removeprefix("cluster.").split(".")
+    number = first_unknown_segment(components, Cluster)
+    if number is None or (
+        components[number] in ("extends", *NETWORK_ALIASES) and components[:number] in ([], ["gpu"])
+    ):
         return
-    key, options = parts[number], keys_at(parts[:number], Cluster)
-    value = dict.fromkeys(parts[number + 1 : number + 2])
-    near = nearest_key(key, value, options, Cluster, prefix="cluster.").replace("'cluster.gpu.", "'gpu.")
-    raise InputError(f"{where}{dotted}: unknown key '{key}'{near or expected(key, options)}")
+    key, options = components[number], keys_at(components[:number], Cluster)
+    value = dict.fromkeys(components[number + 1 : number + 2])
+    hint = nearest_key(key, value, options, Cluster, prefix="cluster.").replace("'cluster.gpu.", "'gpu.")
+    raise InputError(f"{where}{dotted}: unknown key '{key}'{hint or expected_text(key, options)}")
 
 
 def load_gpu(source: str | Path | Mapping[str, Any], files: HardwareFiles | None = None) -> Gpu:
@@ -195,17 +204,20 @@ def load_gpu(source: str | Path | Mapping[str, Any], files: HardwareFiles | None
         parent = source.get("extends")
         if isinstance(parent, str) and set(source) == {"extends", "power_limit"}:  # keeps its name
             path = _find(parent, gpu_preset_path)
-            data = {**_read_with_parents(path, gpu_preset_path, files), "power_limit": source["power_limit"]}
-            return with_power_limit(validated(data, "gpu", Gpu))  # the file has been read before
-        return with_power_limit(
-            validated(_with_parents(source, "gpu", Path(), gpu_preset_path, files), "gpu", Gpu)
+            data = {
+                **_read_and_merge_parents(path, gpu_preset_path, files),
+                "power_limit": source["power_limit"],
+            }
+            return apply_power_limit(validate_table(data, "gpu", Gpu))  # the file has been read before
+        return apply_power_limit(
+            validate_table(_merge_parents(source, "gpu", Path(), gpu_preset_path, files), "gpu", Gpu)
         )
     return files.gpu(_find(source, gpu_preset_path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises InputError when it cannot be read or is not TOML."""
-    content = read_given(path, MAX_TOML_BYTES)
+    content = read_user_file(path, MAX_TOML_BYTES)
     try:
         return parse_toml(content.decode("utf-8"), path.name)
     except UnicodeDecodeError:
@@ -221,18 +233,18 @@ def _find(name_or_path: str | Path, preset: Callable[[str], Path]) -> Path:
     return preset(text)
 
 
-def _read_with_parents(
+def _read_and_merge_parents(
     path: Path, preset: Callable[[str], Path], files: HardwareFiles, depth: int = 0
 ) -> dict[str, Any]:
     data = dict(files.tables(path))
     if isinstance(data.get("gpu"), str) and data["gpu"].endswith(".toml"):
         data["gpu"] = str(path.parent / data["gpu"])
     if isinstance(data.get("nodes"), list):
-        data["nodes"] = [_located(entry, path.parent) for entry in data["nodes"]]
-    return _with_parents(data, path.name, path.parent, preset, files, depth)
+        data["nodes"] = [_resolve_paths(entry, path.parent) for entry in data["nodes"]]
+    return _merge_parents(data, path.name, path.parent, preset, files, depth)
 
 
-def _located(entry: Any, folder: Path) -> Any:
+def _resolve_paths(entry: Any, folder: Path) -> Any:
     """An entry of `nodes` with its paths, which are relative to `folder`, joined with it."""
     if not isinstance(entry, Mapping):
         return entry
@@ -242,7 +254,7 @@ def _located(entry: Any, folder: Path) -> Any:
     }
 
 
-def _with_parents(
+def _merge_parents(
     data: Mapping[str, Any],
     file: str,
     folder: Path,
@@ -253,24 +265,24 @@ def _with_parents(
     """The file's tables merged over those of all files that it extends, recursively."""
     if "extends" not in data:
         if preset is topology_preset_path and "nodes" in data and "network" not in data:
-            check_nodes_take(data, data["nodes"], file)
-        return with_network(data, {}, file) if preset is topology_preset_path else dict(data)
+            check_no_unused_keys(data, data["nodes"], file)
+        return expand_aliases(data, {}, file) if preset is topology_preset_path else dict(data)
     parent_name = data["extends"]
     if not isinstance(parent_name, str):
         raise InputError(f"{file}: extends: expected a preset's name or a path, found {parent_name!r}")
     if depth == _MAX_DEPTH:
         raise InputError(f"{file}: extends: more than {_MAX_DEPTH} files deep; does one extend itself?")
     parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
-    parent = _read_with_parents(parent_path, preset, files, depth + 1)
+    parent = _read_and_merge_parents(parent_path, preset, files, depth + 1)
     if preset is topology_preset_path:
-        data = with_network(data, parent, file)
-        own, before = data.get("network"), parent.get("network")
-        if isinstance(own, Mapping) and isinstance(before, Mapping):
-            kind = own.get("kind", before.get("kind"))
+        data = expand_aliases(data, parent, file)
+        network, parent_table = data.get("network"), parent.get("network")
+        if isinstance(network, Mapping) and isinstance(parent_table, Mapping):
+            kind = network.get("kind", parent_table.get("kind"))
             if (
-                isinstance(kind, str) and kind in KEYS and kind != before.get("kind")
+                isinstance(kind, str) and kind in KEYS and kind != parent_table.get("kind")
             ):  # what only the parent's shape has
-                parent = {**parent, "network": fitting(before, kind)}
+                parent = {**parent, "network": shared_keys_of(parent_table, kind)}
     merged = dict(parent)
     if data.get("vendor", parent.get("vendor")) != parent.get("vendor"):  # what only the parent's vendor has
         merged.pop("compute_capability", None)
@@ -281,23 +293,23 @@ def _with_parents(
         merged["description"] = f"{parent_path.stem}, with changes to {', '.join(changed)}"
     for key, value in data.items():
         if key == "gpu" and isinstance(value, Mapping):
-            value = _changed_gpu(value, parent.get("gpu"))
+            value = _merge_gpu(value, parent.get("gpu"))
         elif isinstance(value, dict):
-            before = parent.get(key, default_offload_table() if key == "offload" else None)
-            if isinstance(before, dict):
-                value = _merged_table(file, key, value, before, parent_path.stem)
+            parent_table = parent.get(key, default_offload_table() if key == "offload" else None)
+            if isinstance(parent_table, dict):
+                value = _merge_table(file, key, value, parent_table, parent_path.stem)
             if key == "host":
-                value = with_named_cpu(value, data[key], before, file)
+                value = scale_host_costs(value, data[key], parent_table, file)
         if key != "extends":
             merged[key] = value
     if preset is topology_preset_path and "nodes" in merged:
-        check_nodes_take(data, merged["nodes"], file)
+        check_no_unused_keys(data, merged["nodes"], file)
     if isinstance(merged.get("collectives"), Mapping):
-        merged["collectives"] = _with_links(merged["collectives"], data, parent)
+        merged["collectives"] = _add_measured_latencies(merged["collectives"], data, parent)
     return merged
 
 
-def _with_links(
+def _add_measured_latencies(
     collectives: Mapping[str, Any], child: Mapping[str, Any], parent: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """`collectives` with the parent's latencies as `measured_on`.
@@ -322,7 +334,7 @@ def _latencies(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
+def _merge_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
     """The parent's GPU changed by the child's `[gpu]` table."""
     if "extends" in change or not isinstance(parent, str | Mapping):
         return dict(change)
@@ -331,16 +343,16 @@ def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
     return {**parent, **change}
 
 
-def _merged_table(
+def _merge_table(
     file: str, table: str, child: Mapping[str, Any], parent: Mapping[str, Any], parent_name: str
 ) -> dict[str, Any]:
     """`child` merged over `parent`, nested tables too, with the sources of both if both have numbers."""
     changed = set(child) - _ORIGIN_KEYS
     if "source" in parent and changed:
         child = {"source": UNSAID, "evidence": "assumed", **child}
-    kept = {name: span for name, span in parent.get("spread", {}).items() if name not in child}
-    parent = {key: value for key, value in parent.items() if key != "spread" or kept}
-    merged = _merged_keys(child, {**parent, "spread": kept} if kept else parent)
+    inherited_spread = {name: span for name, span in parent.get("spread", {}).items() if name not in child}
+    parent = {key: value for key, value in parent.items() if key != "spread" or inherited_spread}
+    merged = _merge_keys(child, {**parent, "spread": inherited_spread} if inherited_spread else parent)
     if "source" in parent and changed and set(parent) - set(child):
         merged["source"] = f"{child['source']}; the rest as in {parent_name}: {parent['source']}"
         grades = [grade for grade in (child["evidence"], parent["evidence"]) if grade in EVIDENCE_ORDER]
@@ -348,10 +360,10 @@ def _merged_table(
     return merged
 
 
-def _merged_keys(child: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_keys(child: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(parent)
     for key, value in child.items():
         if isinstance(value, dict) and isinstance(parent.get(key), dict):
-            value = _merged_keys(value, parent[key])
+            value = _merge_keys(value, parent[key])
         merged[key] = value
     return merged

@@ -151,8 +151,8 @@ class AttentionCurve(BaseModel):
 
     def half_length(self, *, is_backward: bool) -> float:
         """`sequence_half`, or backward's own."""
-        own = self.backward_sequence_half if is_backward else None
-        return self.sequence_half if own is None else own
+        backward_half = self.backward_sequence_half if is_backward else None
+        return self.sequence_half if backward_half is None else backward_half
 
     def fraction(self, head_dim: int, *, is_backward: bool) -> float:
         """The fraction of the narrowest kernel that takes heads of width `head_dim`."""
@@ -308,7 +308,7 @@ class Gpu(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _says_what_its_vendor_does_not(self) -> Self:
+    def _check_vendor_keys(self) -> Self:
         if self.vendor == "other" and self.caching_allocator is None:
             raise ValueError(
                 "caching_allocator: vendor 'other' must say whether torch allocates its memory as CUDA's, in "
@@ -326,7 +326,7 @@ class Gpu(BaseModel):
         return self.vendor in ("nvidia", "amd") or bool(self.caching_allocator)
 
 
-def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:
+def select_attention_variant(gpu: Gpu, variant: str) -> Gpu:
     """The GPU running another generation of fused attention, one of `gpu.attention.variants`.
 
     Raises InputError if the GPU's file has no curve of that name.

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from zsim.errors import InputError, expected
+from zsim.errors import InputError, expected_text
 from zsim.reading import parse_toml
 from zsim.resources import PRESETS
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 from zsim.units import SECONDS, Seconds, parse_quantity
 
 _PRESET = PRESETS / "hosts.toml"
@@ -71,19 +71,19 @@ class HostSpeeds(BaseModel):
     def find(self, name: object) -> Processor | None:
         """The CPU of a name, which may be its table's or what lscpu prints. None where it is not known."""
         key = _key(name) if isinstance(name, str) else ""
-        for table, found in self.cpu.items():
-            if key in (table, *map(_key, (found.name, *found.alike))):
-                return found
+        for table, processor in self.cpu.items():
+            if key in (table, *map(_key, (processor.name, *processor.alike))):
+                return processor
         return None
 
     def processor(self, name: str, where: str) -> Processor:
         """The CPU of a name. Raises InputError where it is not known."""
-        found = self.find(name)
-        if found is not None:
-            return found
-        names = [one.name for one in self.cpu.values()]
+        processor = self.find(name)
+        if processor is not None:
+            return processor
+        names = [entry.name for entry in self.cpu.values()]
         raise InputError(
-            f"{where}host.cpu: unknown CPU '{name}'{expected(name, names)}; for others say "
+            f"{where}host.cpu: unknown CPU '{name}'{expected_text(name, names)}; for others say "
             "host.overhead_factor and host.seconds_per_launch, which `zsim calibrate` makes of a measurement"
         )
 
@@ -92,7 +92,7 @@ class HostSpeeds(BaseModel):
 def host_speeds() -> HostSpeeds:
     """The shipped speeds of hosts."""
     data = parse_toml(_PRESET.read_text(encoding="utf-8"), _PRESET.name)
-    return validated(data, _PRESET.name, HostSpeeds)
+    return validate_table(data, _PRESET.name, HostSpeeds)
 
 
 def _key(name: str) -> str:
@@ -100,7 +100,7 @@ def _key(name: str) -> str:
     return "-".join(words).replace("+", "-plus")
 
 
-def with_named_cpu(
+def scale_host_costs(
     host: Mapping[str, Any], child: Mapping[str, Any], parent: Mapping[str, Any] | None, file: str
 ) -> dict[str, Any]:
     """A `[host]` table with what an event and a launch take on the CPU that it names.
@@ -111,16 +111,16 @@ def with_named_cpu(
     name = child.get("cpu")
     if not isinstance(name, str) or any(key in child for key in SPEED_KEYS):
         return dict(host)
-    speeds, before = host_speeds(), parent or {}
-    own = speeds.processor(name, f"{file}: ")
+    speeds, parent_host = host_speeds(), parent or {}
+    processor = speeds.processor(name, f"{file}: ")
     launch: Any = speeds.reference.seconds_per_launch
-    base, factor = speeds.find(before.get("cpu")), 1.0
-    if base is None or "seconds_per_launch" not in before:
-        base = speeds.processor(speeds.reference.cpu, "")
+    reference, factor = speeds.find(parent_host.get("cpu")), 1.0
+    if reference is None or "seconds_per_launch" not in parent_host:
+        reference = speeds.processor(speeds.reference.cpu, "")
     else:
-        launch, factor = before["seconds_per_launch"], before.get("overhead_factor", 1.0)
+        launch, factor = parent_host["seconds_per_launch"], parent_host.get("overhead_factor", 1.0)
         launch = parse_quantity(launch, SECONDS) if isinstance(launch, str) else launch
-    ratio = base.thread_rating / own.thread_rating
+    ratio = reference.thread_rating / processor.thread_rating
     return {
         **host,
         "overhead_factor": round(factor * ratio, 4),

@@ -31,20 +31,22 @@ def find_links(topology: Topology, name: str, where: str) -> Ints:
     """Indices of the links called `name`. Raises InputError, beginning with `where`, if there are none."""
     match = NODE.match(name)
     if match is not None:
-        return _links_of_node(topology, int(match[1]), match[2], where)
+        return _node_links(topology, int(match[1]), match[2], where)
     members = [c for c in topology.classes.values() if name in (c.name, c.tier)]
     if members:
         return np.concatenate([np.arange(c.first, c.first + c.count) for c in members])
-    cables = _cables(topology)
-    wanted = {(name, name)} | {(name[:at], name[at + 1 :]) for at in range(1, len(name)) if name[at] == "-"}
-    found = [
+    cables = _switch_cables(topology)
+    wanted = {(name, name)} | {
+        (name[:dash], name[dash + 1 :]) for dash in range(1, len(name)) if name[dash] == "-"
+    }
+    links_of_cables = [
         link
         for (source, target), links in cables.items()
         if {(source, target), (target, source), (source, source), (target, target)} & wanted
         for link in links
     ]
-    if found:
-        return np.array(sorted(found), dtype=np.int64)
+    if links_of_cables:
+        return np.array(sorted(links_of_cables), dtype=np.int64)
     tiers = list(dict.fromkeys(c.tier for c in topology.classes.values()))
     switches = {end for ends in cables for end in ends}
     pairs = [f"{source}-{target}" for source, target in list(cables)[:_MAX_OPTIONS]]
@@ -66,11 +68,11 @@ def find_card(topology: Topology, name: str, where: str) -> int:
     if match is None:
         raise InputError(f"{where}: found '{name}', expected a card's name like 'node3.nic2'")
     node, card = find_node(topology, int(match[1]), where), int(match[2])
-    _check(card, topology.cluster.nic.per_node, "nic", where)
+    _check_index(card, topology.cluster.nic.per_node, "nic", where)
     return node * topology.cluster.nic.per_node + card
 
 
-def _links_of_node(topology: Topology, number: int, part: str | None, where: str) -> Ints:
+def _node_links(topology: Topology, number: int, part: str | None, where: str) -> Ints:
     node, nics, planes = (
         find_node(topology, number, where),
         topology.cluster.nic.per_node,
@@ -78,7 +80,7 @@ def _links_of_node(topology: Topology, number: int, part: str | None, where: str
     )
     if part is None:
         ports = np.arange(node * nics * planes, (node + 1) * nics * planes)
-        return _of(topology, ("nic_out", "nic_in"), ports)
+        return _link_indices(topology, ("nic_out", "nic_in"), ports)
     match = _PART.match(part)
     if match is None or (match[1] == "gpu") == (match[3] is None):
         options = ["nic0", "gpu0.nvlink", "gpu0.pcie", "pcie0"]
@@ -86,18 +88,20 @@ def _links_of_node(topology: Topology, number: int, part: str | None, where: str
             f"{where}: a node has no '{part}'{did_you_mean(part, options)}; expected one of "
             f"{', '.join(options)} (or another number)"
         )
-    place = int(match[2])
+    index = int(match[2])
     if match[1] == "nic":
-        _check(place, nics, "nic", where)
-        return _of(topology, ("nic_out", "nic_in"), (node * nics + place) * planes + np.arange(planes))
+        _check_index(index, nics, "nic", where)
+        return _link_indices(
+            topology, ("nic_out", "nic_in"), (node * nics + index) * planes + np.arange(planes)
+        )
     if match[1] == "pcie":
-        _check(place, topology.switches_per_node, "pcie", where)
-        switch = np.array([node * topology.switches_per_node + place])
-        return _of(topology, ("uplink_up", "uplink_down"), switch)
-    _check(place, topology.gpus_per_node, "gpu", where)
-    slot = node * topology.gpus_per_node + place
+        _check_index(index, topology.switches_per_node, "pcie", where)
+        switch = np.array([node * topology.switches_per_node + index])
+        return _link_indices(topology, ("uplink_up", "uplink_down"), switch)
+    _check_index(index, topology.gpus_per_node, "gpu", where)
+    slot = node * topology.gpus_per_node + index
     if match[3] == "pcie":
-        return _of(topology, ("pcie_up", "pcie_down"), np.array([slot]))
+        return _link_indices(topology, ("pcie_up", "pcie_down"), np.array([slot]))
     return _nvlinks(topology, slot, where)
 
 
@@ -105,29 +109,29 @@ def _nvlinks(topology: Topology, slot: int, where: str) -> Ints:
     gpus = topology.gpus_per_node
     if "nvlink_direct" in topology.classes:
         first = slot // gpus * gpus
-        out, into = slot * gpus + np.arange(gpus), (first + np.arange(gpus)) * gpus + slot - first
-        return _of(topology, ("nvlink_direct",), np.unique(np.concatenate([out, into])))
+        outgoing, incoming = slot * gpus + np.arange(gpus), (first + np.arange(gpus)) * gpus + slot - first
+        return _link_indices(topology, ("nvlink_direct",), np.unique(np.concatenate([outgoing, incoming])))
     if "nvlink_out" not in topology.classes:
         raise InputError(f"{where}: the nodes of '{topology.cluster.name}' have no NVLink")
-    return _of(topology, ("nvlink_out", "nvlink_in"), np.array([slot]))
+    return _link_indices(topology, ("nvlink_out", "nvlink_in"), np.array([slot]))
 
 
-def _of(topology: Topology, names: tuple[str, ...], positions: Ints) -> Ints:
+def _link_indices(topology: Topology, names: tuple[str, ...], positions: Ints) -> Ints:
     return np.concatenate([topology.classes[name].first + positions for name in names])
 
 
-def _check(place: int, count: int, what: str, where: str) -> None:
-    if place >= count:
-        raise InputError(f"{where}: a node has {what}0 to {what}{count - 1}, not {what}{place}")
+def _check_index(index: int, count: int, what: str, where: str) -> None:
+    if index >= count:
+        raise InputError(f"{where}: a node has {what}0 to {what}{count - 1}, not {what}{index}")
 
 
-def _cables(topology: Topology) -> dict[tuple[str, str], list[int]]:
+def _switch_cables(topology: Topology) -> dict[tuple[str, str], list[int]]:
     """The links between switches, by the pair of switches that they join."""
-    found: dict[tuple[str, str], list[int]] = {}
+    cables: dict[tuple[str, str], list[int]] = {}
     between = [c for c in topology.classes.values() if c.first > topology.classes["nic_in"].first]
     for link_class in between:
         for position in range(link_class.count):
             ends = topology.wiring.ends(link_class.name, position)
             if ends[0] != ends[1]:
-                found.setdefault(ends, []).append(link_class.first + position)
-    return found
+                cables.setdefault(ends, []).append(link_class.first + position)
+    return cables

@@ -107,12 +107,12 @@ class Network(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _keys_of_the_kind(cls, data: Any) -> Any:
+    def _check_keys_of_kind(cls, data: Any) -> Any:
         kind = data.get("kind") if isinstance(data, dict) else None
         if not isinstance(kind, str) or kind not in KEYS:
             return data
         allowed = (*SHARED_KEYS, *KEYS[kind])
-        owners = {key: [other for other, keys in KEYS.items() if key in keys] for key in data}
+        owners = {key: [name for name, keys in KEYS.items() if key in keys] for key in data}
         wrong = [
             f"'{key}' does not belong to kind '{kind}'; it is a key of {' and '.join(owners[key])}"
             f"{did_you_mean(key, allowed)}"
@@ -126,7 +126,7 @@ class Network(Table):
         return data
 
     @model_validator(mode="after")
-    def _consistent(self) -> Network:
+    def _check_consistency(self) -> Network:
         wrong = []
         if self.kind == "torus" and not 2 <= len(self.shape) <= 3:
             wrong.append(f"shape: found {len(self.shape)} dimensions, expected 2 or 3 numbers of nodes")

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from zsim.errors import InputError
-from zsim.reading import MAX_TOML_BYTES, parse_toml, read_given
+from zsim.reading import MAX_TOML_BYTES, parse_toml, read_user_file
 from zsim.resources import PRESETS
 from zsim.specs.cluster.gpu import AttentionEfficiency, Gpu, Power
 from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 
 _PRESET = PRESETS / "power_law.toml"
 
@@ -55,11 +55,11 @@ class PowerLaw(BaseModel):
 
 def load_power_law() -> PowerLaw:
     """The shipped law."""
-    content = read_given(_PRESET, MAX_TOML_BYTES).decode("utf-8")
-    return validated(parse_toml(content, _PRESET.name), _PRESET.name, PowerLaw)
+    content = read_user_file(_PRESET, MAX_TOML_BYTES).decode("utf-8")
+    return validate_table(parse_toml(content, _PRESET.name), _PRESET.name, PowerLaw)
 
 
-def with_power_limit(gpu: Gpu) -> Gpu:
+def apply_power_limit(gpu: Gpu) -> Gpu:
     """The GPU at its `power_limit`, unchanged without one.
 
         f' = f (P / P0) ^ a
@@ -81,32 +81,35 @@ def with_power_limit(gpu: Gpu) -> Gpu:
     if limit == gpu.power.maximum:
         return gpu
     law = load_power_law()
-    whole = gpu.power.maximum
-    lowest, highest = (whole * end for end in law.range)
+    file_limit = gpu.power.maximum
+    lowest, highest = (file_limit * end for end in law.range)
     if not lowest <= limit <= highest:
         raise InputError(
             f"GPU '{gpu.name}': power_limit: found {limit:g} W, expected {lowest:g} to {highest:g} W "
-            f"({law.range[0]:.0%} to {law.range[1]:.0%} of the {whole:g} W of its file)"
+            f"({law.range[0]:.0%} to {law.range[1]:.0%} of the {file_limit:g} W of its file)"
         )
     exponent = law.exponent if gpu.power.exponent is None else gpu.power.exponent
-    factor = (limit / whole) ** exponent
-    said = f"; at {limit:g} of {whole:g} W times {factor:.3f}, exponent {exponent:g} (presets/power_law.toml)"
+    factor = (limit / file_limit) ** exponent
+    remark = (
+        f"; at {limit:g} of {file_limit:g} W times {factor:.3f}, exponent {exponent:g} "
+        "(presets/power_law.toml)"
+    )
     gemm = gpu.gemm.model_copy(
         update={
             "max_fraction": gpu.gemm.max_fraction * factor,
             "by_dtype": {dtype: value * factor for dtype, value in gpu.gemm.by_dtype.items()},
-            **_origin(gpu.gemm.source + said, gpu.gemm.evidence, law),
+            **_origin(gpu.gemm.source + remark, gpu.gemm.evidence, law),
         }
     )
-    attention = _slower_attention(gpu.attention, factor).model_copy(
-        update=_origin(gpu.attention.source + said, gpu.attention.evidence, law)
+    attention = _slow_attention(gpu.attention, factor).model_copy(
+        update=_origin(gpu.attention.source + remark, gpu.attention.evidence, law)
     )
     changes: dict[str, Any] = {
         "name": f"{gpu.name} at {limit:g} W",
         "description": f"{gpu.description}, limited to {limit:g} W",
         "gemm": gemm,
         "attention": attention,
-        "power": _limited(gpu.power, limit),
+        "power": _limit_power(gpu.power, limit),
     }
     memory_bound = gpu.power.memory_bound
     if memory_bound is not None and memory_bound > limit:
@@ -128,7 +131,7 @@ def _origin(source: str, grade: Evidence, law: PowerLaw) -> dict[str, Any]:
     return {"source": source, "evidence": max(grade, law.evidence, key=EVIDENCE_ORDER.index)}
 
 
-def _slower_attention(table: AttentionEfficiency, factor: float) -> AttentionEfficiency:
+def _slow_attention(table: AttentionEfficiency, factor: float) -> AttentionEfficiency:
     """The curve and its variants at `factor` times their height."""
     variants = {
         name: curve.model_copy(
@@ -148,7 +151,7 @@ def _slower_attention(table: AttentionEfficiency, factor: float) -> AttentionEff
     )
 
 
-def _limited(power: Power, limit: float) -> Power:
+def _limit_power(power: Power, limit: float) -> Power:
     """The GPU's power, nowhere above the limit."""
     changes: dict[str, Any] = {"maximum": limit, "idle": min(power.idle, limit)}
     for name in ("memory_bound", "communication"):

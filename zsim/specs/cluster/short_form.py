@@ -11,7 +11,7 @@ from typing import Any
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.network import KEYS, SHARED_KEYS, Network
 
-SHORT_KEYS: Mapping[str, str] = {
+NETWORK_ALIASES: Mapping[str, str] = {
     "fabric": "the shape of the network alone, in place of a [network] table; its other keys are as in the "
     "file that is extended, where they belong to the shape; left out: that of the extended file "
     "if it is a tree, else a fat tree",
@@ -23,7 +23,7 @@ SHORT_KEYS: Mapping[str, str] = {
 _TREES = ("fat-tree", "rail-optimized")
 
 
-def with_network(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) -> dict[str, Any]:
+def expand_aliases(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) -> dict[str, Any]:
     """The tables of a file with its short form written as a `[network]` table.
 
     `parent` has the tables of the file that it extends. A shape that is not stated is the parent's if that is
@@ -32,7 +32,7 @@ def with_network(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) 
 
     Raises InputError if there is a `[network]` table too, no such shape, or nothing but the short form.
     """
-    short = {key: data[key] for key in SHORT_KEYS if key in data}
+    short = {key: data[key] for key in NETWORK_ALIASES if key in data}
     if not short:
         return dict(data)
     if "network" in data:
@@ -44,26 +44,33 @@ def with_network(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) 
             f"{file}: found {', '.join(short)} alone, expected the cluster whose nodes they join: "
             'extends = "dgx-h100", another preset, or a file'
         )
-    before = parent.get("network")
-    before = dict(before) if isinstance(before, Mapping) else {}
-    usual = before["kind"] if before.get("kind") in _TREES else "fat-tree"
-    kind = short.pop("fabric", usual)
+    parent_network = parent.get("network")
+    parent_network = dict(parent_network) if isinstance(parent_network, Mapping) else {}
+    default_kind = parent_network["kind"] if parent_network.get("kind") in _TREES else "fat-tree"
+    kind = short.pop("fabric", default_kind)
     if not isinstance(kind, str) or kind not in KEYS:
         raise InputError(
             f"{file}: fabric: found {kind!r}{did_you_mean(str(kind), KEYS)}; expected one of "
             f"{', '.join(KEYS)}"
         )
-    over = short.get("oversubscription")
-    if kind in _TREES and "nodes_per_leaf" not in short and isinstance(over, int) and over > 1:
-        usual_nodes = before.get("nodes_per_leaf", Network.model_fields["nodes_per_leaf"].default)
+    oversubscription = short.get("oversubscription")
+    if (
+        kind in _TREES
+        and "nodes_per_leaf" not in short
+        and isinstance(oversubscription, int)
+        and oversubscription > 1
+    ):
+        usual_nodes = parent_network.get("nodes_per_leaf", Network.model_fields["nodes_per_leaf"].default)
         if isinstance(usual_nodes, int):
-            short["nodes_per_leaf"] = max(usual_nodes // over, 1) * over  # so that uplinks are whole
-    said = {"source": f"the shape as {file} says in short", "evidence": "assumed", "kind": kind, **short}
-    rest = {key: value for key, value in data.items() if key not in SHORT_KEYS}
-    return {**rest, "network": said}
+            short["nodes_per_leaf"] = (
+                max(usual_nodes // oversubscription, 1) * oversubscription
+            )  # so that uplinks are whole
+    network = {"source": f"the shape as {file} says in short", "evidence": "assumed", "kind": kind, **short}
+    other_keys = {key: value for key, value in data.items() if key not in NETWORK_ALIASES}
+    return {**other_keys, "network": network}
 
 
-def fitting(network: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+def shared_keys_of(network: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """The keys of a `[network]` table that belong to another shape too."""
     allowed = (*SHARED_KEYS, *KEYS.get(kind, ()))
     return {key: value for key, value in network.items() if key in allowed}

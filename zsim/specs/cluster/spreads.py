@@ -10,7 +10,7 @@ from zsim.resources import PRESETS
 from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.host_speeds import SPEED_KEYS, host_speeds
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 
 _PRESET = PRESETS / "spreads.toml"
 End = Literal["slow", "fast"]
@@ -39,32 +39,34 @@ class Spreads(BaseModel):
 
     def factor(self, evidence: str, end: End) -> float:
         """The factor on a rate with this grade."""
-        spread: Spread = getattr(self, evidence.replace(" ", "_"))
-        return spread.slow if end == "slow" else spread.fast
+        factors: Spread = getattr(self, evidence.replace(" ", "_"))
+        return factors.slow if end == "slow" else factors.fast
 
 
 def load_spreads() -> Spreads:
     """The shipped `presets/spreads.toml`."""
-    return validated(read_toml(_PRESET), _PRESET.name, Spreads)
+    return validate_table(read_toml(_PRESET), _PRESET.name, Spreads)
 
 
-def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
+def scale_offload_rates(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
     """The cluster with all rates that offloading depends on at one end of their spreads.
 
     These are PCIe, host memory and CPU (as [offload] says, or by its grade), and drives.
     """
     pcie, rates = cluster.pcie, cluster.offload
-    of_pcie, of_host = spreads.factor(pcie.evidence, end), spreads.factor(rates.evidence, end)
-    place = 0 if end == "slow" else 1
+    pcie_factor, host_factor = spreads.factor(pcie.evidence, end), spreads.factor(rates.evidence, end)
+    end_index = 0 if end == "slow" else 1
     fractions = {
-        name: rates.spread[name][place] if name in rates.spread else min(1.0, getattr(rates, name) * of_host)
+        name: rates.spread[name][end_index]
+        if name in rates.spread
+        else min(1.0, getattr(rates, name) * host_factor)
         for name in ("optimizer_fraction", "copy_fraction", "dma_fraction")
     }
-    fractions["pageable_bandwidth"] = rates.pageable_bandwidth * of_host
+    fractions["pageable_bandwidth"] = rates.pageable_bandwidth * host_factor
     if rates.thread_bandwidth is not None:
-        fractions["thread_bandwidth"] = rates.thread_bandwidth * of_host
+        fractions["thread_bandwidth"] = rates.thread_bandwidth * host_factor
     changes: dict[str, object] = {
-        "pcie": pcie.model_copy(update={"bandwidth": pcie.bandwidth * of_pcie}),
+        "pcie": pcie.model_copy(update={"bandwidth": pcie.bandwidth * pcie_factor}),
         "offload": rates.model_copy(update=fractions),
     }
     if cluster.nvme is not None:
@@ -75,12 +77,12 @@ def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
     return cluster.model_copy(update=changes)
 
 
-def hosts_at(cluster: Cluster, end: End) -> Cluster:
+def scale_host_speeds(cluster: Cluster, end: End) -> Cluster:
     """The cluster with the time that all hosts take to issue work at one end of its spread."""
     factor = getattr(host_speeds().spread, end)
 
-    def turned(host: HostDevice) -> HostDevice:
+    def scale(host: HostDevice) -> HostDevice:
         return host.model_copy(update={key: getattr(host, key) * factor for key in SPEED_KEYS})
 
-    nodes = tuple(one.model_copy(update={"host": turned(one.host)}) for one in cluster.nodes)
-    return cluster.model_copy(update={"host": turned(cluster.host), "nodes": nodes})
+    nodes = tuple(node.model_copy(update={"host": scale(node.host)}) for node in cluster.nodes)
+    return cluster.model_copy(update={"host": scale(cluster.host), "nodes": nodes})

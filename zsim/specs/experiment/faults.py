@@ -23,12 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from zsim.arrays import Floats, Ints
 from zsim.errors import InputError
-from zsim.reading import whole_number
+from zsim.reading import parse_whole_number
 from zsim.specs.cluster.link_names import NODE, find_card, find_links, find_node
 from zsim.specs.cluster.table import Fraction
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.topology.node_links import Condition
-from zsim.specs.topology.node_types import combined
+from zsim.specs.topology.node_types import combine_conditions
 from zsim.specs.topology.topology import Topology
 from zsim.units import Seconds
 
@@ -74,31 +74,35 @@ class FaultsTable(BaseModel):
     @classmethod
     def _dotted_names(cls, value: Any) -> Any:
         """`node3.nic2` without quotes is parsed as a table in a table."""
-        return _flat(value) if isinstance(value, Mapping) else value
+        return _flatten(value) if isinstance(value, Mapping) else value
 
     @field_validator("slow_gpus", mode="before")
     @classmethod
     def _dotted_gpus(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        nested = {k: v for k, v in value.items() if isinstance(v, Mapping)}
-        inner = {f"{node}.{gpu}": factor for node, own in nested.items() for gpu, factor in own.items()}
-        return {k: v for k, v in value.items() if k not in nested} | inner
+        nested_tables = {k: v for k, v in value.items() if isinstance(v, Mapping)}
+        inner = {
+            f"{node}.{gpu}": factor
+            for node, factors in nested_tables.items()
+            for gpu, factor in factors.items()
+        }
+        return {k: v for k, v in value.items() if k not in nested_tables} | inner
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flattens nested tables into one with dotted keys. A table with a plain value in it is an entry."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in table.items():
         is_nested = isinstance(value, Mapping) and bool(value)
         if is_nested and all(isinstance(inner, Mapping) for inner in value.values()):
-            found |= _flat(value, f"{prefix}{key}.")
+            entries |= _flatten(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            entries[f"{prefix}{key}"] = value
+    return entries
 
 
-def with_faults(topology: Topology, table: FaultsTable) -> Topology:
+def apply_faults(topology: Topology, table: FaultsTable) -> Topology:
     """The topology with the faults of `[faults]`. It is unchanged if they name no link and no card.
 
     Raises InputError for names that the fabric does not have, and for a node whose cards are all dead.
@@ -107,13 +111,13 @@ def with_faults(topology: Topology, table: FaultsTable) -> Topology:
         return topology
     fractions, delays = np.ones(topology.num_links), np.zeros(topology.num_links)
     for name, fault in table.links.items():
-        found = find_links(topology, name, f"faults.links.{name}")
-        fractions[found] *= fault.bandwidth_fraction
-        delays[found] += fault.added_latency
+        indices = find_links(topology, name, f"faults.links.{name}")
+        fractions[indices] *= fault.bandwidth_fraction
+        delays[indices] += fault.added_latency
     key = "faults.dead_nics"
     dead = np.array([find_card(topology, name, key) for name in table.dead_nics], dtype=np.int64)
-    links = combined(topology.condition, fractions, delays)
-    return topology.in_condition(Condition(*links, _carriers(topology, dead, key)))
+    links = combine_conditions(topology.condition, fractions, delays)
+    return topology.apply_condition(Condition(*links, _carriers(topology, dead, key)))
 
 
 def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
@@ -129,44 +133,51 @@ def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
     for card in dead.tolist():
         first = card // nics * nics
         others = [first + (card - first + step) % nics for step in range(1, nics)]
-        living = [other for other in others if not is_dead[other]]
-        if not living and topology.num_nodes == 1:
+        working_cards = [candidate for candidate in others if not is_dead[candidate]]
+        if not working_cards and topology.num_nodes == 1:
             continue  # nobody uses it
-        if not living:
-            whose = f"node{card // nics}"
-            every = (
-                f"all {nics} network cards of {whose} are" if nics > 1 else f"{whose}'s only network card is"
+        if not working_cards:
+            node_name = f"node{card // nics}"
+            subject = (
+                f"all {nics} network cards of {node_name} are"
+                if nics > 1
+                else f"{node_name}'s only network card is"
             )
-            raise InputError(f"{where}: {every} dead, and nothing can reach the node")
-        carriers[card] = living[0]
+            raise InputError(f"{where}: {subject} dead, and nothing can reach the node")
+        carriers[card] = working_cards[0]
     return carriers
 
 
-def idle_faults_note(table: FaultsTable, places: Mapping[str, Placement]) -> str:
+def idle_faults_note(table: FaultsTable, placements: Mapping[str, Placement]) -> str:
     """A note that names the links and cards of `[faults]` on nodes that no job uses. Empty if there are none.
 
     `placements` are by job, the experiment's main job first. Node numbers in `[faults]` are the fabric's, not
     a job's. An entry of `slow_gpus` without a rank is an error, see `kernel_slowdowns`.
     """
-    used = {node for place in places.values() for node in place.nodes}
-    named = [*(f"links.{name}" for name in table.links), *(f"dead_nics '{name}'" for name in table.dead_nics)]
+    used = {node for placement in placements.values() for node in placement.nodes}
+    fault_names = [
+        *(f"links.{name}" for name in table.links),
+        *(f"dead_nics '{name}'" for name in table.dead_nics),
+    ]
     matches = [NODE.match(name) for name in (*table.links, *table.dead_nics)]
-    idle = [
+    idle_names = [
         f"faults.{name}"
-        for name, match in zip(named, matches, strict=True)
+        for name, match in zip(fault_names, matches, strict=True)
         if match is not None and int(match[1]) not in used
     ]
-    if not idle:
+    if not idle_names:
         return ""
-    shown = ", ".join(idle[:_MAX_SHOWN]) + (
-        f" and {len(idle) - _MAX_SHOWN} more" if len(idle) > _MAX_SHOWN else ""
+    listing = ", ".join(idle_names[:_MAX_SHOWN]) + (
+        f" and {len(idle_names) - _MAX_SHOWN} more" if len(idle_names) > _MAX_SHOWN else ""
     )
-    whose = "; ".join(f"{name} has {_abridged(place.nodes)}" for name, place in places.items())
-    fabric = next(iter(places.values())).fabric_nodes
-    return f"{shown}: no job is on these nodes of the fabric, so nothing changes; {whose} of {fabric}"
+    job_nodes = "; ".join(
+        f"{name} has {_abridge_nodes(placement.nodes)}" for name, placement in placements.items()
+    )
+    fabric = next(iter(placements.values())).fabric_nodes
+    return f"{listing}: no job is on these nodes of the fabric, so nothing changes; {job_nodes} of {fabric}"
 
 
-def _abridged(nodes: Sequence[int]) -> str:
+def _abridge_nodes(nodes: Sequence[int]) -> str:
     """Node numbers as text: `node0`, `nodes 0 to 15`, `nodes 0, 8, 16, ..., 120`."""
     if len(nodes) == 1:
         return f"node{nodes[0]}"
@@ -177,7 +188,11 @@ def _abridged(nodes: Sequence[int]) -> str:
 
 
 def kernel_slowdowns(
-    topology: Topology, table: FaultsTable, *, beside: Sequence[Topology] = (), is_beside: bool = False
+    topology: Topology,
+    table: FaultsTable,
+    *,
+    colocated_topologies: Sequence[Topology] = (),
+    is_colocated: bool = False,
 ) -> Floats:
     """Per rank, the factor by which its kernels take longer.
 
@@ -190,19 +205,23 @@ def kernel_slowdowns(
     """
     factors = np.ones(topology.world_size)
     for name, factor in table.slow_gpus.items():
-        if is_beside and name.isdecimal():
+        if is_colocated and name.isdecimal():
             continue
         where = f"faults.slow_gpus.{name}"
-        ranks = _ranks_called(topology, name, where)
-        if not len(ranks) and not is_beside and not any(len(_ranks_called(o, name, where)) for o in beside):
+        ranks = _select_ranks(topology, name, where)
+        if (
+            not len(ranks)
+            and not is_colocated
+            and not any(len(_select_ranks(fabric, name, where)) for fabric in colocated_topologies)
+        ):
             raise InputError(f"{where}: no rank of the job is on {name}")
         factors[ranks] *= factor
     return factors
 
 
-def _ranks_called(topology: Topology, name: str, where: str) -> Ints:
+def _select_ranks(topology: Topology, name: str, where: str) -> Ints:
     if name.isdecimal():
-        rank = whole_number(name)
+        rank = parse_whole_number(name)
         if rank is None or rank >= topology.world_size:
             raise InputError(f"{where}: the job has ranks 0 to {topology.world_size - 1}")
         return np.array([rank])

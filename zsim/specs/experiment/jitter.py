@@ -20,11 +20,11 @@ from zsim.dataclass import dataclass
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Evidence, Table
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 
 _FILE = PRESETS / "jitter.toml"
 _MAX_STEPS = 1000
-_CALIBRATED_ON = 8  # GPUs
+_CALIBRATED_GPUS = 8  # GPUs
 Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -71,7 +71,7 @@ class _Spreads(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Jitter:
+class JitterConfig:
     """The jitter to simulate."""
 
     seed: int
@@ -85,11 +85,11 @@ class Jitter:
 
 
 @cache
-def _published() -> _Spreads:
-    return validated(read_toml(_FILE), _FILE.name, _Spreads)
+def _published_spreads() -> _Spreads:
+    return validate_table(read_toml(_FILE), _FILE.name, _Spreads)
 
 
-def slowest_gpu(num_gpus: int) -> float:
+def slowest_gpu_factor(num_gpus: int) -> float:
     """Kernel duration on the slowest of `num_gpus` equal GPUs, relative to the slowest of a node of eight.
 
     GPUs are calibrated on such a node, so it is 1 for up to eight GPUs. Ranks wait for each other, so a step
@@ -97,34 +97,36 @@ def slowest_gpu(num_gpus: int) -> float:
     (n - 3/8) / (n + 1/4) (G. Blom, Statistical Estimates and Transformed Beta-Variables, 1958), and the
     spread of GPUs is lognormal.
     """
-    if num_gpus <= _CALIBRATED_ON:
+    if num_gpus <= _CALIBRATED_GPUS:
         return 1.0
-    return exp(_published().rank.sigma * (_largest(num_gpus) - _largest(_CALIBRATED_ON)))
+    return exp(
+        _published_spreads().rank.sigma * (_expected_maximum(num_gpus) - _expected_maximum(_CALIBRATED_GPUS))
+    )
 
 
-def _largest(count: int) -> float:
+def _expected_maximum(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-def resolve_jitter(table: JitterTable) -> Jitter | None:
+def resolve_jitter(table: JitterTable) -> JitterConfig | None:
     """`table` with its defaults filled in. None without a seed."""
     if table.seed is None:
         return None
-    published = _published()
-    given = {"kernel": table.kernel_sigma, "rank": table.rank_sigma}
-    defaults = {"kernel": published.kernel, "rank": published.rank}
-    sigmas = {name: defaults[name].sigma if sigma is None else sigma for name, sigma in given.items()}
+    spreads = _published_spreads()
+    requested = {"kernel": table.kernel_sigma, "rank": table.rank_sigma}
+    defaults = {"kernel": spreads.kernel, "rank": spreads.rank}
+    sigmas = {name: defaults[name].sigma if sigma is None else sigma for name, sigma in requested.items()}
     is_all_measured = all(
-        sigma is None and defaults[name].evidence == "measured" for name, sigma in given.items()
+        sigma is None and defaults[name].evidence == "measured" for name, sigma in requested.items()
     )
-    return Jitter(
+    return JitterConfig(
         seed=table.seed,
         steps=table.steps,
         kernel_sigma=sigmas["kernel"],
         rank_sigma=sigmas["rank"],
         sources={
             name: defaults[name].source if sigma is None else "set by the user"
-            for name, sigma in given.items()
+            for name, sigma in requested.items()
         },
         evidence="measured" if is_all_measured else "assumed",
     )

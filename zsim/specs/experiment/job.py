@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints, distinct
+from zsim.arrays import Floats, Ints, unique
 from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.faults import FaultsTable, kernel_slowdowns, with_faults
-from zsim.specs.experiment.jitter import Jitter, slowest_gpu
+from zsim.specs.experiment.faults import FaultsTable, apply_faults, kernel_slowdowns
+from zsim.specs.experiment.jitter import JitterConfig, slowest_gpu_factor
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
@@ -22,14 +22,14 @@ from zsim.specs.experiment.tables import (
 )
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import Mesh
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 from zsim.specs.topology.topology import Topology
 
-Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference
+Strategy = DdpConfig | DeepSpeedConfig | Fsdp1Config | Fsdp2Config | MegatronConfig | ReferenceConfig
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Job:
     model: ModelSpec
     cluster: Cluster
     placement: Placement
-    training: Training
+    training: TrainingConfig
     strategy: Strategy
     notes: tuple[str, ...]
-    others: Mapping[str, Job] = field(default_factory=dict)
+    colocated_jobs: Mapping[str, Job] = field(default_factory=dict)
     """Co-located jobs on the same fabric, by name."""
-    parallelism: Parallelism = field(default_factory=Parallelism)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     sequences: float | None = None
     """Sequences per rank and step if they are not a whole number of micro-batches, so that the last one is
     smaller. Else None.
@@ -59,7 +59,7 @@ class Job:
     """
     simulation: SimulationTable = field(default_factory=SimulationTable)
     faults: FaultsTable = field(default_factory=FaultsTable)
-    jitter: Jitter | None = None
+    jitter: JitterConfig | None = None
     cost: CostTable | None = None
 
     @property
@@ -95,12 +95,12 @@ class Job:
         """Per rank, the type of its node, as an index into the cluster's `gpus`."""
         if not self.cluster.nodes:
             return np.zeros(self.world_size, dtype=np.int64)
-        return np.repeat(self.cluster.type_of_node[list(self.placement.nodes)], self.placement.gpus)
+        return np.repeat(self.cluster.node_type_indices[list(self.placement.nodes)], self.placement.gpus)
 
     @cached_property
     def types(self) -> tuple[int, ...]:
         """The types of nodes that the job is on."""
-        return tuple(distinct(self.rank_types))
+        return tuple(unique(self.rank_types))
 
     def micro_batch_size_on(self, type_of_node: int) -> int:
         """Sequences in a micro-batch of a rank on a type of nodes."""
@@ -118,15 +118,15 @@ def job_topology(job: Job) -> Topology:
     Raises InputError for faults of links and cards that the fabric does not have.
     """
     placement = job.placement
-    per_node = max(one.gpus_per_node for one in (job, *job.others.values()))
+    per_node = max(sharing_job.gpus_per_node for sharing_job in (job, *job.colocated_jobs.values()))
     slots = None if placement.is_plain else placement.slots(per_node)
     topology = Topology(job.cluster, placement.fabric_nodes, per_node, slots)
-    return with_faults(topology, job.faults)
+    return apply_faults(topology, job.faults)
 
 
-def topology_beside(topology: Topology, other: Job) -> Topology:
+def colocated_topology(topology: Topology, job: Job) -> Topology:
     """The fabric with the ranks of a co-located job instead."""
-    return topology.placed(other.placement.slots(topology.gpus_per_node))
+    return topology.replace_slots(job.placement.slots(topology.gpus_per_node))
 
 
 def slowdowns_of(job: Job, topology: Topology) -> Floats:
@@ -134,13 +134,17 @@ def slowdowns_of(job: Job, topology: Topology) -> Floats:
 
     Raises InputError for ranks and nodes that no job is on.
     """
-    beside = [topology_beside(topology, other) for other in job.others.values()]
-    return kernel_slowdowns(topology, job.faults, beside=beside) * slowest_of(job)
+    colocated_topologies = [
+        colocated_topology(topology, colocated_job) for colocated_job in job.colocated_jobs.values()
+    ]
+    return kernel_slowdowns(
+        topology, job.faults, colocated_topologies=colocated_topologies
+    ) * slowest_gpu_slowdown(job)
 
 
-def slowest_of(job: Job) -> float:
+def slowest_gpu_slowdown(job: Job) -> float:
     """The factor by which kernels take longer on the job's slowest GPU (`slowest_gpu_factor`).
 
     It is 1 with jitter, where each GPU is drawn.
     """
-    return 1.0 if job.jitter is not None else slowest_gpu(job.world_size)
+    return 1.0 if job.jitter is not None else slowest_gpu_factor(job.world_size)

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.cluster.gpu import Gpu, with_attention_variant
+from zsim.specs.cluster.gpu import Gpu, select_attention_variant
 from zsim.specs.experiment.tables import AttentionChoice, TrainingTable
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.works import Attention
-from zsim.specs.strategy.megatron import is_before_3, is_newer
+from zsim.specs.strategy.megatron import is_before_3, is_core_since
 from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine, MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import Fsdp2Table, StrategyTable
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, TrainingConfig
 
 _AMPERE, _HOPPER, _BLACKWELL = 8.0, 9.0, 10.0  # compute capability
-_WHOLE = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
+_FULL_RECOMPUTATION = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
 
 
 def attention_of(
@@ -27,7 +27,7 @@ def attention_of(
     strategy: StrategyTable,
     gpus: Sequence[Gpu],
     model: ModelSpec,
-    parallelism: Parallelism,
+    parallelism: ParallelismConfig,
 ) -> AttentionChoice | None:
     """The generation of fused attention on GPUs of one kind, as chosen or by the program's default.
 
@@ -36,7 +36,7 @@ def attention_of(
     if isinstance(strategy, MegatronTable):
         if not strategy.runs_transformer_engine:
             return table.attention
-        return _of_transformer_engine(table, strategy, gpus, model)
+        return _transformer_engine_choice(table, strategy, gpus, model)
     lengths = table.lengths  # documents apart are a mask; padded ones are too
     is_plain = lengths is None or (lengths.batching == "packed" and lengths.attention_by_document is False)
     is_torch = layer_kernels_of(table, strategy, parallelism) == "torch" and is_plain
@@ -45,7 +45,7 @@ def attention_of(
     return table.attention
 
 
-def _of_transformer_engine(
+def _transformer_engine_choice(
     table: TrainingTable, strategy: MegatronTable, gpus: Sequence[Gpu], model: ModelSpec
 ) -> AttentionChoice | None:
     """The generation of fused attention that Transformer Engine 1.2 to 2.18 chooses.
@@ -59,17 +59,17 @@ def _of_transformer_engine(
     Sources: pytorch/attention.py, then pytorch/attention/dot_product_attention/utils.py
     `get_attention_backend`. common/fused_attn/fused_attn.cpp `nvte_get_fused_attn_backend`.
     """
-    is_open = table.attention in (None, "flash")
-    is_second = is_open or table.attention == "flash2"
+    is_default = table.attention in (None, "flash")
+    is_flash_2 = is_default or table.attention == "flash2"
     has_cudnn = _has_cudnn(gpus)
     is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in gpus)
     is_refused = has_cudnn and not _is_hopper(gpus) and _drops_scores(model)
-    if strategy.deterministic_mode and is_second and (is_older or is_refused):
+    if strategy.deterministic_mode and is_flash_2 and (is_older or is_refused):
         return "flash2-deterministic"
-    is_cudnns = is_open or table.attention == "cudnn"
-    if strategy.deterministic_mode and is_cudnns and has_cudnn and _is_hopper(gpus):
+    is_cudnn = is_default or table.attention == "cudnn"
+    if strategy.deterministic_mode and is_cudnn and has_cudnn and _is_hopper(gpus):
         return "cudnn-deterministic"
-    return "cudnn" if is_open and has_cudnn else table.attention
+    return "cudnn" if is_default and has_cudnn else table.attention
 
 
 def runs_flash_2(choice: AttentionChoice | None, strategy: StrategyTable, gpu: Gpu) -> bool:
@@ -106,11 +106,11 @@ def _torch_takes_cudnn(model: ModelSpec) -> bool:
     of eight (`check_cudnn_tensor_shapes`). A window is a mask there, which no kernel skips. A softcap and
     sinks are not supported. Models with any of these keep the GPU's own curve.
     """
-    works = _attentions(model)
-    return bool(works) and all(_is_cudnns(work) for work in works)
+    attentions = _attentions(model)
+    return bool(attentions) and all(_fits_cudnn(work) for work in attentions)
 
 
-def _is_cudnns(work: Attention) -> bool:
+def _fits_cudnn(work: Attention) -> bool:
     widths = work.qk_head_dim, work.v_head_dim
     fits = widths == (192, 128) or (max(widths) <= 128 and not any(width % 8 for width in widths))
     is_plain = work.window is None and work.bias == "none" and not work.softcaps and not work.has_sinks
@@ -127,16 +127,16 @@ def _drops_scores(model: ModelSpec) -> bool:
 
 
 def _attentions(model: ModelSpec) -> list[Attention]:
-    of_blocks = [module for block in model.distinct_blocks for module in block.modules]
-    works = (module.work for module in (*model.before, *of_blocks, *model.after))
-    return [work for work in works if isinstance(work, Attention)]
+    block_modules = [module for block in model.unique_blocks for module in block.modules]
+    op_specs = (module.op_spec for module in (*model.before, *block_modules, *model.after))
+    return [work for work in op_specs if isinstance(work, Attention)]
 
 
 def _is_before(gpu: Gpu, capability: float) -> bool:
     return gpu.compute_capability is not None and gpu.compute_capability < capability
 
 
-def with_attention(cluster: Cluster, choices: Sequence[AttentionChoice | None]) -> Cluster:
+def apply_attention(cluster: Cluster, choices: Sequence[AttentionChoice | None]) -> Cluster:
     """The cluster with its GPUs running each type's generation of fused attention.
 
     It is unchanged for None, "flash" and "math", and for "flash2" on GPUs whose files have that curve as
@@ -144,48 +144,48 @@ def with_attention(cluster: Cluster, choices: Sequence[AttentionChoice | None]) 
     """
     if all(choice in (None, "flash", "math") for choice in choices):
         return cluster
-    return cluster.with_gpus(
-        [_running(gpu, choice) for gpu, choice in zip(cluster.gpus, choices, strict=True)]
+    return cluster.replace_gpus(
+        [_apply_choice(gpu, choice) for gpu, choice in zip(cluster.gpus, choices, strict=True)]
     )
 
 
-def _running(gpu: Gpu, choice: AttentionChoice | None) -> Gpu:
+def _apply_choice(gpu: Gpu, choice: AttentionChoice | None) -> Gpu:
     if choice in (None, "flash", "math"):
         return gpu
     if choice == "flash2":
-        return _second(gpu)
+        return _flash_2_gpu(gpu)
     if choice == "flash2-deterministic":
-        return _deterministic(gpu)
+        return _deterministic_flash_2_gpu(gpu)
     if choice == "cudnn-deterministic":
-        return _cudnns_deterministic(gpu)
+        return _deterministic_cudnn_gpu(gpu)
     try:
-        return with_attention_variant(gpu, str(choice))
+        return select_attention_variant(gpu, str(choice))
     except InputError as error:
         raise InputError(f"training.attention: {error}") from None
 
 
-def _deterministic(gpu: Gpu) -> Gpu:
+def _deterministic_flash_2_gpu(gpu: Gpu) -> Gpu:
     if gpu.vendor != "nvidia":
         raise InputError(
             f"training.attention: found 'flash2-deterministic' with GPU '{gpu.name}'; zsim knows the blocks "
             "of FlashAttention-2's CUDA kernel alone, expected 'flash' or 'math'"
         )
-    gpu = _second(gpu)
+    gpu = _flash_2_gpu(gpu)
     return gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"is_deterministic": True})})
 
 
-def _cudnns_deterministic(gpu: Gpu) -> Gpu:
+def _deterministic_cudnn_gpu(gpu: Gpu) -> Gpu:
     if not (_has_cudnn([gpu]) and _is_hopper([gpu])):
         raise InputError(
             f"training.attention: found 'cudnn-deterministic' with GPU '{gpu.name}'; zsim knows cuDNN's "
             "deterministic backward on Hopper alone, expected 'cudnn', 'flash2-deterministic' or 'math'"
         )
-    gpu = with_attention_variant(gpu, "cudnn")
+    gpu = select_attention_variant(gpu, "cudnn")
     return gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"writes_scores": True})})
 
 
-def _second(gpu: Gpu) -> Gpu:
-    return with_attention_variant(gpu, "flash2") if "flash2" in gpu.attention.variants else gpu
+def _flash_2_gpu(gpu: Gpu) -> Gpu:
+    return select_attention_variant(gpu, "flash2") if "flash2" in gpu.attention.variants else gpu
 
 
 def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -> AttentionKind:
@@ -205,7 +205,7 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
     return "flash"
 
 
-def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> TrainingTable:
+def apply_megatron_defaults(table: TrainingTable, engine: Engine, version: str) -> TrainingTable:
     """`[training]` with Megatron's defaults.
 
     These are fused kernels (`layer_kernels_of` says which), a loss that works in place, gradients clipped at
@@ -213,19 +213,23 @@ def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> Trai
     in nanotron and InternEvo). An engine other than "megatron" keeps `compile` as it is.
     """
     clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
-    own: CrossEntropy = "megatron" if is_newer(version) and engine == "megatron" else "megatron-before-0.8"
-    loss = table.cross_entropy or ("fused_linear" if table.liger else own)
+    default_loss: CrossEntropy = (
+        "megatron" if is_core_since(version) and engine == "megatron" else "megatron-before-0.8"
+    )
+    loss = table.cross_entropy or ("fused_linear" if table.liger else default_loss)
     return table.model_copy(
         update={
             "compile": table.compile or engine == "megatron",
             "gradient_clipping": clipping,
             "cross_entropy": loss,
-            **{key: value for key, value in _WHOLE.items() if key not in table.model_fields_set},
+            **{key: value for key, value in _FULL_RECOMPUTATION.items() if key not in table.model_fields_set},
         }
     )
 
 
-def layer_kernels_of(table: TrainingTable, strategy: StrategyTable, parallelism: Parallelism) -> LayerKernels:
+def layer_kernels_of(
+    table: TrainingTable, strategy: StrategyTable, parallelism: ParallelismConfig
+) -> LayerKernels:
     """Whose kernels blocks have.
 
     The default is Megatron's under Megatron, and nanotron's and InternEvo's under their engines.
@@ -241,13 +245,15 @@ def layer_kernels_of(table: TrainingTable, strategy: StrategyTable, parallelism:
     return "megatron-2" if is_theirs else "torch"
 
 
-def with_release(parallelism: Parallelism, strategy: StrategyTable, asked: ParallelismTable) -> Parallelism:
+def resolve_tensor_reduce_overlap(
+    parallelism: ParallelismConfig, strategy: StrategyTable, requested: ParallelismTable
+) -> ParallelismConfig:
     """The parallelism with the reductions of inputs' gradients as requested, or as in the release of Megatron
     that the strategy names.
 
     Raises InputError where there are none to choose.
     """
-    overlaps = asked.overlap_tensor_reduce
+    overlaps = requested.overlap_tensor_reduce
     if overlaps is None:
         is_old = isinstance(strategy, MegatronTable) and is_before_3(strategy.version)
         return replace(parallelism, overlap_tensor_reduce=not is_old)
@@ -261,14 +267,14 @@ def with_release(parallelism: Parallelism, strategy: StrategyTable, asked: Paral
     return replace(parallelism, overlap_tensor_reduce=overlaps)
 
 
-def as_megatron_deepspeed_runs(table: TrainingTable) -> TrainingTable:
+def apply_megatron_deepspeed_defaults(table: TrainingTable) -> TrainingTable:
     """`[training]` with the kernels of Megatron-DeepSpeed's layers, which are Megatron's."""
     if table.liger or table.cross_entropy is not None:
         return table.model_copy(update={"compile": True})
     return table.model_copy(update={"compile": True, "cross_entropy": "megatron-before-0.8"})
 
 
-def with_one_connection(table: TrainingTable, cluster: Cluster) -> TrainingTable:
+def limit_device_connections(table: TrainingTable, cluster: Cluster) -> TrainingTable:
     """`[training]` with CUDA_DEVICE_MAX_CONNECTIONS = 1, unless it is set.
 
     Megatron's arguments.py asserts it before Blackwell if tensor or context parallelism is on (core 0.16.1
@@ -290,7 +296,7 @@ def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
     return "fused_linear" if table.liger else "fused" if table.compile else "eager"
 
 
-def check_stored_types(training: Training, table: TrainingTable, strategy: StrategyTable) -> None:
+def check_stored_types(training: TrainingConfig, table: TrainingTable, strategy: StrategyTable) -> None:
     """Raises InputError for an `autocast` or `stored_dtype` of `[training]` that its strategy does not have.
 
     Raises NotSimulatedError for settings that zsim lacks with weights that FSDP2 keeps in 16 bits.
@@ -317,15 +323,15 @@ def check_stored_types(training: Training, table: TrainingTable, strategy: Strat
         )
 
 
-def _check_stored_by_fsdp2(training: Training, table: TrainingTable, strategy: StrategyTable) -> None:
+def _check_stored_by_fsdp2(training: TrainingConfig, table: TrainingTable, strategy: StrategyTable) -> None:
     assert isinstance(strategy, Fsdp2Table)
-    beside = {
+    conflicts = {
         f"training.optimizer '{training.optimizer}'": training.optimizer in ("muon", "adamw-bf16"),
         "training.lora": table.lora is not None,
         "strategy.cpu_offload": strategy.cpu_offload,
         "strategy.param_dtype 'fp8'": strategy.param_dtype == "fp8",
     }
-    for what, is_so in beside.items():
+    for what, is_so in conflicts.items():
         if is_so:
             raise NotSimulatedError(
                 f"training.stored_dtype: found '{training.stored_dtype}' with {what} under FSDP2, which "

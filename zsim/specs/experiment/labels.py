@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
-from zsim.specs.strategy.frameworks import Reference
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import ReferenceConfig
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 from zsim.units import format_gpus
 
 
@@ -21,13 +21,13 @@ def strategy_label(job: Job) -> str:
         return deepspeed_label(strategy, job.world_size)
     if job.kind == "ddp":
         return "DDP"
-    if isinstance(strategy, Megatron):
+    if isinstance(strategy, MegatronConfig):
         if strategy.fsdp is not None:
             return f"Megatron-FSDP {strategy.fsdp.sharding}"
         if strategy.muon is not None and strategy.shards_states:
             return "Megatron, layer-wise Muon"
         return "Megatron, distributed optimizer" if strategy.distributed_optimizer else "Megatron DDP"
-    if isinstance(strategy, Reference):
+    if isinstance(strategy, ReferenceConfig):
         return f"ZeRO stage {strategy.stage}, the reference engine"
     replicate = getattr(strategy, "replicate", 1)
     if job.kind == "fsdp2":
@@ -41,38 +41,40 @@ def gpus_label(job: Job) -> str:
     nodes".
     """
     gpus, nodes = job.world_size, job.num_nodes
-    on = f" on {nodes:,} nodes" if nodes > 1 and min(job.placement.gpus) < job.cluster.gpus_per_node else ""
-    return format_gpus(gpus) + on
+    nodes_phrase = (
+        f" on {nodes:,} nodes" if nodes > 1 and min(job.placement.gpus) < job.cluster.gpus_per_node else ""
+    )
+    return format_gpus(gpus) + nodes_phrase
 
 
 def parallelism_label(job: Job) -> str:
     """The degrees above 1, outermost first, as in "PP 4 (1f1b) x DP 16 x TP 8, EP 8". Empty for data
     parallelism alone.
     """
-    asked = job.parallelism
-    if asked.is_trivial:
+    parallelism = job.parallelism
+    if parallelism.is_trivial:
         return ""
-    short = {PIPELINE: "PP", DATA: "DP", CONTEXT: "CP", TENSOR: "TP"}
-    words = [f"{short[axis]} {size}" for axis, size in job.mesh.axes if size > 1]
-    virtual = f", {asked.virtual_stages} stages each" if asked.virtual_stages > 1 else ""
-    how = f"PP {asked.pipeline} ({asked.schedule}{virtual})"
-    label = " x ".join(how if word.startswith("PP") else word for word in words)
-    experts = asked.experts
-    of_experts = [
+    abbreviations = {PIPELINE: "PP", DATA: "DP", CONTEXT: "CP", TENSOR: "TP"}
+    degree_labels = [f"{abbreviations[axis]} {size}" for axis, size in job.mesh.axes if size > 1]
+    virtual_phrase = f", {parallelism.virtual_stages} stages each" if parallelism.virtual_stages > 1 else ""
+    pipeline_label = f"PP {parallelism.pipeline} ({parallelism.schedule}{virtual_phrase})"
+    label = " x ".join(pipeline_label if word.startswith("PP") else word for word in degree_labels)
+    experts = parallelism.experts
+    expert_labels = [
         f"{word} {size}" for word, size in (("EP", experts.ranks), ("ETP", experts.tensor)) if size > 1
     ]
-    return f"{label}, {' x '.join(of_experts)}" if of_experts else label
+    return f"{label}, {' x '.join(expert_labels)}" if expert_labels else label
 
 
-def batch_label(training: Training, sizes: Sequence[int] = ()) -> str:
+def batch_label(training: TrainingConfig, sizes: Sequence[int] = ()) -> str:
     """Tokens of a replica's step, as in "2 x 8,192 tokens" or "2 x 8,192 tokens x 4 micro-batches".
 
     With `sizes` of micro-batches that differ, it is "1 to 2 x 8,192 tokens".
     """
     steps = training.gradient_accumulation_steps
-    of = f" x {steps:,} micro-batches" if steps > 1 else ""
+    steps_phrase = f" x {steps:,} micro-batches" if steps > 1 else ""
     size = f"{min(sizes):,} to {max(sizes):,}" if sizes else f"{training.micro_batch_size:,}"
-    return f"{size} x {training.sequence_length:,} tokens{of}"
+    return f"{size} x {training.sequence_length:,} tokens{steps_phrase}"
 
 
 def training_label(job: Job) -> str:
@@ -82,12 +84,12 @@ def training_label(job: Job) -> str:
     training = job.training
     policy, every = training.activation_checkpointing, training.checkpoint_every
     if training.block_checkpointing:
-        kept = f"{', '.join(sorted(set(training.block_checkpointing)))} by block"
+        checkpointing = f"{', '.join(sorted(set(training.block_checkpointing)))} by block"
     else:
-        kept = "no" if policy == "none" else policy
+        checkpointing = "no" if policy == "none" else policy
         if training.recompute_modules:
             core = () if policy == "none" else ("core_attn",)
-            kept = f"selective ({', '.join((*core, *training.recompute_modules))})"
-        kept += f" (1 block of {every})" if every > 1 and policy != "none" else ""
+            checkpointing = f"selective ({', '.join((*core, *training.recompute_modules))})"
+        checkpointing += f" (1 block of {every})" if every > 1 and policy != "none" else ""
     precision = job.strategy.precision if isinstance(job.strategy, DeepSpeedConfig) else training.precision
-    return f"{precision}, {kept} activation checkpointing"
+    return f"{precision}, {checkpointing} activation checkpointing"

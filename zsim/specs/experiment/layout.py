@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from zsim.arrays import distinct
+from zsim.arrays import unique
 from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.kernel_choices import attention_of, runs_flash_2, with_attention, with_release
-from zsim.specs.experiment.model_split import with_context_inner
+from zsim.specs.experiment.kernel_choices import (
+    apply_attention,
+    attention_of,
+    resolve_tensor_reduce_overlap,
+    runs_flash_2,
+)
+from zsim.specs.experiment.model_split import resolve_context_inner
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.experiment.strategies import asked_parallelism, with_predictions
+from zsim.specs.experiment.strategies import apply_multi_token_prediction, requested_parallelism
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.model.tiling import with_tiled_linears
-from zsim.specs.model.vocabulary import with_padded_vocabulary
+from zsim.specs.model.tiling import tile_linears
+from zsim.specs.model.vocabulary import pad_vocabulary
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.partition import layer_weights
 from zsim.specs.strategy.tables import DeepSpeedTable
@@ -28,11 +33,11 @@ class Layout:
     """The model with the framework's additions: DeepSpeed's tiles, or Megatron's multi-token prediction and
     padded vocabulary.
     """
-    asked: ParallelismTable
+    requested_parallelism: ParallelismTable
     """The degrees as the experiment asks for them."""
-    parallelism: Parallelism
+    parallelism: ParallelismConfig
     placement: Placement
-    whole: Cluster
+    full_cluster: Cluster
     """The cluster, whose GPUs run the chosen attention."""
     cluster: Cluster
     """The cluster with only the types of nodes that the job is on, as all checks of GPUs see it."""
@@ -45,7 +50,7 @@ class Layout:
         return self.placement.world_size // self.parallelism.model_ranks
 
 
-def lay_out(
+def resolve_layout(
     experiment: Experiment, model: ModelSpec, cluster: Cluster, placement: Placement, notes: list[str]
 ) -> Layout:
     """The layout of `model`. Adds notes about what the framework changes to `notes`.
@@ -55,39 +60,39 @@ def lay_out(
     """
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:
-        model = with_tiled_linears(model, table.tile_numel)
-    asked, style = asked_parallelism(experiment)
+        model = tile_linears(model, table.tile_numel)
+    requested, style = requested_parallelism(experiment)
     parallelism = resolve_parallelism(
-        asked, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
+        requested, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
-    parallelism = with_release(parallelism, table, asked)
+    parallelism = resolve_tensor_reduce_overlap(parallelism, table, requested)
     choices = [attention_of(experiment.training, table, [gpu], model, parallelism) for gpu in cluster.gpus]
-    used = _types_in_use(cluster, placement)
-    runs_second = any(runs_flash_2(choices[kind], table, cluster.gpus[kind]) for kind in used)
-    whole = with_attention(cluster, choices)
-    parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
+    type_indices = _types_in_use(cluster, placement)
+    has_flash_2 = any(runs_flash_2(choices[kind], table, cluster.gpus[kind]) for kind in type_indices)
+    full_cluster = apply_attention(cluster, choices)
+    parallelism = resolve_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
     if isinstance(table, MegatronTable):
         if table.mtp_layers:
-            model, parallelism = with_predictions(model, table, parallelism)
+            model, parallelism = apply_multi_token_prediction(model, table, parallelism)
         multiple = table.vocabulary_multiple * parallelism.tensor
-        model, unpadded = with_padded_vocabulary(model, multiple), model.vocab_size
-        if model.vocab_size != unpadded:
-            notes.append(f"Megatron pads the vocabulary of {unpadded:,} to {model.vocab_size:,}")
-    in_use = _of_types(whole, used)
-    return Layout(model, asked, parallelism, placement, whole, in_use, runs_second)
+        model, unpadded_size = pad_vocabulary(model, multiple), model.vocab_size
+        if model.vocab_size != unpadded_size:
+            notes.append(f"Megatron pads the vocabulary of {unpadded_size:,} to {model.vocab_size:,}")
+    job_cluster = _restrict_to_types(full_cluster, type_indices)
+    return Layout(model, requested, parallelism, placement, full_cluster, job_cluster, has_flash_2)
 
 
 def _types_in_use(cluster: Cluster, placement: Placement) -> list[int]:
-    return list(distinct(cluster.type_of_node[list(placement.nodes)])) if cluster.nodes else [0]
+    return list(unique(cluster.node_type_indices[list(placement.nodes)])) if cluster.nodes else [0]
 
 
-def _of_types(cluster: Cluster, used: list[int]) -> Cluster:
+def _restrict_to_types(cluster: Cluster, type_indices: list[int]) -> Cluster:
     """The cluster with only the types of nodes in `used`. The first of them is used where a single one is
     needed.
     """
     if not cluster.nodes:
         return cluster
-    nodes = [cluster.nodes[kind] for kind in used]
+    nodes = [cluster.nodes[kind] for kind in type_indices]
     keys = ("gpu", "gpus_per_node", "node_link", "pcie", "nic", "host")
     first = {key: getattr(nodes[0], key) for key in keys}
     return cluster.model_copy(update={**first, "nodes": tuple(nodes)})

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.reading import with_nulls
+from zsim.reading import restore_nulls
 from zsim.specs.cluster.files import cluster_tables, read_toml
-from zsim.specs.experiment.model_change import with_model
-from zsim.specs.experiment.overrides import with_overrides
+from zsim.specs.experiment.model_change import apply_model_change
+from zsim.specs.experiment.overrides import apply_overrides
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.detect import with_training_file
-from zsim.specs.own_code import OwnCode, with_models
+from zsim.specs.formats.detect import merge_training_file
+from zsim.specs.own_code import UserCode, load_user_models
 from zsim.specs.strategy.tables import STRATEGIES, is_strategy
 from zsim.units import AS_IN_FILES
 
@@ -24,7 +24,7 @@ def load_experiment(
     overrides: Mapping[str, Any] | None = None,
     *,
     origin: str | None = None,
-    code: OwnCode | None = None,
+    code: UserCode | None = None,
 ) -> Experiment:
     """Read an experiment file. `overrides` are dotted keys (`"training.precision"`) that replace its values.
 
@@ -33,10 +33,10 @@ def load_experiment(
     named as models, see [Note: who may run code].
     """
     path = Path(path)
-    data = located(read_toml(path), path.parent)
+    data = resolve_paths(read_toml(path), path.parent)
     if "model" not in data and {"axes", "zip"} & set(data):
         raise InputError(f"{path.name}: is a study, not an experiment; zsim sweep runs it")
-    return experiment_from(data, overrides or {}, origin=origin or path.name, code=code)
+    return build_experiment(data, overrides or {}, origin=origin or path.name, code=code)
 
 
 _PATHS = (
@@ -49,7 +49,7 @@ _PATHS = (
 )
 
 
-def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """File-shaped data as a file in `folder` means it.
 
     Paths that lead to a file from there are joined with `folder`, and "null" in the content of another
@@ -57,17 +57,17 @@ def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     if isinstance(data.get("model"), dict):
-        data["model"] = with_nulls(data["model"])
+        data["model"] = restore_nulls(data["model"])
     strategy = data.get("strategy")
     if isinstance(strategy, dict) and isinstance(strategy.get("config"), dict):
-        strategy["config"] = with_nulls(strategy["config"])
+        strategy["config"] = restore_nulls(strategy["config"])
     for keys in _PATHS:
         _make_relative(data, keys, folder)
     return data
 
 
-def experiment_from(
-    data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str, code: OwnCode | None = None
+def build_experiment(
+    data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str, code: UserCode | None = None
 ) -> Experiment:
     """An experiment from file-shaped data and dotted overrides.
 
@@ -77,12 +77,12 @@ def experiment_from(
     content replaces it.
     """
     if "model" not in overrides:
-        data = with_models(data, origin, code)
-    overrides = with_models(overrides, "--set", code)
-    data, overrides = with_training_file(data, overrides, origin=origin)
+        data = load_user_models(data, origin, code)
+    overrides = load_user_models(overrides, "--set", code)
+    data, overrides = merge_training_file(data, overrides, origin=origin)
     if "model" not in overrides:
-        data = with_models(data, origin, code)
-    data = with_model(data, overrides)
+        data = load_user_models(data, origin, code)
+    data = apply_model_change(data, overrides)
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     new_kind = overrides.get("strategy.kind")
     if is_strategy(new_kind) and isinstance(data.get("strategy"), dict):
@@ -93,13 +93,13 @@ def experiment_from(
             data["strategy"] = {}
         data["strategy"].pop("stage", None)
         data["strategy"].setdefault("kind", "deepspeed")
-    for one, other in (("nodes", "gpus"), ("gpus", "nodes")):
-        if one in overrides and other not in overrides:
-            data.pop(other, None)
+    for count_key, other_key in (("nodes", "gpus"), ("gpus", "nodes")):
+        if count_key in overrides and other_key not in overrides:
+            data.pop(other_key, None)
     if not {"nodes", "gpus"} & set(overrides) and _lists_nodes(overrides):
         for key in ("nodes", "gpus"):
             data.pop(key, None)
-    return Experiment.of_data(with_overrides(data, overrides), origin=origin)
+    return Experiment.of_data(apply_overrides(data, overrides), origin=origin)
 
 
 def _lists_nodes(overrides: Mapping[str, Any]) -> bool:
@@ -115,14 +115,14 @@ def _lists_nodes(overrides: Mapping[str, Any]) -> bool:
         return False  # told with the rest of what is wrong
 
 
-def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
+def change_experiment(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
     """The experiment changed by dotted overrides."""
-    own = {"model", "cluster", "nodes", "gpus", "training", "strategy", "program"}
-    own |= {key.partition(".")[0] for key in overrides} & set(Experiment.model_fields)
-    data = experiment.model_dump(exclude_unset=True, include=own, context=AS_IN_FILES)
-    new = experiment_from(data, overrides, origin="experiment")
-    notes = (*experiment.notes, *new.notes) if "notes" not in own else new.notes
-    return experiment.model_copy(update={**{key: getattr(new, key) for key in own}, "notes": notes})
+    dumped_keys = {"model", "cluster", "nodes", "gpus", "training", "strategy", "program"}
+    dumped_keys |= {key.partition(".")[0] for key in overrides} & set(Experiment.model_fields)
+    data = experiment.model_dump(exclude_unset=True, include=dumped_keys, context=AS_IN_FILES)
+    new = build_experiment(data, overrides, origin="experiment")
+    notes = (*experiment.notes, *new.notes) if "notes" not in dumped_keys else new.notes
+    return experiment.model_copy(update={**{key: getattr(new, key) for key in dumped_keys}, "notes": notes})
 
 
 def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:

@@ -17,47 +17,47 @@ from zsim.specs.own_code import load_named_model
 _LENGTH = "sequence_length"
 
 
-def with_model(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def apply_model_change(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """File-shaped `data` for the new model of the dotted `overrides`, with a [training] that the new model
     can run.
 
     It also has notes of the settings that are kept. It is unchanged if no model is changed. Raises InputError
     for a model that cannot be read.
     """
-    before, after = data.get("model"), overrides.get("model")
+    old, new = data.get("model"), overrides.get("model")
     training = data.get("training")
-    if before is None or after is None or before == after or not isinstance(training, Mapping):
+    if old is None or new is None or old == new or not isinstance(training, Mapping):
         return dict(data)
-    kept = {key: value for key, value in training.items() if f"training.{key}" not in overrides}
-    if not kept:
+    kept_settings = {key: value for key, value in training.items() if f"training.{key}" not in overrides}
+    if not kept_settings:
         return dict(data)
     notes = []
-    length = kept.get(_LENGTH)
+    length = kept_settings.get(_LENGTH)
     if isinstance(length, int):
-        model = _model(after)
+        model = _load_model(new)
         longest = model.captured.sequence_length if model.captured else model.learned_positions
         is_wrong = longest is not None and (length > longest or (model.captured and length != longest))
         if is_wrong:
             training = {**training, _LENGTH: longest}
-            kept.pop(_LENGTH)
-            why = "was captured with that" if model.captured else "has no more learned positions"
-            notes.append(f"sequence_length {length} becomes {longest}: '{model.name}' {why}")
-    if kept:
-        said = ", ".join(f"{key} {_word(value)}" for key, value in kept.items())
+            kept_settings.pop(_LENGTH)
+            reason = "was captured with that" if model.captured else "has no more learned positions"
+            notes.append(f"sequence_length {length} becomes {longest}: '{model.name}' {reason}")
+    if kept_settings:
+        settings = ", ".join(f"{key} {_format_setting(value)}" for key, value in kept_settings.items())
         notes.insert(
             0,
-            f"the model is changed from {_name(before)} to {_name(after)}; what training says stays: {said}",
+            f"the model is changed from {_name(old)} to {_name(new)}; what training says stays: {settings}",
         )
     return {**data, "training": training, "notes": [*data.get("notes", ()), *notes]}
 
 
-def _model(asked: Any) -> ModelSpec:
-    if isinstance(asked, ModelSpec):
-        return asked
+def _load_model(source: Any) -> ModelSpec:
+    if isinstance(source, ModelSpec):
+        return source
     return (
-        model_from_config(asked, "model", "experiment")
-        if isinstance(asked, dict)
-        else load_named_model(asked)
+        model_from_config(source, "model", "experiment")
+        if isinstance(source, dict)
+        else load_named_model(source)
     )
 
 
@@ -67,5 +67,5 @@ def _name(model: Any) -> str:
     return f"'{model}'" if isinstance(model, str) else "the experiment's own"
 
 
-def _word(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

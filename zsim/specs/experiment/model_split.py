@@ -9,13 +9,13 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.model.spec import Activation, Attention, Block, ModelSpec
 from zsim.specs.strategy.mesh import CONTEXT
-from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 _MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZE
 
 
-def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
+def check_split(model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """Raises InputError for heads, widths or micro-batches that do not divide among the ranks.
 
     It also raises InputError for settings that torch refuses with its schedules and its asynchronous tensor
@@ -24,7 +24,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
     """
     _check_loss(parallelism)
     _check_gathers(parallelism)
-    _check_halves(model, parallelism)
+    _check_encoder_decoder(model, parallelism)
     _check_async(training, parallelism)
     if parallelism.style == "torch":
         _check_split_backward(training, parallelism)
@@ -35,7 +35,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
                 "strategy 'megatron'"
             )
     if parallelism.tensor > 1 and parallelism.style != "autotp":  # see `strategy.deepspeed.autotp`
-        for block in model.distinct_blocks:
+        for block in model.unique_blocks:
             _check_block(block, model, parallelism)
     if parallelism.context > 1:
         _check_context(model, training, parallelism)
@@ -47,7 +47,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
         )
 
 
-def check_tokens(training: Training, parallelism: Parallelism) -> None:
+def check_tokens(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """Raises InputError for a sequence that cannot be cut into equal parts for its ranks."""
     shards = parallelism.token_shards * (2 if _is_zigzag(parallelism) else 1)
     if training.sequence_length % shards:
@@ -59,18 +59,18 @@ def check_tokens(training: Training, parallelism: Parallelism) -> None:
         )
 
 
-def _check_halves(model: ModelSpec, parallelism: Parallelism) -> None:
+def _check_encoder_decoder(model: ModelSpec, parallelism: ParallelismConfig) -> None:
     """An encoder and a decoder share no residual stream that could be cut."""
     degrees = {name: getattr(parallelism, name) for name in ("tensor", "pipeline", "context")}
-    found = next((name for name, degree in degrees.items() if degree > 1), None)
-    if model.has_encoder and found:
+    axis = next((name for name, degree in degrees.items() if degree > 1), None)
+    if model.has_encoder and axis:
         raise NotSimulatedError(
-            f"parallelism.{found}: found {degrees[found]}, but '{model.name}' is an encoder with a decoder, "
+            f"parallelism.{axis}: found {degrees[axis]}, but '{model.name}' is an encoder with a decoder, "
             "of which zsim simulates data parallelism only; expected 1"
         )
 
 
-def _check_loss(parallelism: Parallelism) -> None:
+def _check_loss(parallelism: ParallelismConfig) -> None:
     if not parallelism.loss_parallel and (parallelism.style != "torch" or parallelism.tensor == 1):
         raise InputError(
             "parallelism.loss_parallel: found false, which torchtitan alone has, for tensor ranks; expected "
@@ -78,7 +78,7 @@ def _check_loss(parallelism: Parallelism) -> None:
         )
 
 
-def _check_gathers(parallelism: Parallelism) -> None:
+def _check_gathers(parallelism: ParallelismConfig) -> None:
     if not parallelism.gather_per_product:
         return
     if parallelism.style != "torch" or parallelism.tensor == 1:
@@ -93,7 +93,7 @@ def _check_gathers(parallelism: Parallelism) -> None:
         )
 
 
-def _check_async(training: Training, parallelism: Parallelism) -> None:
+def _check_async(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """Checks asynchronous tensor parallelism as the frameworks do.
 
     Sources: torchtitan v0.2.2 distributed/tensor_parallel.py. torch 2.13
@@ -126,7 +126,7 @@ def _check_async(training: Training, parallelism: Parallelism) -> None:
 _SPLIT_BACKWARDS = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
 
 
-def _check_split_backward(training: Training, parallelism: Parallelism) -> None:
+def _check_split_backward(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """Each parameter's gradient is a graph task of its own where a schedule splits backward
     (`stage_backward_weight` of torch 2.13 distributed/pipelining/_backward.py), and a checkpoint recomputes
     per graph task (utils/checkpoint.py), or, with selective contexts, raises at the second."""
@@ -147,10 +147,10 @@ def _check_split_backward(training: Training, parallelism: Parallelism) -> None:
     )
 
 
-def _check_block(block: Block, model: ModelSpec, parallelism: Parallelism) -> None:
+def _check_block(block: Block, model: ModelSpec, parallelism: ParallelismConfig) -> None:
     tensor, name = parallelism.tensor, FRAMEWORK_NAMES[parallelism.style]
     for module in block.modules:
-        work = module.work
+        work = module.op_spec
         if isinstance(work, Attention):
             heads, groups = work.num_heads, work.num_kv_heads
             _check_divides("heads", heads, tensor, model)
@@ -167,7 +167,7 @@ def _check_block(block: Block, model: ModelSpec, parallelism: Parallelism) -> No
             _check_divides("features of the MLP", work.width, tensor, model)
 
 
-def _is_zigzag(parallelism: Parallelism) -> bool:
+def _is_zigzag(parallelism: ParallelismConfig) -> bool:
     """Whether each rank has one chunk from the front and one from the back of every sequence."""
     return parallelism.context > 1 and parallelism.style in ("torch", "megatron")
 
@@ -180,7 +180,9 @@ def _check_divides(what: str, count: int, tensor: int, model: ModelSpec) -> None
         )
 
 
-def with_context_inner(parallelism: Parallelism, world_size: int, gpus_per_node: int) -> Parallelism:
+def resolve_context_inner(
+    parallelism: ParallelismConfig, world_size: int, gpus_per_node: int
+) -> ParallelismConfig:
     """The parallelism with the number of ranks of a context group that exchange heads under "a2a+p2p".
 
     It is the largest number that divides the group and is on one node of `gpus_per_node` GPUs. If all ranks
@@ -189,14 +191,14 @@ def with_context_inner(parallelism: Parallelism, world_size: int, gpus_per_node:
     """
     if parallelism.context_method != "a2a+p2p" or parallelism.context == 1:
         return parallelism
-    apart, ranks = 1, parallelism.context
+    stride, ranks = 1, parallelism.context
     mesh = parallelism.mesh(world_size)
     for axis, size in reversed(mesh.axes):
         if axis == CONTEXT:
             break
-        apart *= size
-    room = max(1, gpus_per_node // apart)
-    inner = max(count for count in range(1, min(ranks, room) + 1) if ranks % count == 0)
+        stride *= size
+    max_inner = max(1, gpus_per_node // stride)
+    inner = max(count for count in range(1, min(ranks, max_inner) + 1) if ranks % count == 0)
     if inner == 1:
         return replace(parallelism, context_method="p2p")
     return replace(
@@ -204,16 +206,18 @@ def with_context_inner(parallelism: Parallelism, world_size: int, gpus_per_node:
     )
 
 
-def with_context_masks(parallelism: Parallelism, model: ModelSpec, sequence_length: int) -> Parallelism:
+def resolve_context_masks(
+    parallelism: ParallelismConfig, model: ModelSpec, sequence_length: int
+) -> ParallelismConfig:
     """The parallelism with torch's FlexAttention in place of its ring where a layer has a window."""
-    works = [module.work for block in model.distinct_blocks for module in block.modules]
-    has_windows = any(isinstance(work, Attention) and _has_window(work, sequence_length) for work in works)
-    masks = parallelism.style == "torch" and parallelism.context > 1 and has_windows
-    return replace(parallelism, context_masks=masks)
+    op_specs = [module.op_spec for block in model.unique_blocks for module in block.modules]
+    has_windows = any(isinstance(work, Attention) and _has_window(work, sequence_length) for work in op_specs)
+    uses_masks = parallelism.style == "torch" and parallelism.context > 1 and has_windows
+    return replace(parallelism, context_masks=uses_masks)
 
 
 def flex_note(
-    parallelism: Parallelism, gpus: Sequence[Gpu], model: ModelSpec, training: Training
+    parallelism: ParallelismConfig, gpus: Sequence[Gpu], model: ModelSpec, training: TrainingConfig
 ) -> str | None:
     """The note about the rates that FlexAttention is simulated with, since no GPU's file has a curve of it.
 
@@ -222,18 +226,18 @@ def flex_note(
     `_supports_flash_attn`, masking_utils.py `_ignore_causal_mask_sdpa`). torchtitan uses FlexAttention for
     it.
     """
-    works = [module.work for block in model.distinct_blocks for module in block.modules]
-    in_chunks = training.attention == "flash" and any(
+    op_specs = [module.op_spec for block in model.unique_blocks for module in block.modules]
+    has_chunks = training.attention == "flash" and any(
         isinstance(work, Attention) and work.chunk is not None and work.chunk < training.sequence_length
-        for work in works
+        for work in op_specs
     )
-    if not parallelism.context_masks and not in_chunks:
+    if not parallelism.context_masks and not has_chunks:
         return None
     names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
     where = "with a window" if parallelism.context_masks else "in chunks"
-    beside = " under context parallelism" if parallelism.context_masks else ""
+    suffix = " under context parallelism" if parallelism.context_masks else ""
     return (
-        f"attention {where} is torch's FlexAttention{beside}, of which no curve was measured on {names}: it "
+        f"attention {where} is torch's FlexAttention{suffix}, of which no curve was measured on {names}: it "
         "is taken to be as fast as the fused attention of the GPU's file"
     )
 
@@ -242,7 +246,7 @@ def _has_window(work: Attention, sequence_length: int) -> bool:
     return work.window is not None and work.window < sequence_length
 
 
-def _check_context(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
+def _check_context(model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """Raises InputError for heads that the ranks cannot exchange and for attention that is not fused.
 
     Raises NotSimulatedError for windows, and for behaviour of a framework that zsim does not know.
@@ -255,36 +259,38 @@ def _check_context(model: ModelSpec, training: Training, parallelism: Parallelis
             f"training.attention: found 'math' with parallelism.context = {parallelism.context}, but {name} "
             "shares sequences among ranks by fused kernels only; expected 'flash'"
         )
-    for block in model.distinct_blocks:
+    for block in model.unique_blocks:
         for module in block.modules:
-            if isinstance(module.work, Attention):
-                _check_attention(module.work, model, training, parallelism)
+            if isinstance(module.op_spec, Attention):
+                _check_attention(module.op_spec, model, training, parallelism)
 
 
-def _check_attention(work: Attention, model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
+def _check_attention(
+    work: Attention, model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig
+) -> None:
     method, name = parallelism.context_method, FRAMEWORK_NAMES[parallelism.style]
     if work.unpads:
         raise NotSimulatedError(
             f"parallelism.context: zsim does not simulate it with the padding mask of '{model.name}'"
         )
-    found = _unshared(work, training.sequence_length)
-    if found:
+    trait = _unshared_trait(work, training.sequence_length)
+    if trait:
         raise NotSimulatedError(
-            f"parallelism.context: the attention of '{model.name}' {found}, which zsim does not simulate "
+            f"parallelism.context: the attention of '{model.name}' {trait}, which zsim does not simulate "
             f"with {name}'s context parallelism; expected context = 1"
         )
     if _has_window(work, training.sequence_length) and method not in ("all-to-all", "all-gather"):
-        others = "'all-gather'" if parallelism.style == "torch" else "'all-gather' or 'all-to-all'"
+        accepted_methods = "'all-gather'" if parallelism.style == "torch" else "'all-gather' or 'all-to-all'"
         raise InputError(
             f"parallelism.context_method: '{model.name}' attends to a window of {work.window:,} tokens, "
-            f"which {name} refuses with '{method}'; expected {others}"
+            f"which {name} refuses with '{method}'; expected {accepted_methods}"
         )
     _check_mask_blocks(training, parallelism)
     if method in ("all-to-all", "a2a+p2p"):
         _check_heads(work, model, parallelism)
 
 
-def _check_mask_blocks(training: Training, parallelism: Parallelism) -> None:
+def _check_mask_blocks(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """torch 2.13 tensor/experimental/_context_parallel/_attention.py `create_cp_block_mask`."""
     multiple = parallelism.context * _MASK_BLOCK
     if parallelism.context_masks and training.sequence_length % multiple:
@@ -296,7 +302,7 @@ def _check_mask_blocks(training: Training, parallelism: Parallelism) -> None:
         )
 
 
-def _unshared(work: Attention, sequence_length: int) -> str:
+def _unshared_trait(work: Attention, sequence_length: int) -> str:
     """The trait of an attention that zsim does not simulate across context ranks. Empty if there is none."""
     traits = {
         "sees all tokens": not work.is_causal,
@@ -307,7 +313,7 @@ def _unshared(work: Attention, sequence_length: int) -> str:
     return next((trait for trait, is_found in traits.items() if is_found), "")
 
 
-def _check_heads(work: Attention, model: ModelSpec, parallelism: Parallelism) -> None:
+def _check_heads(work: Attention, model: ModelSpec, parallelism: ParallelismConfig) -> None:
     """Ranks that exchange heads for tokens each take the same number of heads. DeepSpeed repeats heads of K
     and V.
     """
@@ -317,15 +323,15 @@ def _check_heads(work: Attention, model: ModelSpec, parallelism: Parallelism) ->
     repeats = parallelism.style in ("deepspeed", "autotp") and ranks % groups == 0
     for what, count in (("heads", heads), ("key/value heads", groups)):
         if count % ranks and not (repeats and count == groups):
-            each = " on a tensor-parallel rank" if tensor > 1 else ""
+            rank_phrase = " on a tensor-parallel rank" if tensor > 1 else ""
             raise InputError(
                 f"parallelism.context: found {ranks} ranks that exchange heads, which do not divide the "
-                f"{count:,} {what} of '{model.name}'{each}; the nearest that do are "
+                f"{count:,} {what} of '{model.name}'{rank_phrase}; the nearest that do are "
                 f"{_nearest_divisor(count, ranks)}"
             )
 
 
-def _nearest_divisor(count: int, wanted: int) -> int:
+def _nearest_divisor(count: int, target: int) -> int:
     """The divisor of `count` that is nearest to `wanted`."""
-    divisors = [number for number in range(1, min(count, 4 * wanted) + 1) if count % number == 0]
-    return min(divisors, key=lambda number: abs(number - wanted))
+    divisors = [number for number in range(1, min(count, 4 * target) + 1) if count % number == 0]
+    return min(divisors, key=lambda number: abs(number - target))

@@ -15,29 +15,29 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.placement import Placement, place
+from zsim.specs.experiment.placement import Placement, resolve_placement
 from zsim.specs.experiment.tables import Experiment
 
 _KEYS = ("model", "nodes", "gpus", "placement", "training", "trainer", "strategy")
-_SHARED = ("cluster", "faults", "jitter", "cost", "jobs")
+_FABRIC_KEYS = ("cluster", "faults", "jitter", "cost", "jobs")
 
 
-def neighbours(experiment: Experiment) -> dict[str, Experiment]:
+def expand_colocated_jobs(experiment: Experiment) -> dict[str, Experiment]:
     """The co-located jobs of `[jobs.NAME]` by name, each as a complete experiment.
 
     Raises InputError for keys that belong to the shared fabric, and for anything that an experiment refuses.
     """
-    return {name: _neighbour(experiment, name, table) for name, table in experiment.jobs.items()}
+    return {name: _expand_colocated_job(experiment, name, table) for name, table in experiment.jobs.items()}
 
 
-def _neighbour(experiment: Experiment, name: str, table: Mapping[str, Any]) -> Experiment:
+def _expand_colocated_job(experiment: Experiment, name: str, table: Mapping[str, Any]) -> Experiment:
     where = f"jobs.{name}"
     for key in table:
-        if key in _SHARED:
+        if key in _FABRIC_KEYS:
             raise InputError(f"{where}: '{key}' belongs to the fabric that all jobs share; set it outside")
         if key not in _KEYS:
             raise InputError(f"{where}: unknown key '{key}'{did_you_mean(key, _KEYS)}")
-    own: dict[str, Any] = {
+    data: dict[str, Any] = {
         "model": experiment.model,
         "cluster": experiment.cluster,
         "strategy": experiment.strategy.model_dump(),
@@ -46,8 +46,8 @@ def _neighbour(experiment: Experiment, name: str, table: Mapping[str, Any]) -> E
         "trainer": {**experiment.trainer.model_dump(), **_table(table, "trainer", where)},
     }
     if not {"nodes", "gpus", "placement"} & set(table):
-        own |= {"nodes": experiment.nodes, "gpus": experiment.gpus}
-    return Experiment.of_data(own, origin=where)
+        data |= {"nodes": experiment.nodes, "gpus": experiment.gpus}
+    return Experiment.of_data(data, origin=where)
 
 
 def _table(table: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
@@ -57,33 +57,46 @@ def _table(table: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
     return value
 
 
-def place_together(
-    experiment: Experiment, others: Mapping[str, Experiment], cluster: Cluster
+def place_jobs(
+    experiment: Experiment, colocated_experiments: Mapping[str, Experiment], cluster: Cluster
 ) -> tuple[Placement, dict[str, Placement]]:
     """The placements of the experiment's main job and of its co-located jobs, on one fabric without shared
     nodes.
 
     Jobs that name no nodes take free ones, in the order of the tables.
     """
-    for name, other in others.items():
-        if other.placement.fabric_nodes is not None:
+    for name, colocated_experiment in colocated_experiments.items():
+        if colocated_experiment.placement.fabric_nodes is not None:
             raise InputError(f"jobs.{name}.placement.fabric_nodes: is the fabric's; set it outside")
-    everyone = [("", experiment), *((f"jobs.{name}: ", other) for name, other in others.items())]
-    fabric = experiment.placement.fabric_nodes or _least_fabric(everyone, cluster)
-    taken: dict[int, str] = {}
-    places = []
-    for where, one in everyone:
-        table = one.placement.model_copy(update={"fabric_nodes": fabric})
-        placement = place(table, cluster, one.nodes, one.gpus, where, taken)
-        places.append(placement)
-        taken |= dict.fromkeys(placement.nodes, where.removesuffix(": ") or "the job itself")
-    return places[0], dict(zip(others, places[1:], strict=True))
-
-
-def _least_fabric(everyone: Sequence[tuple[str, Experiment]], cluster: Cluster) -> int:
-    """Nodes of the smallest fabric that holds all jobs, including the nodes that they name."""
-    placements = [place(one.placement, cluster, one.nodes, one.gpus, where) for where, one in everyone]
-    named = [
-        max(p.nodes) + 1 for p, (_, one) in zip(placements, everyone, strict=True) if one.placement.nodes
+    all_experiments = [
+        ("", experiment),
+        *(
+            (f"jobs.{name}: ", colocated_experiment)
+            for name, colocated_experiment in colocated_experiments.items()
+        ),
     ]
-    return max(sum(len(placement.nodes) for placement in placements), *named, 1)
+    fabric = experiment.placement.fabric_nodes or _min_fabric_nodes(all_experiments, cluster)
+    node_owners: dict[int, str] = {}
+    placements = []
+    for where, job_experiment in all_experiments:
+        table = job_experiment.placement.model_copy(update={"fabric_nodes": fabric})
+        placement = resolve_placement(
+            table, cluster, job_experiment.nodes, job_experiment.gpus, where, node_owners
+        )
+        placements.append(placement)
+        node_owners |= dict.fromkeys(placement.nodes, where.removesuffix(": ") or "the job itself")
+    return placements[0], dict(zip(colocated_experiments, placements[1:], strict=True))
+
+
+def _min_fabric_nodes(all_experiments: Sequence[tuple[str, Experiment]], cluster: Cluster) -> int:
+    """Nodes of the smallest fabric that holds all jobs, including the nodes that they name."""
+    placements = [
+        resolve_placement(job_experiment.placement, cluster, job_experiment.nodes, job_experiment.gpus, where)
+        for where, job_experiment in all_experiments
+    ]
+    named_sizes = [
+        max(placement.nodes) + 1
+        for placement, (_, job_experiment) in zip(placements, all_experiments, strict=True)
+        if job_experiment.placement.nodes
+    ]
+    return max(sum(len(placement.nodes) for placement in placements), *named_sizes, 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
-from zsim.reading import NULL, with_nulls
+from zsim.reading import NULL, restore_nulls
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.model.huggingface import model_from_config, read_model_config
 from zsim.specs.strategy.deepspeed.text import load_object
@@ -24,37 +24,39 @@ _CONFIG = "strategy.config."
 _MODEL = "model."
 _CLUSTER = "cluster."
 # With a stage alone, batch size and precision are the experiment's, or as Hugging Face fills "auto".
-_FROM_STAGE = {"train_micro_batch_size_per_gpu": "auto"}
+_STAGE_DEFAULTS = {"train_micro_batch_size_per_gpu": "auto"}
 _AUTO_PRECISION = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 
 
-def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """File-shaped `data` with dotted `overrides` applied.
 
     An override of None unsets its key. For a key of the model it writes null into the config.json. Raises
     InputError where a dotted key leads through something that is not a table.
     """
-    changed = _copy(data)
-    deeper: dict[str, dict[str, Any]] = {_CONFIG: {}, _MODEL: {}, _CLUSTER: {}}
-    for given, value in overrides.items():
-        dotted = f"cluster.{given}" if given.startswith("gpu.") else given
+    new_data = _copy(data)
+    nested_overrides: dict[str, dict[str, Any]] = {_CONFIG: {}, _MODEL: {}, _CLUSTER: {}}
+    for key, value in overrides.items():
+        dotted = f"cluster.{key}" if key.startswith("gpu.") else key
         if dotted.startswith(_CLUSTER):
-            check_hardware_key(given, "--set ")
-        prefix = next((prefix for prefix in deeper if dotted.startswith(prefix)), None)
+            check_hardware_key(key, "--set ")
+        prefix = next((prefix for prefix in nested_overrides if dotted.startswith(prefix)), None)
         if prefix is None:
-            put(changed, dotted, value)
+            set_dotted_key(new_data, dotted, value)
         else:
-            deeper[prefix][dotted.removeprefix(prefix)] = value
-    if deeper[_MODEL]:
-        changed["model"] = _model(changed.get("model"), deeper[_MODEL])
-    if deeper[_CLUSTER]:
-        changed["cluster"] = _cluster(changed.get("cluster"), deeper[_CLUSTER])
-    if deeper[_CONFIG]:
-        changed["strategy"] = _with_config(changed.get("strategy"), deeper[_CONFIG], overrides)
-    return changed
+            nested_overrides[prefix][dotted.removeprefix(prefix)] = value
+    if nested_overrides[_MODEL]:
+        new_data["model"] = _apply_model_overrides(new_data.get("model"), nested_overrides[_MODEL])
+    if nested_overrides[_CLUSTER]:
+        new_data["cluster"] = _apply_cluster_overrides(new_data.get("cluster"), nested_overrides[_CLUSTER])
+    if nested_overrides[_CONFIG]:
+        new_data["strategy"] = _apply_config_overrides(
+            new_data.get("strategy"), nested_overrides[_CONFIG], overrides
+        )
+    return new_data
 
 
-def put(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> None:
+def set_dotted_key(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> None:
     """Set a dotted key. Missing or null tables on the path are created. None removes the key."""
     *parents, key = dotted.split(".")
     table = data
@@ -72,7 +74,9 @@ def put(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> N
         table[key] = value
 
 
-def _with_config(strategy: Any, changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _apply_config_overrides(
+    strategy: Any, changes: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     """`[strategy]` with the content of the DeepSpeed JSON as `config`, with `changes` applied."""
     table: dict[str, Any] = dict(strategy) if isinstance(strategy, Mapping) else {}
     first = _CONFIG + next(iter(changes))
@@ -85,7 +89,7 @@ def _with_config(strategy: Any, changes: Mapping[str, Any], overrides: Mapping[s
     table["kind"] = "deepspeed"
     base = table.get("config")
     if base is None:
-        config: dict[str, Any] = dict(_FROM_STAGE)
+        config: dict[str, Any] = dict(_STAGE_DEFAULTS)
         if not any(key.split(".")[0] in ("bf16", "fp16", "bfloat16") for key in changes):
             config |= _copy(_AUTO_PRECISION)
         if table.get("stage") is not None:
@@ -94,54 +98,54 @@ def _with_config(strategy: Any, changes: Mapping[str, Any], overrides: Mapping[s
     else:
         name, config = load_object(base, table.get("config_name"))
     for key, value in changes.items():
-        path = _spelt_as_in(config, key)
-        put(config, path, value, prefix=_CONFIG)
+        path = _existing_spelling(config, key)
+        set_dotted_key(config, path, value, prefix=_CONFIG)
         if key == "zero_optimization.stage" and "strategy.stage" not in overrides:
             table.pop("stage", None)
     return {**table, "config": config, "config_name": name}
 
 
-def _spelt_as_in(config: Mapping[str, Any], key: str) -> str:
+def _existing_spelling(config: Mapping[str, Any], key: str) -> str:
     """`key` in the spelling that the JSON already uses: `stage3_x` or `x`, `bfloat16` or `bf16`."""
-    block, _, rest = key.partition(".")
+    block, _, subkey = key.partition(".")
     if block in ("bf16", "bfloat16"):
-        return f"{'bfloat16' if 'bfloat16' in config else 'bf16'}.{rest}" if rest else block
+        return f"{'bfloat16' if 'bfloat16' in config else 'bf16'}.{subkey}" if subkey else block
     zero = config.get(block)
     if block != "zero_optimization" or not isinstance(zero, Mapping):
         return key
     for bare, info in ZeroBlock.model_fields.items():
-        if rest in (bare, info.alias):
-            used = next((spelling for spelling in (bare, info.alias) if spelling in zero), rest)
-            return f"{block}.{used}"
+        if subkey in (bare, info.alias):
+            json_spelling = next((spelling for spelling in (bare, info.alias) if spelling in zero), subkey)
+            return f"{block}.{json_spelling}"
     return key
 
 
-def _model(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _apply_model_overrides(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The content of the model's config.json with `changes` applied. A key that nothing reads is an error."""
     if isinstance(base, Mapping):
         config, name = _copy(base), str(base.get("_name_or_path", "model"))
     elif isinstance(base, str | Path):
-        read, name, _ = read_model_config(base)
-        config = _copy(read)
+        file_config, name, _ = read_model_config(base)
+        config = _copy(file_config)
     else:
         raise InputError(f"--set {_MODEL}{next(iter(changes))}: there is no model to change")
     for key, value in changes.items():
-        put(config, key, NULL if value is None else value, prefix=_MODEL)
-    config = with_nulls(config)
+        set_dotted_key(config, key, NULL if value is None else value, prefix=_MODEL)
+    config = restore_nulls(config)
     config["_name_or_path"] = name
-    asked = _Asked(config)
-    model_from_config(asked, name, "model")
+    recorder = _RecordingConfig(config)
+    model_from_config(recorder, name, "model")
     for key in changes:
         first = key.split(".")[0]
-        if first not in asked.keys_read:
+        if first not in recorder.keys_read:
             raise InputError(
                 f"--set {_MODEL}{key}: says nothing about the shape of '{name}'"
-                f"{did_you_mean(first, asked.keys_read)}"
+                f"{did_you_mean(first, recorder.keys_read)}"
             )
     return config
 
 
-def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _apply_cluster_overrides(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The cluster as tables on top of the file that it extends. The source of a changed table says that the
     user set it.
     """
@@ -158,28 +162,28 @@ def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
                 f"--set {_CLUSTER}{key}: the cluster lists nodes of several types, each with its own GPU; "
                 'change it there: cluster.nodes=[{gpu={extends="h100-sxm-80gb", power_limit="500 W"}}]'
             )
-        if value is None and not _has(tables, key):
+        if value is None and not _has_key(tables, key):
             raise InputError(
                 f"--set {_CLUSTER}{key}=null: there is nothing to unset, the experiment does not say it; "
                 "expected the value that it should have"
             )
-        put(tables, key, value, prefix=_CLUSTER)
+        set_dotted_key(tables, key, value, prefix=_CLUSTER)
         if value is None:
             continue
         depth = 2 if key.startswith("gpu.") else 1
-        parts = key.split(".")
-        if len(parts) > depth:
-            table = tables[parts[0]] if depth == 1 else tables[parts[0]][parts[1]]
-            said = f"set by the user: {_CLUSTER}{key} = {value}"
-            before = table.get("source")
+        segments = key.split(".")
+        if len(segments) > depth:
+            table = tables[segments[0]] if depth == 1 else tables[segments[0]][segments[1]]
+            source_note = f"set by the user: {_CLUSTER}{key} = {value}"
+            old_source = table.get("source")
             if key.endswith((".source", ".evidence")):
                 continue
-            table["source"] = f"{before}; {said}" if before else said
+            table["source"] = f"{old_source}; {source_note}" if old_source else source_note
             table.setdefault("evidence", "assumed")
     return tables
 
 
-def _has(tables: Mapping[str, Any], dotted: str) -> bool:
+def _has_key(tables: Mapping[str, Any], dotted: str) -> bool:
     """Whether there is a value at a dotted key."""
     *parents, key = dotted.split(".")
     table: Any = tables
@@ -188,7 +192,7 @@ def _has(tables: Mapping[str, Any], dotted: str) -> bool:
     return isinstance(table, Mapping) and key in table
 
 
-class _Asked(dict[str, Any]):
+class _RecordingConfig(dict[str, Any]):
     """A config that records which keys are looked up."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:

@@ -65,10 +65,10 @@ class PlacementTable(BaseModel):
     @field_validator("nodes", mode="before")
     @classmethod
     def _node_numbers(cls, value: Any) -> Any:
-        return node_numbers(str(value)) if isinstance(value, str | int) else value
+        return parse_node_numbers(str(value)) if isinstance(value, str | int) else value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _is_consistent(self) -> Self:
         if self.nodes is not None and "policy" in self.model_fields_set:
             raise ValueError("nodes and policy both say which nodes; expected one of them")
         if self.policy == "random" and self.seed is None:
@@ -76,12 +76,12 @@ class PlacementTable(BaseModel):
         if self.policy != "random" and self.seed is not None:
             raise ValueError("seed has no effect without policy = 'random'")
         if self.nodes is not None and len(set(self.nodes)) < len(self.nodes):
-            twice = next(node for node in self.nodes if self.nodes.count(node) > 1)
-            raise ValueError(f"nodes: node {twice} is named twice")
+            duplicate = next(node for node in self.nodes if self.nodes.count(node) > 1)
+            raise ValueError(f"nodes: node {duplicate} is named twice")
         return self
 
 
-def node_numbers(text: str) -> tuple[int, ...]:
+def parse_node_numbers(text: str) -> tuple[int, ...]:
     """`"0-2,7"` -> (0, 1, 2, 7). Raises ValueError for anything but a list of numbers and ranges."""
     numbers: list[int] = []
     for part in text.split(","):
@@ -126,18 +126,18 @@ class Placement:
         return nodes * gpus_per_node + np.arange(len(nodes)) - firsts
 
 
-def evenly(nodes: int, gpus_per_node: int) -> Placement:
+def even_placement(nodes: int, gpus_per_node: int) -> Placement:
     """A placement on all nodes of its fabric, with `gpus_per_node` GPUs on each."""
     return Placement(nodes, tuple(range(nodes)), (gpus_per_node,) * nodes)
 
 
-def place(
+def resolve_placement(
     table: PlacementTable,
     cluster: Cluster,
     nodes: int | None,
     gpus: int | None,
     where: str = "",
-    taken: Mapping[int, str] | None = None,
+    node_owners: Mapping[int, str] | None = None,
 ) -> Placement:
     """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe.
 
@@ -145,46 +145,50 @@ def place(
     `where`, if they contradict each other, the cluster or `node_owners`, and for more GPUs than zsim
     simulates.
     """
-    taken = taken or {}
+    node_owners = node_owners or {}
     if cluster.nodes:
-        table, nodes = _on_listed_nodes(table, cluster, nodes, gpus, where)
+        table, nodes = _apply_listed_nodes(table, cluster, nodes, gpus, where)
     if table.gpus_per_node is not None:
         counts = _uneven_counts(table, table.gpus_per_node, cluster, nodes, gpus, where)
     else:
-        listed = None if table.nodes is None else len(table.nodes)
+        num_listed = None if table.nodes is None else len(table.nodes)
         if nodes is None and gpus is None:
-            nodes = listed
+            nodes = num_listed
         num_nodes, per_node = _even_shape(cluster, nodes, gpus, where)
-        check_most_gpus(num_nodes * per_node, where)
+        check_gpu_count(num_nodes * per_node, where)
         counts = (per_node,) * num_nodes
     if table.nodes is not None and len(table.nodes) != len(counts):
         raise InputError(
             f"{where}placement.nodes: found {len(table.nodes)} nodes, but the job has {len(counts)}"
         )
-    least = max(table.nodes) + 1 if table.nodes else len(counts)
-    fabric = table.fabric_nodes or least
+    min_fabric_nodes = max(table.nodes) + 1 if table.nodes else len(counts)
+    fabric = table.fabric_nodes or min_fabric_nodes
     if fabric > MAX_NODES:
-        key, found = ("fabric_nodes", fabric) if table.fabric_nodes else ("nodes", f"node {least - 1}")
-        raise InputError(f"{where}placement.{key}: found {found}, expected at most {MAX_NODES:,} nodes")
+        key, value = (
+            ("fabric_nodes", fabric) if table.fabric_nodes else ("nodes", f"node {min_fabric_nodes - 1}")
+        )
+        raise InputError(f"{where}placement.{key}: found {value}, expected at most {MAX_NODES:,} nodes")
     for node in table.nodes or ():
-        if node in taken:
-            raise InputError(f"{where}placement.nodes: node {node} is taken by {taken[node]}")
-    free = [node for node in range(fabric) if node not in taken]
-    if fabric < least or (table.nodes is None and len(free) < len(counts)):
-        what = f"node {least - 1}" if table.nodes else f"a job of {len(counts)} nodes"
-        beside = f" besides {', '.join(dict.fromkeys(taken.values()))}" if taken else ""
-        raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}{beside}")
-    return Placement(fabric, table.nodes or _chosen(table, cluster, fabric, free, len(counts)), counts)
+        if node in node_owners:
+            raise InputError(f"{where}placement.nodes: node {node} is taken by {node_owners[node]}")
+    free_nodes = [node for node in range(fabric) if node not in node_owners]
+    if fabric < min_fabric_nodes or (table.nodes is None and len(free_nodes) < len(counts)):
+        what = f"node {min_fabric_nodes - 1}" if table.nodes else f"a job of {len(counts)} nodes"
+        owners_phrase = f" besides {', '.join(dict.fromkeys(node_owners.values()))}" if node_owners else ""
+        raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}{owners_phrase}")
+    return Placement(
+        fabric, table.nodes or _choose_nodes(table, cluster, fabric, free_nodes, len(counts)), counts
+    )
 
 
-def _on_listed_nodes(
+def _apply_listed_nodes(
     table: PlacementTable, cluster: Cluster, nodes: int | None, gpus: int | None, where: str
 ) -> tuple[PlacementTable, int | None]:
     """The table and the number of nodes on a cluster that lists its nodes.
 
     Its nodes are the fabric's. The job uses all of them, unless the table says which it uses.
     """
-    total = len(cluster.type_of_node)
+    total = len(cluster.node_type_indices)
     if table.fabric_nodes not in (None, total):
         raise InputError(
             f"{where}placement.fabric_nodes: found {table.fabric_nodes}, but "
@@ -192,26 +196,30 @@ def _on_listed_nodes(
             "out, or change the counts of the cluster's nodes"
         )
     chooses = table.nodes is not None or "policy" in table.model_fields_set
-    asked = nodes if nodes is not None else None if table.gpus_per_node is None else len(table.gpus_per_node)
-    if asked is None and gpus is not None:
-        asked = -(-gpus // cluster.gpus_per_node)
-    if not chooses and asked not in (None, total):
-        some = f', or the numbers of those that it uses: placement.nodes = "{_first(asked)}"'
+    requested = (
+        nodes if nodes is not None else None if table.gpus_per_node is None else len(table.gpus_per_node)
+    )
+    if requested is None and gpus is not None:
+        requested = -(-gpus // cluster.gpus_per_node)
+    if not chooses and requested not in (None, total):
+        numbers_hint = (
+            f', or the numbers of those that it uses: placement.nodes = "{_first_numbers(requested)}"'
+        )
         raise InputError(
-            f"{where}nodes: found {asked:,}, but {listed_nodes(cluster)}; expected {total:,}, or "
+            f"{where}nodes: found {requested:,}, but {listed_nodes(cluster)}; expected {total:,}, or "
             "other counts "
-            f"in the cluster{some if asked < total else ''}"
+            f"in the cluster{numbers_hint if requested < total else ''}"
         )
     if nodes is None and gpus is None and not chooses and table.gpus_per_node is None:
         nodes = total
     return table.model_copy(update={"fabric_nodes": total}), nodes
 
 
-def _first(count: int) -> str:
+def _first_numbers(count: int) -> str:
     return "0" if count == 1 else f"0-{count - 1}"
 
 
-def check_most_gpus(count: int, where: str = "") -> None:
+def check_gpu_count(count: int, where: str = "") -> None:
     """Raises InputError, beginning with `where`, for more GPUs than zsim simulates."""
     if count > MAX_GPUS:
         raise InputError(f"{where}gpus: found {count:,}, expected at most {MAX_GPUS:,}")
@@ -232,10 +240,10 @@ def _even_shape(cluster: Cluster, nodes: int | None, gpus: int | None, where: st
     if gpus <= per_node:
         return 1, gpus
     if gpus % per_node:
-        whole = gpus // per_node
+        floor = gpus // per_node
         raise InputError(
             f"{where}gpus: found {gpus}, expected a multiple of the {per_node} GPUs of a '{cluster.name}' "
-            f"node ({whole * per_node} or {(whole + 1) * per_node}); for uneven nodes, list the GPUs of each "
+            f"node ({floor * per_node} or {(floor + 1) * per_node}); for uneven nodes, list the GPUs of each "
             "in placement.gpus_per_node"
         )
     return gpus // per_node, per_node
@@ -258,28 +266,28 @@ def _uneven_counts(
     expected = nodes if nodes is not None else len(table.nodes) if table.nodes is not None else len(counts)
     if len(counts) != expected:
         raise InputError(f"{key}: found {len(counts)} nodes, but the job has {expected}")
-    check_most_gpus(sum(counts), where)
+    check_gpu_count(sum(counts), where)
     if gpus is not None and gpus != sum(counts):
         raise InputError(f"{key}: found {sum(counts)} GPUs in all, but gpus is {gpus}")
     return tuple(counts)
 
 
-def _chosen(
-    table: PlacementTable, cluster: Cluster, fabric: int, free: Sequence[int], count: int
+def _choose_nodes(
+    table: PlacementTable, cluster: Cluster, fabric: int, free_nodes: Sequence[int], count: int
 ) -> tuple[int, ...]:
     """The free nodes that the policy chooses, in the order of their numbers, as schedulers list them."""
     if table.policy == "random":
         generator = np.random.default_rng(table.seed)
-        return tuple(sorted(generator.choice(np.array(free), count, replace=False).tolist()))
+        return tuple(sorted(generator.choice(np.array(free_nodes), count, replace=False).tolist()))
     if table.policy == "packed":
-        return tuple(free[:count])
+        return tuple(free_nodes[:count])
     network = cluster.network
     size = network.nodes_per_leaf * (network.leaves_per_pod if network.levels == 3 else 1)
     size = size if network.kind in ("fat-tree", "rail-optimized") else 1
     if size == 1:  # no pods: at even intervals
-        return tuple(free[number * len(free) // count] for number in range(count))
+        return tuple(free_nodes[number * len(free_nodes) // count] for number in range(count))
     pods: dict[int, list[int]] = {}
-    for node in free:
+    for node in free_nodes:
         pods.setdefault(node // size, []).append(node)
     order = [pod[turn] for turn in range(size) for pod in pods.values() if turn < len(pod)]
     return tuple(sorted(order[:count]))

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from zsim.dataclass import dataclass
 
 Program = Literal["accelerate", "deepspeed", "megatron", "torchtitan", "torchtitan-0.3", "transformers"]
-Place = Literal["file", "script"]
+ConfigLocation = Literal["file", "script"]
 
 KINDS: Mapping[Program, tuple[str, ...]] = {
     "accelerate": ("deepspeed", "fsdp1", "fsdp2", "ddp"),
@@ -35,14 +35,14 @@ NAMES: Mapping[Program, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class ConfigMapping:
     """How a program is configured with values of one key of an experiment."""
 
     key: str
     """Dotted key of an experiment. A star at its end stands for all keys with that prefix."""
-    place: Place
+    location: ConfigLocation
     """The program's file, or a change of the script that it runs."""
-    how: str
+    instruction: str
     """The program's own key, option or code."""
     source: str
     """Where this was read, and in which release."""
@@ -51,9 +51,11 @@ class Telling:
     kinds: tuple[str, ...] = ()
     """The strategies under which they can be expressed. Empty: all."""
 
-    def is_of(self, kind: str, key: str, value: Any) -> bool:
+    def matches(self, kind: str, key: str, value: Any) -> bool:
         is_key = key.startswith(self.key[:-1]) if self.key.endswith("*") else key == self.key
-        is_value = not self.values or any(type(one) is type(value) and one == value for one in self.values)
+        is_value = not self.values or any(
+            type(choice) is type(value) and choice == value for choice in self.values
+        )
         return is_key and is_value and (not self.kinds or kind in self.kinds)
 
 
@@ -63,7 +65,7 @@ _LOSS = "training.cross_entropy"
 _RESHARD, _REPLICATE = "strategy.reshard_after_forward", "strategy.replicate"
 _NO_SYNC, _CPU = "strategy.no_sync", "strategy.cpu_offload"
 _TORCH = ("fsdp1", "fsdp2", "ddp")
-_ENABLE, _NOT = "model.gradient_checkpointing_enable()", "no model.gradient_checkpointing_enable()"
+_ENABLE, _NOT_ENABLED = "model.gradient_checkpointing_enable()", "no model.gradient_checkpointing_enable()"
 _LIGER = "liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss for head and loss"
 _LIGER_LOSS = "a loss that is one kernel, e.g. liger_kernel.transformers.LigerCrossEntropyLoss"
 _LIGER_SOURCE = "linkedin/Liger-Kernel 0.8, transformers/__init__.py"
@@ -75,7 +77,7 @@ _TITAN_3 = "torchtitan 0.3.0, "
 _TITAN_DEGREES = "torchtitan 0.2.2, config/job_config.py, distributed/pipeline_parallel.py"
 
 
-def _torchtitan_degrees(source: str) -> tuple[Telling, ...]:
+def _torchtitan_degrees(source: str) -> tuple[ConfigMapping, ...]:
     """Rows of `[parallelism]`. torchtitan's mesh has a single order."""
     keys = {
         "tensor": "tensor_parallel_degree",
@@ -91,7 +93,7 @@ def _torchtitan_degrees(source: str) -> tuple[Telling, ...]:
         "passes": "training.global_batch_size",
         "context": "context_parallel_degree",
     }
-    return tuple(Telling(f"parallelism.{key}", "file", how, source) for key, how in keys.items())
+    return tuple(ConfigMapping(f"parallelism.{key}", "file", how, source) for key, how in keys.items())
 
 
 _MEGATRON = "Megatron-Core 0.16.1, training/arguments.py"
@@ -132,23 +134,26 @@ _MEGATRON_FLAGS: Sequence[tuple[str, str, tuple[Any, ...]]] = (
 )
 _ACCELERATE_SIZES = _ACCELERATE + "parallelism_config.py"
 _ACCELERATE_DEGREES = (
-    Telling("parallelism.tensor", "file", "parallelism_config_tp_size", _ACCELERATE_SIZES, kinds=("fsdp2",)),
-    Telling("parallelism.sequence_parallel", "file", "never", _ACCELERATE_SIZES, (False, None), ("fsdp2",)),
-    Telling("parallelism.context", "file", "parallelism_config_cp_size", _ACCELERATE_SIZES, kinds=("fsdp2",)),
-    Telling("parallelism.context_method", "file", "parallelism_config_cp_comm_strategy",
+    ConfigMapping("parallelism.tensor", "file", "parallelism_config_tp_size", _ACCELERATE_SIZES,
+            kinds=("fsdp2",)),
+    ConfigMapping("parallelism.sequence_parallel", "file", "never", _ACCELERATE_SIZES, (False, None),
+            ("fsdp2",)),
+    ConfigMapping("parallelism.context", "file", "parallelism_config_cp_size", _ACCELERATE_SIZES,
+            kinds=("fsdp2",)),
+    ConfigMapping("parallelism.context_method", "file", "parallelism_config_cp_comm_strategy",
             _ACCELERATE + "utils/dataclasses.py", ("all-gather", "p2p", None), ("fsdp2",)),
-    Telling("parallelism.context", "file", "parallelism_config_sp_size", _ACCELERATE_SIZES,
+    ConfigMapping("parallelism.context", "file", "parallelism_config_sp_size", _ACCELERATE_SIZES,
             kinds=("deepspeed",)),
 )  # fmt: skip
 
-_ZERO = Telling("strategy.config.*", "file", "in the JSON", _DEEPSPEED + "runtime/zero/config.py")
+_ZERO = ConfigMapping("strategy.config.*", "file", "in the JSON", _DEEPSPEED + "runtime/zero/config.py")
 _SCRIPT_LOSSES = (
-    Telling(_LOSS, "script", _LIGER, _LIGER_SOURCE, ("fused_linear",)),
-    Telling(_LOSS, "script", _LIGER_LOSS, _LIGER_SOURCE, ("fused",)),
+    ConfigMapping(_LOSS, "script", _LIGER, _LIGER_SOURCE, ("fused_linear",)),
+    ConfigMapping(_LOSS, "script", _LIGER_LOSS, _LIGER_SOURCE, ("fused",)),
 )
 # DeepSpeed's activation_checkpointing configures deepspeed.checkpointing, which the model itself must call.
 _SCRIPT_CHECKPOINTS = tuple(
-    Telling(
+    ConfigMapping(
         _CHECKPOINTING,
         "script",
         how,
@@ -159,160 +164,168 @@ _SCRIPT_CHECKPOINTS = tuple(
         (value,),
         ("deepspeed", "ddp"),
     )
-    for value, how in (("full", _ENABLE), ("none", _NOT))
+    for value, how in (("full", _ENABLE), ("none", _NOT_ENABLED))
 )
-_EVERY_BLOCK = Telling(_EVERY, "file", "every block", "[Note: transformers checkpoints every block]", (1,))
+_EVERY_BLOCK = ConfigMapping(
+    _EVERY, "file", "every block", "[Note: transformers checkpoints every block]", (1,)
+)
 
-TELLINGS: Mapping[Program, Sequence[Telling]] = {
+CONFIG_MAPPINGS: Mapping[Program, Sequence[ConfigMapping]] = {
     "deepspeed": (
         _ZERO,
-        Telling(_MICRO, "file", "train_micro_batch_size_per_gpu", _DEEPSPEED + "runtime/config.py"),
-        Telling(_STEPS, "file", "gradient_accumulation_steps", _DEEPSPEED + "runtime/config.py"),
-        Telling("parallelism.context", "file", "sequence_parallel_size", _DEEPSPEED + "runtime/config.py"),
-        Telling("parallelism.context_method", "file", "always", _DEEPSPEED + "sequence/layer.py",
+        ConfigMapping(_MICRO, "file", "train_micro_batch_size_per_gpu", _DEEPSPEED + "runtime/config.py"),
+        ConfigMapping(_STEPS, "file", "gradient_accumulation_steps", _DEEPSPEED + "runtime/config.py"),
+        ConfigMapping("parallelism.context", "file", "sequence_parallel_size",
+                _DEEPSPEED + "runtime/config.py"),
+        ConfigMapping("parallelism.context_method", "file", "always", _DEEPSPEED + "sequence/layer.py",
                 ("all-to-all", None)),
-        Telling("parallelism.pipeline", "script", "deepspeed.pipe.PipelineModule(num_stages=...)",
+        ConfigMapping("parallelism.pipeline", "script", "deepspeed.pipe.PipelineModule(num_stages=...)",
                 _DEEPSPEED + "runtime/pipe/module.py"),
-        Telling("parallelism.schedule", "script", "always", _DEEPSPEED + "runtime/pipe/schedule.py",
+        ConfigMapping("parallelism.schedule", "script", "always", _DEEPSPEED + "runtime/pipe/schedule.py",
                 ("1f1b", None)),
-        Telling("parallelism.tensor", "script", "a model that splits its layers, with its mpu",
+        ConfigMapping("parallelism.tensor", "script", "a model that splits its layers, with its mpu",
                 _DEEPSPEED + "__init__.py"),
         *_SCRIPT_CHECKPOINTS,
         _EVERY_BLOCK,
-        Telling(_LOSS, "script", _LIGER, _LIGER_SOURCE, ("fused_linear",)),
-        Telling(_LOSS, "script", "a loss that is one kernel, e.g. deepspeed.runtime.chunked_cross_entropy",
+        ConfigMapping(_LOSS, "script", _LIGER, _LIGER_SOURCE, ("fused_linear",)),
+        ConfigMapping(_LOSS, "script",
+                "a loss that is one kernel, e.g. deepspeed.runtime.chunked_cross_entropy",
                 _DEEPSPEED + "runtime/chunked_cross_entropy.py", ("fused",)),
     ),
     "transformers": (
         _ZERO,
-        Telling(_MICRO, "file", "per_device_train_batch_size", _TRANSFORMERS + "training_args.py"),
-        Telling(_STEPS, "file", "gradient_accumulation_steps", _TRANSFORMERS + "training_args.py"),
-        Telling(_CHECKPOINTING, "file", "gradient_checkpointing", _TRANSFORMERS + "training_args.py",
+        ConfigMapping(_MICRO, "file", "per_device_train_batch_size", _TRANSFORMERS + "training_args.py"),
+        ConfigMapping(_STEPS, "file", "gradient_accumulation_steps", _TRANSFORMERS + "training_args.py"),
+        ConfigMapping(_CHECKPOINTING, "file", "gradient_checkpointing", _TRANSFORMERS + "training_args.py",
                 ("none", "full")),
         _EVERY_BLOCK,
-        Telling(_LOSS, "file",
+        ConfigMapping(_LOSS, "file",
                 "use_liger_kernel: true, of liger_kernel_config only fused_linear_cross_entropy",
                 _TRANSFORMERS + "training_args.py, integrations/liger.py", ("fused_linear",)),
-        Telling(_LOSS, "file", "use_liger_kernel: true, of liger_kernel_config only cross_entropy",
+        ConfigMapping(_LOSS, "file", "use_liger_kernel: true, of liger_kernel_config only cross_entropy",
                 _TRANSFORMERS + "training_args.py, integrations/liger.py", ("fused",)),
-        Telling(_RESHARD, "file", "fsdp_config.reshard_after_forward", _TRANSFORMERS + "training_args.py",
+        ConfigMapping(_RESHARD, "file", "fsdp_config.reshard_after_forward",
+                _TRANSFORMERS + "training_args.py",
                 (True, False)),
-        Telling(_REPLICATE, "file", "no replicas", _TRANSFORMERS + "training_args.py", (1, None)),
+        ConfigMapping(_REPLICATE, "file", "no replicas", _TRANSFORMERS + "training_args.py", (1, None)),
         # A ParallelismConfig is an object, which YAML cannot hold.
-        Telling(_REPLICATE, "script", "TrainingArguments(parallelism_config=ParallelismConfig(...))",
+        ConfigMapping(_REPLICATE, "script", "TrainingArguments(parallelism_config=ParallelismConfig(...))",
                 _TRANSFORMERS + "training_args.py", kinds=("fsdp2",)),
-        Telling(_REPLICATE, "script", "a device mesh for FullyShardedDataParallelPlugin",
+        ConfigMapping(_REPLICATE, "script", "a device mesh for FullyShardedDataParallelPlugin",
                 _ACCELERATE + "utils/dataclasses.py", kinds=("fsdp1",)),
-        Telling("strategy.sharding_strategy", "file", "fsdp", _TRANSFORMERS + "training_args.py"),
-        Telling(_CPU, "file", "fsdp_config.cpu_offload", _TRANSFORMERS + "training_args.py"),
-        Telling(_NO_SYNC, "file", "accelerator_config.gradient_accumulation_kwargs.sync_each_batch",
+        ConfigMapping("strategy.sharding_strategy", "file", "fsdp", _TRANSFORMERS + "training_args.py"),
+        ConfigMapping(_CPU, "file", "fsdp_config.cpu_offload", _TRANSFORMERS + "training_args.py"),
+        ConfigMapping(_NO_SYNC, "file", "accelerator_config.gradient_accumulation_kwargs.sync_each_batch",
                 _TRANSFORMERS + "trainer_pt_utils.py"),
-        Telling("strategy.backward_prefetch", "file", "fsdp_config.backward_prefetch",
+        ConfigMapping("strategy.backward_prefetch", "file", "fsdp_config.backward_prefetch",
                 _TRANSFORMERS + "training_args.py"),
-        Telling("strategy.forward_prefetch", "file", "fsdp_config.forward_prefetch",
+        ConfigMapping("strategy.forward_prefetch", "file", "fsdp_config.forward_prefetch",
                 _TRANSFORMERS + "training_args.py"),
-        Telling("strategy.limit_all_gathers", "file", "fsdp_config.limit_all_gathers",
+        ConfigMapping("strategy.limit_all_gathers", "file", "fsdp_config.limit_all_gathers",
                 _TRANSFORMERS + "training_args.py"),
-        Telling("strategy.bucket_cap_mb", "file", "ddp_bucket_cap_mb", _TRANSFORMERS + "training_args.py"),
+        ConfigMapping("strategy.bucket_cap_mb", "file", "ddp_bucket_cap_mb",
+                _TRANSFORMERS + "training_args.py"),
     ),
     "accelerate": (
         _ZERO,
-        Telling(_MICRO, "file", "in the JSON, or the script's DataLoader where that says auto",
+        ConfigMapping(_MICRO, "file", "in the JSON, or the script's DataLoader where that says auto",
                 _ACCELERATE + "accelerator.py", kinds=("deepspeed",)),
-        Telling(_STEPS, "file", "gradient_accumulation_steps", _ACCELERATE + "utils/dataclasses.py",
+        ConfigMapping(_STEPS, "file", "gradient_accumulation_steps", _ACCELERATE + "utils/dataclasses.py",
                 kinds=("deepspeed",)),
-        Telling(_MICRO, "script", "DataLoader(batch_size=...)", _ACCELERATE + "accelerator.py", kinds=_TORCH),
-        Telling(_STEPS, "script", "Accelerator(gradient_accumulation_steps=...)",
+        ConfigMapping(_MICRO, "script", "DataLoader(batch_size=...)", _ACCELERATE + "accelerator.py",
+                kinds=_TORCH),
+        ConfigMapping(_STEPS, "script", "Accelerator(gradient_accumulation_steps=...)",
                 _ACCELERATE + "accelerator.py", kinds=_TORCH),
-        Telling(_CHECKPOINTING, "file", "fsdp_activation_checkpointing", _ACCELERATE + "commands/launch.py",
+        ConfigMapping(_CHECKPOINTING, "file", "fsdp_activation_checkpointing",
+                _ACCELERATE + "commands/launch.py",
                 ("none", "full"), ("fsdp1", "fsdp2")),
         *_SCRIPT_CHECKPOINTS,
         _EVERY_BLOCK,
         *_SCRIPT_LOSSES,
-        Telling(_RESHARD, "file", "fsdp_reshard_after_forward",
+        ConfigMapping(_RESHARD, "file", "fsdp_reshard_after_forward",
                 _ACCELERATE + "utils/dataclasses.py: not supported with FSDP2, please set to a bool",
                 (True, False)),
-        Telling(_REPLICATE, "file", "parallelism_config_dp_replicate_size",
+        ConfigMapping(_REPLICATE, "file", "parallelism_config_dp_replicate_size",
                 _ACCELERATE + "parallelism_config.py", kinds=("fsdp2",)),
         *_ACCELERATE_DEGREES,
-        Telling(_REPLICATE, "file", "no replicas", _ACCELERATE + "utils/dataclasses.py", (1, None)),
-        Telling(_REPLICATE, "script", "a device mesh for FullyShardedDataParallelPlugin",
+        ConfigMapping(_REPLICATE, "file", "no replicas", _ACCELERATE + "utils/dataclasses.py", (1, None)),
+        ConfigMapping(_REPLICATE, "script", "a device mesh for FullyShardedDataParallelPlugin",
                 _ACCELERATE + "utils/dataclasses.py", kinds=("fsdp1",)),
-        Telling("strategy.sharding_strategy", "file", "fsdp_sharding_strategy",
+        ConfigMapping("strategy.sharding_strategy", "file", "fsdp_sharding_strategy",
                 _ACCELERATE + "commands/launch.py"),
-        Telling(_CPU, "file", "fsdp_offload_params", _ACCELERATE + "commands/launch.py"),
-        Telling(_NO_SYNC, "script", "GradientAccumulationPlugin(sync_each_batch=...)",
+        ConfigMapping(_CPU, "file", "fsdp_offload_params", _ACCELERATE + "commands/launch.py"),
+        ConfigMapping(_NO_SYNC, "script", "GradientAccumulationPlugin(sync_each_batch=...)",
                 _ACCELERATE + "utils/dataclasses.py"),
-        Telling("strategy.backward_prefetch", "file", "fsdp_backward_prefetch",
+        ConfigMapping("strategy.backward_prefetch", "file", "fsdp_backward_prefetch",
                 _ACCELERATE + "commands/launch.py"),
-        Telling("strategy.forward_prefetch", "file", "fsdp_forward_prefetch",
+        ConfigMapping("strategy.forward_prefetch", "file", "fsdp_forward_prefetch",
                 _ACCELERATE + "commands/launch.py"),
-        Telling("strategy.limit_all_gathers", "script",
+        ConfigMapping("strategy.limit_all_gathers", "script",
                 "FullyShardedDataParallelPlugin(limit_all_gathers=...)",
                 _ACCELERATE + "utils/dataclasses.py"),
-        Telling("strategy.bucket_cap_mb", "script", "DistributedDataParallelKwargs(bucket_cap_mb=...)",
+        ConfigMapping("strategy.bucket_cap_mb", "script", "DistributedDataParallelKwargs(bucket_cap_mb=...)",
                 _ACCELERATE + "utils/dataclasses.py"),
-        Telling("strategy.gradient_as_bucket_view", "script",
+        ConfigMapping("strategy.gradient_as_bucket_view", "script",
                 "DistributedDataParallelKwargs(gradient_as_bucket_view=...)",
                 _ACCELERATE + "utils/dataclasses.py"),
     ),
     "megatron": tuple(
-        Telling(key, "file", how, _MEGATRON, values) for key, how, values in _MEGATRON_FLAGS
+        ConfigMapping(key, "file", how, _MEGATRON, values) for key, how, values in _MEGATRON_FLAGS
     ),
     "torchtitan": (
-        Telling(_MICRO, "file", "training.local_batch_size", _TITAN),
-        Telling(_STEPS, "file", "training.global_batch_size", _TITAN),
-        Telling(_CHECKPOINTING, "file", "activation_checkpoint.mode", _TITAN,
+        ConfigMapping(_MICRO, "file", "training.local_batch_size", _TITAN),
+        ConfigMapping(_STEPS, "file", "training.global_batch_size", _TITAN),
+        ConfigMapping(_CHECKPOINTING, "file", "activation_checkpoint.mode", _TITAN,
                 ("none", "full", "selective-op")),
-        Telling(_EVERY, "file", "activation_checkpoint.selective_ac_option", _TITAN),
-        Telling(_LOSS, "file", 'compile.enable with compile.components = ["loss"]',
+        ConfigMapping(_EVERY, "file", "activation_checkpoint.selective_ac_option", _TITAN),
+        ConfigMapping(_LOSS, "file", 'compile.enable with compile.components = ["loss"]',
                 "torchtitan 0.2, components/loss.py", ("fused",)),
-        Telling(_RESHARD, "file", "parallelism.fsdp_reshard_after_forward", _TITAN, (True, False)),
-        Telling(_REPLICATE, "file", "parallelism.data_parallel_replicate_degree", _TITAN),
-        Telling(_CPU, "file", "training.enable_cpu_offload", _TITAN),
-        Telling("training.stored_dtype", "file", "training.dtype", _TITAN),
-        Telling(_NO_SYNC, "file", "every micro-batch", "torchtitan 0.2, train.py", (False,)),
+        ConfigMapping(_RESHARD, "file", "parallelism.fsdp_reshard_after_forward", _TITAN, (True, False)),
+        ConfigMapping(_REPLICATE, "file", "parallelism.data_parallel_replicate_degree", _TITAN),
+        ConfigMapping(_CPU, "file", "training.enable_cpu_offload", _TITAN),
+        ConfigMapping("training.stored_dtype", "file", "training.dtype", _TITAN),
+        ConfigMapping(_NO_SYNC, "file", "every micro-batch", "torchtitan 0.2, train.py", (False,)),
         *_torchtitan_degrees(_TITAN_DEGREES),
-        Telling("parallelism.context_method", "file", "context_parallel_rotate_method", _TITAN_DEGREES),
-        Telling("parallelism.sequence_parallel", "file", "always",
+        ConfigMapping("parallelism.context_method", "file", "context_parallel_rotate_method", _TITAN_DEGREES),
+        ConfigMapping("parallelism.sequence_parallel", "file", "always",
                 "torchtitan 0.2.2, models/llama3/infra/parallelize.py", (True, None)),
     ),
     "torchtitan-0.3": (
-        Telling(_MICRO, "file", "--training.local_batch_size", _TITAN_3 + "config/configs.py"),
-        Telling(_STEPS, "file", "--training.global_batch_size", _TITAN_3 + "config/configs.py"),
-        Telling(_CHECKPOINTING, "file", "activation-checkpoint:",
+        ConfigMapping(_MICRO, "file", "--training.local_batch_size", _TITAN_3 + "config/configs.py"),
+        ConfigMapping(_STEPS, "file", "--training.global_batch_size", _TITAN_3 + "config/configs.py"),
+        ConfigMapping(_CHECKPOINTING, "file", "activation-checkpoint:",
                 _TITAN_3 + "distributed/activation_checkpoint.py", ("none", "full", "selective-op")),
-        Telling(_EVERY, "file", "every block", _TITAN_3 + "distributed/activation_checkpoint.py", (1,)),
-        Telling(_LOSS, "file", "--compile.enable --compile.components loss",
+        ConfigMapping(_EVERY, "file", "every block", _TITAN_3 + "distributed/activation_checkpoint.py", (1,)),
+        ConfigMapping(_LOSS, "file", "--compile.enable --compile.components loss",
                 _TITAN_3 + "components/loss.py", ("fused",)),
-        Telling(_RESHARD, "file", "--parallelism.fsdp_reshard_after_forward",
+        ConfigMapping(_RESHARD, "file", "--parallelism.fsdp_reshard_after_forward",
                 _TITAN_3 + "config/configs.py", (True, False)),
-        Telling(_REPLICATE, "file", "--parallelism.data_parallel_replicate_degree",
+        ConfigMapping(_REPLICATE, "file", "--parallelism.data_parallel_replicate_degree",
                 _TITAN_3 + "config/configs.py"),
-        Telling(_CPU, "file", "--training.enable_cpu_offload", _TITAN_3 + "config/configs.py"),
-        Telling("training.stored_dtype", "file", "--training.dtype", _TITAN_3 + "config/configs.py"),
-        Telling(_NO_SYNC, "file", "every micro-batch", _TITAN_3 + "trainer.py", (False,)),
+        ConfigMapping(_CPU, "file", "--training.enable_cpu_offload", _TITAN_3 + "config/configs.py"),
+        ConfigMapping("training.stored_dtype", "file", "--training.dtype", _TITAN_3 + "config/configs.py"),
+        ConfigMapping(_NO_SYNC, "file", "every micro-batch", _TITAN_3 + "trainer.py", (False,)),
         *_torchtitan_degrees(_TITAN_3 + "config/configs.py"),
-        Telling("parallelism.context_method", "file", "always", _TITAN_3 + "config/configs.py",
+        ConfigMapping("parallelism.context_method", "file", "always", _TITAN_3 + "config/configs.py",
                 ("all-gather", None)),
-        Telling("parallelism.sequence_parallel", "file", "enable_sequence_parallel",
+        ConfigMapping("parallelism.sequence_parallel", "file", "enable_sequence_parallel",
                 _TITAN_3 + "config/configs.py"),
     ),
 }  # fmt: skip
 
 # Experiments without a program: settings that no file written by zsim holds. All others are in a file.
-OWN: Sequence[Telling] = (
-    Telling(_CHECKPOINTING, "script", "recompute the core of attention alone",
+ZSIM_MAPPINGS: Sequence[ConfigMapping] = (
+    ConfigMapping(_CHECKPOINTING, "script", "recompute the core of attention alone",
             "torch 2.13, utils/checkpoint.py", ("selective",)),
-    Telling(_CHECKPOINTING, "script", "torch.utils.checkpoint.create_selective_checkpoint_contexts",
+    ConfigMapping(_CHECKPOINTING, "script", "torch.utils.checkpoint.create_selective_checkpoint_contexts",
             "torch 2.13, utils/checkpoint.py", ("selective-op",)),
     *_SCRIPT_CHECKPOINTS,
-    Telling(_EVERY, "file", "every block", "torch 2.13, utils/checkpoint.py", (1,)),
-    Telling(_EVERY, "script", "torch.utils.checkpoint around every n-th block",
+    ConfigMapping(_EVERY, "file", "every block", "torch 2.13, utils/checkpoint.py", (1,)),
+    ConfigMapping(_EVERY, "script", "torch.utils.checkpoint around every n-th block",
             "torch 2.13, utils/checkpoint.py"),
     *_SCRIPT_LOSSES,
 )  # fmt: skip
-_IN_A_FILE = Telling("*", "file", "", "zsim export")
+_ZSIM_FILE = ConfigMapping("*", "file", "", "zsim export")
 
 
 def program_of(program: Program | None, kind: str) -> Program | None:
@@ -324,13 +337,13 @@ def program_of(program: Program | None, kind: str) -> Program | None:
     return program if program is not None and kind in KINDS[program] else None
 
 
-def telling(program: Program | None, kind: str, key: str, value: Any) -> Telling | None:
+def find_config_mapping(program: Program | None, kind: str, key: str, value: Any) -> ConfigMapping | None:
     """How a program is configured with a value of a dotted key. None if it cannot be. An empty table sets
     nothing.
     """
     if isinstance(value, Mapping) and not value:
-        return _IN_A_FILE
+        return _ZSIM_FILE
     program = program_of(program, kind)
-    rows = OWN if program is None else TELLINGS[program]
-    found = next((row for row in rows if row.is_of(kind, key, value)), None)
-    return _IN_A_FILE if found is None and program is None else found
+    rows = ZSIM_MAPPINGS if program is None else CONFIG_MAPPINGS[program]
+    mapping = next((row for row in rows if row.matches(kind, key, value)), None)
+    return _ZSIM_FILE if mapping is None and program is None else mapping

@@ -11,20 +11,20 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.model.expert_run import has_experts
-from zsim.specs.model.prediction import with_prediction
+from zsim.specs.model.prediction import add_prediction_layers
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.degrees import check_degrees, in_pipeline, with_degrees
-from zsim.specs.strategy.deepspeed.experts import deepspeed_experts
+from zsim.specs.strategy.deepspeed.degrees import check_degrees, disable_overlap_in_pipeline, merge_degrees
+from zsim.specs.strategy.deepspeed.experts import resolve_deepspeed_experts
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.resolve import with_delayed_update, with_leaf_modules
-from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
+from zsim.specs.strategy.deepspeed.resolve import add_leaf_modules, delay_update
+from zsim.specs.strategy.deepspeed.unsimulated import refuse_unsimulated
 from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
-from zsim.specs.strategy.megatron import Megatron, is_core, megatron_strategy
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
+from zsim.specs.strategy.megatron import MegatronConfig, is_core, resolve_megatron
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism, Style
+from zsim.specs.strategy.parallelism import ParallelismConfig, Style
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import (
     DdpTable,
@@ -34,12 +34,12 @@ from zsim.specs.strategy.tables import (
     ReferenceTable,
     StrategyTable,
 )
-from zsim.specs.strategy.training import Precision, Training
+from zsim.specs.strategy.training import Precision, TrainingConfig
 
 _PREDICTIONS = "strategy.mtp_layers"
 
 
-def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style | None]:
+def requested_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style | None]:
     """`[parallelism]` with the degrees of the strategy's own file, and whose tensor and pipeline parallelism
     it is.
 
@@ -52,7 +52,7 @@ def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style |
     if isinstance(table, DeepSpeedTable):
         if table.config is None:
             return parallelism, "deepspeed"
-        return with_degrees(parallelism, table.config, table.config_name)
+        return merge_degrees(parallelism, table.config, table.config_name)
     for key, degree in (("tensor", parallelism.tensor), ("context", parallelism.context)):
         if isinstance(table, DdpTable) and degree > 1:
             raise InputError(
@@ -62,7 +62,7 @@ def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style |
     return parallelism, "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
 
 
-def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTable) -> ExpertSplit:
+def resolve_experts(model: ModelSpec, table: StrategyTable, requested: ParallelismTable) -> ExpertSplit:
     """How a strategy runs the model's routed experts. `requested` has their degrees.
 
     Models without experts all have the same value. Raises for what the strategy's code does not support with
@@ -70,10 +70,10 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
     """
     if not has_experts(model):
         return ExpertSplit()
-    if asked.expert_padding:
-        return _padded(table)
+    if requested.expert_padding:
+        return _padded_experts(table)
     if isinstance(table, DeepSpeedTable):
-        split = deepspeed_experts(table, asked, model)
+        split = resolve_deepspeed_experts(table, requested, model)
         if split.is_deepspeed:
             return split
     if isinstance(table, MegatronTable) and table.engine == "megatron":
@@ -86,7 +86,7 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
             pads_to_capacity=table.moe_pad_to_capacity,
             overlaps_shared=table.overlap_shared_experts,
             quantised_padding=_quantised_padding(table),
-            masks_map=not (table.enable_experimental and table.moe_permute_fusion),
+            builds_map_with_masks=not (table.enable_experimental and table.moe_permute_fusion),
         )
     is_titan = isinstance(table, Fsdp2Table) and table.wrapping.startswith(("torchtitan", "blocks:"))
     if model.family == "llama4_text" and not is_titan:
@@ -117,7 +117,7 @@ def _quantised_padding(table: MegatronTable) -> Literal["map", "copies"]:
     return "map" if table.moe_router_padding else "copies"
 
 
-def _padded(table: StrategyTable) -> ExpertSplit:
+def _padded_experts(table: StrategyTable) -> ExpertSplit:
     """Experts padded to the size of the fullest (kempnerforge/model/moe.py at 5666d0d1)."""
     if isinstance(table, DeepSpeedTable | MegatronTable):
         raise InputError(
@@ -128,15 +128,15 @@ def _padded(table: StrategyTable) -> ExpertSplit:
 
 
 def resolve_strategy(
-    table: StrategyTable, training: Training, ranks: int, cluster: Cluster, num_nodes: int
-) -> tuple[Ddp | Fsdp1 | Fsdp2 | Megatron | Reference, Cluster]:
+    table: StrategyTable, training: TrainingConfig, ranks: int, cluster: Cluster, num_nodes: int
+) -> tuple[DdpConfig | Fsdp1Config | Fsdp2Config | MegatronConfig | ReferenceConfig, Cluster]:
     """A table other than DeepSpeed's, resolved for `ranks` ranks that share one part of the model, and the
     cluster.
 
     Under the reference engine the cluster has that engine's own collectives.
     """
     if isinstance(table, DdpTable):
-        strategy = Ddp(
+        strategy = DdpConfig(
             bucket_cap_bytes=round(table.bucket_cap_mb * 2**20),
             first_bucket_cap_bytes=2**20 if table.bucket_cap_mb == 25 else round(table.bucket_cap_mb * 2**20),
             gradient_as_bucket_view=table.gradient_as_bucket_view,
@@ -144,25 +144,27 @@ def resolve_strategy(
         )
         return strategy, cluster
     if isinstance(table, Fsdp2Table):
-        return replace(_fsdp2(table, training, ranks), gpus_per_node=-(-ranks // num_nodes)), cluster
+        return replace(_resolve_fsdp2(table, training, ranks), gpus_per_node=-(-ranks // num_nodes)), cluster
     if isinstance(table, MegatronTable):
         capabilities = [gpu.compute_capability for gpu in cluster.gpus if gpu.compute_capability is not None]
-        return megatron_strategy(table, training, ranks, max(capabilities, default=None)), cluster
+        return resolve_megatron(table, training, ranks, max(capabilities, default=None)), cluster
     if isinstance(table, ReferenceTable):
-        return _reference(table, training, cluster)
+        return _resolve_reference(table, training, cluster)
     assert isinstance(table, Fsdp1Table)
-    return _fsdp1(table, training, ranks, num_nodes), cluster
+    return _resolve_fsdp1(table, training, ranks, num_nodes), cluster
 
 
-def with_threads(strategy: object, cluster: Cluster, gpus_per_node: int) -> tuple[Cluster, list[str]]:
+def apply_launcher_threads(
+    strategy: object, cluster: Cluster, gpus_per_node: int
+) -> tuple[Cluster, list[str]]:
     """The cluster with the threads that a rank's launcher gives it, where the cluster does not set them, and
     a note about them.
 
     torchrun sets OMP_NUM_THREADS to 1 where it starts several ranks on a node (torch 2.13
     distributed/run.py). DeepSpeed's launcher leaves all cores to torch.
     """
-    is_torchs = isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
-    if not is_torchs or gpus_per_node == 1 or cluster.offload.threads_per_rank is not None:
+    is_torch_offload = isinstance(strategy, Fsdp1Config | Fsdp2Config) and strategy.cpu_offload
+    if not is_torch_offload or gpus_per_node == 1 or cluster.offload.threads_per_rank is not None:
         return cluster, []
     offload = cluster.offload.model_copy(update={"threads_per_rank": 1})
     note = (
@@ -183,7 +185,7 @@ def resolve_deepspeed(
     model: ModelSpec,
     cluster: Cluster,
     placement: Placement,
-    parallelism: Parallelism,
+    parallelism: ParallelismConfig,
 ) -> DeepSpeedConfig:
     """The resolved DeepSpeed JSON of the user, or of a stage with defaults. If both give a stage, it must be
     equal.
@@ -222,12 +224,12 @@ def resolve_deepspeed(
             f"{resolved.zero.stage}"
         )
     check_degrees(resolved, parallelism)
-    resolved = in_pipeline(resolved, parallelism)
+    resolved = disable_overlap_in_pipeline(resolved, parallelism)
     check_even_nodes(resolved, placement.gpus)
-    refuse_what_is_not_simulated(resolved)
-    resolved = with_leaf_modules(resolved, table.leaf_modules, model.family)
+    refuse_unsimulated(resolved)
+    resolved = add_leaf_modules(resolved, table.leaf_modules, model.family)
     if table.delayed_parameter_update:
-        resolved = with_delayed_update(resolved)
+        resolved = delay_update(resolved)
     if table.fetches_one_by_one and resolved.stage != 3:
         raise InputError(
             f"strategy.fetches_one_by_one: found true with stage {resolved.stage}, which fetches no "
@@ -236,7 +238,7 @@ def resolve_deepspeed(
     return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=table.fetches_one_by_one)
 
 
-def _fsdp_dtypes(table: Fsdp1Table | Fsdp2Table, training: Training) -> tuple[str, str]:
+def _fsdp_dtypes(table: Fsdp1Table | Fsdp2Table, training: TrainingConfig) -> tuple[str, str]:
     low = "bf16" if training.precision == "fp8" else training.precision
     return table.param_dtype or low, table.reduce_dtype or "fp32"
 
@@ -246,7 +248,7 @@ def _check_replicate(replicate: int, world_size: int) -> None:
         raise InputError(f"strategy.replicate: found {replicate}, expected a divisor of {world_size} GPUs")
 
 
-def _fsdp2(table: Fsdp2Table, training: Training, world_size: int) -> Fsdp2:
+def _resolve_fsdp2(table: Fsdp2Table, training: TrainingConfig, world_size: int) -> Fsdp2Config:
     replicate = table.replicate or 1
     _check_replicate(replicate, world_size)
     shard = world_size // replicate
@@ -270,13 +272,15 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int) -> Fsdp2:
             f"expected "
             "param_dtype 'fp8'"
         )
-    return Fsdp2(
+    return Fsdp2Config(
         reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload,
         precomputes_scales=table.precompute_fp8_scales,
     )  # fmt: skip
 
 
-def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> tuple[Reference, Cluster]:
+def _resolve_reference(
+    table: ReferenceTable, training: TrainingConfig, cluster: Cluster
+) -> tuple[ReferenceConfig, Cluster]:
     """The reference engine has its own reduce-scatter, which replaces gloo's all-reduce, and AdamW only."""
     if training.optimizer != "adamw":
         raise InputError(
@@ -297,7 +301,7 @@ def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> t
             update={"collectives": costs.model_copy(update={"reduce_scatter": "native"})}
         )
     low = "bf16" if training.precision == "fp8" else training.precision
-    strategy = Reference(
+    strategy = ReferenceConfig(
         table.stage,
         table.param_dtype or low,
         table.reduce_dtype or table.param_dtype or low,
@@ -312,7 +316,9 @@ def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> t
     return strategy, cluster
 
 
-def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: int) -> Fsdp1:
+def _resolve_fsdp1(
+    table: Fsdp1Table, training: TrainingConfig, world_size: int, num_nodes: int
+) -> Fsdp1Config:
     is_hybrid = "HYBRID" in table.sharding_strategy
     replicate = table.replicate or (num_nodes if is_hybrid else 1)
     if replicate > 1 and not is_hybrid:
@@ -322,7 +328,7 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
         )
     _check_replicate(replicate, world_size)
     param, reduce = _fsdp_dtypes(table, training)
-    return Fsdp1(
+    return Fsdp1Config(
         table.sharding_strategy,
         replicate,
         table.wrapping,
@@ -338,9 +344,9 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
     )
 
 
-def with_predictions(
-    model: ModelSpec, table: MegatronTable, parallelism: Parallelism
-) -> tuple[ModelSpec, Parallelism]:
+def apply_multi_token_prediction(
+    model: ModelSpec, table: MegatronTable, parallelism: ParallelismConfig
+) -> tuple[ModelSpec, ParallelismConfig]:
     """The model with its layers of multi-token prediction, and the stages with those layers on the last.
 
     Raises InputError where Megatron has none, NotSimulatedError for what zsim lacks.
@@ -355,14 +361,14 @@ def with_predictions(
             f"{_PREDICTIONS}: found {count} with '{model.name}', whose positions are learned; Megatron has "
             "multi-token prediction with rotary positions or none, expected 0"
         )
-    lacking = {
+    unsupported = {
         "Megatron-FSDP": table.fsdp_sharding is not None,
         "overlap_expert_parallel": table.overlap_expert_parallel,
-        f"schedule '{parallelism.schedule}'": parallelism.pipeline > 1 and parallelism.schedule_is_v,
+        f"schedule '{parallelism.schedule}'": parallelism.pipeline > 1 and parallelism.is_v_schedule,
         "a captured module": model.captured is not None,
         "an encoder": model.has_encoder,
     }
-    for name, is_given in lacking.items():
+    for name, is_given in unsupported.items():
         if is_given:
             raise NotSimulatedError(
                 f"{_PREDICTIONS}: found {count} with {name}, beside which zsim does not simulate it yet"
@@ -370,4 +376,4 @@ def with_predictions(
     stages = parallelism.layers_per_stage
     if stages:
         parallelism = replace(parallelism, layers_per_stage=(*stages[:-1], stages[-1] + count))
-    return with_prediction(model, count), parallelism
+    return add_prediction_layers(model, count), parallelism

@@ -30,19 +30,19 @@ from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
-from zsim.specs.experiment.strategy_kind import with_strategy_kind
+from zsim.specs.experiment.strategy_kind import infer_strategy_kind
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
-from zsim.specs.formats.detect import is_training_file, with_training_file
-from zsim.specs.late_table import Late, LateTable
-from zsim.specs.messages import listed, problems_of, with_booleans_apart
+from zsim.specs.formats.detect import is_training_file, merge_training_file
+from zsim.specs.late_table import Lazy, LazyModel
+from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.names import unreadable
-from zsim.specs.own_code import OwnCode, with_models
+from zsim.specs.names import unreadable_names
+from zsim.specs.own_code import UserCode, load_user_models
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.tables import Count, Fsdp2Table, StrategyTable, TableOfFile
+from zsim.specs.strategy.tables import Count, Fsdp2Table, StrategyTable, StrictTable
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     _RunTable = TrainingRunTable
 else:
-    _RunTable = Annotated[Any, LateTable("zsim.specs.experiment.run.run:TrainingRunTable")]
+    _RunTable = Annotated[Any, LazyModel("zsim.specs.experiment.run.run:TrainingRunTable")]
 
 AttentionChoice = Literal[
     "flash",
@@ -74,7 +74,7 @@ AttentionChoice = Literal[
 ]
 
 
-class _Instance:
+class _InstanceSchema:
     """Annotation of an object that no file spells. pydantic's `InstanceOf` describes all its fields too."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: object) -> core_schema.CoreSchema:
@@ -82,11 +82,11 @@ class _Instance:
 
 
 _Model = Annotated[
-    ModelSpec, _Instance(), PlainSerializer(lambda model: model), WithJsonSchema({"type": "object"})
+    ModelSpec, _InstanceSchema(), PlainSerializer(lambda model: model), WithJsonSchema({"type": "object"})
 ]
 
 
-class TrainingTable(TableOfFile):
+class TrainingTable(StrictTable):
     """`[training]`. `liger` is linkedin/Liger-Kernel."""
 
     @model_validator(mode="before")
@@ -94,8 +94,8 @@ class TrainingTable(TableOfFile):
     def _sizes_by_type(cls, data: Any) -> Any:
         """`micro_batch_size = { dgx-h100 = 4, dgx-a100-80gb = 2 }` is `micro_batch_sizes`."""
         if isinstance(data, Mapping) and isinstance(data.get("micro_batch_size"), Mapping):
-            rest = {key: value for key, value in data.items() if key != "micro_batch_size"}
-            return {"micro_batch_sizes": data["micro_batch_size"], **rest}
+            other_keys = {key: value for key, value in data.items() if key != "micro_batch_size"}
+            return {"micro_batch_sizes": data["micro_batch_size"], **other_keys}
         return data
 
     @field_validator("transformers", mode="before")
@@ -134,7 +134,7 @@ class TrainingTable(TableOfFile):
         '"delayed" under Megatron, else "torchao-tensorwise"',
     )
     """A given recipe implies precision "fp8". The default under Megatron is that of its command line."""
-    lengths: Late[LengthsTable] | None = Field(
+    lengths: Lazy[LengthsTable] | None = Field(
         default=None, description="documents of different lengths, packed or padded"
     )
     bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
@@ -180,7 +180,7 @@ class TrainingTable(TableOfFile):
     "eager".
     """
     optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
-    lora: Late[LoraTable] | None = None
+    lora: Lazy[LoraTable] | None = None
     frozen: tuple[str, ...] = Field(
         default=(),
         description='what is not trained, by name with wildcards: "model.embed_tokens"',
@@ -244,7 +244,7 @@ class TrainingTable(TableOfFile):
     )  # fmt: skip
 
 
-class ExperimentFile(TableOfFile):
+class ExperimentFile(StrictTable):
     """An experiment in the shape of its file."""
 
     is_explained: ClassVar[bool] = True  # `zsim explain TABLE` lists the keys of its tables
@@ -269,13 +269,13 @@ class ExperimentFile(TableOfFile):
     gpus: Count | None = Field(
         default=None, description="GPUs of the job, if not whole nodes; left out: all of `nodes`"
     )
-    placement: Late[PlacementTable] = Field(
+    placement: Lazy[PlacementTable] = Field(
         default=PlacementTable.model_construct(), description="which nodes, and how many GPUs on each"
     )
-    faults: Late[FaultsTable] = Field(
+    faults: Lazy[FaultsTable] = Field(
         default=FaultsTable.model_construct(), description="what is slow or broken"
     )
-    jitter: Late[JitterTable] = Field(
+    jitter: Lazy[JitterTable] = Field(
         default=JitterTable.model_construct(), description="what varies from step to step"
     )
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
@@ -283,21 +283,21 @@ class ExperimentFile(TableOfFile):
         default=TrainingTable.model_construct(),
         description="batch, precision, what is recomputed, the optimizer",
     )
-    parallelism: Late[ParallelismTable] = Field(
+    parallelism: Lazy[ParallelismTable] = Field(
         default=ParallelismTable.model_construct(),
         description="tensor, pipeline and context parallelism; data parallelism is what remains",
     )
-    trainer: Late[TrainerTable] = Field(
+    trainer: Lazy[TrainerTable] = Field(
         default=TrainerTable.model_construct(), description="what the training loop does around the model"
     )
-    data: Late[DataTable] = Field(
+    data: Lazy[DataTable] = Field(
         default=DataTable.model_construct(), description="how fast samples are loaded"
     )
-    simulation: Late[SimulationTable] = Field(
+    simulation: Lazy[SimulationTable] = Field(
         default=SimulationTable.model_construct(), description="how much is simulated"
     )
-    strategy: Late[StrategyTable] = Fsdp2Table.model_construct(kind="fsdp2")
-    cost: Late[CostTable] | None = Field(default=None, description="prices and power, for money and energy")
+    strategy: Lazy[StrategyTable] = Fsdp2Table.model_construct(kind="fsdp2")
+    cost: Lazy[CostTable] | None = Field(default=None, description="prices and power, for money and energy")
     run: _RunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"
     )
@@ -319,16 +319,16 @@ class Experiment(ExperimentFile):
     """
 
     def __init__(self, *, origin: str = "experiment", **data: Any) -> None:
-        self._fill(with_models(data, origin, OwnCode()), origin)
+        self._fill(load_user_models(data, origin, UserCode()), origin)
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any], *, origin: str = "experiment") -> Self:
         """The experiment of data, which runs no code, see [Note: who may run code]. zsim makes experiments in
         no other way. Raises InputError as `Experiment` does, and for a model that is a function.
         """
-        made = cls.__new__(cls)
-        made._fill(with_models(data, origin, None), origin)
-        return made
+        experiment = cls.__new__(cls)
+        experiment._fill(load_user_models(data, origin, None), origin)
+        return experiment
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """The experiment in the shape of its file. A captured model stays an object."""
@@ -346,24 +346,24 @@ class Experiment(ExperimentFile):
         for name in ("training", "strategy", "parallelism"):
             table = data.get(name)
             refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
-        data, problems = with_strategy_kind(_with_its_file(origin, data), ExperimentFile)
+        data, problems = infer_strategy_kind(_merge_training_file(origin, data), ExperimentFile)
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(
                 f"{origin}: cluster: a job on several clusters is not simulated; give one"
             )
         try:
-            ExperimentFile.__init__(self, **with_booleans_apart(data, [ExperimentFile]))
+            ExperimentFile.__init__(self, **mark_misplaced_booleans(data, [ExperimentFile]))
         except ValidationError as error:
             # without the kind that pydantic puts into the path
             kind = data["strategy"]["kind"] if isinstance(data.get("strategy"), Mapping) else ""
-            found = problems_of(error, type(self))
-            problems += [sentence.replace(f"strategy.{kind}.", "strategy.") for sentence in found]
+            sentences = problems_of(error, type(self))
+            problems += [sentence.replace(f"strategy.{kind}.", "strategy.") for sentence in sentences]
         if problems:
-            raise InputError(listed(origin, [*unreadable(data), *problems])) from None
+            raise InputError(format_problems(origin, [*unreadable_names(data), *problems])) from None
         _check_tokens(origin, self.run, self.cost)
 
 
-def _with_its_file(origin: str, data: dict[str, Any]) -> dict[str, Any]:
+def _merge_training_file(origin: str, data: dict[str, Any]) -> dict[str, Any]:
     """The data with another program's training file, or command line, in place of `strategy.config`."""
     strategy = data.get("strategy")
     if not (isinstance(strategy, Mapping) and is_training_file(strategy.get("config"))):
@@ -372,16 +372,16 @@ def _with_its_file(origin: str, data: dict[str, Any]) -> dict[str, Any]:
         key: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
         for key, value in data.items()
     }
-    return with_training_file(tables, {}, origin=origin)[0]
+    return merge_training_file(tables, {}, origin=origin)[0]
 
 
 def _check_tokens(origin: str, run: _RunTable | None, cost: CostTable | None) -> None:
     """Raises InputError where a run and its price are for different numbers of tokens."""
-    asked = None if run is None else run.total_tokens
-    if asked is None or cost is None or cost.tokens is None:
+    tokens = None if run is None else run.total_tokens
+    if tokens is None or cost is None or cost.tokens is None:
         return
-    if not math.isclose(asked, cost.tokens, rel_tol=1e-9):
+    if not math.isclose(tokens, cost.tokens, rel_tol=1e-9):
         raise InputError(
-            f"{origin}: run.tokens is {asked:.6g} and cost.tokens {cost.tokens:.6g}; expected one number of "
+            f"{origin}: run.tokens is {tokens:.6g} and cost.tokens {cost.tokens:.6g}; expected one number of "
             "tokens, in [run] alone or the same in both"
         )

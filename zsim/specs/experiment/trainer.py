@@ -52,18 +52,25 @@ class TrainerTable(BaseModel):
         return self
 
 
-def with_trainer(model: ModelSpec, table: TrainerTable) -> ModelSpec:
+def apply_trainer(model: ModelSpec, table: TrainerTable) -> ModelSpec:
     """The model with the loss and attention that the trainer runs."""
     if table == TrainerTable.model_construct():
         return model
     loss = {"num_metrics": table.metrics_per_micro_batch, "holds_logits": table.holds_logits}
     attention = {"unpads": table.unpads_attention, "host_waits": table.reads_sequence_lengths}
-    blocks = (replace(block, modules=_changed(block.modules, Attention, attention)) for block in model.blocks)
-    return replace(model, after=_changed(model.after, Loss, loss), blocks=tuple(blocks))
+    blocks = (
+        replace(block, modules=_replace_op_specs(block.modules, Attention, attention))
+        for block in model.blocks
+    )
+    return replace(model, after=_replace_op_specs(model.after, Loss, loss), blocks=tuple(blocks))
 
 
-def _changed(modules: tuple[Module, ...], kind: type[Any], changes: dict[str, Any]) -> tuple[Module, ...]:
+def _replace_op_specs(
+    modules: tuple[Module, ...], kind: type[Any], changes: dict[str, Any]
+) -> tuple[Module, ...]:
     return tuple(
-        replace(module, work=replace(module.work, **changes)) if isinstance(module.work, kind) else module
+        replace(module, op_spec=replace(module.op_spec, **changes))
+        if isinstance(module.op_spec, kind)
+        else module
         for module in modules
     )

@@ -18,7 +18,7 @@ from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.specs.strategy.tables import DeepSpeedTable
 
 _OFFLOAD = ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param", "cpu_offload_params")
-_ALWAYS = ("device", "pin_memory")
+_ALWAYS_WRITTEN = ("device", "pin_memory")
 
 
 def deepspeed_json(job: Job) -> str:
@@ -31,80 +31,89 @@ def deepspeed_object(job: Job) -> dict[str, Any]:
     config, table = job.strategy, job.experiment.strategy
     assert isinstance(config, DeepSpeedConfig)
     assert isinstance(table, DeepSpeedTable)
-    own: dict[str, Any] = {}
+    user_config: dict[str, Any] = {}
     if table.config is not None:
-        _, own = load_object(table.config, table.config_name)
-        drop_comments(own, config.name, [])
+        _, user_config = load_object(table.config, table.config_name)
+        drop_comments(user_config, config.name, [])
     batch = config.batch
-    made: dict[str, Any] = {
+    content: dict[str, Any] = {
         "train_batch_size": batch.train_batch_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
         "gradient_clipping": config.gradient_clipping,
     }
     for precision in ("bf16", "fp16"):
-        old = own.pop("bfloat16", None) if precision == "bf16" else None
-        block = dict(own.get(precision) or old or {})
+        bfloat16_block = user_config.pop("bfloat16", None) if precision == "bf16" else None
+        block = dict(user_config.get(precision) or bfloat16_block or {})
         if block or config.param_dtype == precision:
-            made[precision] = {**block, "enabled": config.param_dtype == precision}
-    made |= _degrees(job, own)
-    zero = own.get("zero_optimization")
+            content[precision] = {**block, "enabled": config.param_dtype == precision}
+    content |= _degrees(job, user_config)
+    zero = user_config.get("zero_optimization")
     zero = dict(zero) if isinstance(zero, Mapping) else {}
-    return {**own, **made, "zero_optimization": _zero_block(config, zero)}
+    return {**user_config, **content, "zero_optimization": _zero_block(config, zero)}
 
 
-def _degrees(job: Job, own: Mapping[str, Any]) -> dict[str, Any]:
+def _degrees(job: Job, user_config: Mapping[str, Any]) -> dict[str, Any]:
     """The parallel degrees that DeepSpeed reads from its file. The script must set the stages of a pipeline
     too.
     """
     parallelism = job.parallelism
-    made: dict[str, Any] = {}
+    degrees: dict[str, Any] = {}
     if parallelism.style == "autotp":
-        made["tensor_parallel"] = {**_plain(own.get("tensor_parallel")), "autotp_size": parallelism.tensor}
+        degrees["tensor_parallel"] = {
+            **_plain(user_config.get("tensor_parallel")),
+            "autotp_size": parallelism.tensor,
+        }
     if parallelism.context > 1:
-        made["sequence_parallel_size"] = parallelism.context
+        degrees["sequence_parallel_size"] = parallelism.context
     experts = parallelism.experts
     if experts.library == "autoep":
-        asked = {"enabled": True, "autoep_size": experts.ranks}
+        autoep = {"enabled": True, "autoep_size": experts.ranks}
         backend = {"comm_backend": "deepep"} if experts.dispatcher == "deepep" else {}
-        made["expert_parallel"] = {**_plain(own.get("expert_parallel")), **asked, **backend}
+        degrees["expert_parallel"] = {**_plain(user_config.get("expert_parallel")), **autoep, **backend}
     if parallelism.pipeline > 1:
-        made["pipeline"] = {**_plain(own.get("pipeline")), "stages": parallelism.pipeline}
-    return made
+        degrees["pipeline"] = {**_plain(user_config.get("pipeline")), "stages": parallelism.pipeline}
+    return degrees
 
 
-def _zero_block(config: DeepSpeedConfig, own: dict[str, Any]) -> dict[str, Any]:
+def _zero_block(config: DeepSpeedConfig, user_block: dict[str, Any]) -> dict[str, Any]:
     """The block `zero_optimization`: every exported key that has an effect, and other keys only if the user's
     file has them.
     """
     zero = config.zero
     block: dict[str, Any] = {"stage": zero.stage}
-    for bare, key in ZERO_KEYS.items():
+    for name, key in ZERO_KEYS.items():
         if not key.is_exported or zero.stage not in key.stages or not key.is_known(config.release):
             continue
-        own.pop(bare, None)
-        own.pop(json_key(bare), None)
-        block[json_key(bare)] = getattr(zero, bare)
+        user_block.pop(name, None)
+        user_block.pop(json_key(name), None)
+        block[json_key(name)] = getattr(zero, name)
     if zero.stage == 3 and zero.allgather_sequential:
         block.pop("stage3_prefetch_bucket_size")  # DeepSpeed itself makes it 1
-    rest = {key: value for key, value in own.items() if value != "auto" and key not in ("stage", *_OFFLOAD)}
+    user_keys = {
+        key: value for key, value in user_block.items() if value != "auto" and key not in ("stage", *_OFFLOAD)
+    }
     offloads = {name: getattr(zero, name) for name in ("offload_optimizer", "offload_param")}
     return {
         **block,
-        **rest,
-        **{name: _plain(own.get(name)) | _offload(found) for name, found in offloads.items() if found},
+        **user_keys,
+        **{
+            name: _plain(user_block.get(name)) | _offload(offload)
+            for name, offload in offloads.items()
+            if offload
+        },
     }
 
 
-def _offload(found: OptimizerOffload | ParameterOffload) -> dict[str, Any]:
+def _offload(offload: OptimizerOffload | ParameterOffload) -> dict[str, Any]:
     """Every value that the release's default would otherwise decide, and the keys that NVMe needs."""
     entry = {
-        bare: getattr(found, bare)
-        for bare, key in keys_of(type(found)).items()
-        if bare in _ALWAYS or (key.is_exported and found.device == "nvme")
+        name: getattr(offload, name)
+        for name, key in keys_of(type(offload)).items()
+        if name in _ALWAYS_WRITTEN or (key.is_exported and offload.device == "nvme")
     }
-    if isinstance(found, OptimizerOffload) and found.ratio < 1:
-        entry["ratio"] = found.ratio
+    if isinstance(offload, OptimizerOffload) and offload.ratio < 1:
+        entry["ratio"] = offload.ratio
     return entry
 
 

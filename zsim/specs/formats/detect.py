@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, read_toml
-from zsim.specs.experiment.overrides import with_overrides
+from zsim.specs.experiment.overrides import apply_overrides
 from zsim.specs.library import Library
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _words(config: str) -> list[str]:
         return [config]
 
 
-def with_training_file(
+def merge_training_file(
     data: Mapping[str, Any], overrides: Mapping[str, Any], *, origin: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Merge the training file that an experiment names into its settings.
@@ -126,30 +126,30 @@ def with_training_file(
     if not is_training_file(config):
         return dict(data), dict(overrides)
     file = read_training_file(config)
-    rest = {key: value for key, value in overrides.items() if key != "strategy.config"}
+    remaining_overrides = {key: value for key, value in overrides.items() if key != "strategy.config"}
     if "strategy.config" in overrides:
         table = {}  # of the file that is replaced
     table.pop("config", None)
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     merged["strategy"] = table
-    _resolve_shape(file, merged, rest)
-    model, asked = file.assumes.get("model"), rest.get("model", merged.get("model"))
-    if model is not None and asked not in (None, model):
-        what = model if isinstance(model, str) else "a model of its own"
-        file.note(f"written for {what}; the experiment's model is simulated")
-    for dotted, value in file.says.items():
-        _fill(merged, dotted, value, rest, f"{origin}: {dotted}", file.name)
-    for dotted, value in file.assumes.items():
-        _fill(merged, dotted, value, rest)
-    if file.by_layers is not None and rest.get("model", merged.get("model")) is not None:
-        for dotted, value in file.by_layers(_num_layers(merged, rest)).items():
-            _fill(merged, dotted, value, rest, f"{origin}: {dotted}", file.name)
+    _resolve_shape(file, merged, remaining_overrides)
+    model, requested_model = file.defaults.get("model"), remaining_overrides.get("model", merged.get("model"))
+    if model is not None and requested_model not in (None, model):
+        description = model if isinstance(model, str) else "a model of its own"
+        file.note(f"written for {description}; the experiment's model is simulated")
+    for dotted, value in file.settings.items():
+        _fill(merged, dotted, value, remaining_overrides, f"{origin}: {dotted}", file.name)
+    for dotted, value in file.defaults.items():
+        _fill(merged, dotted, value, remaining_overrides)
+    if file.resolve_stages is not None and remaining_overrides.get("model", merged.get("model")) is not None:
+        for dotted, value in file.resolve_stages(_num_layers(merged, remaining_overrides)).items():
+            _fill(merged, dotted, value, remaining_overrides, f"{origin}: {dotted}", file.name)
     merged["notes"] = [*merged.get("notes", ()), *file.notes]
     merged.setdefault("program", file.program)
     for key in ("model", "cluster"):
-        if rest.get(key, merged.get(key)) is None:
+        if remaining_overrides.get(key, merged.get(key)) is None:
             raise InputError(f"{file.name} names no {key}: give it (--{key})")
-    return merged, rest
+    return merged, remaining_overrides
 
 
 def _fill(
@@ -183,40 +183,42 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
     """Set the number of GPUs, which the experiment may give instead of the file, as options of a
     launcher do.
     """
-    shape: dict[str, Any] = {key: file.says.pop(key) for key in ("nodes", "gpus") if key in file.says}
-    replicate = file.says.get("strategy.replicate", file.assumes.get("strategy.replicate", 1))
-    degrees = {key: _degree(file, data, overrides, key) for key in ("tensor", "pipeline", "context")}
+    shape: dict[str, Any] = {key: file.settings.pop(key) for key in ("nodes", "gpus") if key in file.settings}
+    replicate = file.settings.get("strategy.replicate", file.defaults.get("strategy.replicate", 1))
+    degrees = {key: _parallel_degree(file, data, overrides, key) for key in ("tensor", "pipeline", "context")}
     model_ranks = math.prod(degrees.values())
     if file.shard_degree is not None:
         shape.setdefault("gpus", file.shard_degree * replicate * model_ranks)
     if all(overrides.get(key, data.get(key)) is None for key in ("nodes", "gpus")):
         data.update(shape)
     if file.micro_batches_per_pass is not None:
-        file.says["training.gradient_accumulation_steps"] = file.micro_batches_per_pass
+        file.settings["training.gradient_accumulation_steps"] = file.micro_batches_per_pass
     if file.shard_degree is None and file.global_batch_size is None and "gpus" not in shape:
         return
     world_size = _world_size(data, overrides)
     if file.shard_degree is not None and file.shard_degree * replicate * model_ranks != world_size:
-        also = "".join(f", {key} {degree}" for key, degree in degrees.items() if degree > 1)
+        factors = "".join(f", {key} {degree}" for key, degree in degrees.items() if degree > 1)
         raise InputError(
-            f"{file.name}: {replicate} replicas of {file.shard_degree} shards{also} are "
+            f"{file.name}: {replicate} replicas of {file.shard_degree} shards{factors} are "
             f"{replicate * file.shard_degree * model_ranks} GPUs, but the experiment has {world_size}"
         )
     if shape.get("gpus", world_size) != world_size:
         file.note(f"written for {shape['gpus']} GPUs; the experiment's {world_size} are simulated")
     if file.global_batch_size is not None and world_size % model_ranks == 0:
-        _accumulate(file, data, overrides, world_size // model_ranks)
+        _set_accumulation(file, data, overrides, world_size // model_ranks)
 
 
-def _degree(file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], key: str) -> int:
+def _parallel_degree(
+    file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], key: str
+) -> int:
     """The degree of one kind of parallelism: as the experiment requests it, else as the file says."""
     dotted, table = f"parallelism.{key}", data.get("parallelism")
-    asked = overrides.get(dotted, table.get(key) if isinstance(table, Mapping) else None)
-    degree = file.says.get(dotted, file.assumes.get(dotted, 1)) if asked is None else asked
+    requested = overrides.get(dotted, table.get(key) if isinstance(table, Mapping) else None)
+    degree = file.settings.get(dotted, file.defaults.get(dotted, 1)) if requested is None else requested
     return degree if isinstance(degree, int) and degree >= 1 else 1
 
 
-def _accumulate(
+def _set_accumulation(
     file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], replicas: int
 ) -> None:
     """Set the accumulation from `global batch = micro-batch x accumulation x replicas of the model`.
@@ -224,40 +226,45 @@ def _accumulate(
     A pipeline that takes a fixed number of micro-batches runs several times in a step (`parallelism.passes`).
     """
     key = "training.micro_batch_size"
-    micro = overrides.get(key, file.says.get(key, file.assumes.get(key)))
+    micro_batch_size = overrides.get(key, file.settings.get(key, file.defaults.get(key)))
     assert file.global_batch_size is not None
-    pieces = file.micro_batches_per_pass or 1
-    if not isinstance(micro, int) or micro < 1:
+    micro_batches_per_pass = file.micro_batches_per_pass or 1
+    if not isinstance(micro_batch_size, int) or micro_batch_size < 1:
         raise InputError(
-            f"{file.name}: {key}: found {micro!r}, expected a whole number of sequences, at least 1, to "
+            f"{file.name}: {key}: found {micro_batch_size!r}, expected a whole number of sequences, at "
+            "least 1, to "
             f"divide the global batch of {file.global_batch_size} by"
         )
-    if file.global_batch_size % (micro * pieces * replicas):
-        each = f"{pieces} micro-batches of {micro}" if pieces > 1 else f"micro-batch {micro}"
-        what = "GPUs" if replicas == _world_size(data, overrides) else "replicas of the model"
+    if file.global_batch_size % (micro_batch_size * micro_batches_per_pass * replicas):
+        batch_text = (
+            f"{micro_batches_per_pass} micro-batches of {micro_batch_size}"
+            if micro_batches_per_pass > 1
+            else f"micro-batch {micro_batch_size}"
+        )
+        rank_noun = "GPUs" if replicas == _world_size(data, overrides) else "replicas of the model"
         raise InputError(
             f"{file.name}: global batch of {file.global_batch_size} sequences: expected a multiple of "
-            f"{each} x {replicas} {what}"
+            f"{batch_text} x {replicas} {rank_noun}"
         )
-    passes = file.global_batch_size // (micro * pieces * replicas)
-    file.says["training.gradient_accumulation_steps"] = passes * pieces
+    passes = file.global_batch_size // (micro_batch_size * micro_batches_per_pass * replicas)
+    file.settings["training.gradient_accumulation_steps"] = passes * micro_batches_per_pass
     if file.micro_batches_per_pass is not None and passes > 1:
-        file.says["parallelism.passes"] = passes
+        file.settings["parallelism.passes"] = passes
 
 
 def _num_layers(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
     changes = {key: value for key, value in overrides.items() if key.partition(".")[0] == "model"}
-    model = with_overrides({"model": data.get("model")}, changes)["model"]
+    model = apply_overrides({"model": data.get("model")}, changes)["model"]
     return len(Library().model(model).blocks)
 
 
 def _world_size(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
-    asked = {key: overrides.get(key, data.get(key)) for key in ("cluster", "nodes", "gpus")}
+    shape = {key: overrides.get(key, data.get(key)) for key in ("cluster", "nodes", "gpus")}
     if overrides.get("gpus") is None and overrides.get("nodes") is not None:
-        asked["gpus"] = None
-    if isinstance(asked["gpus"], int):
-        return asked["gpus"]
-    if asked["cluster"] is None:
+        shape["gpus"] = None
+    if isinstance(shape["gpus"], int):
+        return shape["gpus"]
+    if shape["cluster"] is None:
         raise InputError("cluster: missing; expected a preset, or the path of a topology TOML")
-    nodes = asked["nodes"] if isinstance(asked["nodes"], int) else 1
-    return nodes * load_cluster(asked["cluster"]).gpus_per_node
+    nodes = shape["nodes"] if isinstance(shape["nodes"], int) else 1
+    return nodes * load_cluster(shape["cluster"]).gpus_per_node

@@ -22,15 +22,15 @@ from zsim.specs.formats.torchtitan.write import (
     why_not_torchtitan,
 )
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFiles:
     """The files that express a job, and the reasons for those that cannot."""
 
     files: dict[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Exported:
     """What the training script must do because no file can express it."""
 
 
-def export_files(job: Job) -> Exported:
+def export_files(job: Job) -> ExportedFiles:
     """The files that can express the job, and the reasons why the others cannot.
 
     They are experiment.toml, ds_config.json, fsdp2.py (fsdp1.py, ddp.py), accelerate.yaml, torchtitan.toml
@@ -63,7 +63,7 @@ def export_files(job: Job) -> Exported:
             files["torchtitan.toml"] = torchtitan_toml(job)
         else:
             missing["torchtitan.toml"] = reason
-    if isinstance(job.strategy, Megatron):
+    if isinstance(job.strategy, MegatronConfig):
         reason = why_not_megatron(job)
         if reason is None:
             files[SCRIPT] = megatron_script(job)
@@ -74,13 +74,13 @@ def export_files(job: Job) -> Exported:
         files["accelerate.yaml"] = accelerate_yaml(job)
     else:
         missing["accelerate.yaml"] = reason
-    files["experiment.toml"] = experiment_toml(_portable(job.experiment, DEEPSPEED_FILE in files))
+    files["experiment.toml"] = experiment_toml(_make_portable(job.experiment, DEEPSPEED_FILE in files))
     notes = _script_notes(job)
     if "accelerate.yaml" in files:
         notes += _accelerate_notes(job)
     if "torchtitan.toml" in files:
         notes += _torchtitan_notes(job)
-    return Exported(files, missing, tuple(notes))
+    return ExportedFiles(files, missing, tuple(notes))
 
 
 def _accelerate_notes(job: Job) -> list[str]:
@@ -112,7 +112,7 @@ def _torchtitan_notes(job: Job) -> list[str]:
     return notes
 
 
-def _portable(experiment: Experiment, has_deepspeed: bool) -> Experiment:
+def _make_portable(experiment: Experiment, has_deepspeed: bool) -> Experiment:
     """The experiment with absolute paths, and with the exported DeepSpeed JSON as its config."""
     changes: dict[str, Any] = {}
     for key in ("model", "cluster"):
@@ -143,8 +143,8 @@ def _script_notes(job: Job) -> list[str]:
             notes.append("compile the blocks: block.compile()")
         notes += _deepspeed_degrees(job)
     if training.precision == "fp8":
-        but = "" if isinstance(job.strategy, DeepSpeedConfig) else ", but torchtitan's"
-        notes.append(f"fp8 products are the script's (torchao, Transformer Engine){but}")
+        suffix = "" if isinstance(job.strategy, DeepSpeedConfig) else ", but torchtitan's"
+        notes.append(f"fp8 products are the script's (torchao, Transformer Engine){suffix}")
     if training.liger:
         notes.append("Liger's kernels are the script's: use_liger_kernel")
     if training.expandable_segments:
@@ -175,9 +175,12 @@ def _deepspeed_degrees(job: Job) -> Iterator[str]:
 def _loop_notes(job: Job) -> Iterator[str]:
     """Notes on the training loop's other work, and on the torch release that it needs."""
     training, trainer = job.training, job.experiment.trainer
-    said = trainer.model_dump(exclude_defaults=True)
-    if said:
-        yield f"[trainer] is the script's: {', '.join(f'{key} {value}' for key, value in said.items())}"
+    trainer_settings = trainer.model_dump(exclude_defaults=True)
+    if trainer_settings:
+        yield (
+            "[trainer] is the script's: "
+            f"{', '.join(f'{key} {value}' for key, value in trainer_settings.items())}"
+        )
     if training.autocast:
         yield f'parameters in fp32 under torch.autocast("cuda", {training.precision}) are the script\'s'
     if training.stored_dtype != "fp32":
@@ -189,7 +192,7 @@ def _loop_notes(job: Job) -> Iterator[str]:
         yield f"the optimizer {training.optimizer} is the script's ({source})"
     if job.sequences is not None:
         yield f"a last micro-batch that is smaller ({job.sequences:g} sequences a step) is the script's"
-    if isinstance(job.strategy, Fsdp1) and job.strategy.before_torch_2:
+    if isinstance(job.strategy, Fsdp1Config) and job.strategy.before_torch_2:
         yield "it is simulated as in torch 1.12 and 1.13"
 
 
@@ -214,10 +217,10 @@ def _accelerate_calls(job: Job) -> list[str]:
         calls.append(f"Accelerator(gradient_accumulation_steps={training.gradient_accumulation_steps})")
     if training.gradient_clipping:
         calls.append(f"accelerator.clip_grad_norm_(model.parameters(), {training.gradient_clipping:g})")
-    if not isinstance(strategy, Ddp):
+    if not isinstance(strategy, DdpConfig):
         return calls
     options = []
-    if strategy.bucket_cap_bytes != Ddp().bucket_cap_bytes:
+    if strategy.bucket_cap_bytes != DdpConfig().bucket_cap_bytes:
         options.append(f"bucket_cap_mb={strategy.bucket_cap_bytes / 2**20:g}")
     if strategy.gradient_as_bucket_view:
         options.append("gradient_as_bucket_view=True")

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 from zsim.dtypes import ELEMENT_TYPES
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
+from zsim.specs.strategy.megatron import MegatronConfig
 
 _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 
 
 def why_not_python(job: Job) -> str | None:
     """The reason why a few lines of Python cannot express this job, or None if they can."""
-    if isinstance(job.strategy, Reference):
+    if isinstance(job.strategy, ReferenceConfig):
         return "the reference engine is validation/zero's: no released framework runs it"
-    if isinstance(job.strategy, Megatron):
+    if isinstance(job.strategy, MegatronConfig):
         return "Megatron takes a command line"
-    if not isinstance(job.strategy, Fsdp1 | Fsdp2 | Ddp):
+    if not isinstance(job.strategy, Fsdp1Config | Fsdp2Config | DdpConfig):
         return "DeepSpeed takes a JSON"
     if not job.parallelism.is_trivial:
         return "it shards a model, and splits no layer, sequence or pipeline ([parallelism])"
@@ -36,15 +36,15 @@ def why_not_python(job: Job) -> str | None:
 
 def python_file(job: Job) -> tuple[str, str]:
     """(the file's name, its text)."""
-    if isinstance(job.strategy, Fsdp2):
+    if isinstance(job.strategy, Fsdp2Config):
         return "fsdp2.py", "\n".join(_fsdp2(job, job.strategy)) + "\n"
-    if isinstance(job.strategy, Fsdp1):
+    if isinstance(job.strategy, Fsdp1Config):
         return "fsdp1.py", "\n".join(_fsdp1(job, job.strategy)) + "\n"
-    assert isinstance(job.strategy, Ddp)
+    assert isinstance(job.strategy, DdpConfig)
     return "ddp.py", "\n".join(_ddp(job, job.strategy)) + "\n"
 
 
-def _fsdp2(job: Job, strategy: Fsdp2) -> Iterator[str]:
+def _fsdp2(job: Job, strategy: Fsdp2Config) -> Iterator[str]:
     yield from _head(job, "FSDP2")
     offload = "CPUOffloadPolicy, " if strategy.cpu_offload else ""
     yield from _imports(
@@ -70,10 +70,10 @@ def _fsdp2(job: Job, strategy: Fsdp2) -> Iterator[str]:
     yield from _step(job, is_fsdp2=True, no_sync=strategy.no_sync)
 
 
-def _shard_units(job: Job, strategy: Fsdp2) -> Iterator[str]:
+def _shard_units(job: Job, strategy: Fsdp2Config) -> Iterator[str]:
     reshard = True if strategy.reshard_after_forward is None else strategy.reshard_after_forward
-    is_apart = _is_apart(job)
-    if is_apart:
+    has_separate_units = _has_separate_units(job)
+    if has_separate_units:
         yield "    embeddings = [model.get_submodule(name) for name in EMBEDDINGS]"
         yield f"    fully_shard(embeddings, reshard_after_forward={reshard}, **options)"
     if strategy.wrapping == "torchtitan-0.1":
@@ -89,13 +89,13 @@ def _shard_units(job: Job, strategy: Fsdp2) -> Iterator[str]:
     elif strategy.wrapping != "none":
         yield "    for block in blocks:"
         yield f"        fully_shard(block, reshard_after_forward={reshard}, **options)"
-    if is_apart:
+    if has_separate_units:
         yield "    head = [model.get_submodule(name) for name in HEAD]"
         yield "    fully_shard(head, reshard_after_forward=False, **options)"
     yield "    fully_shard(model, reshard_after_forward=False, **options)  # the root: what is left"
 
 
-def _fsdp1(job: Job, strategy: Fsdp1) -> Iterator[str]:
+def _fsdp1(job: Job, strategy: Fsdp1Config) -> Iterator[str]:
     yield from _head(job, f"FSDP1 {strategy.sharding_strategy}")
     if strategy.wrapping != "none":
         yield "import functools"
@@ -142,7 +142,7 @@ def _fsdp1(job: Job, strategy: Fsdp1) -> Iterator[str]:
     yield from _step(job, is_fsdp2=False, no_sync=strategy.no_sync)
 
 
-def _fsdp1_policy(strategy: Fsdp1) -> Iterator[str]:
+def _fsdp1_policy(strategy: Fsdp1Config) -> Iterator[str]:
     if strategy.wrapping == "none":
         yield "    policy = None"
     elif strategy.wrapping.startswith("size:"):
@@ -157,15 +157,17 @@ def _fsdp1_policy(strategy: Fsdp1) -> Iterator[str]:
         yield "    policy = functools.partial(lambda_auto_wrap_policy, lambda_fn=is_chosen)"
 
 
-def _ddp(job: Job, strategy: Ddp) -> Iterator[str]:
+def _ddp(job: Job, strategy: DdpConfig) -> Iterator[str]:
     yield from _head(job, "DDP")
     yield from _imports(job, "from torch.nn.parallel import DistributedDataParallel")
     yield from _constants(job)
     yield from _checkpointing(job)
     yield 'def apply(model, device_type="cuda"):'
     precision = job.training.precision
-    under = "" if precision == "fp32" else f'; run it under torch.autocast("cuda", {_torch_dtype(precision)})'
-    yield f'    """`model` wrapped, before its optimizer is made{under}."""'
+    autocast_note = (
+        "" if precision == "fp32" else f'; run it under torch.autocast("cuda", {_torch_dtype(precision)})'
+    )
+    yield f'    """`model` wrapped, before its optimizer is made{autocast_note}."""'
     yield "    blocks = model.get_submodule(BLOCKS)"
     yield from _wrap_blocks(job)
     yield "    return DistributedDataParallel("
@@ -176,8 +178,8 @@ def _ddp(job: Job, strategy: Ddp) -> Iterator[str]:
     yield from _step(job, is_fsdp2=False, no_sync=strategy.no_sync)
 
 
-def _head(job: Job, what: str) -> Iterator[str]:
-    yield f'"""{what} for {job.model.name} on {job.world_size:,} GPUs.'
+def _head(job: Job, title: str) -> Iterator[str]:
+    yield f'"""{title} for {job.model.name} on {job.world_size:,} GPUs.'
     yield ""
     yield "The model's modules have the names that Hugging Face's transformers gives them."
     yield '"""'
@@ -187,17 +189,17 @@ def _head(job: Job, what: str) -> Iterator[str]:
 def _imports(job: Job, *lines: str) -> Iterator[str]:
     """`import torch`, then `lines` and the imports of checkpointing, sorted by module."""
     kind = job.training.activation_checkpointing
-    found = list(lines)
+    import_lines = list(lines)
     if kind != "none":
         module = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
         names = "CheckpointImpl, checkpoint_wrapper" if _is_reentrant(job) else "checkpoint_wrapper"
-        found.append(f"from {module} import {names}")
+        import_lines.append(f"from {module} import {names}")
     if kind == "selective-op":
-        found.append(
+        import_lines.append(
             "from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts"
         )
     yield "import torch"
-    yield from sorted(found, key=lambda line: line.split()[1])
+    yield from sorted(import_lines, key=lambda line: line.split()[1])
 
 
 def _is_reentrant(job: Job) -> bool:
@@ -208,7 +210,7 @@ def _constants(job: Job) -> Iterator[str]:
     training, model = job.training, job.model
     yield ""
     yield f'BLOCKS = "{model.block_prefix}"'
-    if _is_apart(job):
+    if _has_separate_units(job):
         heads = [module.name for module in model.after if module.parameters]
         yield f"EMBEDDINGS = {json.dumps([module.name for module in model.before if module.parameters])}"
         yield f"HEAD = {json.dumps(heads)}"
@@ -221,7 +223,7 @@ def _constants(job: Job) -> Iterator[str]:
     yield ""
 
 
-def _is_apart(job: Job) -> bool:
+def _has_separate_units(job: Job) -> bool:
     """Whether embedding and LM head are separate FSDP units."""
     wrapping = getattr(job.strategy, "wrapping", "")
     return (wrapping == "torchtitan" or wrapping.startswith("blocks:")) and not job.model.is_tied
@@ -292,7 +294,7 @@ def _step(job: Job, *, is_fsdp2: bool, no_sync: bool) -> Iterator[str]:
     else:
         yield "        (loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
     if training.gradient_clipping:
-        if isinstance(job.strategy, Fsdp1):
+        if isinstance(job.strategy, Fsdp1Config):
             yield "    model.clip_grad_norm_(MAX_GRAD_NORM)"
         else:
             yield "    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)"

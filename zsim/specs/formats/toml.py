@@ -27,7 +27,7 @@ def experiment_toml(experiment: Experiment, comment: str = "") -> str:
     data = experiment.model_dump(exclude_defaults=True)
     if isinstance(experiment.model, ModelSpec):
         data["model"] = experiment.model.function or None
-        comment = f"{comment}\n{_captured(experiment.model)}".strip()
+        comment = f"{comment}\n{_capture_comment(experiment.model)}".strip()
     data["strategy"] = {"kind": experiment.strategy.kind, **data.get("strategy", {})}
     return experiment_text(data, comment)
 
@@ -40,22 +40,22 @@ def experiment_text(tables: Mapping[str, Any], comment: str = "") -> str:
     """
     data = dict(tables)
     if isinstance(data.get("model"), Mapping):
-        data["model"] = _spelt_out(data["model"])
+        data["model"] = _spell_out_nulls(data["model"])
     if isinstance(data.get("strategy"), Mapping) and isinstance(data["strategy"].get("config"), Mapping):
-        data["strategy"] = {**data["strategy"], "config": _spelt_out(data["strategy"]["config"])}
+        data["strategy"] = {**data["strategy"], "config": _spell_out_nulls(data["strategy"]["config"])}
     return toml_text(data, comment)
 
 
-def _spelt_out(value: Any) -> Any:
+def _spell_out_nulls(value: Any) -> Any:
     """A value of another program's file with "null" for None, as `zsim.reading.with_nulls` reads it."""
     if isinstance(value, Mapping):
-        return {key: _spelt_out(entry) for key, entry in value.items()}
+        return {key: _spell_out_nulls(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_spelt_out(entry) for entry in value]
+        return [_spell_out_nulls(entry) for entry in value]
     return NULL if value is None else value
 
 
-def _captured(model: ModelSpec) -> str:
+def _capture_comment(model: ModelSpec) -> str:
     if model.function:
         return f"The model is a function, which runs with --allow-code, or with --model {model.function}."
     return (
@@ -78,11 +78,11 @@ def _lines(data: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """The lines of values, then those of tables and lists of tables. A table that holds only tables needs no
     header.
     """
-    named = [(_key(key), value) for key, value in data.items() if value is not None]
-    for key, value in named:
+    entries = [(_key(key), value) for key, value in data.items() if value is not None]
+    for key, value in entries:
         if not isinstance(value, Mapping) and not _is_tables(value):
             yield f"{key} = {_value(value)}"
-    for key, value in named:
+    for key, value in entries:
         name = f"{path}.{key}" if path else key
         if isinstance(value, Mapping):
             has_header = not value or not all(isinstance(entry, Mapping) for entry in value.values())

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.reading import parse_json, read_text
 from zsim.specs.formats.accelerate.fsdp_keys import SHARDING, read_fsdp
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
-_MARKS = ("per_device_train_batch_size", "fsdp_config", "gradient_checkpointing")
+_IDENTIFYING_KEYS = ("per_device_train_batch_size", "fsdp_config", "gradient_checkpointing")
 _LENGTHS = ("max_length", "max_seq_length", "cutoff_len")  # of TRL, older TRL, LLaMA-Factory
 _OPTIMIZERS = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
 _READ = (
@@ -34,14 +34,14 @@ def is_training_arguments(path: Path) -> bool:
         return False
     if not isinstance(data, Mapping) or "distributed_type" in data:  # Accelerate's
         return False
-    return any(mark in data for mark in _MARKS)
+    return any(mark in data for mark in _IDENTIFYING_KEYS)
 
 
 def _load(path: Path) -> Any:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     if path.suffix.lower() != ".json":
         return load_yaml(text, str(path))
     try:
@@ -59,22 +59,22 @@ def read_training_arguments(path: str) -> TrainingFile:
     file = TrainingFile(path, program="transformers")
     _read_batch(file, data)
     precision = "bf16" if data.get("bf16") else "fp16" if data.get("fp16") else "fp32"
-    file.says["training.precision"] = precision
+    file.settings["training.precision"] = precision
     if data.get("gradient_checkpointing") or data.get("activation_checkpointing"):
-        file.says["training.activation_checkpointing"] = "full"
+        file.settings["training.activation_checkpointing"] = "full"
     if data.get("torch_compile"):
-        file.says["training.compile"] = True
+        file.settings["training.compile"] = True
     if data.get("use_liger_kernel"):
-        file.says["training.liger"] = True
+        file.settings["training.liger"] = True
     folder = Path(path).parent
     if data.get("deepspeed"):
         _read_deepspeed(file, data["deepspeed"], folder)
     else:
         _read_optimizer(file, data)
         _read_sharding(file, data, folder)
-    rest = [str(key) for key in data if key not in _READ]
-    if rest:
-        file.note(f"not read: {', '.join(rest)}")
+    unread_keys = [str(key) for key in data if key not in _READ]
+    if unread_keys:
+        file.note(f"not read: {', '.join(unread_keys)}")
     return file
 
 
@@ -88,12 +88,12 @@ def _read_batch(file: TrainingFile, data: Mapping[str, Any]) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number of at least 1")
-        (file.says if key in data else file.assumes)[target] = value
-    table = file.says if "max_grad_norm" in data else file.assumes
+        (file.settings if key in data else file.defaults)[target] = value
+    table = file.settings if "max_grad_norm" in data else file.defaults
     table["training.gradient_clipping"] = _number(file, "max_grad_norm", data.get("max_grad_norm", 1.0))
     length = next((data[key] for key in _LENGTHS if isinstance(data.get(key), int)), None)
     if length is not None:
-        file.says["training.sequence_length"] = length
+        file.settings["training.sequence_length"] = length
 
 
 def _number(file: TrainingFile, key: str, value: object) -> float:
@@ -108,37 +108,37 @@ def _read_optimizer(file: TrainingFile, data: Mapping[str, Any]) -> None:
         raise NotSimulatedError(
             f"{file.name}: optim: zsim does not simulate '{name}' yet; expected {', '.join(_OPTIMIZERS)}"
         )
-    table = file.says if "optim" in data else file.assumes
+    table = file.settings if "optim" in data else file.defaults
     table["training.optimizer_implementation"] = _OPTIMIZERS[name]
 
 
 def _read_deepspeed(file: TrainingFile, config: Any, folder: Path) -> None:
     """Read the JSON, whose "auto" zsim fills from these arguments, as the Trainer does."""
-    file.says["strategy.kind"] = "deepspeed"
+    file.settings["strategy.kind"] = "deepspeed"
     if isinstance(config, Mapping):
-        file.says["strategy.config_name"] = file.name
-        file.says["strategy.config"] = dict(config)
+        file.settings["strategy.config_name"] = file.name
+        file.settings["strategy.config"] = dict(config)
         return
-    beside = folder / str(config)
-    file.says["strategy.config"] = str(beside if os.path.isfile(beside) else config)
+    sibling = folder / str(config)
+    file.settings["strategy.config"] = str(sibling if os.path.isfile(sibling) else config)
 
 
 def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) -> None:
     """Read `fsdp` with `fsdp_config`, by default version 2 and wrapped by block. Without `fsdp` the strategy
     is DDP.
     """
-    asked = data.get("fsdp")
-    if not asked:
-        file.says["strategy.kind"] = "ddp"
+    fsdp = data.get("fsdp")
+    if not fsdp:
+        file.settings["strategy.kind"] = "ddp"
         if data.get("ddp_bucket_cap_mb"):
-            file.says["strategy.bucket_cap_mb"] = _number(
+            file.settings["strategy.bucket_cap_mb"] = _number(
                 file, "ddp_bucket_cap_mb", data["ddp_bucket_cap_mb"]
             )
         return
     config = data.get("fsdp_config") or {}
     if isinstance(config, str):
-        beside = folder / config
-        config = _load(beside if os.path.isfile(beside) else Path(config))
+        sibling = folder / config
+        config = _load(sibling if os.path.isfile(sibling) else Path(config))
     if not isinstance(config, Mapping):
         raise InputError(f"{file.name}: fsdp_config: expected keys and values, found {config!r}")
     keys = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
@@ -146,7 +146,7 @@ def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) ->
     keys.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
     if "cpu_offload" in keys:
         keys["offload_params"] = keys.pop("cpu_offload")
-    _add_old_words(file, asked, keys)
+    _read_fsdp_words(file, fsdp, keys)
     idle = [key for key in keys if key.startswith("xla")]
     for key in idle:
         if keys.pop(key):
@@ -154,9 +154,9 @@ def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) ->
     read_fsdp(file, keys, {})
 
 
-def _add_old_words(file: TrainingFile, asked: Any, keys: dict[str, Any]) -> None:
+def _read_fsdp_words(file: TrainingFile, fsdp: Any, keys: dict[str, Any]) -> None:
     """Read `fsdp: "full_shard auto_wrap offload"`, the spelling before version 5."""
-    words = asked.split() if isinstance(asked, str) else asked if isinstance(asked, list) else []
+    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     for word in words:
         if str(word).upper() in SHARDING:
             if str(keys["version"]) == "1":
@@ -168,5 +168,7 @@ def _add_old_words(file: TrainingFile, asked: Any, keys: dict[str, Any]) -> None
         elif word == "offload":
             keys["offload_params"] = True
         elif word not in ("auto_wrap", "true", "True"):
-            known = ", ".join(SHARDING).lower()
-            raise InputError(f"{file.name}: fsdp: found '{word}', expected {known}, offload or auto_wrap")
+            strategies = ", ".join(SHARDING).lower()
+            raise InputError(
+                f"{file.name}: fsdp: found '{word}', expected {strategies}, offload or auto_wrap"
+            )

@@ -15,9 +15,9 @@ class TrainingFile:
     """The settings in a training file of another program, as dotted keys of an experiment."""
 
     name: str
-    says: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     """Settings that the file gives."""
-    assumes: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults of its program, which the experiment may replace silently."""
     notes: list[str] = field(default_factory=list)
     """Keys without effect on a step, or that zsim leaves out."""
@@ -29,7 +29,7 @@ class TrainingFile:
     """The program that reads the file."""
     micro_batches_per_pass: int | None = None
     """Micro-batches of a pipeline that runs from start to end for each accumulation step."""
-    by_layers: Callable[[int], Mapping[str, Any]] | None = None
+    resolve_stages: Callable[[int], Mapping[str, Any]] | None = None
     """Maps the number of layers to settings. It is called once the model is known."""
 
     def note(self, text: str) -> None:

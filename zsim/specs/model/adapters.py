@@ -15,7 +15,12 @@ from dataclasses import field, replace
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.specs.model.expert_adapters import Adapted, products_of, with_expert_adapters, with_router_adapter
+from zsim.specs.model.expert_adapters import (
+    ExpertTarget,
+    adaptable_products,
+    add_expert_adapters,
+    add_router_adapter,
+)
 from zsim.specs.model.experts import ExpertAdapterKind, Experts, Router
 from zsim.specs.model.spec import AdapterInput, AdapterSum, Block, Linear, ModelSpec, Module, Parameter
 
@@ -34,20 +39,20 @@ class Adapters:
     is_pattern: bool = False
     """The target is a regular expression for the whole name."""
     dropout: float = 0.0
-    ranks: Mapping[str, int] = field(default_factory=dict)
+    rank_patterns: Mapping[str, int] = field(default_factory=dict)
     """The rank by pattern, where ranks differ (`rank_pattern`)."""
     layers: tuple[int, ...] = ()
     """Numbers of the blocks that are adapted. Empty for all."""
     excludes: tuple[str, ...] = ()
     """Modules that get no adapter, named as `targets` are."""
     is_exclude_pattern: bool = False
-    saved: tuple[str, ...] = ()
+    modules_to_save: tuple[str, ...] = ()
     """Parts of names of modules that are trained completely, which get no adapter either (PEFT 0.21.2
     tuners/tuners_utils.py `check_target_module_exists`).
     """
-    stored: str = ""
+    stored_dtype: str = ""
     """The type that the adapters are kept in. Empty for the framework's."""
-    computed: str = ""
+    compute_dtype: str = ""
     """The type of the adapters' products, if it is not the training's."""
     recasts: bool = False
     """Autocast casts back what the adapter has cast to fp32."""
@@ -60,7 +65,7 @@ class Adapters:
 
     def rank_of(self, name: str) -> int:
         """The rank of a module's adapter: PEFT's `rank_pattern` matches the end of a name."""
-        for pattern, rank in self.ranks.items():
+        for pattern, rank in self.rank_patterns.items():
             if matches_pattern(name, pattern):
                 return rank
         return self.rank
@@ -71,12 +76,14 @@ class Adapters:
             is_named = re.fullmatch(self.excludes[0], name) is not None
         else:
             is_named = is_named_by(name, self.excludes)
-        return is_named or any(re.match(rf"(^|.*\.){one}($|\..*)", name) for one in self.saved)
+        return is_named or any(
+            re.match(rf"(^|.*\.){saved_name}($|\..*)", name) for saved_name in self.modules_to_save
+        )
 
     def is_target(self, module: Module, name: str) -> bool:
         """Whether the module with the full name `name` gets an adapter."""
-        is_linear = isinstance(module.work, Linear) or (
-            self.routers_are_linear and isinstance(module.work, Router)
+        is_linear = isinstance(module.op_spec, Linear) or (
+            self.routers_are_linear and isinstance(module.op_spec, Router)
         )
         if not is_linear or self.is_excluded(name):
             return False
@@ -86,20 +93,20 @@ class Adapters:
             return re.fullmatch(self.targets[0], name) is not None
         return is_named_by(name, self.targets)
 
-    def on_experts(self, module: Module, name: str) -> tuple[tuple[Adapted, int], ...]:
+    def expert_targets(self, module: Module, name: str) -> tuple[tuple[ExpertTarget, int], ...]:
         """The products of a layer of routed experts that get an adapter, each with its rank."""
-        if self.experts is None or not isinstance(module.work, Experts):
+        if self.experts is None or not isinstance(module.op_spec, Experts):
             return ()
         targets = self.parameters if self.experts == "merged" else self.targets
         return tuple(
-            (one, self.rank_of(one.name))
-            for one in products_of(module, name, self.experts)
-            if is_named_by(one.name, targets) and not self.is_excluded(one.name)
+            (product, self.rank_of(product.name))
+            for product in adaptable_products(module, name, self.experts)
+            if is_named_by(product.name, targets) and not self.is_excluded(product.name)
         )
 
     def is_on_router(self, module: Module, name: str) -> bool:
         """Whether a router's weight gets an adapter."""
-        is_merged = self.experts == "merged" and isinstance(module.work, Router)
+        is_merged = self.experts == "merged" and isinstance(module.op_spec, Router)
         return is_merged and is_named_by(f"{name}.weight", self.parameters)
 
 
@@ -115,44 +122,46 @@ def is_named_by(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def with_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, frozenset[str]]:
+def add_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, frozenset[str]]:
     """The model with adapters, and the full names of the modules and weights that got one.
 
     Blocks that were one object stay one.
 
     Raises InputError for a rank beyond a product's width.
     """
-    made: dict[tuple[int, tuple[int, ...]], Block] = {}
+    adapted_blocks: dict[tuple[int, tuple[int, ...]], Block] = {}
     blocks = []
-    found: set[str] = set()
+    adapted_names: set[str] = set()
     for number, block in enumerate(model.blocks, model.first_block):
         names = [f"{model.block_prefix}.{number}.{module.name}" for module in block.modules]
-        is_here = not adapters.layers or number in adapters.layers
+        is_adapted_layer = not adapters.layers or number in adapters.layers
         flags = tuple(
-            is_here and (adapters.is_target(module, name) or adapters.is_on_router(module, name))
+            is_adapted_layer and (adapters.is_target(module, name) or adapters.is_on_router(module, name))
             for module, name in zip(block.modules, names, strict=True)
         )
-        found |= {
-            f"{name}.weight" if isinstance(module.work, Router) and not adapters.routers_are_linear else name
+        adapted_names |= {
+            f"{name}.weight"
+            if isinstance(module.op_spec, Router) and not adapters.routers_are_linear
+            else name
             for module, name, is_adapted in zip(block.modules, names, flags, strict=True)
             if is_adapted
         }
         stacked = {
-            module.name: adapters.on_experts(module, name) if is_here else ()
+            module.name: adapters.expert_targets(module, name) if is_adapted_layer else ()
             for module, name in zip(block.modules, names, strict=True)
-            if isinstance(module.work, Experts)
+            if isinstance(module.op_spec, Experts)
         }
-        found |= {product.name for products in stacked.values() for product, _ in products}
+        adapted_names |= {product.name for products in stacked.values() for product, _ in products}
         key = id(block), (*flags, *(rank for products in stacked.values() for _, rank in products))
-        if key not in made:
-            made[key] = _adapted_block(block, names, flags, adapters, stacked)
-        blocks.append(made[key])
+        if key not in adapted_blocks:
+            adapted_blocks[key] = _adapted_block(block, names, flags, adapters, stacked)
+        blocks.append(adapted_blocks[key])
     after: list[Module] = []
     for module in model.after:
         is_adapted = adapters.is_target(module, module.name) and bool(module.parameters)
-        found |= {module.name} if is_adapted else set()
-        after += _adapted(module, module.name, adapters) if is_adapted else [module]
-    return replace(model, blocks=tuple(blocks), after=tuple(after)), frozenset(found)
+        adapted_names |= {module.name} if is_adapted else set()
+        after += _adapter_modules(module, module.name, adapters) if is_adapted else [module]
+    return replace(model, blocks=tuple(blocks), after=tuple(after)), frozenset(adapted_names)
 
 
 def _adapted_block(
@@ -160,44 +169,52 @@ def _adapted_block(
     names: Sequence[str],
     flags: Sequence[bool],
     adapters: Adapters,
-    stacked: Mapping[str, Sequence[tuple[Adapted, int]]],
+    stacked: Mapping[str, Sequence[tuple[ExpertTarget, int]]],
 ) -> Block:
     modules: list[Module] = []
     expanded: dict[str, list[str]] = {}
     holds_input = False  # whether an earlier module of the same input keeps it for backward
     for module, name, is_adapted in zip(block.modules, names, flags, strict=True):
-        if isinstance(module.work, Linear | Router) and not module.shares_input:
+        if isinstance(module.op_spec, Linear | Router) and not module.shares_input:
             holds_input = False
         if adapters.experts and (products := stacked.get(module.name)):
-            casts = bool(adapters.computed or adapters.recasts)
-            module = with_expert_adapters(module, products, adapters.experts, adapters.stored, casts=casts)
+            casts = bool(adapters.compute_dtype or adapters.recasts)
+            module = add_expert_adapters(
+                module, products, adapters.experts, adapters.stored_dtype, casts=casts
+            )
         if not is_adapted:
             modules.append(module)
             continue
-        if isinstance(module.work, Router) and not adapters.routers_are_linear:
-            casts, rank = bool(adapters.computed or adapters.recasts), adapters.rank_of(f"{name}.weight")
-            parts = with_router_adapter(module, rank, adapters.stored, casts=casts)
+        if isinstance(module.op_spec, Router) and not adapters.routers_are_linear:
+            casts, rank = bool(adapters.compute_dtype or adapters.recasts), adapters.rank_of(f"{name}.weight")
+            adapted_modules = add_router_adapter(module, rank, adapters.stored_dtype, casts=casts)
         else:
-            parts = _adapted(module, name, adapters, holds_input=holds_input)
+            adapted_modules = _adapter_modules(module, name, adapters, holds_input=holds_input)
             holds_input |= _keeps_plain_input(adapters)
-        modules += parts
-        expanded[module.name] = [part.name for part in parts if part.parameters]
+        modules += adapted_modules
+        expanded[module.name] = [
+            adapted_module.name for adapted_module in adapted_modules if adapted_module.parameters
+        ]
     registration = block.registration
     if registration is not None:
-        registration = tuple(part for name in registration for part in expanded.get(name, [name]))
+        registration = tuple(
+            adapted_module for name in registration for adapted_module in expanded.get(name, [name])
+        )
     return Block(block.kind, tuple(modules), registration)
 
 
 def _keeps_plain_input(adapters: Adapters) -> bool:
     """Whether an adapter's first product keeps the very tensor that the adapted product reads."""
-    return not (adapters.dropout or adapters.computed or adapters.recasts)
+    return not (adapters.dropout or adapters.compute_dtype or adapters.recasts)
 
 
-def _adapted(module: Module, name: str, adapters: Adapters, *, holds_input: bool = False) -> list[Module]:
-    work = module.work
-    assert isinstance(work, Linear | Router)
-    rank, inputs = adapters.rank_of(name), work.in_features
-    outputs = work.num_experts if isinstance(work, Router) else work.out_features
+def _adapter_modules(
+    module: Module, name: str, adapters: Adapters, *, holds_input: bool = False
+) -> list[Module]:
+    op_spec = module.op_spec
+    assert isinstance(op_spec, Linear | Router)
+    rank, inputs = adapters.rank_of(name), op_spec.in_features
+    outputs = op_spec.num_experts if isinstance(op_spec, Router) else op_spec.out_features
     if rank > min(inputs, outputs):
         raise InputError(
             f"training.lora.rank: found {rank:,}, but '{name}' is a product of {inputs:,} x {outputs:,}; "
@@ -206,23 +223,29 @@ def _adapted(module: Module, name: str, adapters: Adapters, *, holds_input: bool
     base = replace(
         module,
         name=f"{module.name}.base_layer",
-        parameters=tuple(replace(one, trainable=False) for one in module.parameters),
+        parameters=tuple(replace(parameter, trainable=False) for parameter in module.parameters),
     )
-    own, parts = adapters.stored, list[Module]()
+    stored_dtype, adapter_modules = adapters.stored_dtype, list[Module]()
     if not _keeps_plain_input(adapters):
-        given = AdapterInput(inputs, adapters.dropout, adapters.computed, adapters.recasts)
-        parts.append(Module(f"{module.name}.lora_dropout.default", given))
-    down = Linear(inputs, rank, dtype=adapters.computed, is_adapter=True)
-    up = Linear(rank, outputs, dtype=adapters.computed)
-    first = Parameter("weight", (rank, inputs), stored=own)
-    second = Parameter("weight", (outputs, rank), stored=own)
-    parts += [
+        adapter_input = AdapterInput(inputs, adapters.dropout, adapters.compute_dtype, adapters.recasts)
+        adapter_modules.append(Module(f"{module.name}.lora_dropout.default", adapter_input))
+    down = Linear(inputs, rank, dtype=adapters.compute_dtype, is_adapter=True)
+    up = Linear(rank, outputs, dtype=adapters.compute_dtype)
+    first = Parameter("weight", (rank, inputs), stored_dtype=stored_dtype)
+    second = Parameter("weight", (outputs, rank), stored_dtype=stored_dtype)
+    adapter_modules += [
         Module(f"{module.name}.lora_A.default", down, (first,), holds_input),
         Module(f"{module.name}.lora_B.default", up, (second,)),
-        Module(module.name, AdapterSum(outputs, adapters.computed)),
+        Module(module.name, AdapterSum(outputs, adapters.compute_dtype)),
     ]
     shards, rows = module.token_shards, module.rows_per_token
-    return [base, *(replace(one, token_shards=shards, rows_per_token=rows) for one in parts)]
+    return [
+        base,
+        *(
+            replace(adapter_module, token_shards=shards, rows_per_token=rows)
+            for adapter_module in adapter_modules
+        ),
+    ]
 
 
 def is_frozen(name: str, patterns: Sequence[str]) -> bool:
@@ -238,4 +261,4 @@ def is_frozen(name: str, patterns: Sequence[str]) -> bool:
 
 def is_adapter_part(module: Module) -> bool:
     """Whether a module is a part of an adapter."""
-    return isinstance(module.work, AdapterInput | AdapterSum) or ".lora_" in module.name
+    return isinstance(module.op_spec, AdapterInput | AdapterSum) or ".lora_" in module.name

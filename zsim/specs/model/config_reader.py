@@ -30,7 +30,7 @@ class ConfigReader:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The other spellings of a key."""
 
-    def with_defaults(self, **defaults: Any) -> ConfigReader:
+    def add_defaults(self, **defaults: Any) -> ConfigReader:
         """The same file where absent keys have the family's defaults. It still reads `values` itself, which
         may record what is read."""
         layers = cast(MutableMapping[str, Any], self.values), defaults
@@ -41,18 +41,18 @@ class ConfigReader:
 
         Raises InputError where two spellings of one key disagree.
         """
-        found: list[tuple[str, Any]] = []
+        matches: list[tuple[str, Any]] = []
         for spelling in (key, *self.aliases.get(key, ())):
             value = self.values.get(spelling)
             if value is not None:
-                found.append((spelling, value))
-        if not found:
+                matches.append((spelling, value))
+        if not matches:
             return key, _MISSING
-        first = found[0]
-        for other in found[1:]:
-            if other[1] != first[1]:
+        first = matches[0]
+        for match in matches[1:]:
+            if match[1] != first[1]:
                 raise self.error(
-                    f"'{first[0]}' is {first[1]!r} and '{other[0]}' is {other[1]!r}, "
+                    f"'{first[0]}' is {first[1]!r} and '{match[0]}' is {match[1]!r}, "
                     "but both name the same number; give one of them"
                 )
         return first
@@ -73,10 +73,10 @@ class ConfigReader:
 
         Raises InputError above the maximum, before a list of blocks would fill the memory.
         """
-        found = self.integer(key)
-        if found > MAX_BLOCKS:
-            raise self.error(f"'{self.find(key)[0]}' is {found:,}; expected at most {MAX_BLOCKS:,} layers")
-        return found
+        count = self.integer(key)
+        if count > MAX_BLOCKS:
+            raise self.error(f"'{self.find(key)[0]}' is {count:,}; expected at most {MAX_BLOCKS:,} layers")
+        return count
 
     def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
         """A whole number, or None when absent or null."""

@@ -43,7 +43,7 @@ _LIKE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
+class ExpertTarget:
     """One product of a layer's experts that gets an adapter."""
 
     name: str
@@ -52,12 +52,12 @@ class Adapted:
     """Whether it is the first of an expert's products."""
 
 
-def old_names(family: str) -> tuple[str, ...]:
+def transformers_4_names(family: str) -> tuple[str, ...]:
     """Names that products of experts, and the router, had in transformers 4. Empty for other families."""
     return tuple(name for names in _NAMES.get(_LIKE.get(family, ""), {}).values() for name in names)
 
 
-def as_parameters(family: str, targets: Sequence[str]) -> tuple[list[str], dict[str, int]]:
+def split_stacked_targets(family: str, targets: Sequence[str]) -> tuple[list[str], dict[str, int]]:
     """The targets that are no names of transformers 4, and the stacked parameters for those that are.
 
     Each stacked parameter comes with the number of products that it has of the targets, by which PEFT
@@ -66,54 +66,60 @@ def as_parameters(family: str, targets: Sequence[str]) -> tuple[list[str], dict[
     Raises InputError for a part of a stacked parameter.
     """
     parameters: dict[str, int] = {}
-    left = list(targets)
-    for parameter, parts in _NAMES.get(_LIKE.get(family, ""), {}).items():
-        asked = [one for one in left if one.rpartition(".")[2] in parts]
-        present = {one.rpartition(".")[2] for one in asked}
+    remaining = list(targets)
+    for parameter, product_names in _NAMES.get(_LIKE.get(family, ""), {}).items():
+        matches = [target for target in remaining if target.rpartition(".")[2] in product_names]
+        present = {target.rpartition(".")[2] for target in matches}
         if not present:
             continue
-        if lacking := [part for part in parts if part not in present]:
+        if lacking := [part for part in product_names if part not in present]:
             raise InputError(
                 f"training.lora.targets: found {', '.join(sorted(present))} without {', '.join(lacking)}, "
                 f"which transformers 5 keeps in one weight, {parameter}, with it; expected both or neither"
             )
-        left = [one for one in left if one not in asked]
-        parameters[parameter] = len(parts)
-    return left, parameters
+        remaining = [target for target in remaining if target not in matches]
+        parameters[parameter] = len(product_names)
+    return remaining, parameters
 
 
-def with_router_adapter(module: Module, rank: int, stored: str, *, casts: bool) -> list[Module]:
+def add_router_adapter(module: Module, rank: int, stored: str, *, casts: bool) -> list[Module]:
     """The module that merges an adapter into a router's weight, and then the router."""
-    work = module.work
-    assert isinstance(work, Router)
-    shapes = (("A", (rank, work.in_features)), ("B", (work.num_experts, rank)))
-    owned = tuple(
-        Parameter(f"lora_{letter}.default.weight", shape, stored=stored) for letter, shape in shapes
+    op_spec = module.op_spec
+    assert isinstance(op_spec, Router)
+    shapes = (("A", (rank, op_spec.in_features)), ("B", (op_spec.num_experts, rank)))
+    adapter_parameters = tuple(
+        Parameter(f"lora_{letter}.default.weight", shape, stored_dtype=stored) for letter, shape in shapes
     )
-    sums = MergedWeights(1, work.in_features, work.num_experts, rank, casts)
+    sums = MergedWeights(1, op_spec.in_features, op_spec.num_experts, rank, casts)
     merge = Module(
-        f"{module.name}.lora_sum", sums, owned, token_shards=module.token_shards, owner=module.name
+        f"{module.name}.lora_sum",
+        sums,
+        adapter_parameters,
+        token_shards=module.token_shards,
+        parameter_owner=module.name,
     )
-    return [merge, replace(module, work=replace(work, is_merged=True))]
+    return [merge, replace(module, op_spec=replace(op_spec, is_merged=True))]
 
 
-def products_of(module: Module, name: str, kind: ExpertAdapterKind) -> tuple[Adapted, ...]:
+def adaptable_products(module: Module, name: str, kind: ExpertAdapterKind) -> tuple[ExpertTarget, ...]:
     """The products of a layer's experts, of full name `name`, that adapters of this kind can be on.
 
     These are stacked weights, or Megatron's two products.
     """
     if kind != "merged":
-        return Adapted(f"{name}.{FIRST}", is_first=True), Adapted(f"{name}.{SECOND}", is_first=False)
+        return ExpertTarget(f"{name}.{FIRST}", is_first=True), ExpertTarget(
+            f"{name}.{SECOND}", is_first=False
+        )
     return tuple(
-        Adapted(f"{name}.{one.name}", is_first="down" not in one.name)
-        for one in module.parameters
-        if len(one.shape) == 3
+        ExpertTarget(f"{name}.{parameter.name}", is_first="down" not in parameter.name)
+        for parameter in module.parameters
+        if len(parameter.shape) == 3
     )
 
 
-def with_expert_adapters(
+def add_expert_adapters(
     module: Module,
-    adapted: Sequence[tuple[Adapted, int]],
+    adapted: Sequence[tuple[ExpertTarget, int]],
     kind: ExpertAdapterKind,
     stored: str,
     *,
@@ -123,28 +129,33 @@ def with_expert_adapters(
 
     Raises InputError for a rank beyond a product's width.
     """
-    work = module.work
-    assert isinstance(work, Experts)
-    found, ranks = list(module.parameters), {True: 0, False: 0}
-    for number, (one, rank) in enumerate(adapted):
-        wide = work.expert_features * (2 if work.is_gated else 1)
-        given, made = (work.in_features, wide) if one.is_first else (work.expert_features, work.in_features)
-        if rank > min(given, made):
+    op_spec = module.op_spec
+    assert isinstance(op_spec, Experts)
+    parameters, ranks = list(module.parameters), {True: 0, False: 0}
+    for number, (product, rank) in enumerate(adapted):
+        first_product_features = op_spec.expert_features * (2 if op_spec.is_gated else 1)
+        in_features, out_features = (
+            (op_spec.in_features, first_product_features)
+            if product.is_first
+            else (op_spec.expert_features, op_spec.in_features)
+        )
+        if rank > min(in_features, out_features):
             raise InputError(
-                f"training.lora.rank: found {rank:,}, but '{one.name}' is a product of {given:,} x {made:,}; "
-                f"expected at most {min(given, made):,}"
+                f"training.lora.rank: found {rank:,}, but '{product.name}' is a product of {in_features:,} "
+                f"x {out_features:,}; "
+                f"expected at most {min(in_features, out_features):,}"
             )
-        ranks[one.is_first] = rank
-        around = "base_layer." * (len(adapted) - 1 - number)
-        prefix = around if kind == "merged" else f"{one.name.rpartition('.')[2]}."
-        shapes: tuple[tuple[int, ...], ...] = (rank, given), (made, rank)
+        ranks[product.is_first] = rank
+        wrappers = "base_layer." * (len(adapted) - 1 - number)
+        prefix = wrappers if kind == "merged" else f"{product.name.rpartition('.')[2]}."
+        shapes: tuple[tuple[int, ...], ...] = (rank, in_features), (out_features, rank)
         if kind == "merged":
-            shapes = (work.num_experts * rank, given), (made, work.num_experts * rank)
+            shapes = (op_spec.num_experts * rank, in_features), (out_features, op_spec.num_experts * rank)
         elif kind == "each":
-            shapes = tuple((work.num_experts, *shape) for shape in shapes)
-        found += [
-            Parameter(f"{prefix}lora_{letter}.default.weight", shape, stored=stored)
+            shapes = tuple((op_spec.num_experts, *shape) for shape in shapes)
+        parameters += [
+            Parameter(f"{prefix}lora_{letter}.default.weight", shape, stored_dtype=stored)
             for letter, shape in zip("AB", shapes, strict=True)
         ]
-    own = ExpertAdapters(kind, ranks[True], ranks[False], casts=casts)
-    return replace(module, work=replace(work, adapters=own), parameters=tuple(found))
+    adapters = ExpertAdapters(kind, ranks[True], ranks[False], casts=casts)
+    return replace(module, op_spec=replace(op_spec, adapters=adapters), parameters=tuple(parameters))

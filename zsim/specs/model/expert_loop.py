@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.specs.model.expert_run import (
-    expert_run,
-    experts_of,
+    expert_module_range,
     has_experts,
-    keeping_input_once,
+    share_layer_input,
     shared_output,
+    stacked_experts,
 )
 from zsim.specs.model.experts import Experts, ExpertsLibrary, MoveKind, Rearrange, SharedOutput
 from zsim.specs.model.spec import Activation, Block, Linear, ModelSpec, Module, Parameter
@@ -51,7 +51,7 @@ def has_linear_experts(model: ModelSpec) -> bool:
 
     False where they are stacked, or where it has none.
     """
-    return has_experts(model) and experts_of(model) is None
+    return has_experts(model) and stacked_experts(model) is None
 
 
 def has_linear_routers(model: ModelSpec) -> bool:
@@ -59,43 +59,47 @@ def has_linear_routers(model: ModelSpec) -> bool:
     return has_linear_experts(model) and model.family in _LINEAR_ROUTERS
 
 
-def with_experts_one_by_one(model: ModelSpec) -> ModelSpec:
+def unstack_experts(model: ModelSpec) -> ModelSpec:
     """The model with the experts of transformers 4. See [Note: experts one by one].
 
     It is the model itself where it has no experts or they were stacked then too.
     """
     if not has_looped_form(model.family):
         return model
-    return model.with_each_block(lambda block: _looped(block, model.family))
+    return model.map_blocks(lambda block: _unstack_block(block, model.family))
 
 
-def _looped(block: Block, family: str) -> Block:
-    run = expert_run(block)
+def _unstack_block(block: Block, family: str) -> Block:
+    run = expert_module_range(block)
     if not run:
         return block
-    before, inside, behind = (
+    before, expert_layer, after = (
         block.modules[: run.start], block.modules[run.start : run.stop], block.modules[run.stop :],
     )  # fmt: skip
-    stacked = next(one for one in inside if isinstance(one.work, Experts))
+    stacked = next(module for module in expert_layer if isinstance(module.op_spec, Experts))
     layer = stacked.name.rpartition(".")[0]
-    made: list[Module] = []
-    for one in inside:
-        made += _expert_modules(one, family) if isinstance(one.work, Experts) else [one]
-    shared = shared_output(inside)
+    unstacked: list[Module] = []
+    for module in expert_layer:
+        unstacked += _expert_modules(module, family) if isinstance(module.op_spec, Experts) else [module]
+    shared = shared_output(expert_layer)
     if shared != "none":
-        made.append(_move(stacked, "add", 0.0, shared=shared))
-    made = keeping_input_once(made, f"{stacked.name}.")
+        unstacked.append(_rearrange(stacked, "add", 0.0, shared=shared))
+    unstacked = share_layer_input(unstacked, f"{stacked.name}.")
     registration = block.registration
     if registration is not None:
-        experts = _registered(stacked, family)
+        experts = _registration_names(stacked, family)
         registration = tuple(
-            one for name in registration for one in (experts if name == stacked.name else (name,))
+            registered_name
+            for name in registration
+            for registered_name in (experts if name == stacked.name else (name,))
         )
-    names = {one.name: _old_name(one.name, layer, family) for one in made}
+    names = {module.name: _old_name(module.name, layer, family) for module in unstacked}
     return replace(
         block,
-        modules=(*before, *(replace(one, name=names[one.name]) for one in made), *behind),
-        registration=None if registration is None else tuple(names.get(one, one) for one in registration),
+        modules=(*before, *(replace(module, name=names[module.name]) for module in unstacked), *after),
+        registration=None
+        if registration is None
+        else tuple(names.get(registered_name, registered_name) for registered_name in registration),
     )
 
 
@@ -110,50 +114,62 @@ def _expert_modules(stacked: Module, family: str) -> list[Module]:
     """The modules in place of stacked experts: the mask, and for each expert its rows, its products,
     its sum.
     """
-    work = stacked.work
-    assert isinstance(work, Experts)
-    rows = work.top_k / work.num_experts
-    found = [_move(stacked, "loop", 0.0)]
-    for number in range(work.num_experts):
+    op_spec = stacked.op_spec
+    assert isinstance(op_spec, Experts)
+    rows = op_spec.top_k / op_spec.num_experts
+    modules = [_rearrange(stacked, "loop", 0.0)]
+    for number in range(op_spec.num_experts):
         name = f"{stacked.name}.{number}"
         products = _products(stacked, name, family)
-        seen = [replace(one, token_shards=stacked.token_shards, rows_per_token=rows) for one in products]
-        found += [_move(stacked, "select", rows, number), *seen, _move(stacked, "put", rows, number)]
-    return found
+        scaled_products = [
+            replace(product, token_shards=stacked.token_shards, rows_per_token=rows) for product in products
+        ]
+        modules += [
+            _rearrange(stacked, "select", rows, number),
+            *scaled_products,
+            _rearrange(stacked, "put", rows, number),
+        ]
+    return modules
 
 
 def _products(stacked: Module, name: str, family: str) -> list[Module]:
-    work = stacked.work
-    assert isinstance(work, Experts)
-    hidden, features = work.in_features, work.expert_features
+    op_spec = stacked.op_spec
+    assert isinstance(op_spec, Experts)
+    hidden, features = op_spec.in_features, op_spec.expert_features
     gate, up, down = _NAMES[family]
-    trainable = all(one.trainable for one in stacked.parameters)
+    trainable = all(parameter.trainable for parameter in stacked.parameters)
 
-    def product(part: str, given: int, made: int, *, shares_input: bool = False) -> Module:
-        weight = Parameter("weight", (made, given), trainable=trainable)
-        return Module(f"{name}.{part}", Linear(given, made), (weight,), shares_input=shares_input)
+    def product(suffix: str, in_features: int, out_features: int, *, shares_input: bool = False) -> Module:
+        weight = Parameter("weight", (out_features, in_features), trainable=trainable)
+        return Module(
+            f"{name}.{suffix}", Linear(in_features, out_features), (weight,), shares_input=shares_input
+        )
 
     return [
         product(gate, hidden, features),
         product(up, hidden, features, shares_input=True),
-        Module(f"{name}.act_fn", Activation(features, work.is_gated, work.act)),
+        Module(f"{name}.act_fn", Activation(features, op_spec.is_gated, op_spec.act)),
         product(down, features, hidden),
     ]
 
 
-def _registered(stacked: Module, family: str) -> tuple[str, ...]:
+def _registration_names(stacked: Module, family: str) -> tuple[str, ...]:
     """Names of the products in the order of `named_parameters()`: w1, w2, w3, and gate, up, down."""
-    work = stacked.work
-    assert isinstance(work, Experts)
-    parts = sorted(_NAMES[family]) if family in _LAYERS else _NAMES[family]
-    return tuple(f"{stacked.name}.{number}.{part}" for number in range(work.num_experts) for part in parts)
+    op_spec = stacked.op_spec
+    assert isinstance(op_spec, Experts)
+    suffixes = sorted(_NAMES[family]) if family in _LAYERS else _NAMES[family]
+    return tuple(
+        f"{stacked.name}.{number}.{suffix}" for number in range(op_spec.num_experts) for suffix in suffixes
+    )
 
 
-def _move(
+def _rearrange(
     stacked: Module, kind: MoveKind, rows: float, number: int | None = None, *, shared: SharedOutput = "none"
 ) -> Module:
-    work = stacked.work
-    assert isinstance(work, Experts)
+    op_spec = stacked.op_spec
+    assert isinstance(op_spec, Experts)
     name = stacked.name if number is None else f"{stacked.name}.{number}"
-    moved = Rearrange(kind, work.in_features, rows, LOOPED_LIBRARY, shared, work.num_experts)
-    return Module(f"{name}.{kind}", moved, token_shards=stacked.token_shards, host_waits=kind == "select")
+    rearrangement = Rearrange(kind, op_spec.in_features, rows, LOOPED_LIBRARY, shared, op_spec.num_experts)
+    return Module(
+        f"{name}.{kind}", rearrangement, token_shards=stacked.token_shards, host_waits=kind == "select"
+    )

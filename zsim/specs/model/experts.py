@@ -110,7 +110,7 @@ class GroupedLinear:
     """The product reads the rows that the adapted product reads."""
     pads: Literal["", "map", "copies"] = ""
     """In fp8 every expert has rows up to a multiple: in the routing map, or by copies."""
-    place: Literal["", "first", "last"] = ""
+    position: Literal["", "first", "last"] = ""
     """Under Megatron, whether it is the first of an expert's products, which reads the layer's rows, or the
     last, which makes them.
     """

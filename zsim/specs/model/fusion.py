@@ -21,7 +21,7 @@ from zsim.specs.model.spec import (
     Module,
     Parameter,
     Residual,
-    joined,
+    join_names,
 )
 
 QKV, FC1 = "linear_qkv", "linear_fc1"
@@ -29,64 +29,64 @@ PROJ, FC2 = "linear_proj", "linear_fc2"
 MEGATRON_PRODUCTS = (QKV, PROJ, FC1, FC2)
 
 
-def with_fused_projections(model: ModelSpec) -> ModelSpec:
+def fuse_projections(model: ModelSpec) -> ModelSpec:
     """The model with the products of a block that read one input fused, before attention and before a gated
     activation."""
-    return model.with_each_block(_fused)
+    return model.map_blocks(_fuse_block)
 
 
-def with_megatron_products(model: ModelSpec) -> ModelSpec:
+def fuse_megatron_products(model: ModelSpec) -> ModelSpec:
     """The model with fused projections, and Megatron's names of the products around attention and around an
     activation.
 
     These are linear_qkv and linear_proj, linear_fc1 and linear_fc2. Several products before attention
     (multi-head latent attention) keep their own names.
     """
-    return model.with_each_block(lambda block: _named(_fused(block)))
+    return model.map_blocks(lambda block: _rename_products(_fuse_block(block)))
 
 
-def _named(block: Block) -> Block:
+def _rename_products(block: Block) -> Block:
     names: dict[str, str] = {}
     for number, module in enumerate(block.modules):
-        if not isinstance(module.work, Attention | Activation):
+        if not isinstance(module.op_spec, Attention | Activation):
             continue
-        before, after = (QKV, PROJ) if isinstance(module.work, Attention) else (FC1, FC2)
-        inner = _products(reversed(block.modules[:number]))
-        outer = _products(block.modules[number + 1 :])
+        before, after = (QKV, PROJ) if isinstance(module.op_spec, Attention) else (FC1, FC2)
+        inner = _product_names(reversed(block.modules[:number]))
+        outer = _product_names(block.modules[number + 1 :])
         if len(inner) == 1 and outer:
             names |= {inner[0]: before, outer[0]: after}
-    full = {old: joined(old.rpartition(".")[0], new) for old, new in names.items()}
-    modules = tuple(replace(one, name=full.get(one.name, one.name)) for one in block.modules)
+    full = {old: join_names(old.rpartition(".")[0], new) for old, new in names.items()}
+    modules = tuple(replace(leaf, name=full.get(leaf.name, leaf.name)) for leaf in block.modules)
     registration = block.registration
     if registration is not None:
         registration = tuple(full.get(name, name) for name in registration)
     return replace(block, modules=modules, registration=registration)
 
 
-def _products(modules: Iterable[Module]) -> list[str]:
+def _product_names(modules: Iterable[Module]) -> list[str]:
     """The products of a run of modules, up to one that ends a pair of products."""
-    found: list[str] = []
+    names: list[str] = []
     for module in modules:
-        if isinstance(module.work, Attention | Activation | Residual | Router | Experts):
+        if isinstance(module.op_spec, Attention | Activation | Residual | Router | Experts):
             break
-        if isinstance(module.work, Linear):
-            found.append(module.name)
-    return found
+        if isinstance(module.op_spec, Linear):
+            names.append(module.name)
+    return names
 
 
-def _fused(block: Block) -> Block:
+def _fuse_block(block: Block) -> Block:
     modules, names = list(block.modules), {module.name: module.name for module in block.modules}
-    place = 0
-    while place < len(modules):
-        run = _run(modules, place)
+    index = 0
+    while index < len(modules):
+        run = _shared_input_products(modules, index)
         if len(run) > 1:
-            one = _together(run, _reads(modules, modules.index(run[-1])))
-            names |= {module.name: one.name for module in run}
-            modules = [one if module is run[0] else module for module in modules if module not in run[1:]]
-        place += 1
+            fused = _fuse_products(run, _reader_after(modules, modules.index(run[-1])))
+            names |= {module.name: fused.name for module in run}
+            modules = [fused if module is run[0] else module for module in modules if module not in run[1:]]
+        index += 1
     modules = [
-        replace(module, work=replace(module.work, splits_fused_qkv=True))
-        if isinstance(module.work, Attention)
+        replace(module, op_spec=replace(module.op_spec, splits_fused_qkv=True))
+        if isinstance(module.op_spec, Attention)
         else module
         for module in modules
     ]
@@ -96,22 +96,22 @@ def _fused(block: Block) -> Block:
     return Block(block.kind, tuple(modules), registration)
 
 
-def _run(modules: Sequence[Module], place: int) -> list[Module]:
+def _shared_input_products(modules: Sequence[Module], index: int) -> list[Module]:
     """The product at `index` and those after it, up to attention or an activation, that share its input.
 
     Those of latent attention stay separate, as in Megatron (core/transformer/multi_latent_attention.py).
     """
-    first = modules[place]
-    if not isinstance(first.work, Linear):
+    first = modules[index]
+    if not isinstance(first.op_spec, Linear):
         return []
-    reader = _reads(modules, place)
-    if reader is not None and isinstance(reader.work, Attention) and reader.work.is_latent:
+    reader = _reader_after(modules, index)
+    if reader is not None and isinstance(reader.op_spec, Attention) and reader.op_spec.is_latent:
         return [first]
     run = [first]
-    for module in modules[place + 1 :]:
-        if isinstance(module.work, Linear) and module.shares_input:
+    for module in modules[index + 1 :]:
+        if isinstance(module.op_spec, Linear) and module.shares_input:
             run.append(module)
-        elif isinstance(module.work, Linear | Router | Experts) or _is_core(module):
+        elif isinstance(module.op_spec, Linear | Router | Experts) or _is_core(module):
             break
     return run
 
@@ -120,23 +120,23 @@ def _is_core(module: Module) -> bool:
     return not module.parameters
 
 
-def _reads(modules: Sequence[Module], place: int) -> Module | None:
+def _reader_after(modules: Sequence[Module], index: int) -> Module | None:
     """The module without parameters that follows the product at `index`: attention or an activation."""
-    return next((module for module in modules[place + 1 :] if _is_core(module)), None)
+    return next((module for module in modules[index + 1 :] if _is_core(module)), None)
 
 
-def _together(run: Sequence[Module], reader: Module | None) -> Module:
+def _fuse_products(run: Sequence[Module], reader: Module | None) -> Module:
     """One product for several that share an input."""
-    works = [module.work for module in run if isinstance(module.work, Linear)]
-    total = sum(work.out_features for work in works)
+    products = [module.op_spec for module in run if isinstance(module.op_spec, Linear)]
+    total = sum(op_spec.out_features for op_spec in products)
     prefix = run[0].name.rpartition(".")[0]
-    own = QKV if reader is not None and isinstance(reader.work, Attention) else FC1
+    product_name = QKV if reader is not None and isinstance(reader.op_spec, Attention) else FC1
     in_fp8 = any(parameter.in_fp8 for parameter in run[0].parameters)
     trains = any(module.trainable_numel for module in run)
-    parameters = [Parameter("weight", (total, works[0].in_features), trainable=trains, in_fp8=in_fp8)]
+    parameters = [Parameter("weight", (total, products[0].in_features), trainable=trains, in_fp8=in_fp8)]
     if any(parameter.name == "bias" for parameter in run[0].parameters):
         parameters.append(Parameter("bias", (total,), trainable=trains))
-    name = f"{prefix}.{own}" if prefix else own
-    product = replace(works[0], out_features=total)
-    made = Module(name, product, tuple(parameters), run[0].shares_input)
-    return replace(made, input_gradient=run[0].input_gradient)
+    name = f"{prefix}.{product_name}" if prefix else product_name
+    product = replace(products[0], out_features=total)
+    fused = Module(name, product, tuple(parameters), run[0].shares_input)
+    return replace(fused, input_gradient=run[0].input_gradient)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.model.config_reader import ConfigReader
@@ -33,7 +33,7 @@ from zsim.specs.model.families import (
     post_norm,
     t5,
 )
-from zsim.specs.model.families import llama_variants as kin
+from zsim.specs.model.families import llama_variants as variants
 from zsim.specs.model.spec import ModelSpec
 
 
@@ -63,9 +63,9 @@ FAMILIES: dict[str, ModelFamily] = {
     "llama": ModelFamily(llama.llama),
     "mistral": ModelFamily(llama.mistral),
     "mixtral": ModelFamily(moe.mixtral, _MOE_NAMES),
-    "qwen": ModelFamily(kin.qwen),
-    "qwen2": ModelFamily(kin.qwen2),
-    "qwen3": ModelFamily(kin.qwen3),
+    "qwen": ModelFamily(variants.qwen),
+    "qwen2": ModelFamily(variants.qwen2),
+    "qwen3": ModelFamily(variants.qwen3),
     "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
     "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
     "deepseek_v2": ModelFamily(latent.deepseek_v2),
@@ -79,7 +79,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
     "gemma2": ModelFamily(gemma.gemma2),
     "gemma3_text": ModelFamily(gemma.gemma3),
-    "phi3": ModelFamily(kin.phi3),
+    "phi3": ModelFamily(variants.phi3),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
     "gptj": ModelFamily(gpt.gptj, _N_NAMES),
@@ -115,8 +115,8 @@ FAMILIES: dict[str, ModelFamily] = {
     "megatron": ModelFamily(megatron.megatron),
     "nemotron": ModelFamily(grouped_query.nemotron),
     "starcoder2": ModelFamily(grouped_query.starcoder2),
-    "granite": ModelFamily(kin.granite),
-    "internlm3": ModelFamily(kin.internlm3, {"attention_bias": ("qkv_bias",), "mlp_bias": ("bias",)}),
+    "granite": ModelFamily(variants.granite),
+    "internlm3": ModelFamily(variants.internlm3, {"attention_bias": ("qkv_bias",), "mlp_bias": ("bias",)}),
     "olmo2": ModelFamily(post_norm.olmo2),
     "olmo3": ModelFamily(post_norm.olmo3),
     "exaone4": ModelFamily(post_norm.exaone4),
@@ -173,11 +173,11 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """The model of a parsed `config.json`. `source` is named in errors."""
-    values, where = _text_part(config, source)
+    values, where = _language_model_config(config, source)
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise InputError(
-            f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_known()}"
+            f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_family_names()}"
         )
     family = FAMILIES.get(model_type)
     if model_type in _REFUSED:
@@ -185,12 +185,12 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     if family is None:
         raise InputError(
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"
-            f"{did_you_mean(model_type, FAMILIES)}; known are {_known()}"
+            f"{did_you_mean(model_type, FAMILIES)}; known are {_family_names()}"
         )
     return family.build(ConfigReader(values, name, where, model_type, family.aliases))
 
 
-def _text_part(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str]:
+def _language_model_config(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str]:
     """The language model's part of a multimodal file, under `text_config`. Its other towers are not
     counted.
     """
@@ -200,7 +200,7 @@ def _text_part(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any
     return config, source
 
 
-def _known() -> str:
+def _family_names() -> str:
     return ", ".join(FAMILIES)
 
 
@@ -210,7 +210,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a Hugging Face config.json") from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"{path}: {why_unreadable(problem)}; expected a config.json") from None
+        raise InputError(f"{path}: {unreadable_reason(problem)}; expected a config.json") from None
     try:
         config = parse_json(text, path)
     except json.JSONDecodeError as problem:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.specs.model.families.parts import linear, rms_norm
-from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, joined
+from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, join_names
 
 PREDICTION_ENTRY = "eh_proj"
 """The product that brings a token's embedding and its hidden state together."""
@@ -21,20 +21,20 @@ _ROOT = "mtp.layers"
 _ENDS = 4  # modules behind a layer: embedding, norm, head, loss
 
 
-def with_prediction(model: ModelSpec, count: int) -> ModelSpec:
+def add_prediction_layers(model: ModelSpec, count: int) -> ModelSpec:
     """The model with `count` layers of multi-token prediction after its blocks, which share its embedding and
     head.
     """
     last, hidden = model.blocks[-1], model.hidden_size
-    table = next(one.work for one in model.before if isinstance(one.work, Embedding))
-    head = next(one for one in model.after if isinstance(one.work, Linear))
-    loss = next(one for one in model.after if isinstance(one.work, Loss))
+    table = next(module.op_spec for module in model.before if isinstance(module.op_spec, Embedding))
+    head = next(module for module in model.after if isinstance(module.op_spec, Linear))
+    loss = next(module for module in model.after if isinstance(module.op_spec, Loss))
     entry = (
         rms_norm("enorm", hidden),
         rms_norm("hnorm", hidden),
         linear(PREDICTION_ENTRY, 2 * hidden, hidden),
     )
-    names = [one.name for one in entry]
+    names = [module.name for module in entry]
     block = Block(
         f"MultiTokenPrediction{last.kind}",
         (*entry, *last.modules),
@@ -44,10 +44,10 @@ def with_prediction(model: ModelSpec, count: int) -> ModelSpec:
     for number in range(count):
         name = f"{_ROOT}.{number}"
         ends += [
-            Module(joined(name, "embedding"), table),
-            rms_norm(joined(name, "final_layernorm"), hidden),
-            Module(joined(name, head.name), head.work),
-            replace(loss, name=joined(name, loss.name)),
+            Module(join_names(name, "embedding"), table),
+            rms_norm(join_names(name, "final_layernorm"), hidden),
+            Module(join_names(name, head.name), head.op_spec),
+            replace(loss, name=join_names(name, loss.name)),
         ]
     return replace(
         model,
@@ -58,15 +58,19 @@ def with_prediction(model: ModelSpec, count: int) -> ModelSpec:
             *(f"{_ROOT}.{number}" for number in range(count)),
         ),
         mtp_parameters=count * (block.numel + hidden),
-        predicts=count,
+        num_prediction_layers=count,
     )
 
 
-def without_prediction(model: ModelSpec) -> ModelSpec:
+def remove_prediction_layers(model: ModelSpec) -> ModelSpec:
     """The model without its layers of multi-token prediction."""
-    count = model.predicts
+    count = model.num_prediction_layers
     if not count:
         return model
     return replace(
-        model, blocks=model.blocks[:-count], after=model.after[_ENDS * count :], block_names=(), predicts=0
+        model,
+        blocks=model.blocks[:-count],
+        after=model.after[_ENDS * count :],
+        block_names=(),
+        num_prediction_layers=0,
     )

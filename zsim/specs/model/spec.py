@@ -15,25 +15,25 @@ from typing import Literal
 
 from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.traced import Captured, Extent
+from zsim.specs.model.traced import CaptureInfo, Extent
 from zsim.specs.model.works import (
     Activation,
     AdapterInput,
     AdapterSum,
     Attention,
-    Beneath,
+    ChunkedOverlap,
     ContextMethod,
-    ContextShare,
+    ContextSharding,
     Embedding,
     Exchange,
     ExchangeKind,
-    InPieces,
     Linear,
     Loss,
     Norm,
+    OpSpec,
+    OverlappedCollectives,
     Residual,
     ScoreBias,
-    Work,
 )
 
 __all__ = [
@@ -41,24 +41,24 @@ __all__ = [
     "AdapterInput",
     "AdapterSum",
     "Attention",
-    "Beneath",
     "Block",
+    "ChunkedOverlap",
     "ContextMethod",
-    "ContextShare",
+    "ContextSharding",
     "Embedding",
     "Exchange",
     "ExchangeKind",
-    "InPieces",
     "Linear",
     "Loss",
     "ModelSpec",
     "Module",
     "Norm",
+    "OpSpec",
+    "OverlappedCollectives",
     "Parameter",
     "Residual",
     "ScoreBias",
-    "Work",
-    "joined",
+    "join_names",
 ]
 
 
@@ -74,17 +74,17 @@ class Parameter:
     """
     trainable: bool = True
     """`requires_grad`. A frozen parameter has no gradient and no optimizer states."""
-    belongs_to: str = ""
+    rank_kind: str = ""
     """The kind of ranks that have it, where they are others than those of data parallelism ("expert_data").
     Its gradient is reduced over them.
     """
-    stored: str = ""
+    stored_dtype: str = ""
     """The type it is kept in, if that is not the framework's: "fp32", "bf16", "nf4" or "nf4-single" (4 bits,
     with scales that are quantised again or not).
     """
     in_fp8: bool = False
     """A product reads it quantised."""
-    original: str = ""
+    original_dtype: str = ""
     """The type of a frozen original that PEFT keeps in addition and nothing reads, "as stored" for the
     parameter's own. Empty if there is none.
     """
@@ -102,7 +102,7 @@ class Module:
     """The name relative to the block (`self_attn.q_proj`), or the full name outside the blocks
     (`model.norm`).
     """
-    work: Work
+    op_spec: OpSpec
     parameters: tuple[Parameter, ...] = ()
     shares_input: bool = False
     """The input is a tensor that an earlier module of the block already keeps for backward (k_proj and v_proj
@@ -122,15 +122,15 @@ class Module:
     """The input needs a gradient, because something before it is trained."""
     borrows_frozen: bool = False
     """The module multiplies by another module's weight (a tied head), which is frozen."""
-    owner: str | None = None
+    parameter_owner: str | None = None
     """The module that the parameters belong to, where that is not `name`: the module is a function in a
     container, between its children (empty: in the block, or the model).
     """
-    side: Literal["", "forks", "begins", "continues", "ends", "joins"] = ""
+    side_stream: Literal["", "forks", "begins", "continues", "ends", "joins"] = ""
     """The relation to modules on a stream of their own: the module forks them, begins, continues or ends
     them, or joins them.
     """
-    goes_first: bool = False
+    is_first_in_backward: bool = False
     """Autograd comes back to the module as soon as it can."""
     in_fp32: bool = False
     """Inputs and outputs are fp32, though products are of 16 bits."""
@@ -141,7 +141,7 @@ class Module:
 
     def path_of(self, parameter: Parameter) -> str:
         """A parameter's name, relative to the block."""
-        return joined(self.name if self.owner is None else self.owner, parameter.name)
+        return join_names(self.name if self.parameter_owner is None else self.parameter_owner, parameter.name)
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -154,15 +154,17 @@ class Module:
     @cached_property
     def trains_weight(self) -> bool:
         """Whether the weight that it multiplies by gets a gradient."""
-        if isinstance(self.work, GroupedLinear | Router) and self.work.is_merged:
+        if isinstance(self.op_spec, GroupedLinear | Router) and self.op_spec.is_merged:
             return True
-        own = next((one.trainable for one in self.parameters if one.name == "weight"), None)
-        return not self.borrows_frozen if own is None else own
+        is_weight_trainable = next(
+            (parameter.trainable for parameter in self.parameters if parameter.name == "weight"), None
+        )
+        return not self.borrows_frozen if is_weight_trainable is None else is_weight_trainable
 
     @property
     def has_backward(self) -> bool:
         """Whether autograd runs its backward, because its input or one of its parameters needs a gradient."""
-        is_tied = isinstance(self.work, Linear) and self.trains_weight
+        is_tied = isinstance(self.op_spec, Linear) and self.trains_weight
         return self.input_gradient or self.trainable_numel > 0 or is_tied
 
 
@@ -176,7 +178,7 @@ class Block:
     """Names of the modules in the order of `named_parameters()` if they run in another order (Llama registers
     `input_layernorm` after the MLP), else None.
     """
-    held: Extent | None = None
+    input_extent: Extent | None = None
     """The block's input, where that is not the residual stream."""
     is_wrapped: bool = True
     """Whether frameworks that wrap blocks wrap it. Modules that run between two blocks are a block that they
@@ -197,8 +199,8 @@ class Block:
         owners = tuple(module for module in self.modules if module.parameters)
         if self.registration is None:
             return owners
-        by_name = {module.name: module for module in owners}
-        return tuple(by_name[name] for name in self.registration)
+        modules_by_name = {module.name: module for module in owners}
+        return tuple(modules_by_name[name] for name in self.registration)
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class ModelSpec:
     """Parameters of a module for multi-token prediction that the published checkpoint has besides, without
     the embedding and head that it shares.
     """
-    predicts: int = 0
+    num_prediction_layers: int = 0
     """Layers of multi-token prediction that are among the blocks."""
     has_encoder: bool = False
     """The first blocks are those of an encoder, and the decoder sees as many tokens."""
@@ -251,7 +253,7 @@ class ModelSpec:
     """Full names of all parameters in order, where the order is not that of modules before, blocks, modules
     after.
     """
-    captured: Captured | None = None
+    captured: CaptureInfo | None = None
     """Facts of a model that was captured from a torch module."""
 
     @property
@@ -264,13 +266,13 @@ class ModelSpec:
         return self.block_names[number] if self.block_names else f"{self.block_prefix}.{number}"
 
     @property
-    def distinct_blocks(self) -> tuple[Block, ...]:
+    def unique_blocks(self) -> tuple[Block, ...]:
         """One block of each shape, in order."""
         return tuple({id(block): block for block in self.blocks}.values())
 
-    def with_each_block(self, change: Callable[[Block], Block]) -> ModelSpec:
+    def map_blocks(self, change: Callable[[Block], Block]) -> ModelSpec:
         """The model with `change` of its blocks, which is made once per shape."""
-        changed = {id(block): change(block) for block in self.distinct_blocks}
+        changed = {id(block): change(block) for block in self.unique_blocks}
         return replace(self, blocks=tuple(changed[id(block)] for block in self.blocks))
 
     @property
@@ -283,13 +285,13 @@ class ModelSpec:
     @property
     def learned_positions(self) -> int | None:
         """The maximum sequence length if positions are a table of weights, else None."""
-        tables = sum(isinstance(module.work, Embedding) for module in self.before)
+        tables = sum(isinstance(module.op_spec, Embedding) for module in self.before)
         return self.max_positions if tables > 1 else None
 
     @cached_property
     def numel(self) -> int:
         """Parameters in all, tied weights counted once."""
-        return self.rest_numel + sum(block.numel for block in self.blocks)
+        return self.numel_outside_blocks + sum(block.numel for block in self.blocks)
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -298,7 +300,7 @@ class ModelSpec:
         return rest + sum(block.trainable_numel for block in self.blocks)
 
     @cached_property
-    def rest_numel(self) -> int:
+    def numel_outside_blocks(self) -> int:
         """Parameters outside the blocks."""
         return sum(module.numel for module in (*self.before, *self.after))
 
@@ -309,38 +311,38 @@ class ModelSpec:
     @cached_property
     def _named_parameters(self) -> Sequence[tuple[str, Parameter]]:
         if self.registration is None:
-            return tuple(self._by_module())
-        by_name = dict(self._by_module())
+            return tuple(self._iterate_parameters())
+        by_name = dict(self._iterate_parameters())
         return tuple((name, by_name[name]) for name in self.registration)
 
-    def _by_module(self) -> Iterator[tuple[str, Parameter]]:
+    def _iterate_parameters(self) -> Iterator[tuple[str, Parameter]]:
         early = list(self.before)
         if self.registered_before_blocks is not None:
             by_name = {module.name: module for module in (*self.before, *self.after)}
             early = [by_name[name] for name in self.registered_before_blocks if name in by_name]
         for module in early:
-            yield from _named("", module)
+            yield from _named_parameters_of("", module)
         for index, block in enumerate(self.blocks, self.first_block):
             for module in block.registered_modules:
-                yield from _named(self.block_name(index), module)
+                yield from _named_parameters_of(self.block_name(index), module)
         listed = {module.name for module in early}
         late = list(self.after)
         if self.registered_after_blocks is not None:
-            late.sort(key=lambda module: _place(module.name, self.registered_after_blocks or ()))
+            late.sort(key=lambda module: _registration_index(module.name, self.registered_after_blocks or ()))
         for module in late:
             if module.name not in listed:
-                yield from _named("", module)
+                yield from _named_parameters_of("", module)
 
 
-def _place(name: str, order: tuple[str, ...]) -> int:
+def _registration_index(name: str, order: tuple[str, ...]) -> int:
     return order.index(name) if name in order else len(order)
 
 
-def joined(prefix: str, name: str) -> str:
+def join_names(prefix: str, name: str) -> str:
     """`prefix.name`, or whichever of the two is not empty."""
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
-def _named(prefix: str, module: Module) -> Iterator[tuple[str, Parameter]]:
+def _named_parameters_of(prefix: str, module: Module) -> Iterator[tuple[str, Parameter]]:
     for parameter in module.parameters:
-        yield joined(prefix, module.path_of(parameter)), parameter
+        yield join_names(prefix, module.path_of(parameter)), parameter

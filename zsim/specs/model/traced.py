@@ -25,18 +25,18 @@ class Extent:
     fixed_bytes: int = 0
     """Bytes of memory that does not grow with the micro-batch."""
 
-    def of(self, fraction: float, element_bytes: int) -> int:
+    def total_bytes(self, fraction: float, element_bytes: int) -> int:
         """Bytes for `fraction` times the example's samples, at `element_bytes` an element."""
         growing = round((self.elements * element_bytes + self.num_bytes) * fraction)
         return growing + self.fixed_elements * element_bytes + self.fixed_bytes
 
-    def plus(self, other: Extent) -> Extent:
+    def combine(self, extent: Extent) -> Extent:
         """The sum of both amounts."""
         return Extent(
-            self.elements + other.elements,
-            self.num_bytes + other.num_bytes,
-            self.fixed_elements + other.fixed_elements,
-            self.fixed_bytes + other.fixed_bytes,
+            self.elements + extent.elements,
+            self.num_bytes + extent.num_bytes,
+            self.fixed_elements + extent.fixed_elements,
+            self.fixed_bytes + extent.fixed_bytes,
         )
 
 
@@ -65,7 +65,7 @@ class TracedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedModule:
     """The kernels and the memory of a captured module, forward and backward."""
 
     samples: int
@@ -73,9 +73,9 @@ class Traced:
     backward: tuple[TracedKernel, ...] = ()
     saved: tuple[Extent, ...] = ()
     """The tensors that the module keeps for backward."""
-    passing_forward: tuple[Extent, ...] = ()
+    transient_forward: tuple[Extent, ...] = ()
     """The tensors that live at the worst moment of forward only."""
-    passing_backward: tuple[Extent, ...] = ()
+    transient_backward: tuple[Extent, ...] = ()
     """The tensors that live at the worst moment of backward only."""
     forward_fused: Extent | None = None
     """Bytes of all kernels of forward without products if a compiler makes one of them: what they read from
@@ -105,12 +105,12 @@ def product_flops(kernel: TracedKernel) -> float:
         return kernel.flops
     _, queries, keys, _ = kernel.shape
     pairs = queries * keys - (queries * queries / 2 if kernel.is_causal else 0.0)
-    whole = kernel.flops * queries * keys / pairs
-    return whole * (2.0 / 2.5 if kernel.kind == "attention_backward" else 1.0)
+    full_flops = kernel.flops * queries * keys / pairs
+    return full_flops * (2.0 / 2.5 if kernel.kind == "attention_backward" else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CaptureInfo:
     """Facts of a model that was captured."""
 
     samples: int

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from zsim.dataclass import dataclass
 from zsim.specs.model.experts import Experts, GroupedLinear, MergedWeights, Rearrange, Router
-from zsim.specs.model.traced import Traced
+from zsim.specs.model.traced import TracedModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ ExchangeKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all
 
 
 @dataclass(frozen=True, slots=True)
-class Beneath:
+class OverlappedCollectives:
     """Collectives of a product's backward that run during its two products, as Megatron's column-parallel
     layers launch them.
     """
@@ -33,12 +33,12 @@ class Beneath:
     the input is gathered during the product for the input's gradient.
     """
     group: str = "tensor"
-    in_line: bool = False
+    is_sequential: bool = False
     """Nothing overlaps: the gather is before both products, and the reduction after them."""
 
 
 @dataclass(frozen=True, slots=True)
-class InPieces:
+class ChunkedOverlap:
     """A product cut into pieces of its tokens, so that its own collectives overlap it (Transformer Engine's
     userbuffers).
     """
@@ -51,7 +51,7 @@ class InPieces:
     scatters: int = 0
     """Pieces of the output that are reduce-scattered, each during the next. 0 for none."""
     group: str = "tensor"
-    own_rows: bool = False
+    starts_with_local_rows: bool = False
     """The input is gathered at once, during the product of the rank's own tokens (nanotron's)."""
 
 
@@ -61,17 +61,17 @@ class Linear:
 
     in_features: int
     out_features: int
-    beneath: Beneath | None = None
+    overlapped_collectives: OverlappedCollectives | None = None
     """The collectives of its backward, where they overlap its products."""
-    in_pieces: InPieces | None = None
+    chunked_overlap: ChunkedOverlap | None = None
     """The collectives that overlap its own pieces."""
     dtype: str = ""
     """The type it is computed in, if that is not the training's."""
     is_adapter: bool = False
     """It reads what the adapted product reads, and the gradients of that input are added."""
-    input_parts: int = 1
+    input_cast_ranks: int = 1
     """In fp8 training, the ranks that each cast a part of its input before it is gathered."""
-    gradient_parts: int = 1
+    gradient_cast_ranks: int = 1
     """In fp8 training, the ranks that each cast a part of its output's gradient before it is gathered."""
     follows_norm: bool = False
     """In fp8 training, the norm before it writes what it reads."""
@@ -81,12 +81,16 @@ class Linear:
     @property
     def gathers_input(self) -> bool:
         """Whether its forward gathers its input in pieces."""
-        return self.in_pieces is not None and self.in_pieces.gathers == "forward"
+        return self.chunked_overlap is not None and self.chunked_overlap.gathers == "forward"
 
     @property
-    def holds_gathered(self) -> bool:
+    def holds_gathered_input(self) -> bool:
         """Whether its forward gathers its input into a tensor of its own."""
-        return self.in_pieces is not None and self.in_pieces.own_rows and self.gathers_input
+        return (
+            self.chunked_overlap is not None
+            and self.chunked_overlap.starts_with_local_rows
+            and self.gathers_input
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
 
 
 @dataclass(frozen=True, slots=True)
-class ContextShare:
+class ContextSharding:
     """Attention over sequences of which each of `ranks` ranks has a part."""
 
     ranks: int
@@ -151,7 +155,7 @@ class Attention:
     """
     host_waits: bool = False
     """The host reads from the GPU before it launches the kernel, and so cannot run ahead of the layer."""
-    context: ContextShare | None = None
+    context: ContextSharding | None = None
     """The ranks that share every sequence, if several do."""
     is_causal: bool = True
     chunk: int | None = None
@@ -211,7 +215,7 @@ class ExchangeLibrary(NamedTuple):
     """The library whose kernels an all-to-all is, "deepep" or "hybridep"."""
 
     name: str
-    forwards: float = 0.0
+    forwarded_bytes_fraction: float = 0.0
     """For an all-to-all between nodes, bytes that a GPU passes on inside its node, meanwhile, for each that
     it gets from another node.
     """
@@ -254,7 +258,7 @@ class Exchange:
     """The full tensor of several sequences is copied between the order of ranks and that of sequences."""
     library: ExchangeLibrary | None = None
     """The library whose kernels an all-to-all is. None for those of the cluster's backend."""
-    is_beneath: bool = False
+    shares_forwarded_bytes: bool = False
     """The kernels of the exchange between nodes pass these bytes on
     (`ExchangeLibrary.forwarded_bytes_fraction`), without a call of their own.
     """
@@ -280,7 +284,7 @@ class AdapterSum:
     """The type of the adapter's output. Empty for the training's."""
 
 
-Work = (
+OpSpec = (
     Embedding
     | Linear
     | Norm
@@ -296,5 +300,5 @@ Work = (
     | Rearrange
     | AdapterInput
     | AdapterSum
-    | Traced
+    | TracedModule
 )

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.expert_run import stacked_experts
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.experts import with_capacity
+from zsim.specs.strategy.deepspeed.experts import apply_capacity
 from zsim.specs.strategy.expert_loads import (
     End,
     assumed_load,
@@ -24,9 +24,9 @@ from zsim.specs.strategy.expert_loads import (
     load_expert_spreads,
     rank_loads,
 )
-from zsim.specs.strategy.experts import MERGING, Dispatcher, ExpertSplit
+from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, Dispatcher, ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT
-from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism, Style
+from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, ParallelismConfig, Style
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 _DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
@@ -34,13 +34,20 @@ _DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
     "torch": ("all-to-all", "deepep"),
     "deepspeed": ("all-to-all", "deepep"),
 }
-_KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor", "expert_imbalance", "expert_padding")
+_EXPERT_KEYS = (
+    "expert",
+    "expert_tensor",
+    "dispatcher",
+    "capacity_factor",
+    "expert_imbalance",
+    "expert_padding",
+)
 
 
 def resolve_expert_degrees(
     table: ParallelismTable,
-    found: Parallelism,
-    code: ExpertSplit,
+    parallelism: ParallelismConfig,
+    library_split: ExpertSplit,
     model: ModelSpec,
     world_size: int,
     tokens: int,
@@ -58,36 +65,38 @@ def resolve_expert_degrees(
     Raises InputError for a model without experts, for degrees that do not divide, and for what the framework
     refuses. Raises NotSimulatedError for expert parallelism that zsim lacks.
     """
-    experts = experts_of(model)
+    experts = stacked_experts(model)
     if experts is None:
         _refuse_keys(table, model)
-        return code
-    _check_code(table, found, code, model)
-    tensor = _tensor(table, found, code)
-    split = replace(code, ranks=table.expert, tensor=tensor, capacity_factor=table.capacity_factor)
-    _check_divides(split, found, experts, model, world_size, replicas)
-    split = replace(split, dispatcher=_dispatcher(table, found, split))
+        return library_split
+    _check_library(table, parallelism, library_split, model)
+    tensor = _expert_tensor_ranks(table, parallelism, library_split)
+    split = replace(library_split, ranks=table.expert, tensor=tensor, capacity_factor=table.capacity_factor)
+    _check_divides(split, parallelism, experts, model, world_size, replicas)
+    split = replace(split, dispatcher=_resolve_dispatcher(table, parallelism, split))
     _check_capacity(split)
     is_hybrid = split.dispatcher == "hybridep"
-    is_split = found.style == "torch" and split.ranks > 1 and split.tensor == 1
+    is_split = parallelism.style == "torch" and split.ranks > 1 and split.tensor == 1
     if split.library == "kempnerforge":
-        return replace(split, padding=_padding(table, experts, tokens // found.token_shards))
-    counts = experts.num_experts, experts.top_k, tokens // found.token_shards
-    asked = table.expert_imbalance
-    if asked is not None:
-        split = replace(split, loads=rank_loads(asked, split.ranks, *counts))
+        return replace(split, padding=_padding_factor(table, experts, tokens // parallelism.token_shards))
+    counts = experts.num_experts, experts.top_k, tokens // parallelism.token_shards
+    imbalance = table.expert_imbalance
+    if imbalance is not None:
+        split = replace(split, loads=rank_loads(imbalance, split.ranks, *counts))
     else:
-        split = with_assumed_loads(split, experts.num_experts)
+        split = assume_loads(split, experts.num_experts)
     if split.library == "deepspeed-moe":
-        split = with_capacity(split, experts, counts[2], _fullest(table, split.ranks, counts))
+        split = apply_capacity(split, experts, counts[2], _fullest_expert_load(table, split.ranks, counts))
     return replace(
         split,
-        token_ranks=found.tensor if is_split else 1,
-        nodes=_nodes(split, found, world_size, gpus_per_node * (nodes_per_domain if is_hybrid else 1)),
+        token_ranks=parallelism.tensor if is_split else 1,
+        nodes=_count_nodes(
+            split, parallelism, world_size, gpus_per_node * (nodes_per_domain if is_hybrid else 1)
+        ),
     )
 
 
-def with_assumed_loads(split: ExpertSplit, num_experts: int, end: End = "typical") -> ExpertSplit:
+def assume_loads(split: ExpertSplit, num_experts: int, end: End = "typical") -> ExpertSplit:
     """The split with the loads of `presets/expert_spreads.toml`, at one end of what was seen.
 
     The split is returned unchanged where there are no ranks among which loads could differ and no rows that
@@ -95,7 +104,7 @@ def with_assumed_loads(split: ExpertSplit, num_experts: int, end: End = "typical
     """
     if split.ranks == 1 and split.capacity_factor is None:
         return split
-    deviation = load_expert_spreads().deviation_of(num_experts, end)
+    deviation = load_expert_spreads().interpolate_deviation(num_experts, end)
     room = None if split.pads_to_capacity else split.capacity_factor
     load = assumed_load(split.ranks, num_experts, deviation, room)
     return replace(split, loads=(load,), deviation=deviation)
@@ -105,10 +114,10 @@ def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
     """The note on the load that is assumed of a router where nothing is said. None where the load does not
     count.
     """
-    experts = experts_of(model)
+    experts = stacked_experts(model)
     if experts is None or not split.deviation or split.ranks == 1 or split.pads_to_capacity:
         return None
-    ends = [max(with_assumed_loads(split, experts.num_experts, end).loads) for end in ("low", "high")]
+    ends = [max(assume_loads(split, experts.num_experts, end).loads) for end in ("low", "high")]
     return (
         f"the router is taken to be as uneven as others with about {experts.num_experts} experts: in every "
         f"layer the fullest of {split.ranks} expert-parallel ranks has {max(split.loads):.2f} times the mean "
@@ -117,18 +126,18 @@ def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
     )
 
 
-def _fullest(table: ParallelismTable, ranks: int, counts: tuple[int, int, int]) -> float:
+def _fullest_expert_load(table: ParallelismTable, ranks: int, counts: tuple[int, int, int]) -> float:
     """Rows of the fullest expert over the mean."""
     if table.expert_imbalance is not None:
         return fullest_expert(table.expert_imbalance, ranks, *counts)
-    deviation = load_expert_spreads().deviation_of(counts[0])
+    deviation = load_expert_spreads().interpolate_deviation(counts[0])
     return assumed_load(counts[0], counts[0], deviation)
 
 
-def _padding(table: ParallelismTable, experts: Experts, tokens: int) -> float:
+def _padding_factor(table: ParallelismTable, experts: Experts, tokens: int) -> float:
     """Rows of the fullest expert over the mean: at most those of every token."""
     most = experts.num_experts / experts.top_k
-    fullest = _fullest(table, 1, (experts.num_experts, experts.top_k, tokens))
+    fullest = _fullest_expert_load(table, 1, (experts.num_experts, experts.top_k, tokens))
     if fullest > most:
         raise InputError(
             f"parallelism.expert_imbalance: the fullest expert has {fullest:g} times the mean, but one of "
@@ -139,7 +148,7 @@ def _padding(table: ParallelismTable, experts: Experts, tokens: int) -> float:
 
 
 def _refuse_keys(table: ParallelismTable, model: ModelSpec) -> None:
-    for key in _KEYS:
+    for key in _EXPERT_KEYS:
         value = getattr(table, key)
         if value is True or value not in (None, 1, False):
             raise InputError(
@@ -148,30 +157,34 @@ def _refuse_keys(table: ParallelismTable, model: ModelSpec) -> None:
             )
 
 
-def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, model: ModelSpec) -> None:
+def _check_library(
+    table: ParallelismTable, parallelism: ParallelismConfig, library_split: ExpertSplit, model: ModelSpec
+) -> None:
     """Raises for expert parallelism, and tensor parallelism around experts, that the framework lacks."""
-    name = FRAMEWORK_NAMES[found.style]
-    if code.library == "kempnerforge":
-        _check_whole(table, found)
-    if found.tensor > 1 and code.library == "transformers":
+    name = FRAMEWORK_NAMES[parallelism.style]
+    if library_split.library == "kempnerforge":
+        _check_unsharded(table, parallelism)
+    if parallelism.tensor > 1 and library_split.library == "transformers":
         raise NotSimulatedError(
-            f"parallelism.tensor: found {found.tensor} with '{model.name}', whose routed experts zsim splits "
+            f"parallelism.tensor: found {parallelism.tensor} with '{model.name}', whose routed experts zsim "
+            "splits "
             f"under Megatron and torchtitan only, not {name}; expected strategy 'megatron', or 'fsdp2' with "
             "wrapping 'torchtitan'"
         )
-    if found.async_tensor and found.style == "torch":
+    if parallelism.async_tensor and parallelism.style == "torch":
         raise NotSimulatedError(
             f"parallelism.async_tensor: found true with '{model.name}', whose routed experts zsim does not "
             "simulate beside it; expected false"
         )
-    if found.tensor > 1 and code.is_megatron and not found.sequence_parallel:
+    if parallelism.tensor > 1 and library_split.is_megatron and not parallelism.sequence_parallel:
         raise InputError(
-            f"parallelism.sequence_parallel: found false with tensor = {found.tensor} and routed experts, "
+            f"parallelism.sequence_parallel: found false with tensor = {parallelism.tensor} and routed "
+            "experts, "
             "which Megatron refuses to train; expected sequence_parallel = true"
         )
     for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor"):
         value = getattr(table, key)
-        if code.library != "transformers" or value in (None, 1):
+        if library_split.library != "transformers" or value in (None, 1):
             continue
         raise NotSimulatedError(
             f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron, torchtitan and "
@@ -179,10 +192,12 @@ def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, 
         )
 
 
-def _check_whole(table: ParallelismTable, found: Parallelism) -> None:
+def _check_unsharded(table: ParallelismTable, parallelism: ParallelismConfig) -> None:
     """Raises where experts that are padded to the fullest are not complete on every rank."""
-    asked = {key: getattr(table, key) for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor")}
-    for key, value in {**asked, "tensor": found.tensor}.items():
+    degrees = {
+        key: getattr(table, key) for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor")
+    }
+    for key, value in {**degrees, "tensor": parallelism.tensor}.items():
         if value not in (None, 1):
             raise NotSimulatedError(
                 f"parallelism.{key}: found {value!r} with expert_padding, which zsim simulates with all "
@@ -190,39 +205,46 @@ def _check_whole(table: ParallelismTable, found: Parallelism) -> None:
             )
 
 
-def expert_members(table: ParallelismTable, found: Parallelism, code: ExpertSplit) -> int:
+def expert_members(
+    table: ParallelismTable, parallelism: ParallelismConfig, library_split: ExpertSplit
+) -> int:
     """Ranks that share the experts of a layer, as the table asks."""
-    return table.expert * _tensor(table, found, code)
+    return table.expert * _expert_tensor_ranks(table, parallelism, library_split)
 
 
-def _tensor(table: ParallelismTable, found: Parallelism, code: ExpertSplit) -> int:
+def _expert_tensor_ranks(
+    table: ParallelismTable, parallelism: ParallelismConfig, library_split: ExpertSplit
+) -> int:
     """Ranks that share an expert's products."""
-    asked, tensor = table.expert_tensor, found.tensor
-    if code.is_megatron:
-        return tensor if asked is None else asked
-    if table.expert == 1 and code.library == "torchtitan":
-        if asked not in (None, 1, tensor):
+    requested, tensor = table.expert_tensor, parallelism.tensor
+    if library_split.is_megatron:
+        return tensor if requested is None else requested
+    if table.expert == 1 and library_split.library == "torchtitan":
+        if requested not in (None, 1, tensor):
             raise InputError(
-                f"parallelism.expert_tensor: found {asked} with expert = 1; torchtitan splits experts like "
+                f"parallelism.expert_tensor: found {requested} with expert = 1; torchtitan splits experts "
+                "like "
                 f"the other products: expected {tensor}"
             )
         return tensor
-    if code.is_deepspeed and asked not in (None, 1):
+    if library_split.is_deepspeed and requested not in (None, 1):
         raise InputError(
-            f"parallelism.expert_tensor: found {asked}, but DeepSpeed keeps the products of an expert on one "
+            f"parallelism.expert_tensor: found {requested}, but DeepSpeed keeps the products of an expert "
+            "on one "
             "rank; expected 1"
         )
-    if asked not in (None, 1, tensor):
+    if requested not in (None, 1, tensor):
         raise InputError(
-            f"parallelism.expert_tensor: found {asked}; torchtitan 0.2 takes 1 or the degree of tensor "
-            f"parallelism, {tensor}, and none from 0.3 on; the nearest is {1 if asked < tensor else tensor}"
+            f"parallelism.expert_tensor: found {requested}; torchtitan 0.2 takes 1 or the degree of tensor "
+            f"parallelism, {tensor}, and none from 0.3 on; the nearest is "
+            f"{1 if requested < tensor else tensor}"
         )
-    return asked or 1
+    return requested or 1
 
 
 def _check_divides(
     split: ExpertSplit,
-    found: Parallelism,
+    parallelism: ParallelismConfig,
     experts: Experts,
     model: ModelSpec,
     world_size: int,
@@ -233,41 +255,45 @@ def _check_divides(
         ("expert_tensor", split.tensor, experts.expert_features, "features of an expert"),
     ):
         if count % degree:
-            divisors = [one for one in range(1, count + 1) if count % one == 0]
-            nearest = min(divisors, key=lambda one: abs(one - degree))
+            divisors = [divisor for divisor in range(1, count + 1) if count % divisor == 0]
+            nearest = min(divisors, key=lambda divisor: abs(divisor - degree))
             raise InputError(
                 f"parallelism.{key}: found {degree}, which does not divide the {count:,} {what} of "
                 f"'{model.name}'; the nearest that does is {nearest}"
             )
-    room = world_size // found.pipeline
-    if room % (split.members * replicas):
+    stage_ranks = world_size // parallelism.pipeline
+    if stage_ranks % (split.members * replicas):
         each = f" in {replicas} replicas" if replicas > 1 else ""
         raise InputError(
             f"parallelism.expert: {split.ranks} ranks x expert_tensor {split.tensor} do not divide the "
-            f"{room:,} GPUs of a pipeline stage{each}; expected a product that does"
+            f"{stage_ranks:,} GPUs of a pipeline stage{each}; expected a product that does"
         )
 
 
-def _dispatcher(table: ParallelismTable, found: Parallelism, split: ExpertSplit) -> Dispatcher:
-    offered = _DISPATCHERS.get(found.style, ("all-to-all",))
-    asked = table.dispatcher or offered[0]
-    name = FRAMEWORK_NAMES[found.style]
-    if asked not in offered:
+def _resolve_dispatcher(
+    table: ParallelismTable, parallelism: ParallelismConfig, split: ExpertSplit
+) -> Dispatcher:
+    dispatchers = _DISPATCHERS.get(parallelism.style, ("all-to-all",))
+    dispatcher = table.dispatcher or dispatchers[0]
+    name = FRAMEWORK_NAMES[parallelism.style]
+    if dispatcher not in dispatchers:
         raise InputError(
-            f"parallelism.dispatcher: {name} has no '{asked}'; expected "
-            f"{' or '.join(repr(one) for one in offered)}"
+            f"parallelism.dispatcher: {name} has no '{dispatcher}'; expected "
+            f"{' or '.join(repr(candidate) for candidate in dispatchers)}"
         )
-    if asked in MERGING and split.members == 1:
+    if dispatcher in DEDUPLICATING_DISPATCHERS and split.members == 1:
         raise InputError(
-            f"parallelism.dispatcher: found '{asked}' with expert = 1, which {name} refuses; expected expert "
+            f"parallelism.dispatcher: found '{dispatcher}' with expert = 1, which {name} refuses; expected "
+            "expert "
             "above 1"
         )
-    if asked in MERGING and not split.is_megatron and split.tensor > 1:
+    if dispatcher in DEDUPLICATING_DISPATCHERS and not split.is_megatron and split.tensor > 1:
         raise InputError(
-            f"parallelism.dispatcher: found '{asked}' with expert_tensor = {split.tensor}, which torchtitan "
+            f"parallelism.dispatcher: found '{dispatcher}' with expert_tensor = {split.tensor}, which "
+            "torchtitan "
             "refuses; expected expert_tensor = 1"
         )
-    return asked
+    return dispatcher
 
 
 def _check_capacity(split: ExpertSplit) -> None:
@@ -298,8 +324,10 @@ def _check_capacity(split: ExpertSplit) -> None:
         )
 
 
-def _nodes(split: ExpertSplit, found: Parallelism, world_size: int, gpus_per_node: int) -> int:
+def _count_nodes(
+    split: ExpertSplit, parallelism: ParallelismConfig, world_size: int, gpus_per_node: int
+) -> int:
     """Nodes of so many GPUs on which the ranks of one expert-parallel group are."""
-    with_experts = replace(found, experts=split)
-    group = with_experts.expert_mesh(world_size).groups(EXPERT)[0]
+    expert_parallelism = replace(parallelism, experts=split)
+    group = expert_parallelism.expert_mesh(world_size).groups(EXPERT)[0]
     return len({int(rank) // gpus_per_node for rank in group})

@@ -31,11 +31,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from zsim.errors import InputError, did_you_mean
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 
 _PRESET = PRESETS / "expert_spreads.toml"
 _KEY = "parallelism.expert_imbalance"
-Asked = float | tuple[float, ...] | str
+ExpertImbalance = float | tuple[float, ...] | str
 End = Literal["low", "typical", "high"]
 
 
@@ -69,18 +69,18 @@ class ExpertSpreads(BaseModel):
     spread: dict[str, ExpertSpread]
     deviation: tuple[ExpertDeviation, ...]
 
-    def deviation_of(self, num_experts: int, end: End = "typical") -> float:
+    def interpolate_deviation(self, num_experts: int, end: End = "typical") -> float:
         """The deviation of the loads of so many experts, interpolated. Beyond the measured counts it is that
         of the nearest.
         """
-        known = [one.experts for one in self.deviation]
-        values = [float(getattr(one, end)) for one in self.deviation]
-        return float(np.interp(log2(num_experts), [log2(one) for one in known], values))
+        counts = [measurement.experts for measurement in self.deviation]
+        values = [float(getattr(measurement, end)) for measurement in self.deviation]
+        return float(np.interp(log2(num_experts), [log2(count) for count in counts], values))
 
 
 def load_expert_spreads() -> ExpertSpreads:
     """The shipped `presets/expert_spreads.toml`."""
-    return validated(read_toml(_PRESET), _PRESET.name, ExpertSpreads)
+    return validate_table(read_toml(_PRESET), _PRESET.name, ExpertSpreads)
 
 
 def assumed_load(ranks: int, num_experts: int, deviation: float, capacity: float | None = None) -> float:
@@ -91,22 +91,22 @@ def assumed_load(ranks: int, num_experts: int, deviation: float, capacity: float
     """
     if ranks == 1:
         return 1.0
-    mean, spread = (1.0, deviation) if capacity is None else _taken(capacity, deviation)
-    fullest = mean + fullest_of(ranks) * spread / sqrt(num_experts / ranks)
+    mean, deviation_of_rows = (1.0, deviation) if capacity is None else _capped_moments(capacity, deviation)
+    fullest = mean + expected_maximum(ranks) * deviation_of_rows / sqrt(num_experts / ranks)
     return min(fullest, float(ranks), fullest if capacity is None else capacity)
 
 
-def fullest_of(count: int) -> float:
+def expected_maximum(count: int) -> float:
     """The expected largest of so many normal numbers, in standard deviations. It is 0 for one number."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
 def kept_fraction(capacity: float, deviation: float) -> float:
     """Rows that experts with so much room take, over those that are routed. See [Note: assumed loads]."""
-    return min(1.0, capacity) if deviation == 0 else _taken(capacity, deviation)[0]
+    return min(1.0, capacity) if deviation == 0 else _capped_moments(capacity, deviation)[0]
 
 
-def _taken(capacity: float, deviation: float) -> tuple[float, float]:
+def _capped_moments(capacity: float, deviation: float) -> tuple[float, float]:
     """Mean and standard deviation of what experts take of normal loads."""
     if deviation == 0:
         return min(1.0, capacity), 0.0
@@ -117,66 +117,71 @@ def _taken(capacity: float, deviation: float) -> tuple[float, float]:
     return capacity - room, sqrt(max(0.0, squared - room**2))
 
 
-def rank_loads(asked: Asked, ranks: int, num_experts: int, top_k: int, tokens: int) -> tuple[float, ...]:
+def rank_loads(
+    imbalance: ExpertImbalance, ranks: int, num_experts: int, top_k: int, tokens: int
+) -> tuple[float, ...]:
     """Rows of each rank over the mean, the fullest first, or (1.0,) if all have as many. `tokens` are of one
     rank.
 
     Raises InputError for a list of another length, a spread that nobody has published, and a factor beyond
     what a rank can have.
     """
-    if isinstance(asked, str):
-        if asked.startswith("seed:"):
-            return _drawn(asked, ranks, num_experts, top_k, tokens)
+    if isinstance(imbalance, str):
+        if imbalance.startswith("seed:"):
+            return _draw_loads(imbalance, ranks, num_experts, top_k, tokens)
         spreads = load_expert_spreads().spread
-        if asked not in spreads:
+        if imbalance not in spreads:
             raise InputError(
-                f"{_KEY}: unknown spread '{asked}'{did_you_mean(asked, spreads)}; expected a number, a list "
+                f"{_KEY}: unknown spread '{imbalance}'{did_you_mean(imbalance, spreads)}; expected a "
+                "number, a list "
                 f"of loads, 'seed:N', or one of {', '.join(sorted(spreads))}"
             )
-        asked = spreads[asked].fullest_expert
-    if isinstance(asked, tuple):
-        return _listed(asked, ranks, num_experts)
-    if asked > ranks:
+        imbalance = spreads[imbalance].fullest_expert
+    if isinstance(imbalance, tuple):
+        return _normalize_loads(imbalance, ranks, num_experts)
+    if imbalance > ranks:
         raise InputError(
-            f"{_KEY}: found {asked:g}, but one of {ranks} ranks has at most {ranks} times the mean"
+            f"{_KEY}: found {imbalance:g}, but one of {ranks} ranks has at most {ranks} times the mean"
         )
-    if ranks == 1 or asked == 1:
+    if ranks == 1 or imbalance == 1:
         return (1.0,)
-    return (asked, *((ranks - asked) / (ranks - 1),) * (ranks - 1))
+    return (imbalance, *((ranks - imbalance) / (ranks - 1),) * (ranks - 1))
 
 
-def fullest_expert(asked: Asked, ranks: int, num_experts: int, top_k: int, tokens: int) -> float:
+def fullest_expert(
+    imbalance: ExpertImbalance, ranks: int, num_experts: int, top_k: int, tokens: int
+) -> float:
     """Rows of the fullest expert over the mean.
 
     A list has either one load per rank, which its experts share evenly, or one per expert. Raises as
     `rank_loads`.
     """
-    parts = ranks if isinstance(asked, tuple) and len(asked) == ranks else num_experts
-    return rank_loads(asked, parts, num_experts, top_k, tokens)[0]
+    num_bins = ranks if isinstance(imbalance, tuple) and len(imbalance) == ranks else num_experts
+    return rank_loads(imbalance, num_bins, num_experts, top_k, tokens)[0]
 
 
-def _listed(asked: tuple[float, ...], ranks: int, num_experts: int) -> tuple[float, ...]:
-    if len(asked) not in (ranks, num_experts) or sum(asked) <= 0:
+def _normalize_loads(loads: tuple[float, ...], ranks: int, num_experts: int) -> tuple[float, ...]:
+    if len(loads) not in (ranks, num_experts) or sum(loads) <= 0:
         raise InputError(
-            f"{_KEY}: found {len(asked)} loads with a sum of {sum(asked):g}; expected {ranks}, one per "
+            f"{_KEY}: found {len(loads)} loads with a sum of {sum(loads):g}; expected {ranks}, one per "
             f"expert-parallel rank, or {num_experts}, one per expert, and a sum above 0"
         )
-    sums = np.array(asked, dtype=np.float64).reshape(ranks, -1).sum(axis=1)
-    return _ordered(sums / sums.mean())
+    sums = np.array(loads, dtype=np.float64).reshape(ranks, -1).sum(axis=1)
+    return _sort_loads(sums / sums.mean())
 
 
-def _drawn(asked: str, ranks: int, num_experts: int, top_k: int, tokens: int) -> tuple[float, ...]:
+def _draw_loads(seed: str, ranks: int, num_experts: int, top_k: int, tokens: int) -> tuple[float, ...]:
     """Loads of a router that gives every token of all ranks `top_k` experts at random."""
-    text = asked.removeprefix("seed:")
+    text = seed.removeprefix("seed:")
     if not text.isdigit():
-        raise InputError(f"{_KEY}: found '{asked}', expected a whole number behind 'seed:', as in 'seed:7'")
+        raise InputError(f"{_KEY}: found '{seed}', expected a whole number behind 'seed:', as in 'seed:7'")
     counts = np.random.default_rng(int(text)).multinomial(
         tokens * ranks * top_k, np.full(num_experts, 1 / num_experts)
     )
     sums = counts.reshape(ranks, -1).sum(axis=1)
-    return _ordered(sums / sums.mean())
+    return _sort_loads(sums / sums.mean())
 
 
-def _ordered(loads: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, ...]:
-    found = tuple(sorted((float(load) for load in loads), reverse=True))
-    return (1.0,) if found[0] == found[-1] else found
+def _sort_loads(loads: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, ...]:
+    descending = tuple(sorted((float(load) for load in loads), reverse=True))
+    return (1.0,) if descending[0] == descending[-1] else descending

@@ -10,7 +10,7 @@ from zsim.specs.model.experts import ExpertsLibrary, GroupedKernel
 from zsim.specs.strategy.expert_loads import kept_fraction
 
 Dispatcher = Literal["all-gather", "all-to-all", "deepep", "hybridep"]
-MERGING: tuple[Dispatcher, ...] = ("deepep", "hybridep")
+DEDUPLICATING_DISPATCHERS: tuple[Dispatcher, ...] = ("deepep", "hybridep")
 """A token that goes to several experts of one rank is sent to it once."""
 
 
@@ -49,7 +49,7 @@ class ExpertSplit:
     """Rows of the fullest expert over the mean, where every expert is padded to them."""
     quantised_padding: Literal["", "map", "copies"] = ""
     """The place where rows of quantised products come up to a multiple. Empty where they need not."""
-    masks_map: bool = False
+    builds_map_with_masks: bool = False
     """Behind DeepEP's dispatch, masks make the map of rows to local experts, and the host reads their
     lengths. Otherwise a fused kernel makes it.
     """
@@ -71,7 +71,7 @@ class ExpertSplit:
         return self.library in ("autoep", "deepspeed-moe")
 
     @property
-    def has_own_ranks(self) -> bool:
+    def has_expert_groups(self) -> bool:
         """Whether experts are reduced and sharded over a group of their own.
 
         DeepSpeed's layers have such a group even where all ranks have all experts.
@@ -86,7 +86,7 @@ class ExpertSplit:
         return self.capacity_factor if self.pads_to_capacity else min(max(self.loads), self.capacity_factor)
 
     @property
-    def sent(self) -> float:
+    def sent_fraction(self) -> float:
         """Rows that a rank sends, over those that its tokens choose."""
         if self.capacity_factor is None:
             return 1.0
@@ -97,12 +97,12 @@ class ExpertSplit:
         )
 
     @property
-    def exchanged(self) -> float:
+    def exchanged_fraction(self) -> float:
         """Rows of an exchange, over those that a rank's tokens choose.
 
         Of assumed loads these are the rows of the fullest rank, which all wait for.
         """
-        return max(self.sent, self.imbalance) if self.deviation else self.sent
+        return max(self.sent_fraction, self.imbalance) if self.deviation else self.sent_fraction
 
     @property
     def host_waits(self) -> bool:
@@ -112,8 +112,8 @@ class ExpertSplit:
         return self.is_megatron or self.members > 1 or self.library == "kempnerforge"
 
 
-def parts_reached(
-    num_experts: int, top_k: int, parts: int, num_groups: int = 1, top_groups: int = 1
+def expected_partitions(
+    num_experts: int, top_k: int, partitions: int, num_groups: int = 1, top_groups: int = 1
 ) -> float:
     """Expected number of `partitions` equal partitions of the experts that hold at least one of a token's
     `top_k`.
@@ -123,13 +123,17 @@ def parts_reached(
     A partition of q of the g groups has j of the t chosen ones with probability C(q, j) C(g - q, t - j) /
     C(g, t).
     """
-    left = num_experts * top_groups // num_groups
-    if parts > num_groups:
-        among = parts * top_groups / num_groups
-        return among * (1.0 - comb(left - round(left / among), top_k) / comb(left, top_k))
-    held, group = num_groups // parts, num_experts // num_groups
+    candidates = num_experts * top_groups // num_groups
+    if partitions > num_groups:
+        candidate_partitions = partitions * top_groups / num_groups
+        return candidate_partitions * (
+            1.0 - comb(candidates - round(candidates / candidate_partitions), top_k) / comb(candidates, top_k)
+        )
+    groups_per_partition, experts_per_group = num_groups // partitions, num_experts // num_groups
     missed = 0.0
-    for chosen in range(min(held, top_groups) + 1):
-        ways = comb(held, chosen) * comb(num_groups - held, top_groups - chosen)
-        missed += ways / comb(num_groups, top_groups) * comb(left - chosen * group, top_k)
-    return parts * (1.0 - missed / comb(left, top_k))
+    for chosen in range(min(groups_per_partition, top_groups) + 1):
+        ways = comb(groups_per_partition, chosen) * comb(
+            num_groups - groups_per_partition, top_groups - chosen
+        )
+        missed += ways / comb(num_groups, top_groups) * comb(candidates - chosen * experts_per_group, top_k)
+    return partitions * (1.0 - missed / comb(candidates, top_k))

@@ -20,9 +20,9 @@ from typing import Literal
 from zsim.dataclass import dataclass
 
 Fp8Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4", "torchao-tensorwise", "torchao-rowwise"]
-TRANSFORMER_ENGINE: tuple[Fp8Recipe, ...] = ("delayed", "current", "block", "mxfp8", "nvfp4")
-TORCHAO: tuple[Fp8Recipe, ...] = ("torchao-tensorwise", "torchao-rowwise")
-RECIPES = (*TRANSFORMER_ENGINE, *TORCHAO)
+TRANSFORMER_ENGINE_RECIPES: tuple[Fp8Recipe, ...] = ("delayed", "current", "block", "mxfp8", "nvfp4")
+TORCHAO_RECIPES: tuple[Fp8Recipe, ...] = ("torchao-tensorwise", "torchao-rowwise")
+RECIPES = (*TRANSFORMER_ENGINE_RECIPES, *TORCHAO_RECIPES)
 
 # Bytes of an element of an input or a gradient with its scales: one byte and 4 per 128 elements (block), 1
 # per 32 (mxfp8), half a byte and 1 per 16 (nvfp4). A weight's blocks are squares of 128 or 16, of which
@@ -60,9 +60,9 @@ class Fp8:
     """
 
     @property
-    def is_engine(self) -> bool:
+    def is_transformer_engine(self) -> bool:
         """Whether it is one of Transformer Engine's."""
-        return self.recipe in TRANSFORMER_ENGINE
+        return self.recipe in TRANSFORMER_ENGINE_RECIPES
 
     @property
     def has_one_scale(self) -> bool:
@@ -80,7 +80,7 @@ class Fp8:
         }.get(self.recipe, "fp8")
 
     @property
-    def multiple(self) -> int:
+    def dimension_multiple(self) -> int:
         """The divisor of the dimensions of a quantised tensor."""
         return _MULTIPLES.get(self.recipe, 16)
 

@@ -7,11 +7,11 @@ from typing import Literal
 from zsim.dataclass import dataclass
 
 # Where the reference engine keeps optimizer states (with reduced gradients) and stage 3's parameter shards.
-Place = Literal["device", "host", "nvme"]
+MemoryTier = Literal["device", "host", "nvme"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ddp:
+class DdpConfig:
     """torch DistributedDataParallel. Caps are in bytes."""
 
     bucket_cap_bytes: int = 25 * 2**20
@@ -21,7 +21,7 @@ class Ddp:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceConfig:
     """ZeRO's reference engine (`validation/zero`), whose ZeroConfig explains the other fields."""
 
     stage: int
@@ -31,16 +31,16 @@ class Reference:
     prefetch: int = 1
     max_reductions_in_flight: int = 2
     keep_gathered: bool = True
-    sums_itself: bool = False
+    emulates_reduce_scatter: bool = False
     """The reduce-scatter is an all-to-all and a local sum, as on gloo."""
-    optimizer_place: Place = "device"
+    optimizer_place: MemoryTier = "device"
     """The memory that holds optimizer states and reduced gradients."""
-    parameter_place: Place = "device"
+    parameter_place: MemoryTier = "device"
     """The memory that holds stage 3's parameter shards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fsdp2:
+class Fsdp2Config:
     """torch `fully_shard`."""
 
     reshard_after_forward: bool | int | None
@@ -59,14 +59,14 @@ class Fsdp2:
     cpu_offload: bool = False
     gpus_per_node: int = 8
     """GPUs that DTensor takes for a node when it weighs collectives."""
-    gpus_of_node: int = 8
+    job_gpus_per_node: int = 8
     """GPUs of the job that are on one node."""
     precomputes_scales: bool = False
     """The maxima of all fp8 weights are all-reduced in one collective after the update."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fsdp1:
+class Fsdp1Config:
     """torch FullyShardedDataParallel."""
 
     sharding_strategy: str

@@ -6,7 +6,7 @@ from zsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnLengths:
+class SampledLengths:
     """A mean micro-batch of documents whose lengths are drawn."""
 
     length: int
@@ -21,7 +21,7 @@ class DrawnLengths:
     """Tokens of a mean rank's micro-batch with padding."""
     slowest_over_mean: float
     """FLOPs of the slowest rank over those of the mean rank."""
-    by_document: bool
+    masks_by_document: bool
     """The mask has a block per document. Otherwise it has one per sequence."""
 
     @property

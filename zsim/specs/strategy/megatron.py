@@ -22,16 +22,16 @@ from zsim.specs.strategy.megatron_experts import (
     block_overhead,
     expert_overheads,
     linear_overheads,
+    local_expert_overhead,
     norm_overheads,
-    one_expert_overhead,
     pairing_overhead,
     product_overhead,
 )
-from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_layout, megatron_fsdp
-from zsim.specs.strategy.megatron_muon import MegatronMuon, check_no_muon, megatron_muon
+from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_fsdp_layout, resolve_megatron_fsdp
+from zsim.specs.strategy.megatron_muon import MegatronMuon, refuse_muon_keys, resolve_megatron_muon
 from zsim.specs.strategy.megatron_table import NEWEST_CORE, MegatronTable
-from zsim.specs.strategy.precision_aware import PrecisionAware, precision_aware
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.precision_aware import PrecisionAware, resolve_precision_aware
+from zsim.specs.strategy.training import TrainingConfig
 
 _DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
 _FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
@@ -42,7 +42,7 @@ _ENGINE_WORKSPACE = 2**22  # Transformer Engine's, before Hopper
 
 
 @dataclass(frozen=True, slots=True)
-class Megatron:
+class MegatronConfig:
     """Megatron's data parallelism, resolved."""
 
     distributed_optimizer: bool
@@ -62,7 +62,7 @@ class Megatron:
     """The product for a weight's gradient adds it to the buffer."""
     checks_nan: bool
     """The host reads the norm of a bucket before it is reduced."""
-    has_owners: bool = False
+    has_whole_tensor_owners: bool = False
     """InternEvo's distributed optimizer, never Megatron's. Gradients are summed on all ranks, and whole
     tensors belong to ranks, which broadcast them.
     """
@@ -74,7 +74,7 @@ class Megatron:
     """
     expert_overheads: tuple[str | None, str | None] = (None, None)
     """The events of a layer's router and of each of its two grouped products."""
-    one_expert_overhead: str | None = None
+    local_expert_overhead: str | None = None
     """The event of one local expert in each of its two products, where experts run one after the other."""
     product_overhead: str | None = None
     """The event of each of an expert's products beyond the first's, where they run on several streams."""
@@ -104,21 +104,21 @@ class Megatron:
     """
     waits_sends: bool = False
     """A forward's send is waited for at once (core 0.18, 260cba71)."""
-    cuts_messages: bool = False
+    scatters_messages: bool = False
     """Tensor-parallel ranks send a part of an activation each and gather it after it arrives
     (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core).
     """
     fp8_param_gather: bool = False
     """The weights of fp8 products are kept and gathered in fp8."""
-    pairs_experts: bool = False
+    overlap_expert_parallel: bool = False
     """Experts' exchanges of one micro-batch run during another's layers (`zsim.plan.pipeline.combined`)."""
-    delays_expert_weights: bool = False
+    delay_wgrad_compute: bool = False
     """Under `overlap_expert_parallel`, the gradients of weights run as steps of their own."""
     fsdp: MegatronFsdp | None = None
     """Megatron-FSDP, in place of the buffers."""
-    states: PrecisionAware | None = None
+    precision_aware: PrecisionAware | None = None
     """Types of the precision-aware optimizer's states."""
-    saves_copies: bool = False
+    saves_replicated_states: bool = False
     """In a checkpoint every tensor-parallel rank writes the states of what all of them hold (core 0.15:
     training/checkpointing.py `dp_reshardable`).
     """
@@ -128,7 +128,7 @@ class Megatron:
     """Transformer Engine keeps a tensor of every weight's shape (2.3, which containers have had since core
     0.13).
     """
-    synchronizes: bool = False
+    synchronizes_timers: bool = False
     """Timers wait for the device around every forward, backward and exchange of messages."""
     test_mode: bool = False
     """Layers compare the norms of their queries and keys with those of other ranks."""
@@ -143,51 +143,52 @@ class Megatron:
         return self.distributed_optimizer or (self.muon is not None and self.muon.owners != "all")
 
 
-def megatron_strategy(
-    table: MegatronTable, training: Training, world_size: int, capability: float | None = None
-) -> Megatron:
+def resolve_megatron(
+    table: MegatronTable, training: TrainingConfig, world_size: int, capability: float | None = None
+) -> MegatronConfig:
     """The table resolved for `world_size` ranks on GPUs of compute capability `capability`.
 
     Raises InputError for what Megatron's own argument checks refuse and for what the release lacks.
     """
-    release = _release(table.version)
+    release = _parse_release(table.version)
     has_core = is_core(table.version)
     _check_release(table, release)
     _check_combination(table, world_size)
     _check_fp8(table, training)
-    low = "bf16" if training.precision == "fp8" else training.precision
-    if table.grad_reduce_dtype not in ("fp32", low):
+    compute_dtype = "bf16" if training.precision == "fp8" else training.precision
+    if table.grad_reduce_dtype not in ("fp32", compute_dtype):
         raise InputError(
-            f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' with parameters in {low}; "
-            f"expected 'fp32' or '{low}'"
+            f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' with parameters in "
+            f"{compute_dtype}; "
+            f"expected 'fp32' or '{compute_dtype}'"
         )
-    if table.engine == "internevo" and table.grad_reduce_dtype != low:
+    if table.engine == "internevo" and table.grad_reduce_dtype != compute_dtype:
         raise InputError(
             f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' (the default is 'fp32'), but "
-            f"engine 'internevo' reduces gradients in the parameters' type; expected '{low}'"
+            f"engine 'internevo' reduces gradients in the parameters' type; expected '{compute_dtype}'"
         )
     ranks = world_size // table.optimizer_instances
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
     is_megatron, sums_all = table.engine == "megatron", table.engine == "internevo"
     is_nanotron = table.engine == "nanotron"
-    muon = megatron_muon(table, release, training) if training.optimizer == "muon" else None
+    muon = resolve_megatron_muon(table, release, training) if training.optimizer == "muon" else None
     if muon is None:
-        check_no_muon(table)
+        refuse_muon_keys(table)
     is_sharded = table.distributed_optimizer if muon is None else muon.owners == "laid out"
     overlaps = table.overlap_grad_reduce
     if is_nanotron:  # torch's DDP without ZeRO, with its buckets of 25 MiB
-        overlaps, bucket = not table.distributed_optimizer, _DDP_BUCKET // DTYPE_BYTES[low]
-    is_buffer = has_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low
+        overlaps, bucket = not table.distributed_optimizer, _DDP_BUCKET // DTYPE_BYTES[compute_dtype]
+    is_buffer = has_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != compute_dtype
     fuses = (
         is_megatron
         and table.gradient_accumulation_fusion
         and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32"))
     )
-    return Megatron(
+    return MegatronConfig(
         is_sharded,
         overlaps,
         table.overlap_param_gather and not is_nanotron,
-        param_dtype=low,
+        param_dtype=compute_dtype,
         grad_dtype=table.grad_reduce_dtype,
         average_in_collective=table.average_in_collective or is_nanotron,
         bucket_size=bucket if overlaps else None,
@@ -195,11 +196,11 @@ def megatron_strategy(
         is_contiguous=is_buffer and not sums_all,
         fuses_accumulation=fuses,
         checks_nan=has_core and is_megatron and table.check_for_nan and table.fsdp_sharding is None,
-        has_owners=sums_all,
+        has_whole_tensor_owners=sums_all,
         is_nanotron=is_nanotron,
         block_overhead=block_overhead(table, has_core),
         expert_overheads=expert_overheads(table, has_core),
-        one_expert_overhead=one_expert_overhead(table, has_core),
+        local_expert_overhead=local_expert_overhead(table, has_core),
         product_overhead=product_overhead(table, has_core),
         norm_overheads=norm_overheads(table, has_core),
         linear_overheads=linear_overheads(table, has_core),
@@ -212,25 +213,25 @@ def megatron_strategy(
         overlap_p2p_warmup_flush=table.overlap_p2p_warmup_flush,
         micro_batch_group=table.micro_batch_group,
         waits_sends=has_core and release >= _WAITS_SENDS,
-        saves_copies=has_core and release >= _SAVES_COPIES,
-        cuts_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
+        saves_replicated_states=has_core and release >= _SAVES_COPIES,
+        scatters_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
         fp8_param_gather=table.fp8_param_gather,
-        pairs_experts=table.overlap_expert_parallel,
-        delays_expert_weights=table.delay_wgrad_compute,
-        fsdp=megatron_fsdp(table, release, ranks),
-        states=precision_aware(table, release, training),
-        workspaces=_workspaces(table, capability) if has_core and is_megatron else (),
+        overlap_expert_parallel=table.overlap_expert_parallel,
+        delay_wgrad_compute=table.delay_wgrad_compute,
+        fsdp=resolve_megatron_fsdp(table, release, ranks),
+        precision_aware=resolve_precision_aware(table, release, training),
+        workspaces=_cublas_workspaces(table, capability) if has_core and is_megatron else (),
         keeps_placeholders=fuses
         and has_core
         and release >= _KEEPS_PLACEHOLDERS
         and table.transformer_impl == "transformer_engine",
-        synchronizes=is_megatron and table.timing_log_level == 2,
+        synchronizes_timers=is_megatron and table.timing_log_level == 2,
         test_mode=is_megatron and table.test_mode,
         muon=muon,
     )
 
 
-def _workspaces(table: MegatronTable, capability: float | None) -> tuple[int, ...]:
+def _cublas_workspaces(table: MegatronTable, capability: float | None) -> tuple[int, ...]:
     """Bytes of cuBLAS's workspaces, or () where the GPUs' compute capability is not known.
 
     Those of torch's handles are large everywhere under CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron's
@@ -239,12 +240,14 @@ def _workspaces(table: MegatronTable, capability: float | None) -> tuple[int, ..
     """
     if capability is None:
         return ()
-    own = LARGE_WORKSPACE if table.deterministic_mode else workspace_bytes(capability)
-    engine = LARGE_WORKSPACE if capability >= HOPPER else _ENGINE_WORKSPACE
-    return (own,) * NUM_HANDLES + ((engine,) if table.transformer_impl == "transformer_engine" else ())
+    torch_workspace = LARGE_WORKSPACE if table.deterministic_mode else workspace_bytes(capability)
+    engine_workspace = LARGE_WORKSPACE if capability >= HOPPER else _ENGINE_WORKSPACE
+    return (torch_workspace,) * NUM_HANDLES + (
+        (engine_workspace,) if table.transformer_impl == "transformer_engine" else ()
+    )
 
 
-def _check_fp8(table: MegatronTable, training: Training) -> None:
+def _check_fp8(table: MegatronTable, training: TrainingConfig) -> None:
     for key in ("fp8_param_gather", "tp_only_amax_red"):
         if getattr(table, key) and training.precision != "fp8":
             raise InputError(
@@ -261,27 +264,27 @@ def _check_fp8(table: MegatronTable, training: Training) -> None:
 
 def check_megatron_layout(table: MegatronTable, pipeline: int, expert: int, connections: int) -> None:
     """Raises InputError for parallelism or hardware queues that Megatron-FSDP does not combine with."""
-    check_layout(table, _release(table.version), pipeline, expert, connections)
+    check_fsdp_layout(table, _parse_release(table.version), pipeline, expert, connections)
 
 
-def is_newer(version: str, core: tuple[int, int] = (0, 8)) -> bool:
+def is_core_since(version: str, core: tuple[int, int] = (0, 8)) -> bool:
     """Whether a release is one of Megatron-Core from `core` on."""
-    return is_core(version) and _release(version) >= core
+    return is_core(version) and _parse_release(version) >= core
 
 
 def is_before_3(version: str) -> bool:
     """Whether a release is one of Megatron-LM before 3.0."""
-    return not is_core(version) and _release(version) < _SHARDED
+    return not is_core(version) and _parse_release(version) < _SHARDED
 
 
 def is_core(version: str) -> bool:
     """Whether a release is one of Megatron-Core, not of Megatron-LM before it."""
-    return _release(version)[0] == 0
+    return _parse_release(version)[0] == 0
 
 
-def _release(version: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?", version)
-    release = (int(found[1]), int(found[2])) if found else (0, 0)
+def _parse_release(version: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?", version)
+    release = (int(match[1]), int(match[2])) if match else (0, 0)
     if not _FIRST_CORE <= release <= _SHARDED:
         raise InputError(
             f"strategy.version: found '{version}', expected a release of Megatron-Core from 0.4 on, as in "
@@ -319,19 +322,19 @@ def _check_graphs(table: MegatronTable) -> None:
 
 def _check_combination(table: MegatronTable, world_size: int) -> None:
     gathers = table.distributed_optimizer or table.layer_wise_optimizer
-    is_apart = gathers and table.overlap_grad_reduce
-    if table.overlap_param_gather and not is_apart:
+    can_overlap = gathers and table.overlap_grad_reduce
+    if table.overlap_param_gather and not can_overlap:
         raise InputError(
             "strategy.overlap_param_gather: Megatron gathers parameters only with distributed_optimizer, and "
             "overlaps it only with overlap_grad_reduce; expected both to be true"
         )
     if table.engine != "megatron":
-        for key, is_given in (
+        for key, is_set in (
             ("cuda_graph", table.cuda_graph),
             ("cuda_graph_modules", bool(table.cuda_graph_modules)),
             ("version", table.version != NEWEST_CORE),
         ):
-            if is_given:
+            if is_set:
                 raise InputError(f"strategy.{key}: belongs to engine 'megatron', found '{table.engine}'")
     _check_graphs(table)
     if table.engine == "internevo" and not table.distributed_optimizer:

@@ -10,10 +10,10 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.adapters import is_adapter_part
 from zsim.specs.model.expert_run import has_experts, shared_modules
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.experts import MERGING, ExpertSplit
+from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, ExpertSplit
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 _KEY = "strategy.overlap_expert_parallel"
 
@@ -28,14 +28,14 @@ def block_overhead(table: MegatronTable, has_core: bool) -> str | None:
         return None
     if table.engine == "nanotron":
         return "nanotron_block"
-    count = len({"attn", "mlp"} & set(table.cuda_graph_modules))
+    num_graphs = len({"attn", "mlp"} & set(table.cuda_graph_modules))
     if not has_core:
         return "megatron_block"
-    whole = "megatron_core_deterministic_block" if table.deterministic_mode else "megatron_core_block"
-    return (whole, "megatron_core_half_block", None)[count]
+    block_event = "megatron_core_deterministic_block" if table.deterministic_mode else "megatron_core_block"
+    return (block_event, "megatron_core_half_block", None)[num_graphs]
 
 
-def attention_overhead(table: MegatronTable, training: Training, has_core: bool) -> str | None:
+def attention_overhead(table: MegatronTable, training: TrainingConfig, has_core: bool) -> str | None:
     """The event, in addition to a block's, where Transformer Engine's attention runs without a fused
     kernel.
     """
@@ -87,7 +87,7 @@ def linear_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, 
     return name if attention else None, name if experts else None
 
 
-def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
+def local_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
     """The event of one local expert at each of its two products, where experts run one after the other."""
     if not has_core or table.engine != "megatron" or table.moe_grouped_gemm or table.cuda_graph:
         return None
@@ -104,7 +104,7 @@ def pairing_overhead(table: MegatronTable, has_core: bool) -> str | None:
 
 
 def check_router_padding(
-    table: MegatronTable, split: ExpertSplit, training: Training, model: ModelSpec
+    table: MegatronTable, split: ExpertSplit, training: TrainingConfig, model: ModelSpec
 ) -> None:
     """Raises InputError where Megatron refuses a padded routing map (core 0.16.1
     core/transformer/transformer_config.py)."""
@@ -127,14 +127,14 @@ def norms_note(table: MegatronTable, model: ModelSpec) -> str | None:
     """The note on compared norms that a model does not have. None where it has some, or where `test_mode` is
     off.
     """
-    modules = (module for block in model.distinct_blocks for module in block.modules)
+    modules = (module for block in model.unique_blocks for module in block.modules)
     if not table.test_mode or any(module.name.endswith("k_layernorm") for module in modules):
         return None
     return f"strategy.test_mode has no effect: '{model.name}' has no norms of Megatron's --qk-layernorm"
 
 
 def shared_overlap_note(
-    table: MegatronTable, parallelism: Parallelism, training: Training, model: ModelSpec
+    table: MegatronTable, parallelism: ParallelismConfig, training: TrainingConfig, model: ModelSpec
 ) -> str | None:
     """The note on overlapped shared experts that a model does not have. None where it has some, or none were
     asked for.
@@ -150,7 +150,7 @@ def shared_overlap_note(
             f"{key}: found true with overlap_expert_parallel, beside which Megatron refuses it; expected one "
             "of the two"
         )
-    shared = [one for block in model.distinct_blocks for one in shared_modules(block)]
+    shared = [module for block in model.unique_blocks for module in shared_modules(block)]
     if not shared:
         return f"{key} has no effect: '{model.name}' has no shared experts"
     if table.fsdp_sharding is not None:
@@ -168,7 +168,7 @@ def shared_overlap_note(
             f"{key}: found true with recompute_modules 'shared_experts', beside which Megatron refuses it; "
             "expected one of the two"
         )
-    if any(is_adapter_part(one) for one in shared):
+    if any(is_adapter_part(module) for module in shared):
         raise NotSimulatedError(
             f"{key}: found true with adapters on shared experts, which zsim does not simulate; expected "
             'false, or training.lora.targets = ["linear_qkv", "linear_proj"]'
@@ -176,7 +176,7 @@ def shared_overlap_note(
     return None
 
 
-def check_overlap(table: MegatronTable, parallelism: Parallelism, training: Training) -> None:
+def check_overlap(table: MegatronTable, parallelism: ParallelismConfig, training: TrainingConfig) -> None:
     """Raises InputError where Megatron refuses to overlap experts' exchanges with another micro-batch.
 
     Raises NotSimulatedError with Megatron-FSDP.
@@ -194,7 +194,7 @@ def check_overlap(table: MegatronTable, parallelism: Parallelism, training: Trai
             "fsdp_sharding, or false"
         )
     experts = parallelism.experts
-    if experts.ranks == 1 or experts.dispatcher not in ("all-to-all", *MERGING):
+    if experts.ranks == 1 or experts.dispatcher not in ("all-to-all", *DEDUPLICATING_DISPATCHERS):
         raise InputError(
             f"{_KEY}: found true with expert = {experts.ranks} and dispatcher '{experts.dispatcher}'; "
             "Megatron overlaps expert parallelism above 1 with 'all-to-all', 'deepep' or 'hybridep'"

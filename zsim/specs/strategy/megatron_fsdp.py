@@ -12,7 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.megatron_table import FsdpSharding, MegatronTable
 
 _FIRST, _HYBRID_EXPERTS = (0, 13), (0, 17)
-_WHOLE: tuple[FsdpSharding, ...] = ("no_shard", "optim")
+_UNSHARDED_PARAMETERS: tuple[FsdpSharding, ...] = ("no_shard", "optim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,21 @@ class MegatronFsdp:
         return self.sharding == "optim_grads_params"
 
 
-def megatron_fsdp(table: MegatronTable, release: tuple[int, int], ranks: int) -> MegatronFsdp | None:
+def resolve_megatron_fsdp(table: MegatronTable, release: tuple[int, int], ranks: int) -> MegatronFsdp | None:
     """The table's Megatron-FSDP for `ranks` data-parallel ranks of an instance, or None without it.
 
     Raises InputError for what Megatron refuses, and for what its code would never reduce.
     """
     if table.fsdp_sharding is None:
-        _check_without(table)
+        _refuse_fsdp_keys(table)
         return None
-    _check(table, release)
-    is_whole = table.fsdp_sharding in _WHOLE
+    _check_fsdp(table, release)
+    keeps_parameters_full = table.fsdp_sharding in _UNSHARDED_PARAMETERS
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
     return MegatronFsdp(
         table.fsdp_sharding,
         table.fsdp_outer_sharding,
-        overlaps_gradients=table.overlap_grad_reduce or not is_whole,
+        overlaps_gradients=table.overlap_grad_reduce or not keeps_parameters_full,
         overlaps_parameters=table.overlap_param_gather or table.fsdp_sharding == "optim_grads_params",
         bucket_size=bucket if table.overlap_grad_reduce else None,
         unit_size=table.fsdp_unit_size,
@@ -80,7 +80,7 @@ def megatron_fsdp(table: MegatronTable, release: tuple[int, int], ranks: int) ->
     )
 
 
-def check_layout(
+def check_fsdp_layout(
     table: MegatronTable, release: tuple[int, int], pipeline: int, expert: int, connections: int
 ) -> None:
     """Raises InputError for layouts in which the code of Megatron-FSDP cannot run or would not reduce.
@@ -94,7 +94,7 @@ def check_layout(
             "training.device_max_connections: found 1, which Megatron refuses with Megatron-FSDP, whose "
             "streams would not overlap; expected 8, the default"
         )
-    is_late = table.fsdp_sharding in _WHOLE or table.optimizer_instances > 1
+    is_late = table.fsdp_sharding in _UNSHARDED_PARAMETERS or table.optimizer_instances > 1
     if pipeline > 1 and is_late and table.overlap_grad_reduce and table.align_grad_reduce:
         raise InputError(
             f"strategy.fsdp_sharding: found '{table.fsdp_sharding}' in {table.optimizer_instances} instances "
@@ -110,19 +110,19 @@ def check_layout(
         )
 
 
-def _check_without(table: MegatronTable) -> None:
-    own = ("fsdp_unit_size", "fsdp_double_buffer", "fsdp_gather_group", "keep_fp8_transpose_cache")
-    given = [key for key in own if getattr(table, key)]
-    given += ["fsdp_outer_sharding"] if table.fsdp_outer_sharding != "no_shard" else []
-    given += [] if table.gradient_reduce_div_fusion else ["gradient_reduce_div_fusion"]
-    if given:
+def _refuse_fsdp_keys(table: MegatronTable) -> None:
+    fsdp_keys = ("fsdp_unit_size", "fsdp_double_buffer", "fsdp_gather_group", "keep_fp8_transpose_cache")
+    keys_set = [key for key in fsdp_keys if getattr(table, key)]
+    keys_set += ["fsdp_outer_sharding"] if table.fsdp_outer_sharding != "no_shard" else []
+    keys_set += [] if table.gradient_reduce_div_fusion else ["gradient_reduce_div_fusion"]
+    if keys_set:
         raise InputError(
-            f"strategy.{given[0]}: belongs to Megatron-FSDP; expected fsdp_sharding as well, as in "
+            f"strategy.{keys_set[0]}: belongs to Megatron-FSDP; expected fsdp_sharding as well, as in "
             "'optim_grads_params'"
         )
 
 
-def _check(table: MegatronTable, release: tuple[int, int]) -> None:
+def _check_fsdp(table: MegatronTable, release: tuple[int, int]) -> None:
     if not _FIRST <= release < (1, 0):
         raise InputError(
             f"strategy.fsdp_sharding: Megatron {table.version} does not have Megatron-FSDP; expected a "

@@ -18,11 +18,11 @@ from typing import Literal
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 Owners = Literal["all", "in turn", "laid out"]
 TensorMode = Literal["blockwise", "duplicated", "distributed"]
-_FIRST, _OVERLAPS, _LAID_OUT = (0, 16), (0, 17), (0, 18)
+_FIRST, _OVERLAPS, _LAYS_OUT = (0, 16), (0, 17), (0, 18)
 _QUINTIC = 5  # sets of coefficients; Emerging-Optimizers 0.1 takes multiples of them
 MUON_KEYS = (
     "layer_wise_optimizer", "muon_tp_mode", "muon_split_qkv", "muon_num_ns_steps", "muon_fp32_matmul_prec",
@@ -32,7 +32,7 @@ _WHERE = "training.optimizer: 'muon'"
 
 
 @dataclass(frozen=True, slots=True)
-class MuonWork:
+class MuonOrthogonalization:
     """The orthogonalization of a matrix."""
 
     mode: TensorMode = "blockwise"
@@ -50,52 +50,59 @@ class MegatronMuon:
 
     owners: Owners
     """The ranks that have the states. See [Note: three ways]."""
-    work: MuonWork
+    orthogonalization: MuonOrthogonalization
     splits_qkv: bool
     """Fused queries, keys and values are three matrices."""
-    others: str
+    scalar_optimizer: str
     """The optimizer of what is no matrix, "adam" or "lion"."""
 
 
-def megatron_muon(table: MegatronTable, release: tuple[int, int], training: Training) -> MegatronMuon:
+def resolve_megatron_muon(
+    table: MegatronTable, release: tuple[int, int], training: TrainingConfig
+) -> MegatronMuon:
     """Muon as the table asks for it.
 
     Raises InputError for what the release refuses, and NotSimulatedError for what zsim lacks.
     """
-    _check(table, release)
+    _check_muon(table, release)
     if training.precision == "fp16":
         raise InputError(f"{_WHERE}: Megatron-Core refuses it with fp16; expected training.precision 'bf16'")
     is_layer_wise = table.layer_wise_optimizer or table.distributed_optimizer
-    owners: Owners = "laid out" if release >= _LAID_OUT else "in turn"
+    owners: Owners = "laid out" if release >= _LAYS_OUT else "in turn"
     dtype = "bf16" if table.muon_fp32_matmul_prec == "medium" else "tf32"
-    work = MuonWork(table.muon_tp_mode, table.muon_num_ns_steps, dtype, table.muon_nesterov)
+    orthogonalization = MuonOrthogonalization(
+        table.muon_tp_mode, table.muon_num_ns_steps, dtype, table.muon_nesterov
+    )
     return MegatronMuon(
-        owners if is_layer_wise else "all", work, table.muon_split_qkv, table.muon_scalar_optimizer
+        owners if is_layer_wise else "all",
+        orthogonalization,
+        table.muon_split_qkv,
+        table.muon_scalar_optimizer,
     )
 
 
-def check_no_muon(table: MegatronTable) -> None:
+def refuse_muon_keys(table: MegatronTable) -> None:
     """Raises InputError for keys of Muon without it."""
     for key in MUON_KEYS:
         if getattr(table, key) != MegatronTable.model_fields[key].default:
             raise InputError(f"strategy.{key}: belongs to training.optimizer 'muon', which is not asked for")
 
 
-def _check(table: MegatronTable, release: tuple[int, int]) -> None:
+def _check_muon(table: MegatronTable, release: tuple[int, int]) -> None:
     version = table.version
     if release[0] != 0 or release < _FIRST:
         raise InputError(
             f"{_WHERE}: Megatron-Core has 'muon' from 0.16 on; found strategy.version '{version}'; expected "
             "a newer one, or one of adamw, adam, sgd, sgd_momentum"
         )
-    if table.distributed_optimizer and release < _LAID_OUT:
+    if table.distributed_optimizer and release < _LAYS_OUT:
         raise InputError(
             f"{_WHERE}: Megatron-Core {version} refuses 'muon' with the distributed optimizer ('muon with "
             "dist optimizer is not supported'); expected strategy.layer_wise_optimizer = true, its "
             "dist_muon, or a release from 0.18 on"
         )
     is_plain = not (table.layer_wise_optimizer or table.distributed_optimizer)
-    refuses_overlap = release < _OVERLAPS or (release < _LAID_OUT and is_plain)
+    refuses_overlap = release < _OVERLAPS or (release < _LAYS_OUT and is_plain)
     for key in ("overlap_grad_reduce", "overlap_param_gather"):
         if getattr(table, key) and refuses_overlap:
             others = "" if release < _OVERLAPS else ", strategy.layer_wise_optimizer = true"

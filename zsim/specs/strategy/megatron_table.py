@@ -231,7 +231,7 @@ class MegatronTable(BaseModel):
 
     @field_validator("version", mode="before")
     @classmethod
-    def _is_quoted(cls, value: object) -> object:
+    def _check_version_is_text(cls, value: object) -> object:
         if isinstance(value, int | float):
             raise ValueError(f'found the number {value}, expected a release in quotes, as in "{NEWEST_CORE}"')
         return value

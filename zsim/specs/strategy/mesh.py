@@ -45,13 +45,13 @@ class Mesh:
 
         There is one row per group, in rank order within a row.
         """
-        kept = [place for place, name in enumerate(self.names) if name not in axes]
-        inner = [place for place, name in enumerate(self.names) if name in axes]
-        return self._box.transpose([*kept, *inner]).reshape(-1, self.size(*axes))
+        outer = [axis_index for axis_index, name in enumerate(self.names) if name not in axes]
+        inner = [axis_index for axis_index, name in enumerate(self.names) if name in axes]
+        return self._box.transpose([*outer, *inner]).reshape(-1, self.size(*axes))
 
     def coordinate(self, axis: str) -> Ints:
         """The coordinate of every rank along an axis."""
-        place = self.names.index(axis)
-        shape = [size if number == place else 1 for number, (_, size) in enumerate(self.axes)]
-        along = np.arange(self.axes[place][1], dtype=np.int64).reshape(shape)
+        axis_index = self.names.index(axis)
+        shape = [size if number == axis_index else 1 for number, (_, size) in enumerate(self.axes)]
+        along = np.arange(self.axes[axis_index][1], dtype=np.int64).reshape(shape)
         return np.broadcast_to(along, self._box.shape).reshape(-1)

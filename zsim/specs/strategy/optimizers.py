@@ -47,7 +47,7 @@ class Optimizer:
 
 
 _BNB, _AO = "bitsandbytes 0.50.2", "torchao 0.18.0"
-_ALL = (
+_OPTIMIZERS = (
     Optimizer("adamw", "torch", "torch 2.13", 2, "per list", in_deepspeed=True),
     Optimizer("adam", "torch", "torch 2.13", 2, "per list", in_deepspeed=True),
     Optimizer("sgd", "torch", "torch 2.13", 0, "per list"),
@@ -72,7 +72,7 @@ _ALL = (
         in_deepspeed=True,
     ),
 )
-OPTIMIZERS: Mapping[str, Optimizer] = {one.name: one for one in _ALL}
+OPTIMIZERS: Mapping[str, Optimizer] = {optimizer.name: optimizer for optimizer in _OPTIMIZERS}
 
 # Optimizers that people name and zsim does not simulate, and why.
 REFUSED: Mapping[str, str] = {

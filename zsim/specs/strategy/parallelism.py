@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
-from zsim.reading import read_given
+from zsim.reading import read_user_file
 from zsim.specs.model.spec import ContextMethod
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import (
@@ -32,13 +32,13 @@ from zsim.specs.strategy.mesh import (
     Mesh,
 )
 from zsim.specs.strategy.parallelism_table import ParallelismTable, ScheduleName
-from zsim.specs.strategy.partition import deepspeed_layers
+from zsim.specs.strategy.partition import split_deepspeed_layers
 
 Style = Literal["torch", "megatron", "nanotron", "deepspeed", "autotp"]
 
 SINGLE_STAGE: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
 V_SHAPED: tuple[ScheduleName, ...] = ("zbv-zero-bubble", "dualpipe-v")
-_OFFERED: Mapping[Style, tuple[ScheduleName, ...]] = {
+_SCHEDULES: Mapping[Style, tuple[ScheduleName, ...]] = {
     "torch": get_args(ScheduleName),
     "megatron": ("1f1b", "interleaved-1f1b"),
     "nanotron": ("gpipe", "1f1b"), "deepspeed": ("1f1b",), "autotp": ("1f1b",),
@@ -57,7 +57,7 @@ _ORDER = "tp-cp-dp-pp"  # fastest first, as Megatron's --use-tp-pp-dp-mapping ha
 
 
 @dataclass(frozen=True, slots=True)
-class Parallelism:
+class ParallelismConfig:
     """`[parallelism]`, resolved: degrees, and how `style`, the framework, runs them."""
 
     tensor: int = 1
@@ -109,8 +109,8 @@ class Parallelism:
         """Whether the model's layers are Megatron's own, in which projections of one input are one
         product.
         """
-        is_theirs = self.style in ("megatron", "nanotron")
-        return is_theirs or (self.style == "deepspeed" and self.tensor > 1)
+        is_megatron_code = self.style in ("megatron", "nanotron")
+        return is_megatron_code or (self.style == "deepspeed" and self.tensor > 1)
 
     @property
     def num_stages(self) -> int:
@@ -118,7 +118,7 @@ class Parallelism:
         return self.pipeline * self.virtual_stages
 
     @property
-    def schedule_is_v(self) -> bool:
+    def is_v_schedule(self) -> bool:
         """Whether the first pipeline rank holds the first and the last stage."""
         return self.schedule in V_SHAPED
 
@@ -167,16 +167,16 @@ def _nearest_degree(degrees: Mapping[str, int], world_size: int) -> str:
     Where no single degree does, it is the nearest number of GPUs.
     """
     product = math.prod(degrees.values())
-    found = [
-        (max(other, degree) / min(other, degree), key, other)
+    candidates = [
+        (max(replacement, degree) / min(replacement, degree), key, replacement)
         for key, degree in degrees.items()
-        for other in range(1, world_size + 1)
-        if degree > 1 and world_size % (product // degree * other) == 0
+        for replacement in range(1, world_size + 1)
+        if degree > 1 and world_size % (product // degree * replacement) == 0
     ]
-    if not found:
+    if not candidates:
         return f"the nearest number of GPUs is {max(1, round(world_size / product)) * product:,}"
-    _, key, other = min(found)
-    return f"{key} {other} would"
+    _, key, replacement = min(candidates)
+    return f"{key} {replacement} would"
 
 
 def resolve_parallelism(
@@ -186,7 +186,7 @@ def resolve_parallelism(
     world_size: int,
     num_layers: int,
     weights: Sequence[int] = (),
-) -> Parallelism:
+) -> ParallelismConfig:
     """The table resolved for a framework.
 
     `style` is None if the framework knows data parallelism only. `kind` is its name in an experiment.
@@ -203,14 +203,14 @@ def resolve_parallelism(
                     f"parallelism.{key}: found {degree} with strategy '{kind}', whose data parallelism zsim "
                     "simulates alone; expected strategy 'fsdp2', 'megatron' or 'deepspeed'"
                 )
-        return Parallelism()
+        return ParallelismConfig()
     model_ranks = table.tensor * table.pipeline * table.context
     if world_size % model_ranks:
         raise InputError(
             f"parallelism: {_product(degrees)} = {model_ranks:,} ranks share a model, but {model_ranks:,} "
             f"does not divide {world_size:,} GPUs; {_nearest_degree(degrees, world_size)}"
         )
-    found = Parallelism(
+    parallelism = ParallelismConfig(
         tensor=table.tensor,
         sequence_parallel=_sequence_parallel(table, style),
         async_tensor=table.async_tensor,
@@ -225,17 +225,17 @@ def resolve_parallelism(
     )
     if table.pipeline == 1:
         _refuse_pipeline_keys(table)
-        return found
-    schedule, virtual = _schedule(table, style)
-    found = replace(found, schedule=schedule, virtual_stages=virtual)
+        return parallelism
+    schedule, virtual_stages = _schedule(table, style)
+    parallelism = replace(parallelism, schedule=schedule, virtual_stages=virtual_stages)
     if table.schedule_csv is not None:
-        text = read_given(Path(table.schedule_csv)).decode(errors="replace")
-        found = replace(found, schedule_csv=table.schedule_csv, schedule_text=text)
-    ends = table.layers_per_stage, table.first_stage_less_layers, table.last_stage_less_layers
-    if style == "deepspeed" and weights and ends == (None, None, None):
-        layers = deepspeed_layers(weights, num_layers, table.pipeline, by_blocks=table.tensor > 1)
-        return replace(found, layers_per_stage=layers)
-    return replace(found, layers_per_stage=_layers(table, found, num_layers))
+        text = read_user_file(Path(table.schedule_csv)).decode(errors="replace")
+        parallelism = replace(parallelism, schedule_csv=table.schedule_csv, schedule_text=text)
+    split_keys = table.layers_per_stage, table.first_stage_less_layers, table.last_stage_less_layers
+    if style == "deepspeed" and weights and split_keys == (None, None, None):
+        layers = split_deepspeed_layers(weights, num_layers, table.pipeline, by_blocks=table.tensor > 1)
+        return replace(parallelism, layers_per_stage=layers)
+    return replace(parallelism, layers_per_stage=_stage_layers(table, parallelism, num_layers))
 
 
 def _product(degrees: Mapping[str, int]) -> str:
@@ -249,18 +249,18 @@ def _sequence_parallel(table: ParallelismTable, style: Style) -> bool:
             f"{table.tensor} for Ulysses"
         )
     default = style == "torch"
-    asked = default if table.sequence_parallel is None else table.sequence_parallel
-    return asked and table.tensor > 1
+    requested = default if table.sequence_parallel is None else table.sequence_parallel
+    return requested and table.tensor > 1
 
 
 def _context_method(table: ParallelismTable, style: Style) -> ContextMethod:
-    offered = _CONTEXT_METHODS[style]
+    methods = _CONTEXT_METHODS[style]
     if table.context_method is None:
-        return offered[0]
-    if table.context_method not in offered:
+        return methods[0]
+    if table.context_method not in methods:
         raise InputError(
             f"parallelism.context_method: {FRAMEWORK_NAMES[style]} has no '{table.context_method}'; expected "
-            f"{' or '.join(repr(one) for one in offered)}"
+            f"{' or '.join(repr(method) for method in methods)}"
         )
     return table.context_method
 
@@ -291,39 +291,42 @@ def _refuse_pipeline_keys(table: ParallelismTable) -> None:
 
 def _schedule(table: ParallelismTable, style: Style) -> tuple[ScheduleName, int]:
     """The schedule and the virtual stages per pipeline rank."""
-    virtual, offered = table.virtual_stages, _OFFERED[style]
+    virtual_stages, schedules = table.virtual_stages, _SCHEDULES[style]
     if table.schedule_csv is not None:
         if style != "torch":
             raise InputError(
                 f"parallelism.schedule_csv: {FRAMEWORK_NAMES[style]} reads none; expected strategy 'fsdp2'"
             )
-        return table.schedule or "interleaved-1f1b", virtual or 1
-    default = offered[0] if style != "torch" else "1f1b"
-    schedule = table.schedule or ("interleaved-1f1b" if (virtual or 1) > 1 else default)
-    if schedule not in offered:
+        return table.schedule or "interleaved-1f1b", virtual_stages or 1
+    default = schedules[0] if style != "torch" else "1f1b"
+    schedule = table.schedule or ("interleaved-1f1b" if (virtual_stages or 1) > 1 else default)
+    if schedule not in schedules:
         raise InputError(
             f"parallelism.schedule: {FRAMEWORK_NAMES[style]} has no '{schedule}'; expected "
-            f"{' or '.join(repr(one) for one in offered)}"
+            f"{' or '.join(repr(candidate) for candidate in schedules)}"
         )
     if schedule in SINGLE_STAGE:
-        if (virtual or 1) > 1:
+        if (virtual_stages or 1) > 1:
             raise InputError(
-                f"parallelism.virtual_stages: found {virtual} with schedule '{schedule}', which has one "
+                f"parallelism.virtual_stages: found {virtual_stages} with schedule '{schedule}', which has "
+                "one "
                 "stage per rank; expected 1, or schedule 'interleaved-1f1b'"
             )
         return schedule, 1
-    if schedule in V_SHAPED and virtual not in (None, 2):
+    if schedule in V_SHAPED and virtual_stages not in (None, 2):
         raise InputError(
-            f"parallelism.virtual_stages: found {virtual} with schedule '{schedule}', expected 2"
+            f"parallelism.virtual_stages: found {virtual_stages} with schedule '{schedule}', expected 2"
         )
-    if virtual == 1:
+    if virtual_stages == 1:
         raise InputError(
             f"parallelism.virtual_stages: found 1 with schedule '{schedule}', expected 2 or more"
         )
-    return schedule, virtual or 2
+    return schedule, virtual_stages or 2
 
 
-def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tuple[int, ...]:
+def _stage_layers(
+    table: ParallelismTable, parallelism: ParallelismConfig, num_layers: int
+) -> tuple[int, ...]:
     """Layers of every virtual stage.
 
     They are counted as by torchtitan's `generate_llm_fqn_per_model_part` (v0.2.2): the ends' missing layers
@@ -331,41 +334,45 @@ def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tup
     again. Megatron refuses a remainder. Both leave an end without layers that is dealt no more than it holds
     instead (Megatron-Core 0.16 `get_num_layers_to_build`), as Llama 3 405B was trained on 128 stages.
     """
-    stages = found.num_stages
+    stages = parallelism.num_stages
     if table.layers_per_stage is not None:
-        given = table.layers_per_stage
-        if len(given) != stages or sum(given) != num_layers:
+        layers_per_stage = table.layers_per_stage
+        if len(layers_per_stage) != stages or sum(layers_per_stage) != num_layers:
             raise InputError(
-                f"parallelism.layers_per_stage: found {len(given)} stages of {sum(given)} layers in all; "
-                f"expected {stages} numbers ({found.pipeline} pipeline ranks x {found.virtual_stages} "
+                f"parallelism.layers_per_stage: found {len(layers_per_stage)} stages of "
+                f"{sum(layers_per_stage)} layers in all; "
+                f"expected {stages} numbers ({parallelism.pipeline} pipeline ranks x "
+                f"{parallelism.virtual_stages} "
                 f"virtual stages) that add up to the model's {num_layers} layers"
             )
-        return given
-    default = 1 if found.style == "torch" else 0
+        return layers_per_stage
+    default = 1 if parallelism.style == "torch" else 0
     first = default if table.first_stage_less_layers is None else table.first_stage_less_layers
     last = default if table.last_stage_less_layers is None else table.last_stage_less_layers
     total = num_layers + first + last
-    if total % stages and found.style == "megatron":
-        hint = _nearest_split(num_layers, found, first, last)
+    if total % stages and parallelism.style == "megatron":
+        hint = _nearest_split(num_layers, parallelism, first, last)
         raise InputError(
-            f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} do not divide by {stages} "
+            f"parallelism.pipeline: {num_layers} layers{_describe_ends(first, last)} do not divide by "
+            f"{stages} "
             f"stages, which Megatron refuses; {hint}"
         )
-    if not _holds(total // stages, first, last):
+    if not _can_shorten_ends(total // stages, first, last):
         fewer = range(stages - 1, 1, -1)
-        most = next((count for count in fewer if _is_dealt(count, total, found, first, last)), 1)
+        most = next((count for count in fewer if _can_split(count, total, parallelism, first, last)), 1)
         raise InputError(
-            f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} are too few for {stages} stages; "
+            f"parallelism.pipeline: {num_layers} layers{_describe_ends(first, last)} are too few for "
+            f"{stages} stages; "
             f"expected at most {most} stage{'s' if most > 1 else ''}"
         )
-    each, extra = divmod(total, stages)
-    layers = [each + (number < extra) for number in range(stages)]
+    each, remainder = divmod(total, stages)
+    layers = [each + (stage < remainder) for stage in range(stages)]
     layers[0] -= first
     layers[-1] -= last
     return tuple(layers)
 
 
-def _holds(each: int, first: int, last: int) -> bool:
+def _can_shorten_ends(each: int, first: int, last: int) -> bool:
     """Whether the ends may lack so many of a stage's `each` layers.
 
     An end may hold the embedding, or the head, alone.
@@ -373,22 +380,22 @@ def _holds(each: int, first: int, last: int) -> bool:
     return each >= max(1, first, last)
 
 
-def _is_dealt(stages: int, total: int, found: Parallelism, first: int, last: int) -> bool:
+def _can_split(stages: int, total: int, parallelism: ParallelismConfig, first: int, last: int) -> bool:
     """Whether the framework deals `total` layers, including the ends' missing ones, out to so many stages."""
-    is_even = found.style != "megatron" or total % stages == 0
-    return is_even and _holds(total // stages, first, last)
+    is_even = parallelism.style != "megatron" or total % stages == 0
+    return is_even and _can_shorten_ends(total // stages, first, last)
 
 
-def _ends(first: int, last: int) -> str:
+def _describe_ends(first: int, last: int) -> str:
     return f" (the first stage {first} less, the last {last} less)" if first or last else ""
 
 
-def _nearest_split(layers: int, found: Parallelism, first: int, last: int) -> str:
-    stages = found.num_stages
+def _nearest_split(layers: int, parallelism: ParallelismConfig, first: int, last: int) -> str:
+    stages = parallelism.num_stages
     for ends in ((0, 0), (1, 1), (0, 1), (1, 0)):
-        if ends != (first, last) and _is_dealt(stages, layers + sum(ends), found, *ends):
+        if ends != (first, last) and _can_split(stages, layers + sum(ends), parallelism, *ends):
             return f"it would with first_stage_less_layers = {ends[0]} and last_stage_less_layers = {ends[1]}"
     total = layers + first + last
-    counts = [count for count in range(2, total + 1) if _is_dealt(count, total, found, first, last)]
+    counts = [count for count in range(2, total + 1) if _can_split(count, total, parallelism, first, last)]
     nearest = min(counts, key=lambda count: abs(count - stages), default=1)
     return f"the nearest number of stages that divides them is {nearest}"

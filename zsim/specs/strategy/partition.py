@@ -23,53 +23,53 @@ def layer_weights(model: ModelSpec) -> tuple[int, ...]:
     """
     norm = head = 0
     for module in model.after:
-        if isinstance(module.work, Linear):
-            head += max(module.numel, module.work.in_features * module.work.out_features)
+        if isinstance(module.op_spec, Linear):
+            head += max(module.numel, module.op_spec.in_features * module.op_spec.out_features)
         else:
             norm += module.numel
     embedding = sum(module.numel for module in model.before)
     return embedding, *(block.numel for block in model.blocks), norm, head
 
 
-def partition_balanced(weights: Sequence[int], parts: int) -> list[int]:
+def partition_balanced(weights: Sequence[int], num_parts: int) -> list[int]:
     """The first layer of each part, and the end: `num_parts` + 1 numbers.
 
     Parts are runs of layers whose largest and smallest sum of weights differ least. Among equals, each part
     from the last on is as short as possible. If there are no more layers than parts, each layer is a part.
     """
     count = len(weights)
-    if count <= parts:
-        return partition_uniform(count, parts)
+    if count <= num_parts:
+        return partition_uniform(count, num_parts)
     sums = np.concatenate([[0.0], np.cumsum(weights, dtype=float)])
-    largest = np.full((count + 1, parts + 1), np.inf)
-    smallest = np.full((count + 1, parts + 1), np.inf)
-    begins = np.zeros((count + 1, parts + 1), dtype=np.int64)
-    largest[0, 0], numbers = 0, np.arange(parts)
+    largest = np.full((count + 1, num_parts + 1), np.inf)
+    smallest = np.full((count + 1, num_parts + 1), np.inf)
+    begins = np.zeros((count + 1, num_parts + 1), dtype=np.int64)
+    largest[0, 0], part_indices = 0, np.arange(num_parts)
     for end in range(1, count + 1):
         last = (sums[end] - sums[:end])[:, None]  # of the part that ends here, by where it begins
         highest, lowest = np.maximum(largest[:end, :-1], last), np.minimum(smallest[:end, :-1], last)
         begin = end - 1 - np.argmin((highest - lowest)[::-1], axis=0)
-        largest[end, 1:], smallest[end, 1:] = highest[begin, numbers], lowest[begin, numbers]
+        largest[end, 1:], smallest[end, 1:] = highest[begin, part_indices], lowest[begin, part_indices]
         begins[end, 1:] = begin
-    found = [count]
-    for number in range(parts, 0, -1):
-        found.append(int(begins[found[-1], number]))
-    return found[::-1]
+    bounds = [count]
+    for part in range(num_parts, 0, -1):
+        bounds.append(int(begins[bounds[-1], part]))
+    return bounds[::-1]
 
 
-def partition_uniform(count: int, parts: int) -> list[int]:
+def partition_uniform(count: int, num_parts: int) -> list[int]:
     """The first layer of each part, and the end, for equal numbers of layers.
 
     The first `count % num_parts` parts have one layer more. With fewer layers than parts the last parts are
     empty.
     """
-    if count <= parts:
-        return [min(number, count) for number in range(parts + 1)]
-    each, more = divmod(count, parts)
-    return [number * each + min(number, more) for number in range(parts + 1)]
+    if count <= num_parts:
+        return [min(part, count) for part in range(num_parts + 1)]
+    each, remainder = divmod(count, num_parts)
+    return [part * each + min(part, remainder) for part in range(num_parts + 1)]
 
 
-def deepspeed_layers(
+def split_deepspeed_layers(
     weights: Sequence[int], num_blocks: int, stages: int, *, by_blocks: bool
 ) -> tuple[int, ...]:
     """Blocks of every stage where nothing says a split.
@@ -85,7 +85,9 @@ def deepspeed_layers(
             f"parallelism.pipeline: found {stages} stages for {num_blocks} layers; expected at most "
             f"{num_blocks}"
         )
-    counted = [0, *[1] * num_blocks, 0, 0] if by_blocks else weights
-    begins = partition_balanced(counted, stages)
-    inside = [min(max(begin, 1), num_blocks + 1) for begin in begins]  # blocks are layers 1 to num_blocks
-    return tuple(end - begin for begin, end in pairwise(inside))
+    layer_costs = [0, *[1] * num_blocks, 0, 0] if by_blocks else weights
+    begins = partition_balanced(layer_costs, stages)
+    block_bounds = [
+        min(max(begin, 1), num_blocks + 1) for begin in begins
+    ]  # blocks are layers 1 to num_blocks
+    return tuple(end - begin for begin, end in pairwise(block_bounds))

@@ -21,7 +21,7 @@ from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 _DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _FIRST, _REMAINDERS = (0, 11), (0, 13)
@@ -56,12 +56,12 @@ class PrecisionAware:
     @property
     def cast_dtypes(self) -> tuple[str, ...]:
         """Types of the states that are cast around the update."""
-        moments = () if self.fuses_casts else tuple(one for one in self.moment_dtypes if one != "fp32")
+        moments = () if self.fuses_casts else tuple(dtype for dtype in self.moment_dtypes if dtype != "fp32")
         return (*moments, *((self.main_params,) if self.main_params != "fp32" else ()))
 
 
-def precision_aware(
-    table: MegatronTable, release: tuple[int, int], training: Training
+def resolve_precision_aware(
+    table: MegatronTable, release: tuple[int, int], training: TrainingConfig
 ) -> PrecisionAware | None:
     """The table's precision-aware optimizer, or None without it.
 
@@ -95,7 +95,7 @@ def precision_aware(
             f"strategy.main_grads_dtype: found 'bf16' with gradients that are reduced in "
             f"'{table.grad_reduce_dtype}', which Megatron refuses; expected grad_reduce_dtype = 'bf16'"
         )
-    low = training.precision in ("bf16", "fp8")
+    is_16_bit = training.precision in ("bf16", "fp8")
     is_delayed = training.precision != "fp8" or training.fp8.recipe == "delayed"
     has_masters = table.main_params_dtype != "fp32" or is_delayed
     return PrecisionAware(
@@ -104,7 +104,7 @@ def precision_aware(
         table.exp_avg_sq_dtype,
         has_masters=has_masters,
         keeps_remainders=has_masters
-        and low
+        and is_16_bit
         and release >= _REMAINDERS
         and table.main_params_dtype == "fp32"
         and not table.fp8_param_gather,

@@ -12,13 +12,13 @@ Count = Annotated[int, Field(gt=0, strict=True)]
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
 
 
-class TableOfFile(BaseModel):
+class StrictTable(BaseModel):
     """A table that people write: frozen, and without keys that it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
-class DdpTable(TableOfFile):
+class DdpTable(StrictTable):
     """`kind = "ddp"`: torch DistributedDataParallel."""
 
     kind: Literal["ddp"] = Field(
@@ -32,7 +32,7 @@ class DdpTable(TableOfFile):
     no_sync: bool = Field(default=True, description="gradients are reduced after the last micro-batch only")
 
 
-class DeepSpeedTable(TableOfFile):
+class DeepSpeedTable(StrictTable):
     """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's file.
 
     `tile_numel` is that of `deepspeed.zero.TiledLinear`, and `zero_init` is `deepspeed.zero.Init`.
@@ -61,7 +61,7 @@ class DeepSpeedTable(TableOfFile):
 
     @field_validator("version", mode="before")
     @classmethod
-    def _is_quoted(cls, value: object) -> object:
+    def _check_version_is_text(cls, value: object) -> object:
         if isinstance(value, int | float):
             raise ValueError(f'found the number {value}, expected a release in quotes, as in "0.19.8"')
         return value
@@ -98,7 +98,7 @@ class DeepSpeedTable(TableOfFile):
     )
 
 
-class _FsdpTable(TableOfFile):
+class _FsdpTable(StrictTable):
     wrapping: str = Field(
         default="torchtitan",
         description='what is a unit: "torchtitan" or "huggingface" (a block, and the rest), or '
@@ -173,14 +173,14 @@ class Fsdp2Table(_FsdpTable):
 
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
-    def _group_or_flag(cls, value: object) -> object:
+    def _check_reshard_value(cls, value: object) -> object:
         is_group = isinstance(value, int) and value >= 1
         if not (value is None or isinstance(value, bool) or is_group):
             raise ValueError(f"expected true, false or a group size, found {value!r}")
         return value
 
 
-class ReferenceTable(TableOfFile):
+class ReferenceTable(StrictTable):
     """`kind = "reference"`: ZeRO as in the paper, as the engine in `validation/zero` runs it.
 
     It has one flat partition per block and fp32 master weights, and none of a framework's additions. In

@@ -6,7 +6,7 @@ from typing import Literal
 
 from zsim.dataclass import dataclass
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.lengths import DrawnLengths
+from zsim.specs.strategy.lengths import SampledLengths
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
@@ -41,7 +41,7 @@ DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingConfig:
     """The training values of one rank, which trains on `micro_batch_size` sequences at a time."""
 
     sequence_length: int
@@ -93,7 +93,7 @@ class Training:
     """Blocks of policy "full" that share one checkpoint (Megatron's uniform method)."""
     recompute_modules: tuple[str, ...] = ()
     """Modules that run again in addition to the core of attention, by Megatron's names."""
-    lengths: DrawnLengths | None = None
+    lengths: SampledLengths | None = None
     """The lengths of documents, where they differ."""
     layer_kernels: LayerKernels = "torch"
     """The library whose kernels the blocks have where they are `compile`d or Liger's."""
@@ -114,14 +114,14 @@ class Training:
     has_fp32_stream: bool = False
     """The residual stream is fp32, since the embedding is, under autocast."""
 
-    def checkpointing_of(self, block: int) -> Checkpointing:
+    def block_policy(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included. "selective" applies to every
         block.
         """
         if self.block_checkpointing:
             return self.block_checkpointing[block]
-        is_left_out = (block + 1) % self.checkpoint_every and self.activation_checkpointing != "selective"
-        return "none" if is_left_out else self.activation_checkpointing
+        is_skipped = (block + 1) % self.checkpoint_every and self.activation_checkpointing != "selective"
+        return "none" if is_skipped else self.activation_checkpointing
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -31,13 +31,13 @@ class Dragonfly(HopWiring):
         self.nodes_per_router = network.nodes_per_router
         self.groups = -(-cards.num_nodes // (self.nodes_per_router * self.routers))
         h = network.global_links_per_router
-        fair = self.routers * h // max(self.groups - 1, 1)
-        if fair < 1:
+        max_trunk_cables = self.routers * h // max(self.groups - 1, 1)
+        if max_trunk_cables < 1:
             raise InputError(
                 f"{where}: {self.groups} groups of {self.routers} routers with {h} global links each cannot "
                 f"all be joined; expected at most {self.routers * h + 1} groups"
             )
-        self.trunk = max(m for m in range(1, h + 1) if h % m == 0 and m <= fair)
+        self.trunk = max(m for m in range(1, h + 1) if h % m == 0 and m <= max_trunk_cables)
         self.trunks_per_router = h // self.trunk
         self.bandwidth = network.link_bandwidth or cards.bandwidth
         self.ports = self.nodes_per_router * cards.per_node + self.routers - 1 + h
@@ -57,23 +57,23 @@ class Dragonfly(HopWiring):
     def _router(self, nics: Ints) -> Ints:
         return nics // (self.cards.per_node * self.nodes_per_router)
 
-    def _gateway(self, group: Ints, other: Ints) -> Ints:
+    def _gateway(self, group: Ints, target_group: Ints) -> Ints:
         """Index within `group` of the router that holds the trunk to `target_group`."""
-        return (other - group - 1) % max(self.groups, 1) // self.trunks_per_router
+        return (target_group - group - 1) % max(self.groups, 1) // self.trunks_per_router
 
     def hops(self, sources: Ints, targets: Ints) -> list[Hop]:
         source, target = self._router(sources), self._router(targets)
         a = self.routers
         source_group, target_group = source // a, target // a
         is_far = source_group != target_group
-        leave = np.where(is_far, self._gateway(source_group, target_group), target % a)
-        enter = np.where(is_far, self._gateway(target_group, source_group), target % a)
-        first = source % a != leave
-        last = enter != target % a
+        exit_router = np.where(is_far, self._gateway(source_group, target_group), target % a)
+        entry_router = np.where(is_far, self._gateway(target_group, source_group), target % a)
+        first = source % a != exit_router
+        last = entry_router != target % a
         return [
-            Hop("local", (source * a + leave)[first], 1, first),
+            Hop("local", (source * a + exit_router)[first], 1, first),
             Hop("global", (source_group * self.groups + target_group)[is_far], 1, is_far),
-            Hop("local", ((target_group * a + enter) * a + target % a)[last], 1, last),
+            Hop("local", ((target_group * a + entry_router) * a + target % a)[last], 1, last),
         ]
 
     def port(self, nic: int, plane: int) -> str:
@@ -81,13 +81,13 @@ class Dragonfly(HopWiring):
 
     def ends(self, name: str, position: int) -> tuple[str, str]:
         if name == "local":
-            source, other = divmod(position, self.routers)
-            return f"router{source}", f"router{source // self.routers * self.routers + other}"
+            source, local_target = divmod(position, self.routers)
+            return f"router{source}", f"router{source // self.routers * self.routers + local_target}"
         source, target = divmod(position, self.groups)
-        there, back = np.array([source]), np.array([target])
+        source_group, target_group = np.array([source]), np.array([target])
         return (
-            f"router{source * self.routers + int(self._gateway(there, back)[0])}",
-            f"router{target * self.routers + int(self._gateway(back, there)[0])}",
+            f"router{source * self.routers + int(self._gateway(source_group, target_group)[0])}",
+            f"router{target * self.routers + int(self._gateway(target_group, source_group)[0])}",
         )
 
     def inventory(self) -> Inventory:
@@ -125,21 +125,21 @@ class Torus(HopWiring):
         return [Links(name, f"torus {name[0]}", self.num_routers, bandwidth, efficiency) for name in names]
 
     def hops(self, sources: Ints, targets: Ints) -> list[Hop]:
-        here, target = sources // self.cards.per_node, targets // self.cards.per_node
+        router_index, target = sources // self.cards.per_node, targets // self.cards.per_node
         hops: list[Hop] = []
         stride = 1
         for dimension, size in enumerate(self.shape):
-            place, goal = here // stride % size, target // stride % size
-            ahead = (goal - place) % size
-            goes_up = ahead <= size - ahead
-            distance = np.where(goes_up, ahead, size - ahead)
+            coordinate, target_coordinate = router_index // stride % size, target // stride % size
+            distance_up = (target_coordinate - coordinate) % size
+            goes_up = distance_up <= size - distance_up
+            distance = np.where(goes_up, distance_up, size - distance_up)
             for step in range(int(distance.max(initial=0))):
                 for name, is_chosen, sign in (("up", goes_up, 1), ("down", ~goes_up, -1)):
                     mask = is_chosen & (distance > step)
-                    at = (place + sign * step) % size
-                    router = here + (at - place) * stride
+                    step_coordinate = (coordinate + sign * step) % size
+                    router = router_index + (step_coordinate - coordinate) * stride
                     hops.append(Hop(f"{'xyz'[dimension]}_{name}", router[mask], 1, mask))
-            here = here + (goal - place) * stride
+            router_index = router_index + (target_coordinate - coordinate) * stride
             stride *= size
         return hops
 
@@ -149,8 +149,8 @@ class Torus(HopWiring):
     def ends(self, name: str, position: int) -> tuple[str, str]:
         dimension, sign = "xyz".index(name[0]), 1 if name.endswith("_up") else -1
         stride, size = math.prod(self.shape[:dimension]), self.shape[dimension]
-        place = position // stride % size
-        return f"router{position}", f"router{position + ((place + sign) % size - place) * stride}"
+        coordinate = position // stride % size
+        return f"router{position}", f"router{position + ((coordinate + sign) % size - coordinate) * stride}"
 
     def inventory(self) -> Inventory:
         sizes = [size for size in self.shape if size > 1]

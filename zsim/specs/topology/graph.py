@@ -93,9 +93,9 @@ def is_connected(topology: Topology) -> bool:
 
     graph = topology_graph(topology)
     gpus = [device for device in graph if device.startswith("gpu")]
-    one_way = networkx.descendants(graph, gpus[0]) | {gpus[0]}
-    back = networkx.ancestors(graph, gpus[0]) | {gpus[0]}
-    return all(gpu in one_way and gpu in back for gpu in gpus)
+    descendants = networkx.descendants(graph, gpus[0]) | {gpus[0]}
+    ancestors = networkx.ancestors(graph, gpus[0]) | {gpus[0]}
+    return all(gpu in descendants and gpu in ancestors for gpu in gpus)
 
 
 def _nic_host_side(topology: Topology, nic: int) -> str:

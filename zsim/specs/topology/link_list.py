@@ -41,7 +41,7 @@ class LinkList:
                 raise InputError(f"{where}.links.{number}: a link must join a switch with something else")
             if nodes:
                 switch = ends[0] if nodes[0] == ends[1] else ends[1]
-                self._plug(nodes[0], switch)
+                self._connect(nodes[0], switch)
             else:
                 self._trunks.append((*ends, cable.bandwidth * cable.count, cable.tier, cable.count))
         for nic in range(cards.count):
@@ -53,18 +53,18 @@ class LinkList:
         self._neighbours: dict[str, list[tuple[str, tuple[str, int]]]] = {}
         self._classes: dict[str, list[tuple[str, str, float]]] = {}
         for source, target, bandwidth, tier, _count in self._trunks:
-            for one, other in ((source, target), (target, source)):
+            for start_switch, end_switch in ((source, target), (target, source)):
                 name = f"{tier} {bandwidth / 1e9:g} GB/s"
                 members = self._classes.setdefault(name, [])
-                self._neighbours.setdefault(one, []).append((other, (name, len(members))))
-                members.append((one, other, bandwidth))
+                self._neighbours.setdefault(start_switch, []).append((end_switch, (name, len(members))))
+                members.append((start_switch, end_switch, bandwidth))
         self._tiers = {f"{tier} {rate / 1e9:g} GB/s": tier for _, _, rate, tier, _ in self._trunks}
-        self._known: dict[tuple[str, str], list[Path]] = {}
+        self._path_cache: dict[tuple[str, str], list[Path]] = {}
         first = self.port(0, 0)
         for nic in range(1, cards.count):
-            self._shortest(first, self.port(nic, 0), where)
+            self._shortest_paths(first, self.port(nic, 0), where)
 
-    def _plug(self, end: str, switch: str) -> None:
+    def _connect(self, end: str, switch: str) -> None:
         match = _NODE.match(end)
         assert match is not None
         node = int(match[1])
@@ -90,40 +90,42 @@ class LinkList:
     def ends(self, name: str, position: int) -> tuple[str, str]:
         return self._classes[name][position][:2]
 
-    def _shortest(self, source: str, target: str, where: str = "network") -> list[Path]:
+    def _shortest_paths(self, source: str, target: str, where: str = "network") -> list[Path]:
         """All shortest paths between two switches (at most 64), in the order of the list of links."""
-        known = self._known.get((source, target))
-        if known is not None:
-            return known
+        cached_paths = self._path_cache.get((source, target))
+        if cached_paths is not None:
+            return cached_paths
         distance = {target: 0}
         queue = deque([target])
         while queue:
-            here = queue.popleft()
-            for other, _link in self._neighbours.get(here, ()):
-                if other not in distance:
-                    distance[other] = distance[here] + 1
-                    queue.append(other)
+            switch = queue.popleft()
+            for neighbour, _link in self._neighbours.get(switch, ()):
+                if neighbour not in distance:
+                    distance[neighbour] = distance[switch] + 1
+                    queue.append(neighbour)
         if source not in distance:
             raise InputError(f"{where}.links: there is no way from '{source}' to '{target}'")
         paths: list[tuple[str, Path]] = [(source, [])]
         for _ in range(distance[source]):
             paths = [
-                (other, [*path, link])
-                for here, path in paths
-                for other, link in self._neighbours[here]
-                if distance[other] == distance[here] - 1
+                (neighbour, [*path, link])
+                for switch, path in paths
+                for neighbour, link in self._neighbours[switch]
+                if distance[neighbour] == distance[switch] - 1
             ][:_MAX_PATHS]
-        self._known[source, target] = [path for _, path in paths]
-        return self._known[source, target]
+        self._path_cache[source, target] = [path for _, path in paths]
+        return self._path_cache[source, target]
 
     def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
-        ways = self._shortest(self.port(source, 0), self.port(target, 0))
+        shortest_paths = self._shortest_paths(self.port(source, 0), self.port(target, 0))
         if self.network.routing == "hash":
             flows = self.network.flows_per_pair
             pair = np.array([source]), np.array([target])
-            chosen = [int(hashed_path(self.network, *pair, flow, len(ways))[0]) for flow in range(flows)]
-            return [(1 / flows, 0, ways[path]) for path in chosen]
-        return [(1 / len(ways), 0, way) for way in ways]
+            path_indices = [
+                int(hashed_path(self.network, *pair, flow, len(shortest_paths))[0]) for flow in range(flows)
+            ]
+            return [(1 / flows, 0, shortest_paths[path]) for path in path_indices]
+        return [(1 / len(shortest_paths), 0, path) for path in shortest_paths]
 
     def plane_shares(self, sources: Ints, targets: Ints) -> Floats | None:
         return None
@@ -138,22 +140,26 @@ class LinkList:
 
     def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
         pairs, inverse = np.unique(np.stack([sources, targets]), axis=1, return_inverse=True)
-        found = []
+        values = []
         for pair in zip(*pairs.tolist(), strict=True):
-            ways = [
-                (share, sum(float(view(name)[at]) for name, at in path))
+            path_values = [
+                (share, sum(float(view(name)[position]) for name, position in path))
                 for share, _, path in self.paths(*pair)
             ]
-            found.append(max(way for _, way in ways) if is_peak else sum(part * way for part, way in ways))
-        return np.array(found, dtype=np.float64)[inverse.ravel()]
+            values.append(
+                max(value for _, value in path_values)
+                if is_peak
+                else sum(weight * value for weight, value in path_values)
+            )
+        return np.array(values, dtype=np.float64)[inverse.ravel()]
 
     def inventory(self) -> Inventory:
-        used: dict[str, int] = {}
+        ports_in_use: dict[str, int] = {}
         cables: dict[str, int] = {"card": self.cards.count}
         for nic in range(self.cards.count):
-            used[self.port(nic, 0)] = used.get(self.port(nic, 0), 0) + 1
+            ports_in_use[self.port(nic, 0)] = ports_in_use.get(self.port(nic, 0), 0) + 1
         for source, target, _bandwidth, tier, count in self._trunks:
             cables[tier] = cables.get(tier, 0) + count
             for end in (source, target):
-                used[end] = used.get(end, 0) + count
-        return Inventory(dict.fromkeys(used, 1), used, cables)
+                ports_in_use[end] = ports_in_use.get(end, 0) + count
+        return Inventory(dict.fromkeys(ports_in_use, 1), ports_in_use, cables)

@@ -57,7 +57,7 @@ class NodeLinks:
         """The NVLink domain of each slot: its node, or the group of nodes that share NVLink switches."""
         return slots // self.ranks_per_domain
 
-    def own_card_of(self, slots: Ints) -> Ints:
+    def nearest_card_of(self, slots: Ints) -> Ints:
         """The network card nearest to each slot."""
         nics = self.cluster.nic.per_node
         return self.node_of(slots) * nics + slots % self.gpus_per_node * nics // self.cluster.gpus_per_node
@@ -66,8 +66,8 @@ class NodeLinks:
         """The network card that each slot uses. It is the nearest, or another card of the node if that one is
         dead.
         """
-        own = self.own_card_of(slots)
-        return own if self.condition is None else self.condition.carriers[own]
+        cards = self.nearest_card_of(slots)
+        return cards if self.condition is None else self.condition.carriers[cards]
 
     def local_links(self, sources: Ints, targets: Ints) -> list[Ints]:
         """Columns of links, with one entry per pair. An entry is -1 where a pair has no link."""
@@ -88,10 +88,10 @@ class NodeLinks:
             first["pcie_down"] + targets,
         ]
 
-    def to_nic(self, slots: Ints) -> list[Ints]:
+    def links_to_nic(self, slots: Ints) -> list[Ints]:
         return self._card_links(slots, "nvlink_out", "nvlink_in", "pcie_up", "uplink_up", "uplink_down")
 
-    def from_nic(self, slots: Ints) -> list[Ints]:
+    def links_from_nic(self, slots: Ints) -> list[Ints]:
         columns = self._card_links(slots, "nvlink_in", "nvlink_out", "pcie_down", "uplink_down", "uplink_up")
         return columns[::-1]
 
@@ -117,20 +117,20 @@ class NodeLinks:
         leaves, returns = not cards.gpudirect or cards.attached == "host", self.copies_twice
         up = [first[uplink] + switch] if leaves else []
         down = [first[other_uplink] + card_switch] if returns else []
-        if self.condition is None or (self.nic_of(slots) == self.own_card_of(slots)).all():
+        if self.condition is None or (self.nic_of(slots) == self.nearest_card_of(slots)).all():
             return [first[pcie] + slots, *up, *down]
         proxies = self._proxies(slots)
         moves = proxies != slots
-        other = self.switch_of(proxies)
+        proxy_switches = self.switch_of(proxies)
         if self.cluster.node_link.kind == "switch":
             return [
                 np.where(moves, self.classes[near].first + slots, -1),
                 np.where(moves, self.classes[far].first + proxies, -1),
                 first[pcie] + proxies,
-                np.where(leaves, first[uplink] + other, -1),
+                np.where(leaves, first[uplink] + proxy_switches, -1),
                 *down,
             ]
-        crosses = moves & (other != switch)
+        crosses = moves & (proxy_switches != switch)
         return [
             first[pcie] + slots,
             np.where(crosses | leaves, first[uplink] + switch, -1),
@@ -145,8 +145,8 @@ class NodeLinks:
 
     def is_under_card(self, slots: Ints) -> Bools:
         """Whether each slot's PCIe switch is that of the card that it uses."""
-        under: Bools = self.switch_of(slots) == self._card_switch_of(slots)
-        return under
+        is_same_switch: Bools = self.switch_of(slots) == self._card_switch_of(slots)
+        return is_same_switch
 
     def _card_switch_of(self, slots: Ints) -> Ints:
         """The PCIe switch of the GPU nearest to the card that each slot uses."""
@@ -161,8 +161,8 @@ class NodeLinks:
         """The slot nearest to the card that each slot uses. It is the slot itself unless its nearest card is
         dead.
         """
-        at_card = self.node_of(slots) * self.gpus_per_node + self._nearest_to_card(slots)
-        return np.where(self.nic_of(slots) == self.own_card_of(slots), slots, at_card)
+        card_slots = self.node_of(slots) * self.gpus_per_node + self._nearest_to_card(slots)
+        return np.where(self.nic_of(slots) == self.nearest_card_of(slots), slots, card_slots)
 
     def switch_of(self, slots: Ints) -> Ints:
         """The PCIe switch of each slot."""

@@ -23,20 +23,20 @@ _CARDS = ("nic_out", "nic_in")
 
 def check_node_count(cluster: Cluster, num_nodes: int) -> None:
     """Raises InputError if a cluster that lists its nodes has another number of them."""
-    if cluster.nodes and num_nodes != len(cluster.type_of_node):
+    if cluster.nodes and num_nodes != len(cluster.node_type_indices):
         raise InputError(f"nodes: found {num_nodes:,}, but {listed_nodes(cluster)}; expected as many")
 
 
 def listed_nodes(cluster: Cluster) -> str:
     """`cluster 'x' has 4 nodes (2 h100-sxm-80gb, 2 a100-sxm-80gb)`."""
-    each = ", ".join(f"{one.count:,} {one.name}" for one in cluster.nodes)
-    return f"cluster '{cluster.name}' has {len(cluster.type_of_node):,} nodes ({each})"
+    counts = ", ".join(f"{node_type.count:,} {node_type.name}" for node_type in cluster.nodes)
+    return f"cluster '{cluster.name}' has {len(cluster.node_type_indices):,} nodes ({counts})"
 
 
-def require_alike(cluster: Cluster, what: str) -> None:
+def require_identical_nodes(cluster: Cluster, what: str) -> None:
     """Raises NotSimulatedError, beginning with `what`, for a cluster with nodes of several types."""
     if cluster.nodes:
-        names = ", ".join(dict.fromkeys(one.name for one in cluster.nodes))
+        names = ", ".join(dict.fromkeys(node_type.name for node_type in cluster.nodes))
         raise NotSimulatedError(
             f"{what}: cluster '{cluster.name}' has nodes of several types ({names}), which is not simulated "
             "here yet; expected a cluster of one of them"
@@ -51,7 +51,7 @@ def condition_of_types(topology: NodeLinks, num_nodes: int, num_links: int) -> C
     """
     types = topology.cluster.nodes
     cards = topology.cluster.nic.per_node
-    if all(_rates(one) == _rates(types[0]) for one in types[1:]):
+    if all(_rates(node_type) == _rates(types[0]) for node_type in types[1:]):
         return None
     fractions, delays = np.ones(num_links), np.zeros(num_links)
     for name, rates in (*((n, 0) for n in _NVLINK), *((n, 1) for n in _PCIE), *((n, 2) for n in _CARDS)):
@@ -59,23 +59,25 @@ def condition_of_types(topology: NodeLinks, num_nodes: int, num_links: int) -> C
         if links is None or not links.count:
             continue
         first = _rates(types[0])[rates]
-        of_type = [_rates(one)[rates] for one in types]
+        type_rates = [_rates(node_type)[rates] for node_type in types]
         types_of_links = _types_of_links(topology.cluster, links, num_nodes)
         inside = slice(links.first, links.first + links.count)
-        speeds = [rate / first[0] if first[0] else 1.0 for rate, _ in of_type]
+        speeds = [rate / first[0] if first[0] else 1.0 for rate, _ in type_rates]
         fractions[inside] = np.array(speeds)[types_of_links]
-        later = [max(latency - first[1], 0.0) / 2 for _, latency in of_type]  # half at either end of a route
+        extra_latencies = [
+            max(latency - first[1], 0.0) / 2 for _, latency in type_rates
+        ]  # half at either end of a route
         if name in _PCIE:
-            later = [0.0] * len(
-                later
+            extra_latencies = [0.0] * len(
+                extra_latencies
             )  # copies have the latency of [pcie]; routes that end at cards have theirs
-        delays[inside] = np.array(later)[types_of_links]
+        delays[inside] = np.array(extra_latencies)[types_of_links]
     return Condition(fractions, delays, np.arange(num_nodes * cards))
 
 
-def _rates(one: NodeType) -> tuple[tuple[float, float], ...]:
+def _rates(node_type: NodeType) -> tuple[tuple[float, float], ...]:
     """(bytes per second of large transfers, latency) of NVLink, PCIe and all cards of a node."""
-    link, pcie, nic = one.node_link, one.pcie, one.nic
+    link, pcie, nic = node_type.node_link, node_type.pcie, node_type.nic
     return (
         (link.bandwidth * link.efficiency, link.latency),
         (pcie.bandwidth * pcie.efficiency, pcie.latency),
@@ -85,9 +87,9 @@ def _rates(one: NodeType) -> tuple[tuple[float, float], ...]:
 
 def _types_of_links(cluster: Cluster, links: LinkClass, num_nodes: int) -> Ints:
     """Per link of a class of node links, the type of its node."""
-    return np.repeat(cluster.type_of_node, links.count // num_nodes)
+    return np.repeat(cluster.node_type_indices, links.count // num_nodes)
 
 
-def combined(first: Condition | None, fractions: Floats, delays: Floats) -> tuple[Floats, Floats]:
+def combine_conditions(first: Condition | None, fractions: Floats, delays: Floats) -> tuple[Floats, Floats]:
     """`fractions` and `delays` of faults, combined with those of the condition `first`."""
     return (fractions, delays) if first is None else (fractions * first.fractions, delays + first.delays)

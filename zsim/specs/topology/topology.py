@@ -84,20 +84,20 @@ class Topology(NodeLinks):
     def world_size(self) -> int:
         return len(self.slots)
 
-    def placed(self, slots: Ints) -> Topology:
+    def replace_slots(self, slots: Ints) -> Topology:
         """The same fabric with the ranks of another job."""
-        other = copy.copy(self)
-        other.slots = slots
-        return other
+        topology = copy.copy(self)
+        topology.slots = slots
+        return topology
 
-    def in_condition(self, condition: Condition) -> Topology:
+    def apply_condition(self, condition: Condition) -> Topology:
         """The same fabric with the faults of `condition`."""
-        other = copy.copy(self)
-        other.condition = condition
-        return other
+        topology = copy.copy(self)
+        topology.condition = condition
+        return topology
 
     @property
-    def form(self) -> Hashable:
+    def route_key(self) -> Hashable:
         """The facts that the links of routes depend on. They are equal for fabrics that differ only in their
         rates.
 
@@ -113,13 +113,15 @@ class Topology(NodeLinks):
             (pcie.gpus_per_switch, pcie.peer_to_peer),
             (cards.per_node, cards.gpudirect, cards.attached),
             (network.model_dump_json(), 1.0 if network.link_bandwidth is None else cards.bandwidth),
-            tuple((one.name, one.first, one.count) for one in self.classes.values()),
+            tuple(
+                (link_class.name, link_class.first, link_class.count) for link_class in self.classes.values()
+            ),
         )
 
     def capacities(self) -> Floats:
         """Bytes per second of every link."""
-        whole = np.concatenate([np.full(c.count, c.capacity) for c in self.classes.values()])
-        return whole if self.condition is None else whole * self.condition.fractions
+        capacities = np.concatenate([np.full(c.count, c.capacity) for c in self.classes.values()])
+        return capacities if self.condition is None else capacities * self.condition.fractions
 
     def leaves_node(self) -> Bools:
         """Per link, whether it is a network card's or one between switches."""
@@ -143,8 +145,8 @@ class Topology(NodeLinks):
         sources, targets = sources[~is_local], targets[~is_local]
         if not len(sources):
             return
-        _count_links(usage, self.to_nic(sources), far)
-        _count_links(usage, self.from_nic(targets), far)
+        _count_links(usage, self.links_to_nic(sources), far)
+        _count_links(usage, self.links_from_nic(targets), far)
         cards = self.nic_of(sources), self.nic_of(targets)
         self._add_ports(usage, *cards, far)
         self.wiring.add_usage(lambda name: self._view(usage, name), *cards, far)
@@ -160,17 +162,17 @@ class Topology(NodeLinks):
         It is the reverse of `add_routes`. With `is_peak`, the maximum over parallel links replaces their
         mean.
         """
-        found = np.zeros(len(sources))
+        totals = np.zeros(len(sources))
         is_local = self.domain_of(sources) == self.domain_of(targets)
-        found[is_local] = _sum_links(values, self.local_links(sources[is_local], targets[is_local]))
+        totals[is_local] = _sum_links(values, self.local_links(sources[is_local], targets[is_local]))
         sources, targets = sources[~is_local], targets[~is_local]
         if len(sources):
             cards = self.nic_of(sources), self.nic_of(targets)
-            columns = [*self.to_nic(sources), *self.from_nic(targets)]
+            columns = [*self.links_to_nic(sources), *self.links_from_nic(targets)]
             ports = self._gather_ports(values, *cards, is_peak)
-            between = self.wiring.gather(lambda name: self._view(values, name), *cards, is_peak)
-            found[~is_local] = _sum_links(values, columns) + ports + between
-        return found
+            fabric_values = self.wiring.gather(lambda name: self._view(values, name), *cards, is_peak)
+            totals[~is_local] = _sum_links(values, columns) + ports + fabric_values
+        return totals
 
     def _add_ports(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
         planes = self.wiring.planes
@@ -184,14 +186,14 @@ class Topology(NodeLinks):
     def _gather_ports(self, values: Floats, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
         planes = self.wiring.planes
         shares = self.wiring.plane_shares(sources, targets)
-        found = np.zeros(len(sources))
+        totals = np.zeros(len(sources))
         for name, cards in (("nic_out", sources), ("nic_in", targets)):
             ports = self._view(values, name).reshape(-1, planes)[cards]
             if is_peak:
-                found += ports.max(axis=1)
+                totals += ports.max(axis=1)
             else:
-                found += ports.mean(axis=1) if shares is None else (ports * shares).sum(axis=1)
-        return found
+                totals += ports.mean(axis=1) if shares is None else (ports * shares).sum(axis=1)
+        return totals
 
     def _view(self, usage: Floats, name: str) -> Floats:
         link_class = self.classes[name]
@@ -202,16 +204,19 @@ class Topology(NodeLinks):
         pair = np.array([source]), np.array([target])
         if source // self.ranks_per_domain == target // self.ranks_per_domain:
             return [(1.0, _first_links(self.local_links(*pair)))]
-        ways = []
+        routes = []
         cards = int(self.nic_of(pair[0])[0]), int(self.nic_of(pair[1])[0])
         planes = self.wiring.planes
-        out, into = (self.classes[name].first for name in ("nic_out", "nic_in"))
-        before, after = _first_links(self.to_nic(pair[0])), _first_links(self.from_nic(pair[1]))
+        first_out, first_in = (self.classes[name].first for name in ("nic_out", "nic_in"))
+        source_links, target_links = (
+            _first_links(self.links_to_nic(pair[0])),
+            _first_links(self.links_from_nic(pair[1])),
+        )
         for share, plane, path in self.wiring.paths(*cards):
             middle = [self.classes[name].first + position for name, position in path]
-            ports = out + cards[0] * planes + plane, into + cards[1] * planes + plane
-            ways.append((share, [*before, ports[0], *middle, ports[1], *after]))
-        return ways
+            ports = first_out + cards[0] * planes + plane, first_in + cards[1] * planes + plane
+            routes.append((share, [*source_links, ports[0], *middle, ports[1], *target_links]))
+        return routes
 
     def route(self, source: int, target: int) -> list[int]:
         """The first route from slot to slot."""
@@ -236,16 +241,16 @@ def _first_links(columns: list[Ints]) -> list[int]:
 
 def _count_links(usage: Floats, columns: list[Ints], amount: float | Floats) -> None:
     for column in columns:
-        links, own = column, amount
+        links, weights = column, amount
         is_used = links >= 0
         if not is_used.all():
-            links, (own, _) = links[is_used], _split(amount, is_used)
+            links, (weights, _) = links[is_used], _split(amount, is_used)
         if len(links):
             low = int(links.min())
-            counts = weighted_count(links - low, own, int(links.max()) - low + 1)
+            counts = weighted_count(links - low, weights, int(links.max()) - low + 1)
             usage[low : low + len(counts)] += counts
 
 
 def _sum_links(values: Floats, columns: list[Ints]) -> Floats:
-    padded = np.append(values, 0.0)  # -1: no link
-    return sum((padded[links] for links in columns), np.zeros(len(columns[0])))
+    padded_values = np.append(values, 0.0)  # -1: no link
+    return sum((padded_values[links] for links in columns), np.zeros(len(columns[0])))

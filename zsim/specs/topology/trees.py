@@ -65,7 +65,7 @@ class Tree(HopWiring):
         port = cards.bandwidth / self.planes
         self.link_bandwidth = network.link_bandwidth or port
         down = self.down_ports * port
-        self.uplinks = _whole(
+        self.uplinks = _whole_uplinks(
             where, "oversubscription", down / network.oversubscription / self.link_bandwidth
         )
         self.has_core = network.levels == 3
@@ -117,15 +117,15 @@ class Tree(HopWiring):
 
     def ends(self, name: str, position: int) -> tuple[str, str]:
         if name in ("leaf_up", "leaf_down"):
-            leaf, rest = divmod(position, self.planes * self.uplinks)
-            plane, spine = divmod(rest, self.uplinks)
+            leaf, remainder = divmod(position, self.planes * self.uplinks)
+            plane, spine = divmod(remainder, self.uplinks)
             pod = leaf // self.leaves_per_pod
-            upper: int | str = f"{pod}.{spine}" if self.has_core else spine
-            ends = self._name("leaf", leaf, plane), self._name("spine", upper, plane)
+            spine_name: int | str = f"{pod}.{spine}" if self.has_core else spine
+            ends = self._name("leaf", leaf, plane), self._name("spine", spine_name, plane)
             return ends if name == "leaf_up" else ends[::-1]
-        pod, rest = divmod(position, self.num_paths)
-        plane, rest = divmod(rest, self.uplinks * self.core_uplinks)
-        spine, core = divmod(rest, self.core_uplinks)
+        pod, remainder = divmod(position, self.num_paths)
+        plane, remainder = divmod(remainder, self.uplinks * self.core_uplinks)
+        spine, core = divmod(remainder, self.core_uplinks)
         ends = self._name("spine", f"{pod}.{spine}", plane), self._name("core", f"{spine}.{core}", plane)
         return ends if name == "core_up" else ends[::-1]
 
@@ -138,24 +138,24 @@ class Tree(HopWiring):
         cables = {"card": self.cards.count * planes, "leaf-spine": leaves * planes * uplinks}
         if self.has_core and self.num_pods > 1:
             pods = self.num_pods
-            below = self.leaves_per_pod + self.core_uplinks
-            switches["spine"], ports["spine"] = self._packed(pods * uplinks * planes, below)
+            spine_ports = self.leaves_per_pod + self.core_uplinks
+            switches["spine"], ports["spine"] = self._pack_switches(pods * uplinks * planes, spine_ports)
             cores = uplinks * self.core_uplinks * planes
-            switches["core"], ports["core"] = self._packed(cores, pods)
+            switches["core"], ports["core"] = self._pack_switches(cores, pods)
             cables["spine-core"] = pods * self.num_paths
         else:
-            switches["spine"], ports["spine"] = self._packed(uplinks * planes, leaves)
+            switches["spine"], ports["spine"] = self._pack_switches(uplinks * planes, leaves)
         return Inventory(switches, ports, cables)
 
-    def _packed(self, count: int, ports: int) -> tuple[int, int]:
+    def _pack_switches(self, count: int, ports: int) -> tuple[int, int]:
         """(switches, ports of each) after several small switches are packed into one large one (parallel
         cables).
         """
-        together = max((self.network.switch_ports or ports) // ports, 1)
-        return -(-count // together), ports * min(together, count)
+        per_switch = max((self.network.switch_ports or ports) // ports, 1)
+        return -(-count // per_switch), ports * min(per_switch, count)
 
 
-def _whole(where: str, key: str, links: float) -> int:
+def _whole_uplinks(where: str, key: str, links: float) -> int:
     """`links` as an integer. Raises InputError unless it is a whole number, up to rounding."""
     count = round(links)
     if count < 1 or abs(links - count) > 1e-6 * count:
@@ -166,7 +166,7 @@ def _whole(where: str, key: str, links: float) -> int:
     return count
 
 
-def _larger_fabric(where: str) -> str:
+def _larger_fabric_hint(where: str) -> str:
     """End of an error text: how to get room for more leaves than two levels have.
 
     `where` begins with the cluster's name. Some clusters ship a preset with a third level.
@@ -180,7 +180,7 @@ def _larger_fabric(where: str) -> str:
 
 def _check_ports(where: str, role: str, needed: int, network: Network) -> None:
     if network.switch_ports is not None and needed > network.switch_ports:
-        hint = _larger_fabric(where) if role == "spine" and network.levels == 2 else ""
+        hint = _larger_fabric_hint(where) if role == "spine" and network.levels == 2 else ""
         raise InputError(
             f"{where}: a {role} needs {needed} ports, but switch_ports is {network.switch_ports}{hint}"
         )

@@ -146,37 +146,39 @@ class HopWiring:
         hops = self.hops(sources, targets)
         if not self.is_hashed or self.num_paths == 1:
             for hop in hops:
-                part = view(hop.name).reshape(-1, hop.width)
-                own = _of_hop(amount, hop) / hop.width
-                part += weighted_count(hop.bundles, own, len(part))[:, None]
+                usage = view(hop.name).reshape(-1, hop.width)
+                weights = _select_flows(amount, hop) / hop.width
+                usage += weighted_count(hop.bundles, weights, len(usage))[:, None]
             return
         share = amount / self.network.flows_per_pair
         for flow in range(self.network.flows_per_pair):
             choice = self._hash(sources, targets, flow)
             for hop in hops:
-                part = view(hop.name)
-                part += weighted_count(self._hashed_links(hop, choice), _of_hop(share, hop), len(part))
+                usage = view(hop.name)
+                usage += weighted_count(
+                    self._hashed_links(hop, choice), _select_flows(share, hop), len(usage)
+                )
 
     def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
-        found = np.zeros(len(sources))
-        is_spread = not self.is_hashed or self.num_paths == 1
-        flows = 1 if is_spread else self.network.flows_per_pair
-        choices = [] if is_spread else [self._hash(sources, targets, flow) for flow in range(flows)]
+        totals = np.zeros(len(sources))
+        is_even = not self.is_hashed or self.num_paths == 1
+        flows = 1 if is_even else self.network.flows_per_pair
+        choices = [] if is_even else [self._hash(sources, targets, flow) for flow in range(flows)]
         for hop in self.hops(sources, targets):
             values = view(hop.name)
             rows = slice(None) if hop.mask is None else hop.mask
-            if is_spread:
+            if is_even:
                 bundles = values.reshape(-1, hop.width)
-                of_bundle = bundles.max(axis=1) if is_peak else bundles.mean(axis=1)
-                found[rows] += of_bundle[hop.bundles]
+                bundle_values = bundles.max(axis=1) if is_peak else bundles.mean(axis=1)
+                totals[rows] += bundle_values[hop.bundles]
             else:
-                each = np.stack([values[self._hashed_links(hop, choice)] for choice in choices])
-                found[rows] += each.max(axis=0) if is_peak else each.mean(axis=0)
-        return found
+                flow_values = np.stack([values[self._hashed_links(hop, choice)] for choice in choices])
+                totals[rows] += flow_values.max(axis=0) if is_peak else flow_values.mean(axis=0)
+        return totals
 
     def _hashed_links(self, hop: Hop, choice: Ints) -> Ints:
-        chosen = choice if hop.mask is None else choice[hop.mask]
-        return hop.bundles * hop.width + chosen * hop.width // self.num_paths
+        path_numbers = choice if hop.mask is None else choice[hop.mask]
+        return hop.bundles * hop.width + path_numbers * hop.width // self.num_paths
 
     def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
         pair = np.array([source]), np.array([target])
@@ -214,24 +216,24 @@ def hashed_path(network: Network, sources: Ints, targets: Ints, flow: int, num_p
     """The path of every flow. It is a fixed mix of source, target, flow and seed, as a switch hashes a
     header.
     """
-    mixed = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed += targets.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(flow * 0x165667B1 + 1)
-    mixed ^= np.uint64(network.hash_seed * 0xD6E8FEB86659FD93 % 2**64)
+    hashes = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    hashes += targets.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(flow * 0x165667B1 + 1)
+    hashes ^= np.uint64(network.hash_seed * 0xD6E8FEB86659FD93 % 2**64)
     for shift in (33, 29, 32):
-        mixed ^= mixed >> np.uint64(shift)
-        mixed *= np.uint64(0xFF51AFD7ED558CCD)
-    return (mixed >> np.uint64(11)).astype(np.int64) % num_paths
+        hashes ^= hashes >> np.uint64(shift)
+        hashes *= np.uint64(0xFF51AFD7ED558CCD)
+    return (hashes >> np.uint64(11)).astype(np.int64) % num_paths
 
 
-def weighted_count(places: Ints, amount: float | Floats, length: int) -> Floats:
+def weighted_count(indices: Ints, amount: float | Floats, length: int) -> Floats:
     """Per index below `length`, the sum of `amount` over its occurrences in `indices`.
 
     `amount` is one value for all, or one per entry.
     """
     weights = amount if isinstance(amount, np.ndarray) else None
-    counts = np.bincount(places, weights, length).astype(np.float64)
+    counts = np.bincount(indices, weights, length).astype(np.float64)
     return counts if isinstance(amount, np.ndarray) else counts * amount
 
 
-def _of_hop(amount: float | Floats, hop: Hop) -> float | Floats:
+def _select_flows(amount: float | Floats, hop: Hop) -> float | Floats:
     return amount[hop.mask] if isinstance(amount, np.ndarray) and hop.mask is not None else amount

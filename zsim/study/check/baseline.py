@@ -22,8 +22,8 @@ from typing import Any
 
 from zsim.comparison.verdict import PREDICTIONS, Tolerances
 from zsim.dataclass import dataclass
-from zsim.errors import InputError, did_you_mean, why_unreadable
-from zsim.files import write_whole
+from zsim.errors import InputError, did_you_mean, unreadable_reason
+from zsim.files import write_atomically
 from zsim.reading import parse_json, read_text
 from zsim.version import __version__
 
@@ -32,14 +32,14 @@ _KEYS = ("format", "zsim_version", "tolerances", "cases", "known")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownMiss:
     """A known miss with its reason. `case` and `check` are shell patterns (`*`, `?`)."""
 
     case: str
     check: str
     reason: str
 
-    def fits(self, case: str, check: str) -> bool:
+    def matches(self, case: str, check: str) -> bool:
         return fnmatchcase(case, self.case) and fnmatchcase(check, self.check)
 
 
@@ -50,34 +50,34 @@ class Baseline:
     path: Path
     tolerances: Tolerances = PREDICTIONS
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
-    known: tuple[Known, ...] = ()
+    known_misses: tuple[KnownMiss, ...] = ()
 
     def tolerances_of(self, case: str) -> Tolerances:
         """The case's tolerances, completed by the file's."""
-        own = self.cases.get(case, {}).get("tolerances", {})
-        return _tolerances(own, self.tolerances, f"{self.path.name}: cases: {case}: tolerances")
+        case_tolerances = self.cases.get(case, {}).get("tolerances", {})
+        return _tolerances(case_tolerances, self.tolerances, f"{self.path.name}: cases: {case}: tolerances")
 
     def reason_of(self, case: str, check: str) -> str | None:
         """The reason if a miss of this check is known, else None."""
-        return next((known.reason for known in self.known if known.fits(case, check)), None)
+        return next((miss.reason for miss in self.known_misses if miss.matches(case, check)), None)
 
     def pin(self, case: str, content: Mapping[str, Any]) -> None:
         """Replace the pinned content of a case. Its tolerances stay."""
-        kept = {key: value for key, value in self.cases.get(case, {}).items() if key == "tolerances"}
-        self.cases[case] = {**content, **kept}
+        tolerances = {key: value for key, value in self.cases.get(case, {}).items() if key == "tolerances"}
+        self.cases[case] = {**content, **tolerances}
 
     def write(self) -> Path:
         """Write the file with one line per figure and cases in order, so that diffs are readable."""
         content = {
             "format": FORMAT,
             "zsim_version": __version__,
-            "tolerances": _as_dict(self.tolerances),
+            "tolerances": _tolerance_values(self.tolerances),
             "cases": {name: self.cases[name] for name in sorted(self.cases)},
             "known": [
-                {"case": known.case, "check": known.check, "reason": known.reason} for known in self.known
+                {"case": miss.case, "check": miss.check, "reason": miss.reason} for miss in self.known_misses
             ],
         }
-        return write_whole(self.path, _readable(content) + "\n")
+        return write_atomically(self.path, _format_json(content) + "\n")
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -87,44 +87,44 @@ def read_baseline(path: Path) -> Baseline:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; --update-baseline writes one") from None
     except OSError as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     except ValueError as error:
         raise InputError(f"{path}: not a baseline: not JSON, or cut short: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise InputError(f"{path}: found format {found!r}, expected a baseline of format {FORMAT}")
+        actual_format = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise InputError(f"{path}: found format {actual_format!r}, expected a baseline of format {FORMAT}")
     for key in content:
         if key not in _KEYS:
             hint = did_you_mean(key, _KEYS)
             raise InputError(f"{path}: unknown key '{key}', expected {', '.join(_KEYS)}{hint}")
-    cases, known = content.get("cases", {}), content.get("known", [])
+    cases, misses = content.get("cases", {}), content.get("known", [])
     if not isinstance(cases, dict) or not all(isinstance(case, dict) for case in cases.values()):
         raise InputError(f"{path}: cases: expected an object of objects, one per case")
     try:
-        reasons = tuple(Known(row["case"], row["check"], row["reason"]) for row in known)
+        known_misses = tuple(KnownMiss(row["case"], row["check"], row["reason"]) for row in misses)
     except (TypeError, KeyError):
         raise InputError(f"{path}: known: expected objects with case, check and reason") from None
     tolerances = _tolerances(content.get("tolerances", {}), PREDICTIONS, f"{path}: tolerances")
-    baseline = Baseline(path, tolerances, cases, reasons)
+    baseline = Baseline(path, tolerances, cases, known_misses)
     for case in cases:
         baseline.tolerances_of(case)
     return baseline
 
 
-def _as_dict(tolerances: Tolerances) -> dict[str, float]:
+def _tolerance_values(tolerances: Tolerances) -> dict[str, float]:
     return {name: getattr(tolerances, name) for name in ("step", "time", "memory", "overlap")}
 
 
-def _tolerances(given: object, base: Tolerances, where: str) -> Tolerances:
-    if not isinstance(given, Mapping):
+def _tolerances(overrides: object, base: Tolerances, where: str) -> Tolerances:
+    if not isinstance(overrides, Mapping):
         raise InputError(f'{where}: expected an object, e.g. {{"step": 0.02}}')
     try:
-        return Tolerances.of({**_as_dict(base), **given})
+        return Tolerances.of({**_tolerance_values(base), **overrides})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def _readable(content: Mapping[str, Any]) -> str:
+def _format_json(content: Mapping[str, Any]) -> str:
     """JSON with one line per figure and per call."""
     return _lines(content, 0)
 

@@ -29,8 +29,15 @@ def kind_of(content: object) -> str | None:
         return "run"
     if {"saves", "plans"} <= keys:
         return "saves"
-    if isinstance(known := content.get("configurations"), Mapping):
-        return "files" if all(isinstance(one, Mapping) and "files" in one for one in known.values()) else None
+    if isinstance(configurations := content.get("configurations"), Mapping):
+        return (
+            "files"
+            if all(
+                isinstance(configuration, Mapping) and "files" in configuration
+                for configuration in configurations.values()
+            )
+            else None
+        )
     return "shaped" if {"serial", "ahead", "rate"} <= keys else None
 
 

@@ -13,14 +13,21 @@ from zsim.comparison.compare import compare
 from zsim.comparison.verdict import Tolerances
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.specs.own_code import OwnCode
+from zsim.specs.own_code import UserCode
 from zsim.study.check.baseline import Baseline
 from zsim.study.check.cases import case_rows
 from zsim.study.check.pinned import pinned_content, pinned_rows
-from zsim.study.check.rows import CheckRow, from_metric, step_times
-from zsim.study.check.targets import CheckTarget, find_targets, load_side
-from zsim.study.published.bars import MARGIN, bar_of_all, bars, moved_rows, published_rows, row_pins
-from zsim.study.published.predict import CheckResult, RowResult, predicted_rows
+from zsim.study.check.rows import CheckRow, row_of_metric, step_times
+from zsim.study.check.targets import CheckTarget, find_targets, load_trace
+from zsim.study.published.bars import (
+    MARGIN,
+    changed_rows,
+    error_summaries,
+    overall_error_summary,
+    published_rows,
+    row_pins,
+)
+from zsim.study.published.predict import CheckResult, RowResult, iterate_predictions
 from zsim.study.published.table import PublishedRun, read_runs
 from zsim.study.topologies.bench import compare_curves
 
@@ -45,7 +52,7 @@ class CheckReport:
         return "inconclusive" if outcomes and outcomes <= {"inconclusive", "skipped"} else "pass"
 
     @property
-    def moved(self) -> tuple[CheckRow, ...]:
+    def failed_rows(self) -> tuple[CheckRow, ...]:
         """The checks that exceed their tolerance."""
         return tuple(row for row in self.rows if row.outcome == "fail")
 
@@ -68,7 +75,7 @@ def run_check(
     is_fast: bool = False,
     tolerances: Tolerances | None = None,
     update: bool = False,
-    code: OwnCode | None = None,
+    code: UserCode | None = None,
     on_done: Callable[[str, int], None] | None = None,
 ) -> CheckReport:
     """Check everything that `paths` name. Names of cases are relative to `base`. `on_done` is called with the
@@ -78,26 +85,26 @@ def run_check(
     writes it) instead of comparing with it. `tolerances` apply to traces that are compared with the
     experiment next to them. `code` is the permission to run functions that experiments name as models.
     """
-    found = find_targets(paths, base)
+    search = find_targets(paths, base)
     rows: list[CheckRow] = []
-    tables = [target for target in found.targets if target.kind == "published"]
-    tell = on_done or (lambda kind, count: None)
-    published = _published(tables, rows, baseline, is_fast, update, tell)
-    others = [target for target in found.targets if target.kind != "published"]
-    for number, target in enumerate(others, 1):
+    tables = [target for target in search.targets if target.kind == "published"]
+    report_progress = on_done or (lambda kind, count: None)
+    published = _predict_tables(tables, rows, baseline, is_fast, update, report_progress)
+    case_targets = [target for target in search.targets if target.kind != "published"]
+    for number, target in enumerate(case_targets, 1):
         rows += _target_rows(target, baseline, tolerances, update, code)
-        tell("cases", number)
+        report_progress("cases", number)
     notes = []
-    if found.ignored:
-        shown = ", ".join(found.ignored[:3]) + (", ..." if len(found.ignored) > 3 else "")
-        notes.append(f"{_counted(len(found.ignored), 'file')} no case: {shown}")
+    if search.ignored:
+        shown = ", ".join(search.ignored[:3]) + (", ..." if len(search.ignored) > 3 else "")
+        notes.append(f"{_format_count(len(search.ignored), 'file')} no case: {shown}")
     if baseline is not None:
-        rows = [_with_reason(row, baseline) for row in rows]
-        notes += [] if update else _not_checked(baseline, found.targets)
+        rows = [_excuse_known_miss(row, baseline) for row in rows]
+        notes += [] if update else _unchecked_cases_note(baseline, search.targets)
     return CheckReport(tuple(rows), published, tuple(notes))
 
 
-def _with_reason(row: CheckRow, baseline: Baseline) -> CheckRow:
+def _excuse_known_miss(row: CheckRow, baseline: Baseline) -> CheckRow:
     """The row, except that a miss that the baseline knows becomes "known", with its reason, and no longer
     fails the check.
     """
@@ -105,13 +112,17 @@ def _with_reason(row: CheckRow, baseline: Baseline) -> CheckRow:
     return row if reason is None else replace(row, outcome="known", sentence=f"{reason} ({row.sentence})")
 
 
-def _not_checked(baseline: Baseline, targets: Sequence[CheckTarget]) -> list[str]:
+def _unchecked_cases_note(baseline: Baseline, targets: Sequence[CheckTarget]) -> list[str]:
     names = {target.name for target in targets}
-    rest = [name for name in baseline.cases if name not in names]
-    return [f"{_counted(len(rest), 'case')} of the baseline not given: {', '.join(rest[:3])}"] if rest else []
+    missing = [name for name in baseline.cases if name not in names]
+    return (
+        [f"{_format_count(len(missing), 'case')} of the baseline not given: {', '.join(missing[:3])}"]
+        if missing
+        else []
+    )
 
 
-def _counted(count: int, what: str) -> str:
+def _format_count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -123,21 +134,21 @@ def _target_rows(
     baseline: Baseline | None,
     tolerances: Tolerances | None,
     update: bool,
-    code: OwnCode | None,
+    code: UserCode | None,
 ) -> list[CheckRow]:
     if target.kind == "case":
         return case_rows(target.name, target.path, target.content)
     if target.kind == "curves":
         return list(_curve_rows(target, baseline, update))
     rows: list[CheckRow] = []
-    trace = load_side(target.path, code=code)
+    trace = load_trace(target.path, code=code)
     if target.experiment is not None:
-        comparison = compare(load_side(target.experiment, code=code), trace, tolerances=tolerances)
+        comparison = compare(load_trace(target.experiment, code=code), trace, tolerances=tolerances)
         first = [row.sentence for row in comparison.differences if row.check == "plan"][:3]
         plan = comparison.plan
         calls = len(plan.simulated), len(plan.recorded)
         rows.append(CheckRow(target.name, "calls", comparison.plan_verdict, "; ".join(first), *calls))
-        rows += [from_metric(target.name, metric) for metric in comparison.metrics]
+        rows += [row_of_metric(target.name, metric) for metric in comparison.metrics]
     if baseline is None and target.experiment is None:
         what = "a trace has nothing to be compared with" if target.kind == "trace" else "nothing is pinned"
         expected = "expected --baseline FILE"
@@ -149,8 +160,10 @@ def _target_rows(
     if update:
         baseline.pin(target.name, pinned_content(trace))
     elif target.name in baseline.cases:
-        own = baseline.tolerances_of(target.name)
-        rows += pinned_rows(target.name, trace, baseline.cases[target.name], own, str(baseline.path))
+        case_tolerances = baseline.tolerances_of(target.name)
+        rows += pinned_rows(
+            target.name, trace, baseline.cases[target.name], case_tolerances, str(baseline.path)
+        )
     elif target.experiment is None:
         text = "not in the baseline; --update-baseline adds it"
         rows.append(CheckRow(target.name, "baseline", "fail", text))
@@ -163,7 +176,7 @@ def _curve_rows(target: CheckTarget, baseline: Baseline | None, update: bool) ->
     for point in compare_curves(target.path):
         if point.is_scored:
             errors.setdefault(point.curve, []).append(abs(point.error))
-    means = {name: round(fmean(found), 5) for name, found in errors.items()}
+    means = {name: round(fmean(curve_errors), 5) for name, curve_errors in errors.items()}
     if update and baseline is not None:
         baseline.pin(target.name, {"curves": means})
     pinned = baseline.cases.get(target.name, {}).get("curves", {}) if baseline is not None else {}
@@ -180,35 +193,37 @@ def _curve_rows(target: CheckTarget, baseline: Baseline | None, update: bool) ->
 # -- published runs ---------------------------------------------------------------------------------------
 
 
-def _published(
+def _predict_tables(
     tables: Sequence[CheckTarget],
     rows: list[CheckRow],
     baseline: Baseline | None,
     is_fast: bool,
     update: bool,
-    tell: Callable[[str, int], None],
+    report_progress: Callable[[str, int], None],
 ) -> CheckResult:
     """Predict the rows of all tables. The comparisons with the baseline are appended to `rows`."""
     read = [(target, read_runs([target.path])) for target in tables]
     chosen = [(target, sample(table.runs) if is_fast else table.runs) for target, table in read]
     predicted: list[RowResult] = []
-    for row in predicted_rows([run for _, runs in chosen for run in runs]):
+    for row in iterate_predictions([run for _, runs in chosen for run in runs]):
         predicted.append(row)
-        tell("published runs", len(predicted))
-    at = 0
+        report_progress("published runs", len(predicted))
+    start = 0
     for target, runs in chosen:
-        own = predicted[at : at + len(runs)]
-        at += len(runs)
+        table_rows = predicted[start : start + len(runs)]
+        start += len(runs)
         names = {run.row_id for run in sample(runs)}
         if baseline is not None and update:
-            few = bars([row for row in own if row.row_id in names])
+            sample_errors = error_summaries([row for row in table_rows if row.row_id in names])
             before = baseline.cases.get(target.name, {})
-            whole = before.get("sources", {}) if is_fast else bars(own)
-            pinned = before.get("rows", {}) if is_fast else row_pins(own)
-            total = before.get("all", {}) if is_fast else bar_of_all(own)
-            baseline.pin(target.name, {"all": total, "sources": whole, "sample": few, "rows": pinned})
-        rows += published_rows(target.name, own, baseline, "sample" if is_fast else "sources")
-        rows += moved_rows(target.name, own, baseline)
+            source_errors = before.get("sources", {}) if is_fast else error_summaries(table_rows)
+            pinned = before.get("rows", {}) if is_fast else row_pins(table_rows)
+            total = before.get("all", {}) if is_fast else overall_error_summary(table_rows)
+            baseline.pin(
+                target.name, {"all": total, "sources": source_errors, "sample": sample_errors, "rows": pinned}
+            )
+        rows += published_rows(target.name, table_rows, baseline, "sample" if is_fast else "sources")
+        rows += changed_rows(target.name, table_rows, baseline)
     notes = tuple(note for _, table in read for note in table.notes)
     if is_fast and predicted:
         all_rows = sum(len(table.runs) for _, table in read)

@@ -15,12 +15,12 @@ def junit_xml(rows: Sequence[CheckRow]) -> str:
     """One test case per check. A miss is a failure. Inconclusive, known and not simulated checks are skipped
     with their reason.
     """
-    found = counts(rows)
+    outcomes = counts(rows)
     totals = {
         "tests": str(len(rows)),
-        "failures": str(found["fail"]),
+        "failures": str(outcomes["fail"]),
         "errors": "0",
-        "skipped": str(found["inconclusive"] + found["known"] + found["skipped"]),
+        "skipped": str(outcomes["inconclusive"] + outcomes["known"] + outcomes["skipped"]),
     }
     root = ElementTree.Element("testsuites", totals)
     suite = ElementTree.SubElement(root, "testsuite", {"name": "zsim check", **totals})

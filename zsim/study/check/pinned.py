@@ -7,14 +7,14 @@ from typing import Any
 
 from zsim.comparison.call_lists import fold, unfold
 from zsim.comparison.calls import calls_of_trace
-from zsim.comparison.op_classes import knows_phases, ops_by_class
+from zsim.comparison.op_classes import group_ops, has_phases_recorded
 from zsim.comparison.plan_check import check_plan
-from zsim.comparison.verdict import Metric, Tolerances, Unit, doubt_about_times, judge
+from zsim.comparison.verdict import Metric, Tolerances, Unit, judge, timing_doubt
 from zsim.errors import InputError
 from zsim.report.breakdown import step_breakdown
 from zsim.report.memory import memory_peaks
 from zsim.report.traffic import overlap_fraction
-from zsim.study.check.rows import CheckRow, from_metric
+from zsim.study.check.rows import CheckRow, row_of_metric
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
 
@@ -23,37 +23,37 @@ _DIGITS = 9  # significant digits of a pinned figure: far below any tolerance, t
 
 def figures_of(trace: Trace) -> dict[str, float]:
     """Step, breakdown, overlap, and the peak by device and category, of the trace's first rank."""
-    found: dict[str, float] = {"step_seconds": trace.step_seconds}
+    figures: dict[str, float] = {"step_seconds": trace.step_seconds}
     breakdown = step_breakdown(trace)
-    parts = breakdown.seconds.items()  # no bubble: a trace does not say when another stage delivered
-    found |= {f"{name}_seconds": value for name, value in parts if name != "bubble"}
+    seconds = breakdown.seconds.items()  # no bubble: a trace does not say when another stage delivered
+    figures |= {f"{name}_seconds": value for name, value in seconds if name != "bubble"}
     overlap = overlap_fraction(trace)
     if overlap is not None:
-        found["overlap_fraction"] = overlap
+        figures["overlap_fraction"] = overlap
     for device, peak in memory_peaks(trace.memory).items():
         if peak.total:
-            found[f"{device}_total_bytes"] = peak.total
-            found |= {f"{device}_{name}_bytes": size for name, size in peak.by_category.items() if size}
-    return {name: _rounded(value) for name, value in found.items()}
+            figures[f"{device}_total_bytes"] = peak.total
+            figures |= {f"{device}_{name}_bytes": size for name, size in peak.by_category.items() if size}
+    return {name: _round_digits(value) for name, value in figures.items()}
 
 
 def seconds_by_class(trace: Trace) -> dict[str, float]:
     """Seconds of the first rank's collectives and kernels, by class. A slower link shows here first."""
     if not len(trace):
         return {}
-    own = trace.of_rank(int(trace.ranks[0]))
-    classes = ops_by_class(own, has_phases=knows_phases(own))
-    return {name: _rounded(ops.seconds) for name, ops in classes.items()}
+    rank_trace = trace.select_rank(int(trace.ranks[0]))
+    classes = group_ops(rank_trace, has_phases=has_phases_recorded(rank_trace))
+    return {name: _round_digits(ops.seconds) for name, ops in classes.items()}
 
 
-def _rounded(value: float) -> float:
+def _round_digits(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
 def pinned_content(trace: Trace) -> dict[str, Any]:
     """The content that `--update-baseline` pins for a trace."""
     rank = int(trace.ranks[0]) if len(trace) else 0
-    calls = fold(calls_of_trace(trace.of_rank(rank), rank))
+    calls = fold(calls_of_trace(trace.select_rank(rank), rank))
     return {"figures": figures_of(trace), "ops": seconds_by_class(trace), "calls": calls}
 
 
@@ -62,37 +62,37 @@ def pinned_rows(
 ) -> Iterator[CheckRow]:
     """The checks of a trace against its pins. Raises InputError for an incomplete pin."""
     rank = int(trace.ranks[0]) if len(trace) else 0
-    calls = calls_of_trace(trace.of_rank(rank), rank)
+    calls = calls_of_trace(trace.select_rank(rank), rank)
     word = "recorded" if trace.source == "recorded" else "simulated"
     pinned = unfold(content.get("calls", []), f"{where}: {case}: calls")
-    check = check_plan(pinned, _as_pinned(calls), ("pinned", word))
+    check = check_plan(pinned, _normalize_calls(calls), ("pinned", word))
     text = "; ".join(row.sentence for row in check.differences[:3])
     yield CheckRow(case, "calls", check.verdict, text, len(calls), len(pinned))
-    doubt = doubt_about_times(trace)
+    doubt = timing_doubt(trace)
     figures, ops = (_numbers(content.get(key, {}), f"{where}: {case}: {key}") for key in ("figures", "ops"))
     for pins, now in ((figures, figures_of(trace)), (ops, seconds_by_class(trace))):
         for name in dict.fromkeys([*pins, *now]):
             before, after = pins.get(name, 0.0), now.get(name, 0.0)
-            metric = _judged(name, after, before, figures, tolerances, doubt)
-            moved = f"{_shown(metric.unit, before)} pinned, {_shown(metric.unit, after)} {word}"
-            yield from_metric(case, metric, moved if metric.verdict == "fail" else metric.reason)
+            metric = _judge_figure(name, after, before, figures, tolerances, doubt)
+            moved = f"{_format_value(metric.unit, before)} pinned, {_format_value(metric.unit, after)} {word}"
+            yield row_of_metric(case, metric, moved if metric.verdict == "fail" else metric.reason)
 
 
-def _numbers(given: object, where: str) -> dict[str, float]:
-    if not isinstance(given, Mapping):
+def _numbers(values: object, where: str) -> dict[str, float]:
+    if not isinstance(values, Mapping):
         raise InputError(f"{where}: expected an object")
-    for name, value in given.items():
+    for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{where}: {name}: found {value!r}, expected a number")
-    return {str(name): float(value) for name, value in given.items()}
+    return {str(name): float(value) for name, value in values.items()}
 
 
-def _as_pinned(calls: Any) -> Any:
+def _normalize_calls(calls: Any) -> Any:
     """The calls after folding and unfolding, as pinned calls are. Module names lose their block numbers."""
     return unfold(fold(calls), "calls")
 
 
-def _judged(
+def _judge_figure(
     name: str,
     after: float,
     before: float,
@@ -103,17 +103,17 @@ def _judged(
     device = name.split("_")[0]
     if name.endswith("_fraction"):
         return judge(
-            name, after, before, unit="fraction", whole=1.0, tolerance=tolerances.overlap, doubt=doubt
+            name, after, before, unit="fraction", total=1.0, tolerance=tolerances.overlap, doubt=doubt
         )
     if name.endswith("_bytes"):
-        whole = float(figures.get(f"{device}_total_bytes", before))
-        return judge(name, after, before, unit="bytes", whole=whole, tolerance=tolerances.memory)
+        reference = float(figures.get(f"{device}_total_bytes", before))
+        return judge(name, after, before, unit="bytes", total=reference, tolerance=tolerances.memory)
     tolerance = tolerances.step if name == "step_seconds" else tolerances.time
-    whole = float(figures.get("step_seconds", before))
-    return judge(name, after, before, unit="seconds", whole=whole, tolerance=tolerance, doubt=doubt)
+    reference = float(figures.get("step_seconds", before))
+    return judge(name, after, before, unit="seconds", total=reference, tolerance=tolerance, doubt=doubt)
 
 
-def _shown(unit: Unit, value: float) -> str:
+def _format_value(unit: Unit, value: float) -> str:
     if unit == "fraction":
         return f"{100 * value:.1f} %"
     return format_seconds(value) if unit == "seconds" else format_bytes(value)

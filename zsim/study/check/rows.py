@@ -47,7 +47,7 @@ class CheckRow:
         return f"{self.case}: {self.name}" + (f": {self.sentence}" if self.sentence else "")
 
 
-def from_metric(case: str, metric: Metric, sentence: str = "") -> CheckRow:
+def row_of_metric(case: str, metric: Metric, sentence: str = "") -> CheckRow:
     """A judged figure as a row."""
     outcome: Verdict = metric.verdict
     return CheckRow(
@@ -64,10 +64,10 @@ def from_metric(case: str, metric: Metric, sentence: str = "") -> CheckRow:
 
 def counts(rows: Iterable[CheckRow]) -> dict[Outcome, int]:
     """The number of rows by outcome."""
-    found: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
+    totals: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
     for row in rows:
-        found[row.outcome] += 1
-    return found
+        totals[row.outcome] += 1
+    return totals
 
 
 def step_times(rows: Iterable[CheckRow]) -> tuple[int, int]:

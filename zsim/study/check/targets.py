@@ -17,7 +17,7 @@ from zsim.errors import InputError
 from zsim.reading import MAX_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT
 from zsim.specs.experiment.load import load_experiment
-from zsim.specs.own_code import OwnCode
+from zsim.specs.own_code import UserCode
 from zsim.study.check.cases import kind_of
 from zsim.trace.readers.content import CHUNK_BYTES, Content
 from zsim.trace.readers.read import read_trace
@@ -48,7 +48,7 @@ class CheckTarget:
 
 
 @dataclass
-class FoundTargets:
+class TargetSearch:
     """The targets in order, and the files in folders that are no targets."""
 
     targets: list[CheckTarget] = field(default_factory=list)
@@ -65,12 +65,12 @@ def checkout() -> Path:
     return CHECKOUT
 
 
-def find_targets(paths: Sequence[Path], base: Path) -> FoundTargets:
+def find_targets(paths: Sequence[Path], base: Path) -> TargetSearch:
     """The targets that `paths` name. Raises InputError for a path that is no target."""
-    found = FoundTargets()
+    search = TargetSearch()
     for path in paths:
         if os.path.isdir(path):
-            _search(path, base, found)
+            _search(path, base, search)
             continue
         if not os.path.exists(path):
             raise InputError(f"{path}: no such file; expected {_EXPECTED}")
@@ -78,15 +78,15 @@ def find_targets(paths: Sequence[Path], base: Path) -> FoundTargets:
         if target is None:
             _refuse_damaged(path)
             raise InputError(f"{path}: nothing that can be checked; expected {_EXPECTED}")
-        found.targets.append(target)
-    if paths and not found.targets:
-        for name in found.ignored:
+        search.targets.append(target)
+    if paths and not search.targets:
+        for name in search.ignored:
             _refuse_damaged(Path(os.path.normpath(base / name)))
         raise InputError(f"{paths[0]}: nothing in there can be checked; expected {_EXPECTED}")
-    return found
+    return search
 
 
-def _search(folder: Path, base: Path, found: FoundTargets) -> None:
+def _search(folder: Path, base: Path, search: TargetSearch) -> None:
     """Find every target below a folder. The traces of several ranks next to an `experiment.toml` are one
     target. An experiment next to its trace is not a target by itself.
     """
@@ -94,18 +94,18 @@ def _search(folder: Path, base: Path, found: FoundTargets) -> None:
     runs = {path.parent for path in files if path.name == "experiment.toml"}
     runs = {run for run in runs if any(path.parent == run and _is_trace_file(path) for path in files)}
     for run in sorted(runs):
-        found.targets.append(CheckTarget(_name(run, base), run, "trace", experiment=run / "experiment.toml"))
+        search.targets.append(CheckTarget(_name(run, base), run, "trace", experiment=run / "experiment.toml"))
     traces = [path for path in files if path.parent not in runs and _is_trace_file(path)]
-    beside = {experiment_beside(path) for path in traces}
+    experiments = {adjacent_experiment(path) for path in traces}
     for path in files:
-        if path.parent in runs or path in beside:
+        if path.parent in runs or path in experiments:
             continue
         target = _target(path, base)
         if target is not None and not _is_another_table(target):
-            found.targets.append(target)
+            search.targets.append(target)
         elif not _belongs_to_a_case(path):
-            found.ignored.append(_name(path, base))
-    found.targets.sort(key=lambda target: target.name)
+            search.ignored.append(_name(path, base))
+    search.targets.sort(key=lambda target: target.name)
 
 
 def _is_trace_file(path: Path) -> bool:
@@ -148,8 +148,8 @@ def _target(path: Path, base: Path) -> CheckTarget | None:
     if path.name.endswith(".gz") and (path.parent / "summary.json").is_file():
         return None  # a single rank's log in a recorded run
     if path.suffix == ".json" or path.name.endswith(".json.gz"):
-        beside = experiment_beside(path)
-        return CheckTarget(name, path, "trace", experiment=beside) if _is_trace(path) else None
+        experiment = adjacent_experiment(path)
+        return CheckTarget(name, path, "trace", experiment=experiment) if _is_trace(path) else None
     return None
 
 
@@ -198,7 +198,7 @@ def _is_object(path: Path) -> bool:
     if path.stat().st_size > _SMALL_BYTES:
         return False
     try:
-        return isinstance(parse_json(_whole(path), path), Mapping)
+        return isinstance(parse_json(_uncompressed_text(path), path), Mapping)
     except ValueError:
         return False
 
@@ -213,12 +213,12 @@ def _head(path: Path) -> str:
     return Content(path).beginning.decode("utf-8", errors="replace")[:_HEAD]
 
 
-def _whole(path: Path) -> str:
+def _uncompressed_text(path: Path) -> str:
     """The text of the file, uncompressed. Larger files are cut, which makes them invalid JSON."""
     return "".join(islice(Content(path).text(), _SMALL_BYTES // CHUNK_BYTES))
 
 
-def experiment_beside(path: Path) -> Path | None:
+def adjacent_experiment(path: Path) -> Path | None:
     """The experiment file of a trace: `run.toml` next to `run.json.gz`, else `experiment.toml` in the same
     folder. None without one."""
     stem = path.name.removesuffix(".gz").removesuffix(".json")
@@ -228,7 +228,7 @@ def experiment_beside(path: Path) -> Path | None:
     return None
 
 
-def load_side(path: Path, overrides: Mapping[str, Any] | None = None, code: OwnCode | None = None) -> Trace:
+def load_trace(path: Path, overrides: Mapping[str, Any] | None = None, code: UserCode | None = None) -> Trace:
     """The trace of a file.
 
     A `.toml` is simulated, with `overrides` of its keys, and its trace carries the interval of the step.
@@ -239,9 +239,9 @@ def load_side(path: Path, overrides: Mapping[str, Any] | None = None, code: OwnC
     """
     if path.suffix == ".toml":
         result = simulate(load_experiment(path, dict(overrides or {}), code=code))
-        found = result.report.step_seconds_range
-        known = {} if found is None else {STEP_RANGE: found}
-        return replace(result.trace, metadata={**result.trace.metadata, **known})
+        step_range = result.report.step_seconds_range
+        range_metadata = {} if step_range is None else {STEP_RANGE: step_range}
+        return replace(result.trace, metadata={**result.trace.metadata, **range_metadata})
     if overrides:
         raise InputError(
             f"--set {next(iter(overrides))}: {path} is a trace; only an experiment can be changed"

@@ -30,17 +30,17 @@ def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
     if report.rows:
         yield from _groups(report.rows)
     for outcome in ("fail", "known", "inconclusive", "skipped"):
-        yield from _named(outcome, [row for row in report.rows if row.outcome == outcome])
+        yield from _outcome_lines(outcome, [row for row in report.rows if row.outcome == outcome])
     for note in report.notes:
         yield from paragraph(note, first="note: ")
     if report.rows:
-        found = counts(report.rows)
-        words = ", ".join(f"{found[outcome]} {_WORDS[outcome]}" for outcome in OUTCOMES if found[outcome])
-        text = f"{report.verdict.upper()}  {words}{_steps_judged(report.rows)}"
+        totals = counts(report.rows)
+        summary = ", ".join(f"{totals[outcome]} {_WORDS[outcome]}" for outcome in OUTCOMES if totals[outcome])
+        text = f"{report.verdict.upper()}  {summary}{_judged_steps_note(report.rows)}"
         yield from paragraph(text, indent=2)
 
 
-def _steps_judged(rows: Sequence[CheckRow]) -> str:
+def _judged_steps_note(rows: Sequence[CheckRow]) -> str:
     """How many step times were judged. A pass without any says nothing about speed."""
     judged, count = step_times(rows)
     if not count:
@@ -65,12 +65,12 @@ def _groups(rows: Sequence[CheckRow]) -> Iterator[str]:
         groups.setdefault(_group(row.case), []).append(row)
     cells = []
     for name, judged in groups.items():
-        found = counts(judged)
-        outcomes = (found[outcome] for outcome in ("pass", "fail", "known", "inconclusive", "skipped"))
+        totals = counts(judged)
+        outcomes = (totals[outcome] for outcome in ("pass", "fail", "known", "inconclusive", "skipped"))
         cells.append(
             (name, f"{len({row.case for row in judged})}", *(f"{count or ''}" for count in outcomes))
         )
-    columns = named_columns("", "cases", "pass", "moved", "known", "incon.", "skip", least=30)
+    columns = named_columns("", "cases", "pass", "moved", "known", "incon.", "skip", min_width=30)
     yield from table(columns, cells)
     yield ""
 
@@ -83,7 +83,7 @@ def _group(case: str) -> str:
     return table if colon else case.rpartition("/")[0] or case
 
 
-def _named(outcome: Outcome, rows: Sequence[CheckRow]) -> Iterator[str]:
+def _outcome_lines(outcome: Outcome, rows: Sequence[CheckRow]) -> Iterator[str]:
     if not rows:
         return
     yield _TITLES[outcome]

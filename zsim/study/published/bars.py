@@ -23,36 +23,36 @@ _MAX_NAMED = 3
 _MAX_PINNED_ROWS = 200
 
 
-def bars(rows: Sequence[RowResult]) -> dict[str, dict[str, Any]]:
+def error_summaries(rows: Sequence[RowResult]) -> dict[str, dict[str, Any]]:
     """The figures of each source that a baseline stores."""
-    return {name: _bar(figures) for name, figures in summarise(rows)["by_source"].items()}
+    return {name: _error_summary(figures) for name, figures in summarise(rows)["by_source"].items()}
 
 
-def bar_of_all(rows: Sequence[RowResult]) -> dict[str, Any]:
+def overall_error_summary(rows: Sequence[RowResult]) -> dict[str, Any]:
     """The figures that a baseline stores, over all rows."""
-    return _bar(summarise(rows))
+    return _error_summary(summarise(rows))
 
 
 def table_lines(
     sources: Mapping[str, Mapping[str, Any]],
-    whole: Mapping[str, Any],
+    overall: Mapping[str, Any],
     runs: Sequence[ValidatedRun] = (),
 ) -> list[str]:
     """The README's tables in Markdown: `runs` by framework and number of nodes, then the sources with
     simulated rows."""
     rows = []
-    for name, bar in (*sorted(sources.items()), ("**all**", whole)):
-        if not bar["simulated"]:
+    for name, summary in (*sorted(sources.items()), ("**all**", overall)):
+        if not summary["simulated"]:
             continue
-        memory = bar["memory_mean_absolute_error"]
+        memory = summary["memory_mean_absolute_error"]
         row = (
             name,
-            str(bar["rows"]),
-            *(_percent(bar[key]) for key in ("mean_absolute_error", "median_absolute_error")),
-            _percent(bar["worst_absolute_error"]),
-            "" if bar["bias"] is None else f"{bar['bias']:+.1%}",
-            "" if memory is None else f"{memory:.1%} of {bar['memory_rows']}",
-            f"{bar['fits_right']} of {bar['fits_rows']}" if bar["fits_rows"] else "",
+            str(summary["rows"]),
+            *(_percent(summary[key]) for key in ("mean_absolute_error", "median_absolute_error")),
+            _percent(summary["worst_absolute_error"]),
+            "" if summary["bias"] is None else f"{summary['bias']:+.1%}",
+            "" if memory is None else f"{memory:.1%} of {summary['memory_rows']}",
+            f"{summary['fits_right']} of {summary['fits_rows']}" if summary["fits_rows"] else "",
         )
         rows.append(row)
     columns = named_columns(
@@ -65,9 +65,9 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _bar(figures: Mapping[str, Any]) -> dict[str, Any]:
+def _error_summary(figures: Mapping[str, Any]) -> dict[str, Any]:
     memory, fits = figures["memory"], figures["fits"]
-    found = {
+    summary = {
         "rows": figures["rows"],
         "simulated": figures["simulated"],
         "skipped": figures["skipped"],
@@ -81,7 +81,7 @@ def _bar(figures: Mapping[str, Any]) -> dict[str, Any]:
         "fits_rows": fits["rows"],
         "fits_right": fits["right"],
     }
-    return {name: round(value, 5) if isinstance(value, float) else value for name, value in found.items()}
+    return {name: round(value, 5) if isinstance(value, float) else value for name, value in summary.items()}
 
 
 def published_rows(
@@ -95,16 +95,18 @@ def published_rows(
     if unknown:
         text = f"not pinned: {', '.join(unknown)}; --update-baseline adds them"
         yield CheckRow(table, "baseline", "fail", text)
-    for source, now in bars(rows).items():
-        case, bar = f"{table}: {source}", pinned.get(source)
-        if bar is None:
+    for source, now in error_summaries(rows).items():
+        case, pinned_summary = f"{table}: {source}", pinned.get(source)
+        if pinned_summary is None:
             continue
-        own = [row for row in rows if row.source == source]
-        yield _count_row(case, "rows simulated", now["simulated"], bar.get("simulated", 0))
-        yield _count_row(case, "fits or not, right", now["fits_right"], bar.get("fits_right", 0))
+        source_rows = [row for row in rows if row.source == source]
+        yield _count_row(case, "rows simulated", now["simulated"], pinned_summary.get("simulated", 0))
+        yield _count_row(case, "fits or not, right", now["fits_right"], pinned_summary.get("fits_right", 0))
         for name, title in _ERRORS:
-            if now[name] is not None and bar.get(name) is not None:
-                yield _error_row(case, title, now[name], bar[name], own, is_memory="memory" in name)
+            if now[name] is not None and pinned_summary.get(name) is not None:
+                yield _error_row(
+                    case, title, now[name], pinned_summary[name], source_rows, is_memory="memory" in name
+                )
 
 
 def row_pins(rows: Sequence[RowResult]) -> dict[str, float | None]:
@@ -113,14 +115,14 @@ def row_pins(rows: Sequence[RowResult]) -> dict[str, float | None]:
     """
     if len(rows) > _MAX_PINNED_ROWS:
         return {}
-    return {row.row_id: _rounded(row.predicted_seconds) for row in rows}
+    return {row.row_id: _round_seconds(row.predicted_seconds) for row in rows}
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _round_seconds(seconds: float | None) -> float | None:
     return None if seconds is None else float(f"{seconds:.9g}")
 
 
-def moved_rows(table: str, rows: Sequence[RowResult], baseline: Baseline | None) -> Iterator[CheckRow]:
+def changed_rows(table: str, rows: Sequence[RowResult], baseline: Baseline | None) -> Iterator[CheckRow]:
     """A line for each row whose prediction differs from the pinned one, and a passing line with the number of
     the others."""
     pinned = baseline.cases.get(table, {}).get("rows", {}) if baseline is not None else {}
@@ -155,14 +157,14 @@ def _error_row(
     outcome: Outcome = "fail" if now > before + MARGIN else "pass"
     text = ""
     if outcome == "fail":
-        text = f"{before:.1%} in the baseline, {now:.1%} now; worst {_worst(rows, is_memory)}"
+        text = f"{before:.1%} in the baseline, {now:.1%} now; worst {_worst_rows(rows, is_memory)}"
     elif now < before - MARGIN:
         text = f"{before:.1%} in the baseline, {now:.1%} now: --update-baseline keeps the gain"
     return CheckRow(case, title, outcome, text, now, before, now - before, MARGIN)
 
 
-def _worst(rows: Sequence[RowResult], is_memory: bool) -> str:
+def _worst_rows(rows: Sequence[RowResult], is_memory: bool) -> str:
     errors = [(row.memory_relative_error if is_memory else row.relative_error, row.row_id) for row in rows]
-    known = [(error, row_id) for error, row_id in errors if error is not None]
-    known.sort(key=lambda pair: -abs(pair[0]))
-    return ", ".join(f"{row_id} {error:+.1%}" for error, row_id in known[:_MAX_NAMED])
+    scored = [(error, row_id) for error, row_id in errors if error is not None]
+    scored.sort(key=lambda pair: -abs(pair[0]))
+    return ", ".join(f"{row_id} {error:+.1%}" for error, row_id in scored[:_MAX_NAMED])

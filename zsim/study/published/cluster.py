@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import NotSimulatedError
-from zsim.report.job_features import network_word
+from zsim.report.job_features import find_network
 from zsim.specs.cluster.cluster import Cluster
-from zsim.study.published.sources import known_run
+from zsim.study.published.sources import complete_run
 from zsim.study.published.table import PublishedRun
 from zsim.units import BYTES_PER_SECOND, parse_quantity
 
@@ -62,7 +62,7 @@ def cluster_table(run: PublishedRun, name: str, preset: Cluster) -> dict[str, An
     return table
 
 
-def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[str, Any]:
+def complete_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[str, Any]:
     """The cluster table with a name and the sources of its numbers, or just the preset's name if nothing
     differs.
     """
@@ -74,26 +74,26 @@ def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[
     tables: dict[str, Any] = {}
     for key, value in table.items():
         if key == "gpu":  # whose tables have a source each, of the rules
-            tables[key] = {name: {**own, "evidence": "calibrated"} for name, own in value.items()}
+            tables[key] = {name: {**subtable, "evidence": "calibrated"} for name, subtable in value.items()}
         elif key not in _LABELS:
-            said = [f"columns of published run {run.row_id}{over}", *filter(None, [value.get("source")])]
-            tables[key] = {**value, "source": "; ".join(said), "evidence": "data sheet"}
-    kept = {key: table[key] for key in ("gpus_per_node",) if key in table}
+            sources = [f"columns of published run {run.row_id}{over}", *filter(None, [value.get("source")])]
+            tables[key] = {**value, "source": "; ".join(sources), "evidence": "data sheet"}
+    copied = {key: table[key] for key in ("gpus_per_node",) if key in table}
     description = f"{preset} as published run {run.row_id} has it{over}"
-    return {"extends": preset, "name": preset, "description": description, **kept, **tables}
+    return {"extends": preset, "name": preset, "description": description, **copied, **tables}
 
 
 def network_of(run: PublishedRun) -> str:
     """The network between nodes (EFA, RoCE, InfiniBand or Ethernet), from the row or from the rules on its
     source. It is "" if unknown.
     """
-    said = network_word(run.text("inter_desc"))
-    if said:
-        return said
+    word = find_network(run.text("inter_desc"))
+    if word:
+        return word
     rate = run.number("inter_gbps_per_gpu")
     if rate is not None and rate < _SLOWEST_RDMA:
         return "Ethernet"
-    return known_run(run).run.text("network")
+    return complete_run(run).run.text("network")
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -19,7 +19,7 @@ _DISPATCHERS = {
     "deepep": "deepep",
     "hybridep": "hybridep",
 }
-_UNSAID = ("", "None", "?")
+_UNSTATED = ("", "None", "?")
 _FLAG = r"(?:^|; )([a-z][a-z0-9-]+)=([^;{}]+)"  # one of Megatron's, in the notes
 _LATENT = r"q(\d+|None)/kv(\d+)/nope(\d+)/rope(\d+)/v(\d+)"
 
@@ -31,10 +31,10 @@ def is_mixture(run: PublishedRun) -> bool:
 
 def expert_settings(run: PublishedRun) -> dict[str, str]:
     """The `moe{...}` note: {"experts": "8", "topk": "2", ...}. Raises NotSimulatedError without one."""
-    found = re.search(r"moe\{([^}]*)\}", run.text("notes"))
-    if found is None:
+    match = re.search(r"moe\{([^}]*)\}", run.text("notes"))
+    if match is None:
         raise NotSimulatedError("the shape is not published: number and width of the routed experts")
-    pairs = (item.partition("=") for item in found[1].split(",") if item)
+    pairs = (item.partition("=") for item in match[1].split(",") if item)
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
@@ -45,21 +45,21 @@ def expert_model(run: PublishedRun, dense: Mapping[str, Any]) -> dict[str, Any]:
     DeepSeek-V3's with latent attention, gpt-oss's, Qwen 2's with a shared expert, Qwen 3's, else Mixtral's.
     Raises NotSimulatedError for shapes that no family has.
     """
-    said, shape = expert_settings(run), dict(dense)
+    moe_note, shape = expert_settings(run), dict(dense)
     name = run.text("model").lower()
-    count, top_k, width = (_number(said, key) for key in ("experts", "topk", "moe_ffn"))
-    shared, layers = _number(said, "shared_ffn", 0), int(shape["num_hidden_layers"])
-    dense_layers = _dense_layers(run, said, layers)
-    if "head_dim" in said:
-        shape["head_dim"] = _number(said, "head_dim")
+    count, top_k, width = (_number(moe_note, key) for key in ("experts", "topk", "moe_ffn"))
+    shared, layers = _number(moe_note, "shared_ffn", 0), int(shape["num_hidden_layers"])
+    dense_layers = _dense_layers(run, moe_note, layers)
+    if "head_dim" in moe_note:
+        shape["head_dim"] = _number(moe_note, "head_dim")
     if re.search(r"next|qwen3\.5|linear|mamba|nemotron", name):
         raise NotSimulatedError(f"model '{run.text('model')}': not every layer's attention is softmax's")
-    if "gdn" in said or "linear" in said:
+    if "gdn" in moe_note or "linear" in moe_note:
         raise NotSimulatedError("linear attention is not simulated")
     if run.text("mlp_type") == "gelu":
-        return _megatron(run, said, shape, (count, top_k, width, shared), dense_layers)
-    if "mla" in said:
-        return _latent(said["mla"], shape, (count, top_k, width, shared), dense_layers)
+        return _megatron_model(run, moe_note, shape, (count, top_k, width, shared), dense_layers)
+    if "mla" in moe_note:
+        return _latent_attention_model(moe_note["mla"], shape, (count, top_k, width, shared), dense_layers)
     if shared:
         return {
             **shape, "model_type": "qwen2_moe", "num_experts": count, "num_experts_per_tok": top_k,
@@ -82,31 +82,31 @@ def expert_model(run: PublishedRun, dense: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _number(said: Mapping[str, str], key: str, default: int | None = None) -> int:
-    text = said.get(key, "")
+def _number(moe_note: Mapping[str, str], key: str, default: int | None = None) -> int:
+    text = moe_note.get(key, "")
     if text.isdigit():
         return int(text)
-    if default is None or text not in _UNSAID:
+    if default is None or text not in _UNSTATED:
         raise NotSimulatedError(f"the shape is not published: {key} of the routed experts is '{text}'")
     return default
 
 
-def _dense_layers(run: PublishedRun, said: Mapping[str, str], layers: int) -> int:
+def _dense_layers(run: PublishedRun, moe_note: Mapping[str, str], layers: int) -> int:
     """Leading layers without experts."""
-    if said.get("dense_layers", "").isdigit():
-        return int(said["dense_layers"])
+    if moe_note.get("dense_layers", "").isdigit():
+        return int(moe_note["dense_layers"])
     flag = re.search(r"moe-layer-freq=(\S+?)(?:;|$)", run.text("notes"))
     if flag is None:
-        return layers - _number(said, "moe_layers", layers)
+        return layers - _number(moe_note, "moe_layers", layers)
     leading = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?", flag[1])
     if leading is None:
         raise NotSimulatedError(f"experts in the layers '{flag[1]}' are not simulated from a table")
     return int(leading[1])
 
 
-def _megatron(
+def _megatron_model(
     run: PublishedRun,
-    said: Mapping[str, str],
+    moe_note: Mapping[str, str],
     shape: Mapping[str, Any],
     experts: tuple[int, int, int, int],
     dense_layers: int,
@@ -130,13 +130,13 @@ def _megatron(
     }
 
 
-def _latent(
-    said: str, shape: Mapping[str, Any], experts: tuple[int, int, int, int], dense_layers: int
+def _latent_attention_model(
+    text: str, shape: Mapping[str, Any], experts: tuple[int, int, int, int], dense_layers: int
 ) -> dict[str, Any]:
     """A model with DeepSeek-V3's block. Kimi-K2's has one group of experts."""
-    found = re.fullmatch(_LATENT, said)
-    if found is None:
-        raise NotSimulatedError(f"latent attention '{said}' is not simulated from a table")
+    match = re.fullmatch(_LATENT, text)
+    if match is None:
+        raise NotSimulatedError(f"latent attention '{text}' is not simulated from a table")
     count, top_k, width, shared = experts
     if shared % width:
         raise NotSimulatedError(f"shared experts of {shared} are no whole number of {width}")
@@ -144,11 +144,11 @@ def _latent(
     return {
         **{key: value for key, value in shape.items() if key != "num_key_value_heads"},
         "model_type": "deepseek_v3",
-        "q_lora_rank": None if found[1] == "None" else int(found[1]),
-        "kv_lora_rank": int(found[2]),
-        "qk_nope_head_dim": int(found[3]),
-        "qk_rope_head_dim": int(found[4]),
-        "v_head_dim": int(found[5]),
+        "q_lora_rank": None if match[1] == "None" else int(match[1]),
+        "kv_lora_rank": int(match[2]),
+        "qk_nope_head_dim": int(match[3]),
+        "qk_rope_head_dim": int(match[4]),
+        "v_head_dim": int(match[5]),
         "n_routed_experts": count,
         "num_experts_per_tok": top_k,
         "moe_intermediate_size": width,
@@ -171,22 +171,22 @@ def expert_parallelism(run: PublishedRun, settings: Mapping[str, str], kind: str
         if (run.count("ep") or 1) > 1:
             raise NotSimulatedError(f"expert parallelism (ep = {run.count('ep')}) without routed experts")
         return {}
-    said = {**settings, **expert_settings(run)}
-    _refuse_unsupported(run, said)
+    combined = {**settings, **expert_settings(run)}
+    _refuse_unsupported(run, combined)
     degree = run.count("ep") or 1
     table: dict[str, Any] = {"expert": degree} if degree > 1 else {}
-    tensor = said.get("etp", "")
-    if tensor not in _UNSAID and kind == "megatron":
+    tensor = combined.get("etp", "")
+    if tensor not in _UNSTATED and kind == "megatron":
         table["expert_tensor"] = int(tensor)
-    dispatcher = said.get("dispatcher", "")
+    dispatcher = combined.get("dispatcher", "")
     shares = degree > 1 or (run.count("tp") or 1) > 1
     if dispatcher in _DISPATCHERS and kind == "megatron" and (degree > 1 or dispatcher in ("allgather",)):
         table["dispatcher"] = _DISPATCHERS[dispatcher]
     elif shares and dispatcher == "?":
         raise NotSimulatedError("what brings tokens to their experts (the dispatcher) is not published")
-    if _drops(run, said):
-        table["capacity_factor"] = _capacity(said)
-    if said.get("balanced") == "1" or "force-balanced" in run.text("notes"):
+    if _drops_tokens(run, combined):
+        table["capacity_factor"] = _capacity(combined)
+    if combined.get("balanced") == "1" or "force-balanced" in run.text("notes"):
         table["expert_imbalance"] = 1.0
     return table
 
@@ -199,35 +199,35 @@ def expert_strategy(run: PublishedRun, settings: Mapping[str, str]) -> dict[str,
     """
     if not is_mixture(run):
         return {}
-    said = expert_settings(run)
-    found: dict[str, Any] = {"moe_grouped_gemm": said.get("grouped_gemm", "1") != "0"}
-    predicted = re.search(r"MTP: on(?: \((\d+) layers?\))?", run.text("notes"))
-    if predicted is not None:
-        found["mtp_layers"] = int(predicted[1] or 1)
+    moe_note = expert_settings(run)
+    table: dict[str, Any] = {"moe_grouped_gemm": moe_note.get("grouped_gemm", "1") != "0"}
+    mtp_match = re.search(r"MTP: on(?: \((\d+) layers?\))?", run.text("notes"))
+    if mtp_match is not None:
+        table["mtp_layers"] = int(mtp_match[1] or 1)
     flags = dict(re.findall(_FLAG, run.text("notes")))
     if int(flags.get("mtp-num-layers", "0") or 0):
-        found["mtp_layers"] = int(flags["mtp-num-layers"])
+        table["mtp_layers"] = int(flags["mtp-num-layers"])
     is_overlapped = settings.get("ep_overlap", "0") == "1"
     if is_overlapped or flags.get("overlap-moe-expert-parallel-comm") == "True":
-        found["overlap_expert_parallel"] = True
-        found["delay_wgrad_compute"] = is_overlapped or flags.get("delay-wgrad-compute") == "True"
-    return {**found, "moe_pad_to_capacity": True} if _drops(run, said) else found
+        table["overlap_expert_parallel"] = True
+        table["delay_wgrad_compute"] = is_overlapped or flags.get("delay-wgrad-compute") == "True"
+    return {**table, "moe_pad_to_capacity": True} if _drops_tokens(run, moe_note) else table
 
 
-def _drops(run: PublishedRun, said: Mapping[str, str]) -> bool:
-    return "token dropping" in run.text("notes") or said.get("capacity", "dropless") != "dropless"
+def _drops_tokens(run: PublishedRun, moe_note: Mapping[str, str]) -> bool:
+    return "token dropping" in run.text("notes") or moe_note.get("capacity", "dropless") != "dropless"
 
 
-def _capacity(said: Mapping[str, str]) -> float:
+def _capacity(moe_note: Mapping[str, str]) -> float:
     """The row's capacity factor, or 1, at which balanced experts drop nothing."""
-    text = said.get("capacity", "")
+    text = moe_note.get("capacity", "")
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else 1.0
 
 
-def _refuse_unsupported(run: PublishedRun, said: Mapping[str, str]) -> None:
+def _refuse_unsupported(run: PublishedRun, moe_note: Mapping[str, str]) -> None:
     notes = run.text("notes")
     flags = dict(re.findall(_FLAG, notes))
-    if said.get("balanced") == "0":
+    if moe_note.get("balanced") == "0":
         raise NotSimulatedError("how unevenly the router spread its tokens is not published")
     if flags.get("fine-grained-activation-offloading") == "True":
         raise NotSimulatedError("offload of single modules' activations is not simulated")

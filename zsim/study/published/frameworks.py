@@ -47,13 +47,13 @@ def _table(rows: Sequence[RowResult], what: str, title: Callable[[RowResult], st
         "bias, rows", "bias, sources", "within 10 %", "memory rows", "memory mean",
     )  # fmt: skip
     titles = sorted({title(row) for row in rows})
-    parts = [(name, [row for row in rows if title(row) == name]) for name in titles]
-    return markdown(columns, [_cells(name, part) for name, part in (*parts, (_ALL, rows))])
+    groups = [(name, [row for row in rows if title(row) == name]) for name in titles]
+    return markdown(columns, [_cells(name, group) for name, group in (*groups, (_ALL, rows))])
 
 
 def _cells(name: str, rows: Sequence[RowResult]) -> list[str]:
     figures, macro = error_figures(_errors(rows)), mean_of_sources(rows)
-    memory = error_figures(_present(row.memory_relative_error for row in rows))
+    memory = error_figures(_drop_none(row.memory_relative_error for row in rows))
     return [
         name,
         f"{len(rows)}",
@@ -71,10 +71,10 @@ def _cells(name: str, rows: Sequence[RowResult]) -> list[str]:
 
 
 def _errors(rows: Sequence[RowResult]) -> list[float]:
-    return _present(row.relative_error for row in rows)
+    return _drop_none(row.relative_error for row in rows)
 
 
-def _present(values: Iterable[float | None]) -> list[float]:
+def _drop_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 

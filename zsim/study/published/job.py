@@ -16,17 +16,17 @@ from zsim.study.published.cluster import (
     attention_variant,
     cluster_preset,
     cluster_table,
-    finished_cluster,
+    complete_cluster,
 )
-from zsim.study.published.model import cut_model, model_config
+from zsim.study.published.model import adapt_model, model_config
 from zsim.study.published.parallelism import (
     model_ranks_of,
     parallelism_table,
     pipeline_micro_batches,
     replicas_of,
 )
-from zsim.study.published.sources import apply_rules, known_run
-from zsim.study.published.strategy import finished_strategy, strategy_table
+from zsim.study.published.sources import apply_rules, complete_run
+from zsim.study.published.strategy import merge_stage, strategy_table
 from zsim.study.published.table import PublishedRun
 
 # Pattern in a strategy's text -> why the row cannot be simulated.
@@ -78,8 +78,8 @@ class RowJob:
     def sequences(self) -> float:
         """Sequences per rank and step."""
         training = self.job.training
-        whole = float(training.micro_batch_size * training.gradient_accumulation_steps)
-        return whole if self.job.sequences is None else self.job.sequences
+        count = float(training.micro_batch_size * training.gradient_accumulation_steps)
+        return count if self.job.sequences is None else self.job.sequences
 
 
 def row_job(run: PublishedRun) -> RowJob:
@@ -98,8 +98,8 @@ def row_job(run: PublishedRun) -> RowJob:
 
 def row_experiment(run: PublishedRun) -> RowExperiment:
     """The row as an experiment. Raises NotSimulatedError as `row_job` does."""
-    known = known_run(run)
-    run, assumptions = known.run, list(known.assumptions)
+    completed = complete_run(run)
+    run, assumptions = completed.run, list(completed.assumptions)
     _refuse_unsupported(run)
     gpus = run.count("n_gpus")
     micro_batch = run.count("micro_batch")
@@ -115,16 +115,16 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
         raise NotSimulatedError(f"{gpus} GPUs do not fill nodes of {per_node} evenly")
     nodes = -(-gpus // per_node)
     strategy = strategy_table(run, replicas * (run.count("cp") or 1), per_node, assumptions)
-    pieces = pipeline_micro_batches(run, strategy["kind"], micro_batch, assumptions)
+    num_pieces = pipeline_micro_batches(run, strategy["kind"], micro_batch, assumptions)
     data: dict[str, Any] = {
-        "model": cut_model(run, model_config(run), assumptions),
+        "model": adapt_model(run, model_config(run), assumptions),
         "cluster": cluster,
         "nodes": nodes,
         "gpus": gpus,
         "training": {
             "sequence_length": run.count("seq_len"),
-            "micro_batch_size": micro_batch // pieces,
-            "gradient_accumulation_steps": steps * pieces,
+            "micro_batch_size": micro_batch // num_pieces,
+            "gradient_accumulation_steps": steps * num_pieces,
             "global_batch_size": total,
             **_precision(run, strategy["kind"], assumptions),
             **_checkpointing(run),
@@ -140,12 +140,12 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
     }
     parallelism = parallelism_table(run, strategy, assumptions)
     if parallelism:
-        data["parallelism"] = {**parallelism, "passes": steps} if pieces > 1 else parallelism
+        data["parallelism"] = {**parallelism, "passes": steps} if num_pieces > 1 else parallelism
     if data["strategy"]["kind"] in ("ddp", "fsdp1"):
         data["training"]["stored_dtype"] = _stored_dtype(run)
     assumptions += apply_rules(run, data)
-    data["cluster"] = finished_cluster(run, data["cluster"])
-    data["strategy"] = finished_strategy(data["strategy"])
+    data["cluster"] = complete_cluster(run, data["cluster"])
+    data["strategy"] = merge_stage(data["strategy"])
     if data["training"]["attention"] not in (None, "math", "flash2", *preset.gpu.attention.variants):
         data["training"]["attention"] = None
     return RowExperiment(Experiment.of_data(data, origin=run.where), tuple(assumptions))
@@ -206,8 +206,8 @@ def _precision(run: PublishedRun, kind: str, assumptions: list[str]) -> dict[str
         return {"precision": precision}
     recipe = next((recipe for pattern, recipe in _RECIPES if re.search(pattern, text)), None)
     if recipe == "":
-        found = run.text("precision")
-        raise NotSimulatedError(f"precision '{found}': which products are in which type is not published")
+        stated = run.text("precision")
+        raise NotSimulatedError(f"precision '{stated}': which products are in which type is not published")
     if recipe is None and kind == "megatron" and "tensorwise" in text:
         recipe = "current"
     return {"precision": precision, "fp8_recipe": recipe} if recipe else {"precision": precision}
@@ -233,8 +233,8 @@ def _recomputed_modules(text: str) -> list[str]:
     """The modules of Megatron's `--recompute-modules` in "selective (layernorm+moe_act)", or [] for other
     policies. The model zoo's "norm" and "act" are Megatron's layernorm and moe_act.
     """
-    found = re.fullmatch(r"selective \(\[?([a-z_+, ]+)\]?\)", text)
-    names = re.split(r"[+, ]+", found[1]) if found else []
+    match = re.fullmatch(r"selective \(\[?([a-z_+, ]+)\]?\)", text)
+    names = re.split(r"[+, ]+", match[1]) if match else []
     modules = [_MODULE_NAMES.get(name, name) for name in names]
     return modules if all(name in _MODULES for name in modules) else []
 

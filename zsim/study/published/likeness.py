@@ -20,7 +20,9 @@ def validated_runs_of(runs: Iterable[PublishedRun], results: Iterable[RowResult]
     """The rows of the table of validated runs: the runs whose step was published and could be predicted."""
     by_id = {result.row_id: result for result in results}
     pairs = ((run, by_id[run.row_id]) for run in runs if run.row_id in by_id)
-    return [found for run, result in pairs if (found := validated_run_of(run, result)) is not None]
+    return [
+        validated_run for run, result in pairs if (validated_run := validated_run_of(run, result)) is not None
+    ]
 
 
 def validated_run_of(run: PublishedRun, result: RowResult) -> ValidatedRun | None:

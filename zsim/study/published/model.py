@@ -23,7 +23,7 @@ def model_config(run: PublishedRun) -> dict[str, Any]:
     """
     kind = run.text("arch_type")
     if is_mixture(run):
-        return expert_model(run, _grouped(run, _shape(run), ""))
+        return expert_model(run, _decoder_config(run, _shape(run), ""))
     if kind not in _DECODERS:
         raise NotSimulatedError(f"architecture '{kind}' is not simulated; only decoders are")
     shape = _shape(run)
@@ -31,11 +31,11 @@ def model_config(run: PublishedRun) -> dict[str, Any]:
     if not mlp:
         raise NotSimulatedError("the shape is not published: no mlp_type")
     if mlp == "gelu":
-        return _gpt(run, shape)
+        return _gpt_config(run, shape)
     if mlp == "swiglu":
-        return _llama(run, shape)
+        return _llama_config(run, shape)
     if mlp == "relu2":
-        return _grouped(run, shape, "nemotron")
+        return _decoder_config(run, shape, "nemotron")
     raise NotSimulatedError(f"MLPs of type '{mlp}' are not simulated from a table")
 
 
@@ -47,17 +47,17 @@ def _shape(run: PublishedRun) -> dict[str, int]:
     return {column: value for column, value in shape.items() if value}
 
 
-def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
+def _gpt_config(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     hidden, heads = shape["hidden"], shape["n_heads"]
     kv_heads = run.count("n_kv_heads") or heads
     if kv_heads not in (1, heads):
-        grouped = _grouped(run, shape, "starcoder2")
+        grouped = _decoder_config(run, shape, "starcoder2")
         grouped["residual_dropout"] = grouped["attention_dropout"] = run.number("dropout") or 0.0
         return {**grouped, "tie_word_embeddings": run.text("tied_emb") != "False"}
     if run.text("qk_layernorm"):
         dropout = run.number("dropout") or 0.0
-        of_both = {"attention_dropout": dropout, "hidden_dropout": dropout}
-        return {**_grouped(run, shape, "megatron"), "qk_layernorm": True, **of_both}
+        dropouts = {"attention_dropout": dropout, "hidden_dropout": dropout}
+        return {**_decoder_config(run, shape, "megatron"), "qk_layernorm": True, **dropouts}
     # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
     is_early = re.search(r"unfused|no flash|local impl", run.text("attn_kernel"))
     dropout = run.number("dropout") or (0.1 if is_early else 0.0)
@@ -77,11 +77,11 @@ def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _llama(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
-    return _grouped(run, shape, "qwen2" if "qwen2" in run.text("model").lower() else "llama")
+def _llama_config(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
+    return _decoder_config(run, shape, "qwen2" if "qwen2" in run.text("model").lower() else "llama")
 
 
-def _grouped(run: PublishedRun, shape: dict[str, int], family: str) -> dict[str, Any]:
+def _decoder_config(run: PublishedRun, shape: dict[str, int], family: str) -> dict[str, Any]:
     ffn = run.count("ffn")
     if not ffn:
         raise NotSimulatedError("the shape is not published: no ffn")
@@ -98,7 +98,7 @@ def _grouped(run: PublishedRun, shape: dict[str, int], family: str) -> dict[str,
     }
 
 
-def cut_model(run: PublishedRun, config: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
+def adapt_model(run: PublishedRun, config: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
     """The row's model with its vocabulary padded to the row's `vocab_multiple` times its tensor ranks.
 
     Where `width_multiple` is "n_gpus", the width is the nearest multiple of the number of GPUs. The number of

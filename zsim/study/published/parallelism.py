@@ -20,8 +20,8 @@ _ASYNC_TENSOR = r"Async ?TP|\bSP\b.*\basync\)"
 
 def launch_settings(run: PublishedRun) -> dict[str, str]:
     """The launch settings from the rules on the row's source, or from its `hybrid{...}` note: {"sp": "1"}."""
-    found = re.search(r"hybrid\{([^}]*)\}", run.text("notes"))
-    text = run.text("hybrid") or (found[1] if found else "")
+    match = re.search(r"hybrid\{([^}]*)\}", run.text("notes"))
+    text = run.text("hybrid") or (match[1] if match else "")
     pairs = (item.partition("=") for item in text.split(",") if item)
     return {key.strip(): value.strip() for key, _, value in pairs}
 
@@ -74,26 +74,26 @@ def parallelism_table(
     if not table:
         return experts
     if degrees["tensor"] > 1:
-        table |= _tensor(settings, text, is_torch=strategy["kind"] == "fsdp2")
+        table |= _tensor_table(settings, text, is_torch=strategy["kind"] == "fsdp2")
     method = _CONTEXT_METHODS.get(command_line(run).get("cp-comm-type", ""))
     if method and degrees["context"] > 1:
         table["context_method"] = method
     if degrees["pipeline"] > 1:
-        table |= _pipeline(run, strategy, settings, degrees["pipeline"], assumptions)
+        table |= _pipeline_table(run, strategy, settings, degrees["pipeline"], assumptions)
     return table | experts
 
 
-def _tensor(settings: Mapping[str, str], text: str, *, is_torch: bool) -> dict[str, bool]:
+def _tensor_table(settings: Mapping[str, str], text: str, *, is_torch: bool) -> dict[str, bool]:
     """Sequence parallelism, and collectives that overlap with the products. torchtitan has sequence
     parallelism unless it is switched off, but the others' command lines switch it on.
     """
     is_sequence = is_on(settings, "sp") or bool(re.search(_SEQUENCE_PARALLEL, text))
     overlaps = is_on(settings, "tp_overlap") or bool(re.search(_ASYNC_TENSOR, text))
-    found = {} if is_torch and "sp" not in settings else {"sequence_parallel": is_sequence}
-    return found | ({"async_tensor": True} if overlaps and (is_sequence or is_torch) else {})
+    table = {} if is_torch and "sp" not in settings else {"sequence_parallel": is_sequence}
+    return table | ({"async_tensor": True} if overlaps and (is_sequence or is_torch) else {})
 
 
-def _pipeline(
+def _pipeline_table(
     run: PublishedRun,
     strategy: Mapping[str, Any],
     settings: Mapping[str, str],
@@ -109,7 +109,7 @@ def _pipeline(
     if strategy["kind"] == "fsdp2":
         return table
     stages = ranks * virtual
-    layout = written_layers(run.text("notes"), stages)
+    layout = parse_pipeline_layout(run.text("notes"), stages)
     if layout:
         return {**table, "layers_per_stage": layout}
     if layers + 2 == stages:
@@ -123,16 +123,16 @@ def _pipeline(
     return table
 
 
-def written_layers(notes: str, stages: int) -> list[int]:
+def parse_pipeline_layout(notes: str, stages: int) -> list[int]:
     """Layers of every stage as Megatron's `--pipeline-model-parallel-layout` writes them, in model order.
 
     "Et*4|(t*4|)*14tmL" has E for the embedding, t for a layer, m for multi-token prediction, L for the loss
     and | between stages. The list is empty without a layout, or if it is for another number of stages.
     """
-    found = re.search(r"(?:pp_layout|pipeline-model-parallel-layout)=([A-Za-z0-9*|()]+)", notes)
-    if found is None:
+    match = re.search(r"(?:pp_layout|pipeline-model-parallel-layout)=([A-Za-z0-9*|()]+)", notes)
+    if match is None:
         return []
-    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda part: part[1] * int(part[2]), found[1])
+    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda part: part[1] * int(part[2]), match[1])
     text = re.sub(r"([A-Za-z])\*(\d+)", lambda part: part[1] * int(part[2]), text)
     layers = [part.count("t") for part in text.split("|")]
     return layers if len(layers) == stages else []
@@ -150,13 +150,13 @@ def nanotron_layers(run: PublishedRun, ranks: int) -> list[int]:
     layers = run.count("n_layers") or 0
     layer, head = hidden * (4 * hidden + 3 * ffn), hidden * (run.count("vocab") or 0)
     total, cost, stage = layers * layer + head, 0, 0
-    found = [0] * ranks
+    layers_per_stage = [0] * ranks
     for _ in range(layers):
-        found[stage] += 1
+        layers_per_stage[stage] += 1
         cost += layer
         if cost * ranks > total * (stage + 1):
             stage += 1
-    return found
+    return layers_per_stage
 
 
 def pipeline_micro_batches(run: PublishedRun, kind: str, micro_batch: int, assumptions: list[str]) -> int:

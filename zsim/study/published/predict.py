@@ -24,11 +24,11 @@ from zsim.specs.experiment.job import Job
 from zsim.study.published.cluster import network_of
 from zsim.study.published.job import RowJob, row_job
 from zsim.study.published.parallelism import kind_of_parallelism, model_ranks_of
-from zsim.study.published.sources import known_run
+from zsim.study.published.sources import complete_run
 from zsim.study.published.statistics import summarise
 from zsim.study.published.table import PublishedRun, read_runs
 from zsim.validated.features import Features
-from zsim.validated.memory import MemoryErrors, errors_of, memory_runs
+from zsim.validated.memory import MemoryErrors, estimate_memory_errors, memory_runs
 from zsim.validated.validation import Validation, validation_of
 from zsim.validated.verdict import Verdict, verdict_of
 
@@ -150,10 +150,10 @@ def predict_rows(
     runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
 ) -> list[RowResult]:
     """`predict_row` of every run, on several processes if there are many. `tweak` changes each job first."""
-    return list(predicted_rows(runs, processes=processes, tweak=tweak))
+    return list(iterate_predictions(runs, processes=processes, tweak=tweak))
 
 
-def predicted_rows(
+def iterate_predictions(
     runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
 ) -> Iterator[RowResult]:
     """The results of `predict_rows`, each as soon as it and those before it are predicted. Once the caller
@@ -191,11 +191,11 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         row = row_job(run)
         if tweak is not None:
             row = replace(row, job=tweak(row.job))
-        step = _predicted(row)
+        step = _predict_or_refuse(row)
     except NotSimulatedError as error:
         return replace(base, reason=str(error))
     cluster, memory = row.job.cluster, step.memory
-    judged = _validation(run, row, step)
+    validation = _validation(run, row, step)
     has_room = step.peak_bytes <= cluster.gpu.memory.capacity
     load = step.peak_bytes / usable_bytes(cluster)
     return replace(
@@ -209,20 +209,20 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         predicted_retries=step.retries if has_room else None,
         predicted_failures=step.failures if has_room else None,
         predicted_load=load,
-        verdict=_verdict(run, judged.features, load, step),
+        verdict=_verdict(run, validation.features, load, step),
         assumptions=row.assumptions,
         predicted_memory=memory,
-        predicted_range_seconds=judged.range_of(step.seconds),
-        validation=judged,
-        framework=known_run(run).run.text("engine") or judged.features.framework,
+        predicted_range_seconds=validation.range_of(step.seconds),
+        validation=validation,
+        framework=complete_run(run).run.text("engine") or validation.features.framework,
     )
 
 
 def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validation:
     """How far to trust the prediction, judged by validated runs of other sources."""
-    seconds, shown = step.breakdown_seconds, sum(step.breakdown_seconds.values())
-    features = job_features(row.job, seconds, shown, step.retries, network_of(run))
-    return validation_of(features, without=run.source).from_shorter(step.share_without_retries)
+    breakdown, total_seconds = step.breakdown_seconds, sum(step.breakdown_seconds.values())
+    features = job_features(row.job, breakdown, total_seconds, step.retries, network_of(run))
+    return validation_of(features, excluded_source=run.source).extend_to_shorter(step.share_without_retries)
 
 
 def _verdict(run: PublishedRun, features: Features, load: float, step: StepPrediction) -> Verdict:
@@ -232,14 +232,14 @@ def _verdict(run: PublishedRun, features: Features, load: float, step: StepPredi
         load,
         features.framework,
         is_short=is_short,
-        errors=_errors_without(run.source, features.framework, features.is_mixture),
+        errors=_errors_of_others(run.source, features.framework, features.is_mixture),
     )
 
 
 @cache
-def _errors_without(source: str, framework: str, is_mixture: bool) -> MemoryErrors:
+def _errors_of_others(source: str, framework: str, is_mixture: bool) -> MemoryErrors:
     others = [run for run in memory_runs() if run.source != source]
-    return errors_of(framework, others, is_mixture=is_mixture)
+    return estimate_memory_errors(framework, others, is_mixture=is_mixture)
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class StepPrediction:
         }
 
 
-def _predicted(row: RowJob) -> StepPrediction:
+def _predict_or_refuse(row: RowJob) -> StepPrediction:
     """The row's step. Raises NotSimulatedError where the framework would refuse the job."""
     try:
         return predict_step(row)
@@ -323,13 +323,17 @@ def predict_step(row: RowJob) -> StepPrediction:
     allocation = outcome.allocation
     assert allocation is not None
     framework = framework_memory(row.job, outcome.plan).bytes
-    shown = seconds_by_cause(outcome)
+    breakdown = seconds_by_cause(outcome)
     last, count = step.peak_plan.programs[-1], step.outcome_micro_batches
-    own = max(last.once(device_peaks).get("gpu", 0), last.startup_bytes) if row.is_of_last_rank else None
+    last_rank_bytes = (
+        max(last.memoize(device_peaks).get("gpu", 0), last.startup_bytes) if row.is_of_last_rank else None
+    )
     loading, training, ranks = row.job.experiment.data, row.job.training, row.job.parallelism.model_ranks
     seconds = step.seconds + waiting_seconds(loading, training, row.job.gpus_per_node, ranks, step.seconds)
     simulated = outcome.trace.step_seconds
-    return StepPrediction(seconds, step.peak_bytes, framework, allocation, count, shown, simulated, own)
+    return StepPrediction(
+        seconds, step.peak_bytes, framework, allocation, count, breakdown, simulated, last_rank_bytes
+    )
 
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:
@@ -344,9 +348,9 @@ def _measured_memory(run: PublishedRun) -> dict[str, int]:
 def _memory_kind(run: PublishedRun) -> str:
     """The kind of memory figure for a row that publishes none: from `mem_kind`, or from the rules on its
     source."""
-    said = known_run(run).run.text("mem_kind")
+    text = complete_run(run).run.text("mem_kind")
     words = {**_MEMORY_KINDS, "nvidia-smi": "device"}
-    return next((kind for word, kind in words.items() if word in said), "allocated")
+    return next((kind for word, kind in words.items() if word in text), "allocated")
 
 
 def _measured_fits(run: PublishedRun) -> bool | None:

@@ -13,7 +13,7 @@ from zsim.resources import CHECKOUT
 from zsim.study.published.likeness import validated_run_of
 from zsim.study.published.predict import RowResult
 from zsim.study.published.table import PublishedRun
-from zsim.validated.runs import ValidatedRun, read_validated, validated_text
+from zsim.validated.runs import ValidatedRun, format_validated_table, read_validated
 
 TABLE = CHECKOUT / "validation" / "published" / "recorded_errors.csv"
 COMPLETE = ("A", "B")  # tier C lacks settings, and is kept for its memory
@@ -28,17 +28,17 @@ def record(pairs: Iterable[tuple[PublishedRun, RowResult]], path: Path = TABLE) 
     """Add the predicted runs to the recorded ones, replacing older versions of the same rows. A run that is
     skipped now is removed.
     """
-    found = {run.row_id: run for run in recorded_runs(path)}
+    runs = {run.row_id: run for run in recorded_runs(path)}
     for run, result in pairs:
-        made = validated_run_of(run, result) if result.tier in COMPLETE else None
-        if made is None:
-            found.pop(run.row_id, None)
+        validated = validated_run_of(run, result) if result.tier in COMPLETE else None
+        if validated is None:
+            runs.pop(run.row_id, None)
         else:
-            found[run.row_id] = made
-    path.write_text(validated_text(found[name] for name in sorted(found)), encoding="utf-8")
+            runs[run.row_id] = validated
+    path.write_text(format_validated_table(runs[name] for name in sorted(runs)), encoding="utf-8")
 
 
-def joined(own: Sequence[ValidatedRun], recorded: Sequence[ValidatedRun]) -> list[ValidatedRun]:
+def merge_runs(table_runs: Sequence[ValidatedRun], recorded: Sequence[ValidatedRun]) -> list[ValidatedRun]:
     """A table's own runs, then the recorded ones that it does not have."""
-    known = {run.row_id for run in own}
-    return [*own, *(run for run in recorded if run.row_id not in known)]
+    row_ids = {run.row_id for run in table_runs}
+    return [*table_runs, *(run for run in recorded if run.row_id not in row_ids)]

@@ -10,9 +10,9 @@ from zsim.report.job_features import network_fabric, node_fabric
 from zsim.report.views.text.plain import markdown, named_columns
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
-from zsim.validated.coverage import Coverage, Judged, coverage_of, leave_one_source_out
+from zsim.validated.coverage import Coverage, JudgedRun, coverage_of, leave_one_source_out
 from zsim.validated.ratios import ratio_coverage
-from zsim.validated.regimes import by_regime, unvalidated_gpus, unvalidated_strategies
+from zsim.validated.regimes import coverage_per_regime, unvalidated_gpus, unvalidated_strategies
 from zsim.validated.runs import ValidatedRun, validated_runs
 
 _ALL = "**all**"
@@ -24,33 +24,36 @@ def regime_table(runs: Sequence[ValidatedRun]) -> list[str]:
     rows = [
         (
             title,
-            f"{found.rows}",
-            f"{found.sources}",
-            f"{found.mean_absolute_error:.1%}",
-            f"{found.mean_absolute_error_by_source:.1%}",
-            f"{found.worst_absolute_error:.1%}",
-            f"{found.bias:+.1%}",
-            f"{found.bias_by_source:+.1%}",
+            f"{coverage.rows}",
+            f"{coverage.sources}",
+            f"{coverage.mean_absolute_error:.1%}",
+            f"{coverage.mean_absolute_error_by_source:.1%}",
+            f"{coverage.worst_absolute_error:.1%}",
+            f"{coverage.bias:+.1%}",
+            f"{coverage.bias_by_source:+.1%}",
         )
-        for title, found in _regimes(leave_one_source_out(runs)).items()
+        for title, coverage in _regimes(leave_one_source_out(runs)).items()
     ]
     return markdown(named_columns(*_REGIME, "mean, rows", "mean, sources", "worst", "bias, rows",
                                   "bias, sources"), rows)  # fmt: skip
 
 
-def _regimes(judged: Sequence[Judged]) -> dict[str, Coverage]:
+def _regimes(judged: Sequence[JudgedRun]) -> dict[str, Coverage]:
     """The coverage of each framework, of all jobs with shared replicas, of all mixtures of experts, and of
     all jobs.
     """
-    parts = {
+    groups = {
         "several ranks to a replica": coverage_of(judged, lambda job: job.is_shared),
         "mixtures of experts": coverage_of(judged, lambda job: job.is_mixture),
         _ALL: coverage_of(judged),
     }
-    return {**by_regime(judged), **{name: part for name, part in parts.items() if part is not None}}
+    return {
+        **coverage_per_regime(judged),
+        **{name: coverage for name, coverage in groups.items() if coverage is not None},
+    }
 
 
-def regime_lines(judged: Sequence[Judged]) -> list[str]:
+def regime_lines(judged: Sequence[JudgedRun]) -> list[str]:
     """The first sections of docs/accuracy.md: errors by regime, coverage of the intervals, and what has no
     validated run."""
     return [
@@ -62,25 +65,25 @@ def regime_lines(judged: Sequence[Judged]) -> list[str]:
         "[recorded_errors.csv](../validation/published/recorded_errors.csv); runs of which a few first",
         "steps were timed, by their flags, are in none.",
         "",
-        *regime_table([one.run for one in judged]),
+        *regime_table([row.run for row in judged]),
         "",
         *_coverage_lines(judged),
-        *_ratio_lines([one.run for one in judged]),
-        *_unvalidated_lines([one.run for one in judged]),
+        *_ratio_lines([row.run for row in judged]),
+        *_unvalidated_lines([row.run for row in judged]),
     ]
 
 
-def _coverage_lines(judged: Sequence[Judged]) -> list[str]:
+def _coverage_lines(judged: Sequence[JudgedRun]) -> list[str]:
     rows = [
         (
             title,
-            f"{found.rows}",
-            f"{found.sources}",
-            f"{found.covered:.0%}",
-            f"{found.covered_by_source:.0%}",
-            f"{found.half_width:.1%}",
+            f"{coverage.rows}",
+            f"{coverage.sources}",
+            f"{coverage.covered:.0%}",
+            f"{coverage.covered_by_source:.0%}",
+            f"{coverage.half_width:.1%}",
         )
-        for title, found in _regimes(judged).items()
+        for title, coverage in _regimes(judged).items()
     ]
     return [
         "## How often the 80 % interval holds",
@@ -107,15 +110,15 @@ def _ratio_lines(runs: Sequence[ValidatedRun]) -> list[str]:
     rows = [
         (
             ranks,
-            found.kind,
-            f"{found.pairs:,}",
-            f"{found.sources}",
-            f"{expm1(found.bound):.1%}",
-            f"{found.covered:.0%}",
-            f"{found.covered_by_source:.0%}",
+            coverage.kind,
+            f"{coverage.pairs:,}",
+            f"{coverage.sources}",
+            f"{expm1(coverage.bound):.1%}",
+            f"{coverage.covered:.0%}",
+            f"{coverage.covered_by_source:.0%}",
         )
         for ranks, is_shared in (("one", False), ("several", True))
-        for found in ratio_coverage(runs, is_shared=is_shared)
+        for coverage in ratio_coverage(runs, is_shared=is_shared)
     ]
     return [
         "## How far a difference is to be trusted",
@@ -137,56 +140,62 @@ def _unvalidated_lines(runs: Sequence[ValidatedRun]) -> list[str]:
         "zsim simulates these, and no published run says how well:",
         "",
     ]
-    return [*lines, *(f"- {what}: {', '.join(names)}" for what, names in without_a_run(runs).items()), ""]
+    return [*lines, *(f"- {what}: {', '.join(names)}" for what, names in list_unvalidated(runs).items()), ""]
 
 
-def without_a_run(runs: Sequence[ValidatedRun] | None = None) -> dict[str, tuple[str, ...]]:
+def list_unvalidated(runs: Sequence[ValidatedRun] | None = None) -> dict[str, tuple[str, ...]]:
     """GPUs, cluster presets and strategies that no validated run used, by kind."""
     runs = validated_runs() if runs is None else runs
-    found = {
+    names_by_kind = {
         "GPUs": unvalidated_gpus(gpu_preset_names(), runs),
         "clusters": _unvalidated_clusters(runs),
         "strategies": unvalidated_strategies(runs),
     }
-    return {what: names for what, names in found.items() if names}
+    return {what: names for what, names in names_by_kind.items() if names}
 
 
 def _unvalidated_clusters(runs: Sequence[ValidatedRun]) -> tuple[str, ...]:
     """Presets whose GPU, node links or network no validated run used."""
     gpus = {run.features.gpu for run in runs}
     fabrics = {run.features.fabric for run in runs}
-    found = []
+    presets = []
     for name in topology_preset_names():
         cluster = load_cluster(name)
         links = {node_fabric(cluster), network_fabric(cluster)} - {""}
         if cluster.gpu.name not in gpus or not links <= fabrics:
-            found.append(name)
-    return tuple(found)
+            presets.append(name)
+    return tuple(presets)
 
 
-def accuracy_lines(judged: Sequence[Judged]) -> list[str]:
+def accuracy_lines(judged: Sequence[JudgedRun]) -> list[str]:
     """The README's lines: the mean error by framework, every source alike, and how often intervals hold."""
-    whole, regimes = coverage_of(judged), by_regime(judged)
-    if whole is None:
+    overall, regimes = coverage_of(judged), coverage_per_regime(judged)
+    if overall is None:
         return []
     frameworks = dict.fromkeys(title.split(", ")[0] for title in regimes)
     rows = [
-        (name, *(_by_source(regimes.get(f"{name}, {nodes}")) for nodes in ("one node", "several nodes")))
+        (
+            name,
+            *(
+                _format_source_error(regimes.get(f"{name}, {nodes}"))
+                for nodes in ("one node", "several nodes")
+            ),
+        )
         for name in frameworks
     ]
     return [
-        f"{whole.rows:,} published training runs of {whole.sources} sources: mean error of the step time "
-        f"{whole.mean_absolute_error_by_source:.1%}, every",
+        f"{overall.rows:,} published training runs of {overall.sources} sources: mean error of the step time "
+        f"{overall.mean_absolute_error_by_source:.1%}, every",
         f"source alike; half of the rows are within {_median_error(judged):.1%}. The 80 % interval beside "
-        f"every answer holds for {whole.covered_by_source:.0%}.",
+        f"every answer holds for {overall.covered_by_source:.0%}.",
         "",
         *markdown(named_columns("mean error (sources)", "one node", "several nodes"), rows),
     ]
 
 
-def _by_source(found: Coverage | None) -> str:
-    return "" if found is None else f"{found.mean_absolute_error_by_source:.1%} ({found.sources})"
+def _format_source_error(coverage: Coverage | None) -> str:
+    return "" if coverage is None else f"{coverage.mean_absolute_error_by_source:.1%} ({coverage.sources})"
 
 
-def _median_error(judged: Sequence[Judged]) -> float:
-    return median(abs(expm1(-one.run.error)) for one in judged)
+def _median_error(judged: Sequence[JudgedRun]) -> float:
+    return median(abs(expm1(-row.run.error)) for row in judged)

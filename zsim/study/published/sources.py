@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from zsim.dataclass import dataclass
 from zsim.reading import parse_toml
 from zsim.resources import PRESETS
-from zsim.specs.experiment.overrides import put
-from zsim.specs.messages import validated
+from zsim.specs.experiment.overrides import set_dotted_key
+from zsim.specs.messages import validate_table
 from zsim.study.published.table import PublishedRun
 
 _FILE = "published_sources.toml"
@@ -40,8 +40,8 @@ class SourceRule(BaseModel):
 
     def applies(self, run: PublishedRun, kind: str) -> bool:
         """Whether the rule is about the row. `kind` is the kind of its strategy, or "" before it is known."""
-        return all(_matches(run, kind, *one) for one in self.when.items()) and not any(
-            _matches(run, kind, *one) for one in self.unless.items()
+        return all(_matches(run, kind, *condition) for condition in self.when.items()) and not any(
+            _matches(run, kind, *condition) for condition in self.unless.items()
         )
 
 
@@ -64,11 +64,11 @@ def _matches(run: PublishedRun, kind: str, column: str, pattern: str) -> bool:
 def source_rules() -> tuple[SourceRule, ...]:
     """The shipped rules, in order."""
     text = (PRESETS / _FILE).read_text(encoding="utf-8")
-    return validated(parse_toml(text, _FILE), _FILE, _File).rule
+    return validate_table(parse_toml(text, _FILE), _FILE, _File).rule
 
 
 @dataclass(frozen=True)
-class KnownRun:
+class CompletedRun:
     """A row with the cells that the rules fill in."""
 
     run: PublishedRun
@@ -76,21 +76,21 @@ class KnownRun:
     """The assumptions that these rules make."""
 
 
-def known_run(run: PublishedRun) -> KnownRun:
+def complete_run(run: PublishedRun) -> CompletedRun:
     """The row with the torch release of `software` in the cell `torch`, and with the cells that the rules
     fill in."""
     release = re.search(r"torch (1\.\d+)", run.text("software"), re.IGNORECASE)
     if release and not run.text("torch"):
-        run = _with_cells(run, {"torch": release[1]})
+        run = _fill_cells(run, {"torch": release[1]})
     assumptions: list[str] = []
     for rule in source_rules():
         if rule.cells and rule.applies(run, ""):
-            run = _with_cells(run, rule.cells)
+            run = _fill_cells(run, rule.cells)
             assumptions += [rule.assume] if rule.assume else []
-    return KnownRun(run, tuple(assumptions))
+    return CompletedRun(run, tuple(assumptions))
 
 
-def _with_cells(run: PublishedRun, cells: Mapping[str, str]) -> PublishedRun:
+def _fill_cells(run: PublishedRun, cells: Mapping[str, str]) -> PublishedRun:
     return replace(run, cells={**run.cells, **cells})
 
 
@@ -101,8 +101,8 @@ def apply_rules(run: PublishedRun, data: dict[str, Any]) -> Iterable[str]:
     for rule in source_rules():
         if rule.changes and rule.applies(run, kind):
             for key, value in rule.changes.items():
-                put(data, key, value)
+                set_dotted_key(data, key, value)
                 if key.startswith("cluster."):
-                    put(data, f"{key.rpartition('.')[0]}.source", " ".join(rule.why.split()))
+                    set_dotted_key(data, f"{key.rpartition('.')[0]}.source", " ".join(rule.why.split()))
             assumptions += [rule.assume] if rule.assume else []
     return assumptions

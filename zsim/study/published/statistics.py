@@ -44,8 +44,11 @@ def mean_of_sources(rows: Sequence[Scored]) -> dict[str, float | None]:
         if row.relative_error is not None:
             errors.setdefault(row.source, []).append(row.relative_error)
     names = ("mean_absolute_error", "median_absolute_error", "bias")
-    parts = [error_figures(own) for own in errors.values()]
-    return {name: fmean(part[name] or 0.0 for part in parts) if parts else None for name in names}
+    source_figures = [error_figures(source_errors) for source_errors in errors.values()]
+    return {
+        name: fmean(figures[name] or 0.0 for figures in source_figures) if source_figures else None
+        for name in names
+    }
 
 
 def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
         "simulated": sum(row.status == "ok" for row in rows),
         "skipped": sum(row.status == "skipped" for row in rows),
         **error_figures(times),
-        "within_range": _within([row.is_within_range for row in rows]),
+        "within_range": _coverage([row.is_within_range for row in rows]),
         "memory": {"rows": len(memory), **error_figures(memory)},
         "memory_by_kind": {
             kind: {"rows": len(errors), **error_figures(errors)} for kind, errors in sorted(by_kind.items())
@@ -73,10 +76,10 @@ def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
-def _within(found: Iterable[bool | None]) -> dict[str, Any]:
+def _coverage(outcomes: Iterable[bool | None]) -> dict[str, Any]:
     """The number of rows with an interval, and the fraction of them whose measured step lies inside."""
-    known = [is_inside for is_inside in found if is_inside is not None]
-    return {"rows": len(known), "fraction": sum(known) / len(known) if known else None}
+    judged = [is_inside for is_inside in outcomes if is_inside is not None]
+    return {"rows": len(judged), "fraction": sum(judged) / len(judged) if judged else None}
 
 
 def error_figures(errors: Iterable[float]) -> dict[str, float | None]:

@@ -33,22 +33,22 @@ def strategy_table(
     """
     text, stage = run.text("strategy"), run.count("zero_stage")
     if "ZeRO++" in text:
-        return {"kind": "deepspeed", **_version(run), "config": _zeropp(text, gpus_per_node)}
+        return {"kind": "deepspeed", **_deepspeed_version(run), "config": _zeropp_config(text, gpus_per_node)}
     if run.text("engine"):
-        return _engine(run, gpus)
+        return _engine_table(run, gpus)
     if re.match(_MEGATRON, text) and "DeepSpeed" not in text and "+ ZeRO" not in text:
-        return _megatron(run, assumptions)
+        return _megatron_table(run, assumptions)
     if re.match(r"single", text):
-        return _single(run)
+        return _single_gpu_table(run)
     if re.match(r"FSDP2", text) and not is_offloaded(run):
         return {"kind": "fsdp2", "reduce_dtype": _reduce_dtype(run)}
     offloads = run.text("offload").startswith("params")
     is_fsdp1 = re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text)
     if is_fsdp1 and (offloads or not is_offloaded(run)):
-        return _fsdp1(run, gpus) | ({"cpu_offload": True} if offloads else {})
+        return _fsdp1_table(run, gpus) | ({"cpu_offload": True} if offloads else {})
     if re.match(_DEEPSPEED, text) and stage is not None:
         blocks = _offload_blocks(run, assumptions)
-        table: dict[str, Any] = {"kind": "deepspeed", **_version(run), "stage": stage}
+        table: dict[str, Any] = {"kind": "deepspeed", **_deepspeed_version(run), "stage": stage}
         return {**table, "config": {"zero_optimization": blocks}} if blocks else table
     if is_offloaded(run):
         raise NotSimulatedError(f"offload is not simulated (strategy '{text}')")
@@ -57,20 +57,20 @@ def strategy_table(
     raise NotSimulatedError(f"strategy '{text}' is not simulated")
 
 
-def finished_strategy(table: dict[str, Any]) -> dict[str, Any]:
+def merge_stage(table: dict[str, Any]) -> dict[str, Any]:
     """The table with its stage moved into `config`, if it has both."""
     if "config" not in table or "stage" not in table:
         return table
     zero = {"stage": table["stage"], **table["config"].get("zero_optimization", {})}
-    kept = {key: value for key, value in table.items() if key != "stage"}
-    return {**kept, "config": {**table["config"], "zero_optimization": zero}}
+    remaining = {key: value for key, value in table.items() if key != "stage"}
+    return {**remaining, "config": {**table["config"], "zero_optimization": zero}}
 
 
-def _single(run: PublishedRun) -> dict[str, Any]:
+def _single_gpu_table(run: PublishedRun) -> dict[str, Any]:
     """A single GPU: DDP, or for fp16 DeepSpeed's stage 0, since fp16 weights have fp32 masters in every
     recipe of these tables (Megatron, Apex)."""
     if "fp16" in run.text("precision"):
-        return {"kind": "deepspeed", "stage": 0, **_version(run)}
+        return {"kind": "deepspeed", "stage": 0, **_deepspeed_version(run)}
     return {"kind": "ddp"}
 
 
@@ -79,7 +79,7 @@ def _reduce_dtype(run: PublishedRun) -> str:
     return "fp32" if text.startswith("fp32") else text.split()[0]
 
 
-def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
+def _fsdp1_table(run: PublishedRun, gpus: int) -> dict[str, Any]:
     text = run.text("strategy")
     table: dict[str, Any] = {"kind": "fsdp1", "reduce_dtype": _reduce_dtype(run)}
     shard = run.count("shard_group") or gpus
@@ -98,16 +98,16 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
 # -- DeepSpeed --------------------------------------------------------------------------------------------
 
 
-def _version(run: PublishedRun) -> dict[str, str]:
+def _deepspeed_version(run: PublishedRun) -> dict[str, str]:
     """The DeepSpeed release that the row names, or the oldest that zsim knows."""
-    known = re.search(r"DeepSpeed (\d+)\.(\d+)\.(\d+)", run.text("software"))
-    if not known:
+    match = re.search(r"DeepSpeed (\d+)\.(\d+)\.(\d+)", run.text("software"))
+    if not match:
         return {}
-    is_known = tuple(map(int, known.groups())) > (0, 10, 3)
-    return {"version": ".".join(known.groups()) if is_known else "0.10.3"}
+    is_recent = tuple(map(int, match.groups())) > (0, 10, 3)
+    return {"version": ".".join(match.groups()) if is_recent else "0.10.3"}
 
 
-def _zeropp(text: str, gpus_per_node: int) -> dict[str, Any]:
+def _zeropp_config(text: str, gpus_per_node: int) -> dict[str, Any]:
     """The ZeRO++ configuration.
 
     hpZ's groups are one node, as in DeepSpeed's tutorial (docs/_tutorials/zeropp.md). The rest of the
@@ -153,7 +153,7 @@ def _offload_blocks(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]
 # -- Megatron ---------------------------------------------------------------------------------------------
 
 
-def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
+def _megatron_table(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
     """Megatron's table. Launch settings are in the row's `hybrid{...}` note. Settings absent there are off,
     as on the command line.
     """
@@ -171,7 +171,7 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
         "overlap_param_gather": gathers and gradients and is_sharded,
         "grad_reduce_dtype": _grad_reduce_dtype(run),
         "deterministic_mode": "deterministic-mode" in run.text("flags"),
-        **_graphs(note),
+        **_cuda_graph_settings(note),
         **expert_strategy(run, note),
     }
     flags = command_line(run)
@@ -180,11 +180,11 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
     if is_sharded and "num-distributed-optimizer-instances" in flags:
         table["optimizer_instances"] = int(flags["num-distributed-optimizer-instances"])
     if "Megatron-FSDP" in text:
-        table |= _megatron_fsdp(run, flags, assumptions)
+        table |= _megatron_fsdp_table(run, flags, assumptions)
     return table
 
 
-def _graphs(note: Mapping[str, str]) -> dict[str, Any]:
+def _cuda_graph_settings(note: Mapping[str, str]) -> dict[str, Any]:
     """CUDA graphs: of parts of layers where the note names them behind their implementation, else of a
     step."""
     if not is_on(note, "cuda_graph") or note["cuda_graph"] in ("none", "?"):
@@ -193,7 +193,7 @@ def _graphs(note: Mapping[str, str]) -> dict[str, Any]:
     return {"cuda_graph_modules": modules} if modules else {"cuda_graph": True}
 
 
-def _megatron_fsdp(run: PublishedRun, flags: dict[str, str], assumptions: list[str]) -> dict[str, Any]:
+def _megatron_fsdp_table(run: PublishedRun, flags: dict[str, str], assumptions: list[str]) -> dict[str, Any]:
     """Megatron-FSDP's settings, with its sharding by the command line or the ZeRO stage of the row. Sharded
     gradients are reduced during backward, and sharded parameters gathered during forward and backward, in any
     case.
@@ -221,7 +221,7 @@ def _grad_reduce_dtype(run: PublishedRun) -> str:
     return named or ("fp16" if run.text("precision").startswith("fp16") else "fp32")
 
 
-def _engine(run: PublishedRun, gpus: int) -> dict[str, Any]:
+def _engine_table(run: PublishedRun, gpus: int) -> dict[str, Any]:
     """A Megatron-like engine: ZeRO-1 within the row's shard groups."""
     engine = run.text("engine")
     table = {"kind": "megatron", "engine": engine, "distributed_optimizer": run.count("zero_stage") == 1}

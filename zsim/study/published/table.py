@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 
 from zsim.dataclass import dataclass
-from zsim.errors import InputError, why_unreadable
+from zsim.errors import InputError, unreadable_reason
 from zsim.reading import read_bytes
 
 REQUIRED = ("row_id", "n_layers", "hidden", "n_heads", "seq_len", "gpu", "n_gpus", "strategy", "micro_batch")
@@ -111,7 +111,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a CSV table of measured runs") from None
     except OSError as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     if not content.strip():
         raise InputError(f"{path.name}: the file is empty; expected a CSV table of measured runs")
     try:
@@ -153,5 +153,5 @@ def _add_row(path: Path, line: int, cells: Mapping[str | None, str | None], tabl
         return
     row_id = clean["row_id"] or f"line {line}"
     source = clean.get("source") or clean.get("source_group") or path.stem
-    known = {column: text for column, text in clean.items() if column in KNOWN}
-    table.runs.append(PublishedRun(row_id, source, clean.get("role", ""), known, where))
+    known_cells = {column: text for column, text in clean.items() if column in KNOWN}
+    table.runs.append(PublishedRun(row_id, source, clean.get("role", ""), known_cells, where))

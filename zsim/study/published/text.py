@@ -36,24 +36,24 @@ def _row_lines(rows: Sequence[RowResult]) -> list[str]:
             row.row_id,
             _seconds(row.measured_seconds),
             _seconds(row.predicted_seconds),
-            _signed(row.relative_error),
-            _signed(row.memory_relative_error),
-            _fits(row),
+            _signed_percent(row.relative_error),
+            _signed_percent(row.memory_relative_error),
+            _format_verdict(row),
         )
         for row in rows
     ]
     return [*table(columns, cells), ""]
 
 
-def _fits(row: RowResult) -> str:
+def _format_verdict(row: RowResult) -> str:
     """The verdict with its probability, and the measured outcome where it was the less likely one."""
     verdict = row.verdict
     if verdict is None:
         return ""
-    said = f"{verdict.word} {verdict.probability:.0%}"
+    text = f"{verdict.word} {verdict.probability:.0%}"
     if row.measured_fits in (None, verdict.is_likely):
-        return said
-    return f"{said} ({'ran' if row.measured_fits else 'out of memory'})"
+        return text
+    return f"{text} ({'ran' if row.measured_fits else 'out of memory'})"
 
 
 def _summary_lines(result: CheckResult) -> list[str]:
@@ -66,7 +66,7 @@ def _summary_lines(result: CheckResult) -> list[str]:
     if len(summary["by_source"]) > 1 and macro["bias"] is not None:
         lines.append(
             f"mean of the sources: mean {_percent(macro['mean_absolute_error'])}, "
-            f"median {_percent(macro['median_absolute_error'])}, bias {_signed(macro['bias'])}"
+            f"median {_percent(macro['median_absolute_error'])}, bias {_signed_percent(macro['bias'])}"
         )
     within = summary["within_range"]
     if within["rows"]:
@@ -78,7 +78,7 @@ def _summary_lines(result: CheckResult) -> list[str]:
     if memory["rows"]:
         lines.append(
             f"memory: {memory['rows']} rows, mean {_percent(memory['mean_absolute_error'])}, "
-            f"worst {_percent(memory['worst_absolute_error'])}, bias {_signed(memory['bias'])}"
+            f"worst {_percent(memory['worst_absolute_error'])}, bias {_signed_percent(memory['bias'])}"
         )
     if fits["rows"]:
         lines.append(f"fits or not: {fits['right']} of {fits['rows']} rows right")
@@ -87,7 +87,7 @@ def _summary_lines(result: CheckResult) -> list[str]:
 
 def _summary_cells(name: str, figures: Mapping[str, Any]) -> list[str]:
     errors = (_percent(figures[f"{kind}_absolute_error"]) for kind in ("mean", "median", "worst"))
-    return [name, f"{figures['rows']}", f"{figures['skipped']}", *errors, _signed(figures["bias"])]
+    return [name, f"{figures['rows']}", f"{figures['skipped']}", *errors, _signed_percent(figures["bias"])]
 
 
 def _skipped_lines(rows: Sequence[RowResult]) -> list[str]:
@@ -95,10 +95,12 @@ def _skipped_lines(rows: Sequence[RowResult]) -> list[str]:
     if not reasons:
         return []
     lines = ["", f"skipped: {sum(reasons.values())} rows"]
-    most = reasons.most_common(_MAX_REASONS)
-    lines += [f"{count:>6}  {_cut(reason, 71)}" for reason, count in most]
-    rest = len(reasons) - len(most)
-    return [*lines, f"        and {rest} more reasons (--json names every row's)"] if rest else lines
+    most_common = reasons.most_common(_MAX_REASONS)
+    lines += [f"{count:>6}  {_truncate(reason, 71)}" for reason, count in most_common]
+    num_hidden = len(reasons) - len(most_common)
+    return (
+        [*lines, f"        and {num_hidden} more reasons (--json names every row's)"] if num_hidden else lines
+    )
 
 
 def markdown_lines(result: CheckResult) -> list[str]:
@@ -127,9 +129,9 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}%"
 
 
-def _signed(value: float | None) -> str:
+def _signed_percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:+.1f}%"
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."

@@ -10,7 +10,7 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
-from zsim.files import make_folder, write_whole
+from zsim.files import make_folder, write_atomically
 from zsim.specs.formats.toml import experiment_toml
 from zsim.study.published.job import RowExperiment, row_experiment, row_job
 from zsim.study.published.predict import measured_seconds
@@ -26,7 +26,7 @@ _MEASURED = {
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenExperiments:
     """The written files by row, and the reasons for rows that are not simulated."""
 
     files: dict[str, Path]
@@ -43,12 +43,12 @@ class Written:
         return {"written": {row: str(path) for row, path in self.files.items()}, "refused": self.refused}
 
 
-def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> Written:
+def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> WrittenExperiments:
     """Write `row_id.toml` for every row that zsim simulates.
 
     Raises InputError for two rows of the same name, and for names that no file can have.
     """
-    written = Written({}, {})
+    written = WrittenExperiments({}, {})
     for run in runs:
         try:
             row_job(run)
@@ -62,7 +62,7 @@ def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> Written:
                 f"{run.where}: row_id '{run.row_id}' stands there twice; expected one file a row"
             )
         make_folder(folder)
-        write_whole(path, experiment_toml(row.experiment, row_comment(run, row)))
+        write_atomically(path, experiment_toml(row.experiment, row_comment(run, row)))
         written.files[run.row_id] = path
     return written
 

@@ -8,21 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.engine.recorded import Place, run_replay
+from zsim.engine.recorded import ReplayHardware, run_replay
 from zsim.errors import InputError
 from zsim.plan.passes.twice import program_is_drained
-from zsim.plan.recorded.alone import with_work_alone
+from zsim.plan.recorded.alone import isolate_kernels
 from zsim.plan.recorded.infer import recorded_ranks, shows_host
-from zsim.plan.recorded.rank import RecordedRank, rank_twice
+from zsim.plan.recorded.rank import RecordedRank, repeat_rank
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.gpu import Gpu
-from zsim.specs.topology.node_types import require_alike
-from zsim.study.replay.what_if import WhatIf, changed_rank, make_what_if, recorded_gpu, speedups
+from zsim.specs.topology.node_types import require_identical_nodes
+from zsim.study.replay.what_if import WhatIf, change_rank, make_what_if, recorded_gpu, speedups
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_seconds
 
-_MAX_LANES = 256
+_MAX_RANKS = 256
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,26 @@ class Replay:
         if self.rank < self.world_size:
             return self.replayed
         blocks = tuple((0, *block[1:]) for block in self.replayed.host_blocks)
-        asking = tuple((0, *block[1:]) for block in self.replayed.allocator_blocks)
+        allocator_blocks = tuple((0, *block[1:]) for block in self.replayed.allocator_blocks)
         return replace(
-            self.replayed, ranks=self.replayed.ranks * 0, host_blocks=blocks, allocator_blocks=asking
+            self.replayed,
+            ranks=self.replayed.ranks * 0,
+            host_blocks=blocks,
+            allocator_blocks=allocator_blocks,
         )
 
     def breakdowns(self) -> dict[str, dict[str, float]]:
         """Seconds of the step by category, recorded and replayed."""
-        own = replace(self.recorded, step_seconds=self.recorded_seconds).on_clock_of(self.rank)
-        recorded = step_breakdown(own, self.rank).seconds
-        replayed = replace(self.replayed, step_seconds=self.step_seconds).on_clock_of(self.rank)
+        recorded_step = replace(self.recorded, step_seconds=self.recorded_seconds).rank_view(self.rank)
+        recorded = step_breakdown(recorded_step, self.rank).seconds
+        replayed = replace(self.replayed, step_seconds=self.step_seconds).rank_view(self.rank)
         return {"recorded": recorded, "replayed": step_breakdown(replayed, self.rank).seconds}
 
     def collectives(self) -> list[dict[str, Any]]:
         """Rows by kind, group and size on `rank`: the count, the recorded seconds, the transfer part of them,
         and the replayed seconds."""
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-        before = self.recorded.of_rank(self.rank)
+        before = self.recorded.select_rank(self.rank)
         transfers = before.transfer_seconds
         for span, (_, info, start, end) in enumerate(before.rows()):
             if info.kind in COLLECTIVES:
@@ -83,7 +86,7 @@ class Replay:
                 row["recorded_seconds"] += end - start
                 transfer = math.nan if transfers is None else float(transfers[span])
                 row["transfer_seconds"] += end - start if math.isnan(transfer) else transfer
-        for _, info, start, end in self.replayed.of_rank(self.rank).rows():
+        for _, info, start, end in self.replayed.select_rank(self.rank).rows():
             if info.kind in COLLECTIVES:
                 row = rows[_key(info.kind, info.group, info.bytes)]
                 row["group_size"] = info.group_size
@@ -146,59 +149,67 @@ def replay(
         raise InputError(
             f"replay: recorded_on {recorded_on} has no effect without a cluster: kernels keep their durations"
         )
-    one = _one_step(trace, step)
-    ranks = recorded_ranks(one)
-    notes = [str(note) for note in one.metadata.get("notes", ())]
+    step_trace = _select_step(trace, step)
+    ranks = recorded_ranks(step_trace)
+    notes = [str(note) for note in step_trace.metadata.get("notes", ())]
     if cluster is None:
-        return _result(one, ranks, *run_replay(one, ranks, None), notes, None)
-    other = load_cluster(cluster)
-    require_alike(other, "replay on another cluster")
-    what_if = make_what_if(one, other, gpus, nodes)
-    gpu = recorded_gpu(one.metadata, recorded_on)
-    notes += _about_kernels(gpu, what_if.cluster.gpu, is_cpu=one.metadata.get("computes_on") == "cpu")
-    is_whole = len(ranks) == one.world_size == what_if.world_size <= _MAX_LANES
-    is_folded = not is_whole and what_if.blocks is None
+        return _result(step_trace, ranks, *run_replay(step_trace, ranks, None), notes, None)
+    target_cluster = load_cluster(cluster)
+    require_identical_nodes(target_cluster, "replay on another cluster")
+    what_if = make_what_if(step_trace, target_cluster, gpus, nodes)
+    gpu = recorded_gpu(step_trace.metadata, recorded_on)
+    notes += _kernel_notes(gpu, what_if.cluster.gpu, is_cpu=step_trace.metadata.get("computes_on") == "cpu")
+    is_whole = len(ranks) == step_trace.world_size == what_if.world_size <= _MAX_RANKS
+    is_folded = not is_whole and what_if.communicator_indices is None
     if is_folded:
-        chosen = max(ranks, key=lambda rank: (_busy(ranks[rank]), -rank))
+        longest_rank = max(ranks, key=lambda rank: (_busy_seconds(ranks[rank]), -rank))
         if len(ranks) > 1:
-            notes.append(f"rank {chosen}, the one that computes longest, represents all ranks")
-        ranks = {chosen: ranks[chosen]}
+            notes.append(f"rank {longest_rank}, the one that computes longest, represents all ranks")
+        ranks = {longest_rank: ranks[longest_rank]}
     after = what_if.cluster.gpu.interference.compute_slowdown
-    place = Place(what_if.topology, what_if.groups, is_folded, after, what_if.blocks)
-    if place.is_uneven(one):
+    hardware = ReplayHardware(
+        what_if.topology, what_if.groups, is_folded, after, what_if.communicator_indices
+    )
+    if hardware.is_uneven(step_trace):
         notes.append("groups lie at unequal places of the network; the slowest represents them all")
-    replayed_ranks, seconds, replayed = _replayed(one, ranks, place, what_if, gpu)
-    if not all(shows_host(one, rank) for rank in ranks):
-        late = recorded_ranks(one, is_host_in_time=False)
-        _, longest, _ = _replayed(one, {rank: late[rank] for rank in ranks}, place, what_if, gpu)
+    replayed_ranks, seconds, replayed = _replay_ranks(step_trace, ranks, hardware, what_if, gpu)
+    if not all(shows_host(step_trace, rank) for rank in ranks):
+        late = recorded_ranks(step_trace, is_host_in_time=False)
+        _, longest, _ = _replay_ranks(
+            step_trace, {rank: late[rank] for rank in ranks}, hardware, what_if, gpu
+        )
         notes.append(
             "the recording shows the GPU alone: the host is taken to be ahead wherever the GPU went on "
             "without a pause, and pauses stay; if it issued each kernel just as that began, the step is "
             f"{format_seconds(max(longest.values()))}"
         )
     notes += dict.fromkeys(what_if.notes)
-    found = _result(one, replayed_ranks, seconds, replayed, notes, what_if)
-    return replace(found, keeps_kernels=gpu is None)
+    result = _result(step_trace, replayed_ranks, seconds, replayed, notes, what_if)
+    return replace(result, keeps_kernels=gpu is None)
 
 
-def _replayed(
-    one: Trace, ranks: Mapping[int, RecordedRank], place: Place, what_if: WhatIf, gpu: Gpu | None
+def _replay_ranks(
+    step_trace: Trace,
+    ranks: Mapping[int, RecordedRank],
+    hardware: ReplayHardware,
+    what_if: WhatIf,
+    gpu: Gpu | None,
 ) -> tuple[Mapping[int, RecordedRank], dict[int, float], Trace]:
     """The ranks on other hardware, their seconds, and the replayed step. `gpu` is the recording's."""
-    if place.is_folded:
-        ranks = {number: replace(rank, **_alone(rank)) for number, rank in ranks.items()}
+    if hardware.is_folded:
+        ranks = {number: replace(rank, **_rebase_times(rank)) for number, rank in ranks.items()}
     slowdown = (gpu or what_if.cluster.gpu).interference.compute_slowdown
     ranks = {
-        number: changed_rank(with_work_alone(rank, slowdown), one, what_if, gpu)
+        number: change_rank(isolate_kernels(rank, slowdown), step_trace, what_if, gpu)
         for number, rank in ranks.items()
     }
     num_steps = 1 if any(program_is_drained(rank.program) for rank in ranks.values()) else 2
     if num_steps == 2:
-        ranks = {number: rank_twice(rank) for number, rank in ranks.items()}
-    return ranks, *run_replay(one, ranks, place, num_steps)
+        ranks = {number: repeat_rank(rank) for number, rank in ranks.items()}
+    return ranks, *run_replay(step_trace, ranks, hardware, num_steps)
 
 
-def _about_kernels(gpu: Gpu | None, new: Gpu, *, is_cpu: bool) -> list[str]:
+def _kernel_notes(gpu: Gpu | None, new: Gpu, *, is_cpu: bool) -> list[str]:
     """Notes on the assumptions for kernels recorded on `gpu` and replayed on `new`. `gpu` is None where it is
     unknown, or the CPU.
     """
@@ -233,34 +244,34 @@ def _about_kernels(gpu: Gpu | None, new: Gpu, *, is_cpu: bool) -> list[str]:
     return notes
 
 
-def _one_step(trace: Trace, number: int | None) -> Trace:
+def _select_step(trace: Trace, number: int | None) -> Trace:
     if trace.metadata.get("is_timed") is False:
         raise InputError(
             "replay: the trace says which collectives ran, not how long anything took; expected one of "
             "torch.profiler"
         )
     try:
-        found = trace.typical_step() if number is None else trace.of_step(number)
+        step = trace.typical_step() if number is None else trace.select_step(number)
     except KeyError as error:
         raise InputError(f"replay: no {error.args[0]}") from None
-    if found.step_seconds <= 0:
+    if step.step_seconds <= 0:
         raise InputError("replay: the recorded step took no time; is the trace of a run?")
-    return found
+    return step
 
 
-def _busy(rank: RecordedRank) -> float:
+def _busy_seconds(rank: RecordedRank) -> float:
     """Seconds of the rank's work other than collectives."""
-    return sum(work.seconds for work in rank.works if work.kind not in COLLECTIVES)
+    return sum(work.seconds for work in rank.payloads if work.kind not in COLLECTIVES)
 
 
-def _alone(rank: RecordedRank) -> dict[str, Any]:
+def _rebase_times(rank: RecordedRank) -> dict[str, Any]:
     """The rank's begin times relative to the begin of the rank itself."""
     begins = {stream: begin - rank.begin for stream, begin in rank.stream_begins.items()}
     return {"begin": 0.0, "host_begin": rank.host_begin - rank.begin, "stream_begins": begins}
 
 
 def _result(
-    one: Trace,
+    step: Trace,
     ranks: Mapping[int, RecordedRank],
     seconds: Mapping[int, float],
     replayed: Trace,
@@ -269,14 +280,14 @@ def _result(
 ) -> Replay:
     slowest = max(seconds, key=lambda rank: (seconds[rank], -rank))
     rank = ranks[slowest]
-    if format_seconds(rank.recorded_seconds) != format_seconds(one.step_seconds) and one.steps:
+    if format_seconds(rank.recorded_seconds) != format_seconds(step.step_seconds) and step.steps:
         notes.append(
-            f"rank {slowest} is the slowest when replayed; when recorded rank {one.steps[0].slowest_rank()} "
-            f"was, whose {format_seconds(one.step_seconds)} are the step of the recording"
+            f"rank {slowest} is the slowest when replayed; when recorded rank {step.steps[0].slowest_rank()} "
+            f"was, whose {format_seconds(step.step_seconds)} are the step of the recording"
         )
-    world_size = one.world_size if what_if is None else what_if.world_size
+    world_size = step.world_size if what_if is None else what_if.world_size
     return Replay(
-        recorded=one,
+        recorded=step,
         replayed=replace(replayed, world_size=world_size),
         rank=slowest,
         recorded_seconds=rank.recorded_seconds,

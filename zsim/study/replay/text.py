@@ -26,20 +26,20 @@ def replay_lines(replay: Replay, name: str) -> Iterator[str]:
     yield f"{name}  ({_gpus(replay.recorded.world_size)}{', ' + recorded_on if recorded_on else ''})"
     yield f"replayed: {where}"
     yield ""
-    parts = replay.breakdowns()
+    breakdowns = replay.breakdowns()
     rows = [_row("step", replay.recorded_seconds, replay.step_seconds)]
-    for part, meaning in BREAKDOWN.items():
-        before, after = parts["recorded"][part], parts["replayed"][part]
+    for category, meaning in BREAKDOWN.items():
+        before, after = breakdowns["recorded"][category], breakdowns["replayed"][category]
         if before or after:
             rows.append(_row(f"  {meaning.label}", before, after))
     yield from table([_title(f"rank {replay.rank}"), *_columns("recorded", "replayed", "change")], rows)
-    found = sorted(replay.collectives(), key=lambda row: -row["replayed_seconds"])
-    if found:
+    collectives = sorted(replay.collectives(), key=lambda row: -row["replayed_seconds"])
+    if collectives:
         yield ""
         columns = [_title("collectives"), *_columns("recorded", "transfer", "replayed")]
-        yield from table(columns, [_collective(row) for row in found[:_MAX_ROWS]])
-    if len(found) > _MAX_ROWS:
-        yield f"and {len(found) - _MAX_ROWS} more (--json)"
+        yield from table(columns, [_collective(row) for row in collectives[:_MAX_ROWS]])
+    if len(collectives) > _MAX_ROWS:
+        yield f"and {len(collectives) - _MAX_ROWS} more (--json)"
     if replay.unexplained_seconds > 0:
         yield ""
         yield from paragraph(
@@ -58,11 +58,11 @@ def _gpus(count: int) -> str:
 
 
 def _title(title: str) -> Column:
-    return Column(title, is_left=True, least=36)
+    return Column(title, is_left=True, min_width=36)
 
 
 def _columns(*titles: str) -> list[Column]:
-    return [Column(title, least=11) for title in titles]
+    return [Column(title, min_width=11) for title in titles]
 
 
 def _row(title: str, before: float, after: float) -> tuple[str, ...]:

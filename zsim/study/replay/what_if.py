@@ -25,14 +25,14 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.ops import Group
 from zsim.plan.recorded.infer import POINT_TO_POINT
 from zsim.plan.recorded.rank import RecordedRank
-from zsim.plan.recorded.work import Recorded
+from zsim.plan.recorded.work import RecordedWork
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Gpu
-from zsim.specs.experiment.placement import check_most_gpus
+from zsim.specs.experiment.placement import check_gpu_count
 from zsim.specs.presets import gpu_preset_names
 from zsim.specs.topology.topology import Topology
-from zsim.study.replay.together import find_together
+from zsim.study.replay.together import find_representatives
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 _MATRIX = re.compile(
@@ -40,7 +40,7 @@ _MATRIX = re.compile(
 )
 _NOT_ON_FABRIC = frozenset({"gather", "scatter"})
 _SHARDING = frozenset({"all_gather", "reduce_scatter"})
-_ROUGHLY = (
+_UNEVEN_NOTE = (
     "ranks at one place of a pipeline lie at unequal places of the network; the slowest represents them all"
 )
 
@@ -54,7 +54,7 @@ class WhatIf:
     gpus_per_node: int
     groups: dict[str, Group]
     """The groups of ranks on this hardware."""
-    blocks: Mapping[str, Ints] | None = None
+    communicator_indices: Mapping[str, Ints] | None = None
     """See `Fabric`. Set where the recorded ranks are replayed concurrently, each for all ranks at its
     position in a pipeline.
     """
@@ -79,7 +79,7 @@ def make_what_if(step: Trace, cluster: Cluster, gpus: int | None, nodes: int | N
             f"{nodes} nodes of {cluster.name} have {nodes * cluster.gpus_per_node} GPUs, found --gpus {gpus}"
         )
     world = gpus if gpus is not None else (nodes or 0) * cluster.gpus_per_node or step.world_size
-    check_most_gpus(world, "replay: ")
+    check_gpu_count(world, "replay: ")
     num_nodes, per_node = _shape(cluster, world)
     what_if = WhatIf(cluster, num_nodes, per_node, {})
     _check_sizes(step.infos)
@@ -89,18 +89,18 @@ def make_what_if(step: Trace, cluster: Cluster, gpus: int | None, nodes: int | N
             f"replay: ranks of the recording send to each other, and {world} GPUs have other pairs than "
             f"{step.world_size}; simulate the job instead (zsim run --gpus {world})"
         )
-    together = find_together(step, what_if.topology) if has_messages else None
-    if together is not None:
-        what_if.groups.update(together.groups)
-        what_if.blocks = together.blocks
-        what_if.notes += [] if together.by_links else [_ROUGHLY]
+    representatives = find_representatives(step, what_if.topology) if has_messages else None
+    if representatives is not None:
+        what_if.groups.update(representatives.groups)
+        what_if.communicator_indices = representatives.communicator_indices
+        what_if.notes += [] if representatives.by_links else [_UNEVEN_NOTE]
         return what_if
-    used = {
+    collective_infos = {
         info.group: info
         for info in step.infos
         if info.kind in COLLECTIVES and info.kind not in POINT_TO_POINT
     }
-    for name, info in used.items():
+    for name, info in collective_infos.items():
         what_if.groups[name] = _group(step, name, info, world, what_if.notes)
     if any(info.kind in POINT_TO_POINT for info in step.infos):
         what_if.notes.append("send and recv take their recorded time: their fabric is not modelled here")
@@ -120,13 +120,13 @@ def _shape(cluster: Cluster, gpus: int) -> tuple[int, int]:
 
 def _group(step: Trace, name: str, info: SpanInfo, world: int, notes: list[str]) -> Group:
     """The group in the new world. See [Note: another number of GPUs]."""
-    known = step.metadata.get("groups", {}).get(name)
-    size, stride = known or (info.group_size, 1)
+    recorded_shape = step.metadata.get("groups", {}).get(name)
+    size, stride = recorded_shape or (info.group_size, 1)
     if stride is None:
         raise NotSimulatedError(
             f"replay: group '{name}' has ranks at unequal distances; replay without --cluster"
         )
-    if known is None and 1 < size < step.world_size:
+    if recorded_shape is None and 1 < size < step.world_size:
         notes.append(f"which ranks are in group '{name}' is not recorded: taken to be neighbours")
     if world != step.world_size and size * stride == step.world_size:
         grown = size * world
@@ -160,17 +160,19 @@ def _check_sizes(infos: Iterable[SpanInfo]) -> None:
         raise NotSimulatedError(f"replay: {unknown[0]} on a modelled fabric; replay without --cluster")
 
 
-def changed_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu: Gpu | None) -> RecordedRank:
+def change_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu: Gpu | None) -> RecordedRank:
     """The rank with group sizes and kernel durations changed for the new hardware."""
     shards = _shard_ratio(step, what_if)
     matrix, memory = speedups(recorded_gpu, what_if.cluster.gpu)
 
-    def changed(work: Recorded) -> Recorded:
+    def change_work(work: RecordedWork) -> RecordedWork:
         info, seconds = work.info, work.seconds
         if info is None:
             return work
-        if info.kind in POINT_TO_POINT and what_if.blocks is None:  # with what it waited: see the note
-            return replace(work, meets=False, seconds=work.recorded[1] - work.recorded[0])
+        if (
+            info.kind in POINT_TO_POINT and what_if.communicator_indices is None
+        ):  # with what it waited: see the note
+            return replace(work, meets=False, seconds=work.bounds[1] - work.bounds[0])
         if info.kind in COLLECTIVES:
             info = info._replace(group_size=what_if.groups[info.group].size)
         elif info.kind in ("compute", "optimizer", "copy"):
@@ -179,7 +181,7 @@ def changed_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu:
                 seconds *= shards
         return replace(work, info=info, seconds=seconds)
 
-    return rank.with_works(changed)
+    return rank.map_payloads(change_work)
 
 
 def _shard_ratio(step: Trace, what_if: WhatIf) -> float:
@@ -217,14 +219,14 @@ def _peak(gpu: Gpu) -> float:
     return gpu.peak.bf16 or gpu.peak.fp16 or gpu.peak.fp32
 
 
-def recorded_gpu(metadata: Mapping[str, object], named: str | None) -> Gpu | None:
+def recorded_gpu(metadata: Mapping[str, object], gpu_name: str | None) -> Gpu | None:
     """The GPU of the recording, or None if it is unknown.
 
     Without `gpu_name` it is the preset that best fits the device's name and memory: a module (SXM) rather
     than a PCIe card, unless the name says so.
     """
-    if named is not None:
-        return load_gpu(named)
+    if gpu_name is not None:
+        return load_gpu(gpu_name)
     device = str(metadata.get("gpu", ""))
     if device in gpu_preset_names():
         return load_gpu(device)
@@ -234,9 +236,11 @@ def recorded_gpu(metadata: Mapping[str, object], named: str | None) -> Gpu | Non
     gpus = [load_gpu(name) for name in fitting]
     if not gpus:
         return None
-    have = float(memory) if isinstance(memory, int | float) else gpus[0].memory.capacity
+    memory_bytes = float(memory) if isinstance(memory, int | float) else gpus[0].memory.capacity
     is_card = "pcie" in device.lower()
-    return min(gpus, key=lambda gpu: (abs(gpu.memory.capacity - have), ("pcie" in gpu.name) != is_card))
+    return min(
+        gpus, key=lambda gpu: (abs(gpu.memory.capacity - memory_bytes), ("pcie" in gpu.name) != is_card)
+    )
 
 
 def _model_of(preset: str) -> str:

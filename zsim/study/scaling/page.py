@@ -10,12 +10,12 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.study.scaling.scaling import Bend, Scale, Scaling
-from zsim.study.scaling.text import MODES, WORTH_SAYING, because, range_of_efficiency, sentences
+from zsim.study.scaling.scaling import EfficiencyChange, Scaling, ScalingPoint
+from zsim.study.scaling.text import MODES, WORTH_SAYING, explain_change, range_of_efficiency, sentences
 from zsim.study.scaling.whole_runs import run_dict, run_section
 from zsim.units import format_bytes, format_seconds
-from zsim.validated.validation import range_words
-from zsim.validated.verdict import unless_fits, verdict_content
+from zsim.validated.validation import format_range
+from zsim.validated.verdict import verdict_content, verdict_suffix
 
 
 def scaling_page(scaling: Scaling) -> str:
@@ -31,34 +31,34 @@ def scaling_page(scaling: Scaling) -> str:
              "path); 100 % is its cost at the best point. What grows is what keeps it from scaling.",
              causes(scaling)),
         ], ["GPUs", "nodes", "batch per GPU", "step", "80 %", "tokens/s", "of linear", "MFU", "GPU memory",
-            "mostly waiting for"], [_cells(scaling, scale) for scale in scaling.scales]),
+            "mostly waiting for"], [_cells(scaling, point) for point in scaling.points]),
         *run_section(scaling),
         Section("Room", [("memory", "Memory of the fullest GPU.", memory(scaling))]),
     ]  # fmt: skip
     return page(f"{scaling.title} | {MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling)))
 
 
-def _cells(scaling: Scaling, scale: Scale) -> list[str]:
-    if scale.error is not None:
-        return [f"{scale.gpus:,}", *[""] * 8, scale.error]
-    top = sorted(scale.costs.items(), key=lambda item: -item[1])[:3]
-    whole = sum(scale.costs.values()) or 1.0
+def _cells(scaling: Scaling, point: ScalingPoint) -> list[str]:
+    if point.error is not None:
+        return [f"{point.gpus:,}", *[""] * 8, point.error]
+    top = sorted(point.costs.items(), key=lambda item: -item[1])[:3]
+    total_cost = sum(point.costs.values()) or 1.0
     return [
-        f"{scale.gpus:,}",
-        f"{scale.nodes:,}",
-        f"{scale.micro_batch_size} x {scale.gradient_accumulation_steps}",
-        format_seconds(scale.step_seconds),
-        "" if scale.step_seconds_range is None else range_words(scale.step_seconds_range),
-        f"{scale.tokens_per_second:,.0f}",
-        f"{scaling.efficiency(scale) * 100:.1f} %",
-        "" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f} %",
-        format_bytes(scale.gpu_peak_bytes) + unless_fits(scale.verdict),
-        ", ".join(f"{cause_meaning(name).label} {cost / whole * 100:.0f} %" for name, cost in top),
+        f"{point.gpus:,}",
+        f"{point.nodes:,}",
+        f"{point.micro_batch_size} x {point.gradient_accumulation_steps}",
+        format_seconds(point.step_seconds),
+        "" if point.step_seconds_range is None else format_range(point.step_seconds_range),
+        f"{point.tokens_per_second:,.0f}",
+        f"{scaling.efficiency(point) * 100:.1f} %",
+        "" if point.mfu_fraction is None else f"{point.mfu_fraction * 100:.1f} %",
+        format_bytes(point.gpu_peak_bytes) + verdict_suffix(point.verdict),
+        ", ".join(f"{cause_meaning(name).label} {cost / total_cost * 100:.0f} %" for name, cost in top),
     ]
 
 
 def _axes(figure: Figure, scaling: Scaling, **y: Any) -> Figure:
-    counts = [scale.gpus for scale in scaling.runs]
+    counts = [point.gpus for point in scaling.runs]
     figure.update_xaxes(title_text="GPUs", type="log", tickvals=counts, ticktext=[f"{n:,}" for n in counts])
     figure.update_yaxes(automargin=True, **y)
     return figure
@@ -67,39 +67,41 @@ def _axes(figure: Figure, scaling: Scaling, **y: Any) -> Figure:
 def efficiency(scaling: Scaling) -> Figure:
     """Efficiency against linear scaling, knees marked with their causes."""
     runs = scaling.runs
-    shares = [scaling.efficiency(scale) * 100 for scale in runs]
+    shares = [scaling.efficiency(point) * 100 for point in runs]
     figure = Figure(layout(420))
-    others = [(scale, share) for scale, share in zip(runs, shares, strict=True) if scale is not scaling.base]
+    others = [(point, share) for point, share in zip(runs, shares, strict=True) if point is not scaling.base]
     base = scaling.base
-    ends = {scale.gpus: range_of_efficiency(share, scaling, scale, base) for scale, share in others}
+    ends = {point.gpus: range_of_efficiency(share, scaling, point, base) for point, share in others}
     ends[base.gpus] = (100.0, 100.0)
-    _band(figure, [(scale.gpus, *ends[scale.gpus]) for scale in runs])
+    _band(figure, [(point.gpus, *ends[point.gpus]) for point in runs])
     figure.add_scatter(
         name="of linear",
-        x=[scale.gpus for scale in runs],
+        x=[point.gpus for point in runs],
         y=shares,
         mode="lines+markers",
         line={"color": BREAKDOWN["compute"].color, "width": 3},
         marker={"symbol": ["circle" if s.fits else "x" for s in runs], "size": 9},
-        hovertext=[_hover(scaling, scale) for scale in runs],
+        hovertext=[_hover(scaling, point) for point in runs],
         hoverinfo="text",
     )
-    for kind, bends, color in (
+    for kind, deltas, color in (
         ("knee", scaling.knees(), CAPACITY.color),
         ("faster than linear", scaling.gains(), BREAKDOWN["optimizer"].color),
     ):
-        if not bends:
+        if not deltas:
             continue
-        by_gpus = dict(zip((scale.gpus for scale in runs), shares, strict=True))
+        by_gpus = dict(zip((point.gpus for point in runs), shares, strict=True))
         figure.add_scatter(
             name=kind,
-            x=[bend.start for bend in bends],
-            y=[by_gpus[bend.start] for bend in bends],
+            x=[delta.start for delta in deltas],
+            y=[by_gpus[delta.start] for delta in deltas],
             mode="markers+text",
             marker={"symbol": "diamond", "size": 14, "color": color},
-            text=[cause_meaning(bend.cause).label for bend in bends],
+            text=[cause_meaning(delta.cause).label for delta in deltas],
             textposition="top center",
-            hovertext=[f"{bend.start:,} -> {bend.end:,} GPUs: {because(bend, scaling)}" for bend in bends],
+            hovertext=[
+                f"{delta.start:,} -> {delta.end:,} GPUs: {explain_change(delta, scaling)}" for delta in deltas
+            ],
             hoverinfo="text",
         )
     figure.add_hline(y=100, line={"dash": "dash", "width": 1, "color": "#8A8F98"})
@@ -112,10 +114,10 @@ def _band(figure: Figure, ends: Sequence[tuple[int, float, float]]) -> None:
     """Draw the 80 % interval as a band."""
     if not ends:
         return
-    there, back = [gpus for gpus, _, _ in ends], [gpus for gpus, _, _ in reversed(ends)]
+    counts, reversed_counts = [gpus for gpus, _, _ in ends], [gpus for gpus, _, _ in reversed(ends)]
     figure.add_scatter(
         name="80 %",
-        x=[*there, *back],
+        x=[*counts, *reversed_counts],
         y=[*(high for _, _, high in ends), *(low for _, low, _ in reversed(ends))],
         mode="lines",
         fill="toself",
@@ -125,25 +127,25 @@ def _band(figure: Figure, ends: Sequence[tuple[int, float, float]]) -> None:
     )
 
 
-def _hover(scaling: Scaling, scale: Scale) -> str:
-    share, found = scaling.efficiency(scale) * 100, scale.step_seconds_range
-    step = format_seconds(scale.step_seconds) + (f" ({range_words(found)})" if found else "")
-    return f"{scale.gpus:,} GPUs: {step} per step, {share:.1f} % of linear"
+def _hover(scaling: Scaling, point: ScalingPoint) -> str:
+    share, interval = scaling.efficiency(point) * 100, point.step_seconds_range
+    step = format_seconds(point.step_seconds) + (f" ({format_range(interval)})" if interval else "")
+    return f"{point.gpus:,} GPUs: {step} per step, {share:.1f} % of linear"
 
 
 def throughput(scaling: Scaling) -> Figure:
     runs, base = scaling.runs, scaling.base
     figure = Figure(layout(360))
-    counts = [scale.gpus for scale in runs]
+    counts = [point.gpus for point in runs]
     _band(figure, [
-        (scale.gpus, scale.step_tokens / scale.step_seconds_range[1],
-         scale.step_tokens / scale.step_seconds_range[0])
-        for scale in runs if scale.step_seconds_range is not None
+        (point.gpus, point.step_tokens / point.step_seconds_range[1],
+         point.step_tokens / point.step_seconds_range[0])
+        for point in runs if point.step_seconds_range is not None
     ])  # fmt: skip
     figure.add_scatter(
         name="tokens/s",
         x=counts,
-        y=[scale.tokens_per_second for scale in runs],
+        y=[point.tokens_per_second for point in runs],
         mode="lines+markers",
         line={"color": BREAKDOWN["compute"].color, "width": 3},
         hovertemplate="%{x:,} GPUs: %{y:,.0f} tokens/s<extra></extra>",
@@ -162,12 +164,12 @@ def throughput(scaling: Scaling) -> Figure:
 def causes(scaling: Scaling) -> Figure:
     """Stacked bars: the cost of a token by cause, in percent of its cost at the base."""
     runs = scaling.runs
-    whole = scaling.base.token_gpu_seconds
-    names = dict.fromkeys(name for scale in runs for name in scale.costs)
+    base_cost = scaling.base.token_gpu_seconds
+    names = dict.fromkeys(name for point in runs for name in point.costs)
     figure = Figure(layout(460, barmode="stack"))
-    labels = [f"{scale.gpus:,}" for scale in runs]
+    labels = [f"{point.gpus:,}" for point in runs]
     for name in names:
-        shares = [scale.costs.get(name, 0.0) / whole * 100 for scale in runs]
+        shares = [point.costs.get(name, 0.0) / base_cost * 100 for point in runs]
         if max(shares) < WORTH_SAYING * 100:
             continue
         meaning = cause_meaning(name)
@@ -188,8 +190,8 @@ def memory(scaling: Scaling) -> Figure:
     figure = Figure(layout(320))
     figure.add_scatter(
         name="fullest GPU",
-        x=[scale.gpus for scale in runs],
-        y=[scale.gpu_peak_bytes / 1e9 for scale in runs],
+        x=[point.gpus for point in runs],
+        y=[point.gpu_peak_bytes / 1e9 for point in runs],
         mode="lines+markers",
         line={"color": BREAKDOWN["compute"].color, "width": 3},
         hovertext=[f"{s.gpus:,} GPUs: {format_bytes(s.gpu_peak_bytes)}, micro-batch {s.micro_batch_size}"
@@ -216,44 +218,44 @@ def scaling_dict(scaling: Scaling) -> dict[str, Any]:
         "mode": scaling.mode,
         "base_gpus": scaling.base.gpus,
         "scales": [
-            {"gpus": scale.gpus, "error": scale.error}
-            if scale.error is not None
+            {"gpus": point.gpus, "error": point.error}
+            if point.error is not None
             else {
-                "gpus": scale.gpus,
+                "gpus": point.gpus,
                 "error": None,
-                "nodes": scale.nodes,
-                "micro_batch_size": scale.micro_batch_size,
-                "gradient_accumulation_steps": scale.gradient_accumulation_steps,
-                "step_seconds": scale.step_seconds,
+                "nodes": point.nodes,
+                "micro_batch_size": point.micro_batch_size,
+                "gradient_accumulation_steps": point.gradient_accumulation_steps,
+                "step_seconds": point.step_seconds,
                 "step_seconds_range": None
-                if scale.step_seconds_range is None
-                else [*scale.step_seconds_range],
-                "tokens_per_second": scale.tokens_per_second,
-                "efficiency_fraction": scaling.efficiency(scale),
-                "mfu_fraction": scale.mfu_fraction,
-                "fits": scale.fits,
-                **verdict_content(scale.verdict),
-                "gpu_peak_bytes": scale.gpu_peak_bytes,
-                "allocator_retries": scale.allocator_retries,
-                "largest_micro_batch_size": scale.largest_micro_batch,
-                "token_gpu_seconds": dict(scale.costs),
-                **run_dict(scale),
+                if point.step_seconds_range is None
+                else [*point.step_seconds_range],
+                "tokens_per_second": point.tokens_per_second,
+                "efficiency_fraction": scaling.efficiency(point),
+                "mfu_fraction": point.mfu_fraction,
+                "fits": point.fits,
+                **verdict_content(point.verdict),
+                "gpu_peak_bytes": point.gpu_peak_bytes,
+                "allocator_retries": point.allocator_retries,
+                "largest_micro_batch_size": point.largest_micro_batch,
+                "token_gpu_seconds": dict(point.costs),
+                **run_dict(point),
             }
-            for scale in scaling.scales
+            for point in scaling.points
         ],
-        "knees": [_bend_dict(bend) for bend in scaling.knees()],
-        "gains": [_bend_dict(bend) for bend in scaling.gains()],
+        "knees": [_change_dict(delta) for delta in scaling.knees()],
+        "gains": [_change_dict(delta) for delta in scaling.gains()],
     }
 
 
-def _bend_dict(bend: Bend) -> dict[str, Any]:
+def _change_dict(delta: EfficiencyChange) -> dict[str, Any]:
     return {
-        "from_gpus": bend.start,
-        "to_gpus": bend.end,
-        "efficiency_before_fraction": bend.before,
-        "efficiency_after_fraction": bend.after,
-        "cause": bend.cause,
-        "cause_change_fraction": bend.cause_change,
-        "change_fraction": bend.change,
-        "cause_net_change_fraction": bend.net_change,
+        "from_gpus": delta.start,
+        "to_gpus": delta.end,
+        "efficiency_before_fraction": delta.before,
+        "efficiency_after_fraction": delta.after,
+        "cause": delta.cause,
+        "cause_change_fraction": delta.cause_change,
+        "change_fraction": delta.change,
+        "cause_net_change_fraction": delta.net_change,
     }

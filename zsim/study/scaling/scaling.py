@@ -30,13 +30,13 @@ from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.files import check_folder
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.differences import is_shared, range_of_row, verdict_of_row
-from zsim.study.search import most_that_fits
+from zsim.study.search import largest_fitting
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.run_columns import RUN_COLUMNS
 from zsim.study.sweep.store import Record
@@ -50,7 +50,7 @@ _MAX_COUNTS = 200
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScalingPoint:
     """The experiment on one number of GPUs, or `error`, the reason why it has no step there."""
 
     gpus: int
@@ -86,7 +86,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Bend:
+class EfficiencyChange:
     """The change of efficiency between two counts, from `before` to `after`, mostly due to `cause`."""
 
     start: int
@@ -114,68 +114,68 @@ class Scaling:
 
     title: str
     mode: Mode
-    scales: tuple[Scale, ...]
-    base: Scale
+    points: tuple[ScalingPoint, ...]
+    base: ScalingPoint
     """The point where a token costs least, to which efficiency is relative. See `best_of`."""
     is_stopped: bool = False
     grow: str | None = None
     """The degree of `GROWN` that grows with the GPUs, if any."""
 
-    def efficiency(self, scale: Scale) -> float:
-        return self.base.token_gpu_seconds / scale.token_gpu_seconds
+    def efficiency(self, point: ScalingPoint) -> float:
+        return self.base.token_gpu_seconds / point.token_gpu_seconds
 
     @property
-    def runs(self) -> list[Scale]:
-        return [scale for scale in self.scales if scale.error is None]
+    def runs(self) -> list[ScalingPoint]:
+        return [point for point in self.points if point.error is None]
 
-    def bends(self) -> list[Bend]:
+    def changes(self) -> list[EfficiencyChange]:
         """The change of efficiency from each count to the next, over the counts that fit, if any do."""
-        return [self._bend(one, other) for one, other in pairwise(self._compared())]
+        return [self._change_between(first, second) for first, second in pairwise(self._comparable_points())]
 
-    def _compared(self) -> list[Scale]:
-        return [scale for scale in self.runs if scale.fits] or self.runs
+    def _comparable_points(self) -> list[ScalingPoint]:
+        return [point for point in self.runs if point.fits] or self.runs
 
-    def knees(self) -> list[Bend]:
+    def knees(self) -> list[EfficiencyChange]:
         """Falls of more than `KNEE` per doubling. Consecutive ones with the same cause are merged."""
-        return self._joined(lambda bend: bend.change_per_doubling < -KNEE)
+        return self._merge_changes(lambda delta: delta.change_per_doubling < -KNEE)
 
-    def gains(self) -> list[Bend]:
+    def gains(self) -> list[EfficiencyChange]:
         """Rises of more than `KNEE` per doubling: faster than linear."""
-        return self._joined(lambda bend: bend.change_per_doubling > KNEE)
+        return self._merge_changes(lambda delta: delta.change_per_doubling > KNEE)
 
-    def _joined(self, is_wanted: Callable[[Bend], bool]) -> list[Bend]:
-        by_gpus = {scale.gpus: scale for scale in self.runs}
-        found: list[Bend] = []
-        for bend in filter(is_wanted, self.bends()):
-            if found and found[-1].end == bend.start and found[-1].cause == bend.cause:
-                found[-1] = self._bend(by_gpus[found[-1].start], by_gpus[bend.end])
+    def _merge_changes(self, is_wanted: Callable[[EfficiencyChange], bool]) -> list[EfficiencyChange]:
+        by_gpus = {point.gpus: point for point in self.runs}
+        merged: list[EfficiencyChange] = []
+        for delta in filter(is_wanted, self.changes()):
+            if merged and merged[-1].end == delta.start and merged[-1].cause == delta.cause:
+                merged[-1] = self._change_between(by_gpus[merged[-1].start], by_gpus[delta.end])
             else:
-                found.append(bend)
-        return found
+                merged.append(delta)
+        return merged
 
-    def _bend(self, one: Scale, other: Scale) -> Bend:
-        before, after = self.efficiency(one), self.efficiency(other)
+    def _change_between(self, first: ScalingPoint, second: ScalingPoint) -> EfficiencyChange:
+        before, after = self.efficiency(first), self.efficiency(second)
         sign = 1 if after < before else -1
-        names = dict.fromkeys([*one.costs, *other.costs])
-        growth = {name: other.costs.get(name, 0.0) - one.costs.get(name, 0.0) for name in names}
+        names = dict.fromkeys([*first.costs, *second.costs])
+        growth = {name: second.costs.get(name, 0.0) - first.costs.get(name, 0.0) for name in names}
         cause = max(growth, key=lambda name: sign * growth[name], default="")
-        whole = one.token_gpu_seconds
-        change = (other.token_gpu_seconds - whole) / whole
-        share = growth.get(cause, 0.0) / whole
-        along = sum(part for part in growth.values() if part * sign > 0) / whole
-        net = share * change / along if along else 0.0
-        other_way = min(growth, key=lambda name: sign * growth[name], default="")
-        offset = other_way if sign * growth.get(other_way, 0.0) < 0 else ""
-        return Bend(one.gpus, other.gpus, before, after, cause, share, change, net, offset)
+        total_cost = first.token_gpu_seconds
+        change = (second.token_gpu_seconds - total_cost) / total_cost
+        share = growth.get(cause, 0.0) / total_cost
+        aligned = sum(cost for cost in growth.values() if cost * sign > 0) / total_cost
+        net = share * change / aligned if aligned else 0.0
+        opposite = min(growth, key=lambda name: sign * growth[name], default="")
+        offset = opposite if sign * growth.get(opposite, 0.0) < 0 else ""
+        return EfficiencyChange(first.gpus, second.gpus, before, after, cause, share, change, net, offset)
 
 
-def best_of(runs: Sequence[Scale]) -> Scale:
+def best_of(runs: Sequence[ScalingPoint]) -> ScalingPoint:
     """The point with the lowest cost per token, the fewest GPUs among equals. It is chosen among the points
     that fit without allocator retries, or else among those that fit, or else among all.
     """
-    fitting = [scale for scale in runs if scale.fits] or list(runs)
-    roomy = [scale for scale in fitting if not scale.allocator_retries] or fitting
-    return min(roomy, key=lambda scale: scale.token_gpu_seconds)
+    fitting = [point for point in runs if point.fits] or list(runs)
+    roomy = [point for point in fitting if not point.allocator_retries] or fitting
+    return min(roomy, key=lambda point: point.token_gpu_seconds)
 
 
 def parse_counts(text: str) -> list[int]:
@@ -228,32 +228,32 @@ def run_scaling(
     if global_batch is not None and mode != "strong":
         raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
     check_folder(folder)
-    own, asked = _try_resolve(experiment), experiment.training.global_batch_size
-    is_of_all = mode == "strong" and (global_batch or asked) is not None
-    if own is None and (grow is not None or ((mode == "strong" or asked is not None) and not is_of_all)):
+    job, total = _try_resolve(experiment), experiment.training.global_batch_size
+    is_of_all = mode == "strong" and (global_batch or total) is not None
+    if job is None and (grow is not None or ((mode == "strong" or total is not None) and not is_of_all)):
         resolve(experiment)  # raises with the reason why there is no batch to keep, or no degree
-    batch = global_batch or asked or (own and _batch(own)) or 1
+    batch = global_batch or total or (job and _batch(job)) or 1
     points, largest = [], []
     for number, count in enumerate(counts):
-        at, most, error = None, None, None
+        resized, largest_batch, error = None, None, None
         try:
-            at, most = _at(experiment, own, count, mode, batch, grow)
+            resized, largest_batch = _resize(experiment, job, count, mode, batch, grow)
         except ZsimError as problem:
             error = str(problem)
-        points.append(Point(number, {"gpus": count}, at, error))
-        largest.append(most)
+        points.append(Point(number, {"gpus": count}, resized, error))
+        largest.append(largest_batch)
     run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
     empty: Record = {"status": "error", "error": "not run", "row": {}}
-    scales = tuple(
-        _scale(point, run.records.get(point.number, empty), most)
-        for point, most in zip(points, largest, strict=True)
+    scaling_points = tuple(
+        _scaling_point(point, run.records.get(point.number, empty), largest_batch)
+        for point, largest_batch in zip(points, largest, strict=True)
     )
-    runs = [scale for scale in scales if scale.error is None]
+    runs = [candidate for candidate in scaling_points if candidate.error is None]
     if not runs and not run.is_stopped:
-        raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scales[0].error}")
-    base = best_of(runs) if runs else scales[0]
-    first = next((p.experiment for p, s in zip(points, scales, strict=True) if s is base), None)
-    return Scaling(_title(first or experiment), mode, scales, base, run.is_stopped, grow)
+        raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scaling_points[0].error}")
+    base = best_of(runs) if runs else scaling_points[0]
+    first = next((p.experiment for p, s in zip(points, scaling_points, strict=True) if s is base), None)
+    return Scaling(_title(first or experiment), mode, scaling_points, base, run.is_stopped, grow)
 
 
 def _try_resolve(experiment: Experiment) -> Job | None:
@@ -269,53 +269,53 @@ def _batch(job: Job) -> int:
     return job.data_parallel_size * training.micro_batch_size * training.gradient_accumulation_steps
 
 
-def _at(
-    experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int, grow: str | None = None
+def _resize(
+    experiment: Experiment, job: Job | None, gpus: int, mode: Mode, batch: int, grow: str | None = None
 ) -> tuple[Experiment, int | None]:
     """(the experiment on `gpus` GPUs with the mode's batch and shard groups of the same size, the largest
     micro-batch that fits in mode "fill", else None)."""
     overrides: dict[str, Any] = {"gpus": gpus, "nodes": None}
-    ranks = 1 if own is None else own.parallelism.model_ranks
-    if grow is not None and own is not None:
-        overrides[f"parallelism.{grow}"] = degree = _grown(own, gpus, grow)
-        ranks = ranks // getattr(own.parallelism, grow) * degree
+    ranks = 1 if job is None else job.parallelism.model_ranks
+    if grow is not None and job is not None:
+        overrides[f"parallelism.{grow}"] = degree = _grow_degree(job, gpus, grow)
+        ranks = ranks // getattr(job.parallelism, grow) * degree
     replicate = getattr(experiment.strategy, "replicate", None)
-    if replicate and replicate > 1 and own is not None:
-        shard = own.world_size * ranks // own.parallelism.model_ranks // replicate
+    if replicate and replicate > 1 and job is not None:
+        shard = job.world_size * ranks // job.parallelism.model_ranks // replicate
         if gpus % shard:
             raise InputError(f"gpus: found {gpus}, expected a multiple of the shard group's {shard}")
         overrides["strategy.replicate"] = gpus // shard
-    micro = own.training.micro_batch_size if own is not None else experiment.training.micro_batch_size or 1
-    steps = own.training.gradient_accumulation_steps if own is not None else 1
+    micro = job.training.micro_batch_size if job is not None else experiment.training.micro_batch_size or 1
+    steps = job.training.gradient_accumulation_steps if job is not None else 1
     largest = None
     if mode == "strong":
-        micro, steps = _split(batch, gpus, micro, ranks)
+        micro, steps = _split_batch(batch, gpus, micro, ranks)
     elif mode == "fill":
-        micro, largest = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus // ranks))
-    return _with_batch(experiment, overrides, micro, steps, gpus // ranks), largest
+        micro, largest = _fill(lambda size: _set_batch(experiment, overrides, size, steps, gpus // ranks))
+    return _set_batch(experiment, overrides, micro, steps, gpus // ranks), largest
 
 
-def _grown(own: Job, gpus: int, axis: str) -> int:
+def _grow_degree(job: Job, gpus: int, axis: str) -> int:
     """The degree that keeps the number of replicas on `gpus` GPUs."""
-    degree: int = getattr(own.parallelism, axis)
-    grown, rest = divmod(degree * gpus, own.world_size)
-    if rest or not grown:
-        each = own.world_size // degree
+    degree: int = getattr(job.parallelism, axis)
+    grown_degree, remainder = divmod(degree * gpus, job.world_size)
+    if remainder or not grown_degree:
+        each = job.world_size // degree
         raise InputError(
             f"gpus: found {gpus:,}, expected a multiple of {each:,}: {axis} grows from {degree:,} on "
-            f"{own.world_size:,} GPUs"
+            f"{job.world_size:,} GPUs"
         )
-    return grown
+    return grown_degree
 
 
-def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
+def _fill(resize: Callable[[int], Experiment]) -> tuple[int, int]:
     """(micro-batch to use, largest micro-batch that fits). If torch's allocator slows the step with the
     largest one, smaller ones are tried as long as that reduces the time per sequence.
     """
-    largest = most_that_fits(at) or 1
+    largest = largest_fitting(resize) or 1
     size, best, cheapest = largest, 1, inf
     while size >= 1:
-        outcome = simulate_job(resolve(at(size)))
+        outcome = simulate_job(resolve(resize(size)))
         seconds = outcome.trace.step_seconds / size
         if seconds >= cheapest:
             break
@@ -326,18 +326,18 @@ def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
     return best, largest
 
 
-def _split(batch: int, gpus: int, micro: int, gpus_per_replica: int) -> tuple[int, int]:
+def _split_batch(batch: int, gpus: int, micro: int, gpus_per_replica: int) -> tuple[int, int]:
     """(micro-batch, steps) of a replica, whose micro-batch only shrinks to divide the replica's batch."""
     replicas = gpus // gpus_per_replica
     if gpus % gpus_per_replica or batch % replicas:
         each = f", {gpus_per_replica:,} to a replica" if gpus_per_replica > 1 else ""
         raise InputError(f"a batch of {batch:,} sequences does not divide over {gpus:,} GPUs{each}")
-    own = batch // replicas
-    size = max(divisor for divisor in range(1, min(micro, own) + 1) if own % divisor == 0)
-    return size, own // size
+    replica_batch = batch // replicas
+    size = max(divisor for divisor in range(1, min(micro, replica_batch) + 1) if replica_batch % divisor == 0)
+    return size, replica_batch // size
 
 
-def _with_batch(
+def _set_batch(
     experiment: Experiment, overrides: Mapping[str, Any], micro: int, steps: int, replicas: int
 ) -> Experiment:
     changes = {**overrides, "training.global_batch_size": None}
@@ -352,13 +352,13 @@ def _with_batch(
         }
     else:
         changes |= {"training.micro_batch_size": micro, "training.gradient_accumulation_steps": steps}
-    return changed(experiment, changes)
+    return change_experiment(experiment, changes)
 
 
-def _scale(point: Point, record: Record, largest: int | None) -> Scale:
+def _scaling_point(point: Point, record: Record, largest: int | None) -> ScalingPoint:
     gpus = point.values["gpus"]
     if record["status"] != "ok":
-        return Scale(gpus, record["error"])
+        return ScalingPoint(gpus, record["error"])
     row = record["row"]
     prefix, per_token = "critical_path_seconds.", gpus / row["step_tokens"]
     costs = {
@@ -366,7 +366,7 @@ def _scale(point: Point, record: Record, largest: int | None) -> Scale:
         for name, seconds in row.items()
         if name.startswith(prefix)
     }
-    return Scale(
+    return ScalingPoint(
         gpus,
         None,
         row["nodes"],

@@ -15,8 +15,8 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
-from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.topology.node_types import require_alike
+from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.topology.node_types import require_identical_nodes
 
 Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
 
@@ -29,7 +29,7 @@ class Knob:
     keys: tuple[str, ...]
     """Dotted keys of the cluster. "*" matches every key of a table."""
     unit: Unit = ""
-    shown: str = ""
+    display_unit: str = ""
     """The display unit."""
     per_unit: float = 1.0
     """The size of the display unit in SI."""
@@ -38,7 +38,7 @@ class Knob:
     """The number is never above 1."""
     is_excess: bool = False
     """Only the part above 1 is scaled."""
-    is_wanted_less: bool = False
+    is_cost: bool = False
     """A smaller number is faster."""
     rate_keys: tuple[str, ...] = ()
     """Those of `keys` that are in B/s where the others have no unit."""
@@ -51,7 +51,7 @@ class Knob:
 
     def amount(self, cluster: Cluster) -> float | None:
         """The cluster's amount in the display unit. None (or 0) where it has none."""
-        value = next((value for _, value in self._found(cluster)), None)
+        value = next((value for _, value in self._matching_values(cluster)), None)
         return None if value is None else value / self.per_unit
 
     def overrides(self, cluster: Cluster, factor: float) -> dict[str, Any]:
@@ -59,22 +59,22 @@ class Knob:
         left out.
         """
         return {
-            f"cluster.{key}": self._written(key, self._scaled(value, factor))
-            for key, value in self._found(cluster)
+            f"cluster.{key}": self._format_value(key, self._scale_value(value, factor))
+            for key, value in self._matching_values(cluster)
         }
 
-    def scaled(self, cluster: Cluster, factor: float) -> Cluster:
+    def scale_cluster(self, cluster: Cluster, factor: float) -> Cluster:
         """The cluster with `factor` times as much, without an upper limit except that fractions stop at 1."""
-        for key, value in self._found(cluster):
-            number = round(value * factor) if self.is_whole else self._scaled(value, factor)
-            cluster = _replaced(cluster, key.split("."), number)
+        for key, value in self._matching_values(cluster):
+            number = round(value * factor) if self.is_whole else self._scale_value(value, factor)
+            cluster = _replace_value(cluster, key.split("."), number)
         return cluster
 
-    def _scaled(self, value: float, by: float) -> float:
-        scaled = 1 + (value - 1) * by if self.is_excess else value * by
+    def _scale_value(self, value: float, factor: float) -> float:
+        scaled = 1 + (value - 1) * factor if self.is_excess else value * factor
         return min(scaled, 1.0) if self.is_fraction else scaled
 
-    def _written(self, key: str, value: float) -> Any:
+    def _format_value(self, key: str, value: float) -> Any:
         if self.is_whole:
             return max(round(value), 1)
         if self.unit == "B":
@@ -82,8 +82,8 @@ class Knob:
         unit = "B/s" if key in self.rate_keys else self.unit
         return f"{value!r} {unit}" if unit else value
 
-    def _found(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
-        require_alike(cluster, self.name)
+    def _matching_values(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
+        require_identical_nodes(cluster, self.name)
         for key in self.keys:
             for path, value in _values(cluster, key.split("."), ()):
                 if value and not (self.is_excess and value <= 1):
@@ -91,33 +91,33 @@ class Knob:
 
 
 def _values(
-    table: Any, parts: list[str], before: tuple[str, ...]
+    table: Any, pattern: list[str], prefix: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], int | float]]:
     """(path, number) of every number that matches `pattern`, where "*" is any key."""
-    if not parts:
+    if not pattern:
         if isinstance(table, int | float) and not isinstance(table, bool):
-            yield before, table
+            yield prefix, table
         return
     if table is None:
         return
-    part, rest = parts[0], parts[1:]
+    segment, remaining = pattern[0], pattern[1:]
     entries: Mapping[str, Any] = (
         {name: getattr(table, name) for name in type(table).model_fields}
         if isinstance(table, BaseModel)
         else table
     )
-    names = list(entries) if part == "*" else [part]
+    names = list(entries) if segment == "*" else [segment]
     for name in names:
         if name in entries:
-            yield from _values(entries[name], rest, (*before, name))
+            yield from _values(entries[name], remaining, (*prefix, name))
 
 
-def _replaced(table: Any, parts: list[str], value: float) -> Any:
-    part, rest = parts[0], parts[1:]
+def _replace_value(table: Any, path: list[str], value: float) -> Any:
+    segment, remaining = path[0], path[1:]
     if isinstance(table, BaseModel):
-        inner = _replaced(getattr(table, part), rest, value) if rest else value
-        return table.model_copy(update={part: inner})
-    return {**table, part: _replaced(table[part], rest, value) if rest else value}
+        inner = _replace_value(getattr(table, segment), remaining, value) if remaining else value
+        return table.model_copy(update={segment: inner})
+    return {**table, segment: _replace_value(table[segment], remaining, value) if remaining else value}
 
 
 def _times(prefix: str) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ HARDWARE: dict[str, Knob] = {
                                  "gpu.peak.fp8"), "FLOP/s", "TFLOP/s", 1e12),
         Knob("matrix products' efficiency", ("gpu.gemm.max_fraction", "gpu.gemm.by_dtype.*"),
              is_fraction=True),
-        Knob("short products' k_half", ("gpu.gemm.k_half",), is_wanted_less=True),
+        Knob("short products' k_half", ("gpu.gemm.k_half",), is_cost=True),
         Knob("attention's efficiency", ("gpu.attention.forward_fraction", "gpu.attention.backward_fraction"),
              is_fraction=True),
         Knob("HBM bandwidth", ("gpu.memory.bandwidth",), "B/s", "GB/s", 1e9),
@@ -142,28 +142,28 @@ HARDWARE: dict[str, Knob] = {
             "gpu.memory_bound.elementwise_fraction", "gpu.memory_bound.optimizer_fraction",
             "gpu.memory_bound.copy_fraction",
         ), is_fraction=True),
-        Knob("gap between kernels", ("gpu.launch.seconds_per_kernel",), "s", "us", 1e-6, is_wanted_less=True),
+        Knob("gap between kernels", ("gpu.launch.seconds_per_kernel",), "s", "us", 1e-6, is_cost=True),
         Knob("slowdown beside collectives", ("gpu.interference.compute_slowdown",), is_excess=True,
-             is_wanted_less=True),
+             is_cost=True),
         Knob("slowdown of collectives", ("gpu.interference.communication_slowdown",), is_excess=True,
-             is_wanted_less=True),
+             is_cost=True),
         Knob("NVLink bandwidth", ("node_link.bandwidth",), "B/s", "GB/s per GPU", 1e9),
         Knob("NVLink efficiency", ("node_link.efficiency",), is_fraction=True),
         Knob("network bandwidth", ("nic.bandwidth",), "B/s", "Gb/s per card", 1e9 / 8),
         Knob("network efficiency", ("nic.efficiency",), is_fraction=True),
         Knob("collectives' latency", tuple(key for prefix in _PROTOCOLS for key in _times(prefix)), "s", "us",
-             1e-6, is_wanted_less=True),
+             1e-6, is_cost=True),
         Knob("collectives' protocol efficiency", tuple(
             f"{prefix}.{name}" for prefix in _PROTOCOLS for name in ("intra_fraction", "inter_fraction")
         ), is_fraction=True),
         Knob("PCIe bandwidth", ("pcie.bandwidth",), "B/s", "GB/s per GPU", 1e9),
-        Knob("host's launches", ("host.seconds_per_launch",), "s", "us", 1e-6, is_wanted_less=True),
-        Knob("frameworks' host code", ("host.overhead_factor",), is_wanted_less=True),
+        Knob("host's launches", ("host.seconds_per_launch",), "s", "us", 1e-6, is_cost=True),
+        Knob("frameworks' host code", ("host.overhead_factor",), is_cost=True),
         Knob("host memory bandwidth", ("host.memory_bandwidth",), "B/s", "GB/s per node", 1e9),
         Knob("CPU optimizer", (
             "offload.optimizer_fraction", "offload.copy_fraction", "offload.thread_bandwidth",
         ), rate_keys=("offload.thread_bandwidth",)),
-        Knob("drives", ("nvme.drives",), shown="drives", is_whole=True),
+        Knob("drives", ("nvme.drives",), display_unit="drives", is_whole=True),
         Knob("drive bandwidth", ("nvme.read_bandwidth", "nvme.write_bandwidth"), "B/s", "GB/s read per drive",
              1e9),
     )
@@ -181,7 +181,7 @@ def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
             for value in [getattr(zero, name)]
             if key.is_size and zero.stage in key.stages and value
         }
-    if isinstance(strategy, Megatron) and strategy.bucket_size is not None:
+    if isinstance(strategy, MegatronConfig) and strategy.bucket_size is not None:
         return {"bucket_size": ("strategy.bucket_size", float(strategy.bucket_size), True)}
     table = job.experiment.strategy
     if table.kind == "ddp":

@@ -10,8 +10,8 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.study.sensitivity.requirements import Requirement
-from zsim.study.sensitivity.sensitivity import Bar, Sensitivity
-from zsim.study.sensitivity.text import changes, is_idle, turned, value
+from zsim.study.sensitivity.sensitivity import Sensitivity, SensitivityBar
+from zsim.study.sensitivity.text import format_changes, format_factors, format_number, is_idle
 from zsim.study.sensitivity.whole_runs import RunSensitivity, run_bar_dict, run_bar_section
 from zsim.units import format_seconds
 
@@ -19,18 +19,18 @@ _MAX_BARS = 18
 _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
 
 
-def _keys(bar: Bar) -> str:
+def _keys(bar: SensitivityBar) -> str:
     """The first of the keys that were set."""
-    first, *others = bar.turn.overrides[0]
+    first, *others = bar.variation.overrides[0]
     return first + (f" and {len(others)} more" if others else "")
 
 
 def sensitivity_page(
-    found: Sensitivity,
+    study: Sensitivity,
     needs: Sequence[Requirement] = (),
     target: str = "",
-    left_out: Mapping[str, str] | None = None,
-    whole: RunSensitivity | None = None,
+    excluded: Mapping[str, str] | None = None,
+    run_study: RunSensitivity | None = None,
 ) -> str:
     """The page as text.
 
@@ -38,62 +38,62 @@ def sensitivity_page(
     reason. `run_study` is the sensitivity of the run of days, where the experiment has one.
     """
     caption = (
-        f"The step's time with each number turned down and up, the others as they are; by {found.spread:.0%} "
+        f"The step's time with each number turned down and up, the others as they are; by {study.spread:.0%} "
         "where the number's own spread is not known."
     )
     head = ["number", "kind", "value", "turned by (* its stated spread)", "step", "key"]
     rows = [
         [
-            bar.turn.name,
-            bar.turn.kind,
-            f"{value(bar)} {bar.turn.unit}",
-            turned(bar),
-            bar.error or changes(bar, found.step_seconds),
+            bar.variation.name,
+            bar.variation.kind,
+            f"{format_number(bar)} {bar.variation.unit}",
+            format_factors(bar),
+            bar.error or format_changes(bar, study.step_seconds),
             _keys(bar),
         ]
-        for bar in found.bars
+        for bar in study.bars
     ]
-    sections = [Section("What the step depends on", [("tornado", caption, tornado(found))], head, rows)]
+    sections = [Section("What the step depends on", [("tornado", caption, tornado(study))], head, rows)]
     if needs:
         names = ["resource", "has", "needs", "step with plenty of it"]
         table = [
             [
                 f"{need.name}, {need.unit}".rstrip(", "),
                 f"{need.available:,.4g}",
-                _needed(need),
+                _format_needed(need),
                 format_seconds(need.best_seconds),
             ]
             for need in needs
         ]
-        table += [[name, "", f"left out: {why}", ""] for name, why in (left_out or {}).items()]
+        table += [[name, "", f"left out: {why}", ""] for name, why in (excluded or {}).items()]
         sections.append(Section(f"What would have to be true for {target}", [], names, table))
-    sections += [] if whole is None else [run_bar_section(whole)]
-    summary = f"{format_seconds(found.step_seconds)} per step; most depends on {_most(found)}."
-    return page(found.title, "sensitivity", sections, summary)
+    sections += [] if run_study is None else [run_bar_section(run_study)]
+    summary = f"{format_seconds(study.step_seconds)} per step; most depends on {_largest_effects(study)}."
+    return page(study.title, "sensitivity", sections, summary)
 
 
-def _needed(need: Requirement) -> str:
+def _format_needed(need: Requirement) -> str:
     if need.needed is not None:
         return f"{need.needed:,.4g}"
     return "not by itself" if need.bound is None else f"not by itself, even at {need.bound:g}"
 
 
-def _most(found: Sensitivity) -> str:
-    names = [bar.turn.name for bar in found.bars if not is_idle(bar, found.step_seconds)]
+def _largest_effects(study: Sensitivity) -> str:
+    names = [bar.variation.name for bar in study.bars if not is_idle(bar, study.step_seconds)]
     return ", ".join(names[:3]) or "none of the numbers"
 
 
-def tornado(found: Sensitivity) -> Figure:
+def tornado(study: Sensitivity) -> Figure:
     """Bars from the step as configured to the step with each number varied, the largest on top."""
-    bars = [bar for bar in found.bars if not is_idle(bar, found.step_seconds)][:_MAX_BARS]
+    bars = [bar for bar in study.bars if not is_idle(bar, study.step_seconds)][:_MAX_BARS]
     figure = Figure(layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
     for name, color, is_low in (("turned down", _LESS, True), ("turned up", _MORE, False)):
         ends = [bar.low_seconds if is_low else bar.high_seconds for bar in bars]
         figure.add_bar(
             name=name,
             orientation="h",
-            y=[bar.turn.name for bar in bars],
-            x=[None if end is None else (end / found.step_seconds - 1) * 100 for end in ends],
+            y=[bar.variation.name for bar in bars],
+            x=[None if end is None else (end / study.step_seconds - 1) * 100 for end in ends],
             marker_color=color,
             hovertext=[_hover(bar, end, is_low=is_low) for bar, end in zip(bars, ends, strict=True)],
             hoverinfo="text",
@@ -104,39 +104,39 @@ def tornado(found: Sensitivity) -> Figure:
     return figure
 
 
-def _hover(bar: Bar, seconds: float | None, *, is_low: bool) -> str:
-    factor = bar.turn.low if is_low else bar.turn.high
-    said = "no experiment" if seconds is None else format_seconds(seconds)
-    return f"{bar.turn.name} times {factor:.2f}: {said} per step"
+def _hover(bar: SensitivityBar, seconds: float | None, *, is_low: bool) -> str:
+    factor = bar.variation.low if is_low else bar.variation.high
+    step_text = "no experiment" if seconds is None else format_seconds(seconds)
+    return f"{bar.variation.name} times {factor:.2f}: {step_text} per step"
 
 
 def sensitivity_dict(
-    found: Sensitivity,
+    study: Sensitivity,
     needs: Sequence[Requirement] = (),
     target: str = "",
-    left_out: Mapping[str, str] | None = None,
-    whole: RunSensitivity | None = None,
+    excluded: Mapping[str, str] | None = None,
+    run_study: RunSensitivity | None = None,
 ) -> dict[str, Any]:
     """The study as plain data, with the same arguments as the page."""
     return {
-        "title": found.title,
-        "step_seconds": found.step_seconds,
+        "title": study.title,
+        "step_seconds": study.step_seconds,
         "numbers": [
             {
-                "name": bar.turn.name,
-                "kind": bar.turn.kind,
-                "value": bar.turn.value,
-                "unit": bar.turn.unit or None,
-                "low_factor": bar.turn.low,
-                "high_factor": bar.turn.high,
-                "is_stated_spread": bar.turn.is_known,
+                "name": bar.variation.name,
+                "kind": bar.variation.kind,
+                "value": bar.variation.value,
+                "unit": bar.variation.unit or None,
+                "low_factor": bar.variation.low,
+                "high_factor": bar.variation.high,
+                "is_stated_spread": bar.variation.is_spread_stated,
                 "low_step_seconds": bar.low_seconds,
                 "high_step_seconds": bar.high_seconds,
                 "error": bar.error,
-                "low_settings": dict(bar.turn.overrides[0]),
-                "high_settings": dict(bar.turn.overrides[1]),
+                "low_settings": dict(bar.variation.overrides[0]),
+                "high_settings": dict(bar.variation.overrides[1]),
             }
-            for bar in found.bars
+            for bar in study.bars
         ],
         "target": target or None,
         "requirements": [
@@ -150,6 +150,6 @@ def sensitivity_dict(
             }
             for need in needs
         ],
-        "left_out": dict(left_out or {}),
-        **({} if whole is None else {"run": run_bar_dict(whole)}),
+        "left_out": dict(excluded or {}),
+        **({} if run_study is None else {"run": run_bar_dict(run_study)}),
     }

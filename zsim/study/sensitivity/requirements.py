@@ -93,7 +93,7 @@ def parse_target(text: str, job: Job) -> StepTarget:
     return StepTarget(text, work.model_flops / (number * work.peak_flops_per_second), is_of_peak=True)
 
 
-def left_out(target: StepTarget) -> dict[str, str]:
+def excluded_resources(target: StepTarget) -> dict[str, str]:
     """Resources that are meaningless for the target, with the reason."""
     return {_PEAK: _NO_PEAK} if target.is_of_peak else {}
 
@@ -105,9 +105,9 @@ def check_resources(target: StepTarget, names: Sequence[str]) -> None:
             raise InputError(
                 f"--resource {name}: expected one of {', '.join(HARDWARE)}{did_you_mean(name, HARDWARE)}"
             )
-        if name in left_out(target):
+        if name in excluded_resources(target):
             raise InputError(
-                f"--resource {name}: {left_out(target)[name]}; expected another resource, or "
+                f"--resource {name}: {excluded_resources(target)[name]}; expected another resource, or "
                 "--target step_seconds=..."
             )
 
@@ -121,40 +121,40 @@ def requirements(
     MFU is relative to the peak of the GPU. Raises InputError for unknown targets and resources.
     """
     job = resolve(experiment)
-    wanted = parse_target(target, job)
-    check_resources(wanted, names or ())
-    chosen = [HARDWARE[name] for name in names or HARDWARE if name not in left_out(wanted)]
-    chosen = [knob for knob in chosen if knob.amount(job.cluster)]
+    step_target = parse_target(target, job)
+    check_resources(step_target, names or ())
+    knobs = [HARDWARE[name] for name in names or HARDWARE if name not in excluded_resources(step_target)]
+    knobs = [knob for knob in knobs if knob.amount(job.cluster)]
     if jobs == 1:
-        return [requirement(job, knob, wanted) for knob in chosen]
+        return [requirement(job, knob, step_target) for knob in knobs]
     import joblib
 
-    return list(joblib.Parallel(jobs)(joblib.delayed(requirement)(job, knob, wanted) for knob in chosen))
+    return list(joblib.Parallel(jobs)(joblib.delayed(requirement)(job, knob, step_target) for knob in knobs))
 
 
 def requirement(job: Job, knob: Knob, target: StepTarget) -> Requirement:
     """The requirement on one resource alone for the target."""
     available = knob.amount(job.cluster) or 0.0
-    known: dict[float, float] = {}
+    seconds_by_factor: dict[float, float] = {}
 
     def cluster(factor: float) -> Cluster:
-        return knob.scaled(job.cluster, 1 / factor if knob.is_wanted_less else factor)
+        return knob.scale_cluster(job.cluster, 1 / factor if knob.is_cost else factor)
 
     def seconds(factor: float) -> float:
-        if factor not in known:
-            known[factor] = simulate_job(replace(job, cluster=cluster(factor))).trace.step_seconds
-        return known[factor]
+        if factor not in seconds_by_factor:
+            seconds_by_factor[factor] = simulate_job(replace(job, cluster=cluster(factor))).trace.step_seconds
+        return seconds_by_factor[factor]
 
-    def made(needed: float | None) -> Requirement:
-        return Requirement(knob.name, knob.shown, available, needed, seconds(PLENTY), knob.bound)
+    def make_requirement(needed: float | None) -> Requirement:
+        return Requirement(knob.name, knob.display_unit, available, needed, seconds(PLENTY), knob.bound)
 
     is_enough: Callable[[float], bool] = lambda factor: seconds(factor) <= target.step_seconds  # noqa: E731
     if is_enough(1.0):
-        return made(available)
+        return make_requirement(available)
     if not is_enough(PLENTY):
-        return made(None)
+        return make_requirement(None)
     factor = least_factor(is_enough, available if knob.is_whole else None)
-    return made(knob.amount(cluster(factor)))
+    return make_requirement(knob.amount(cluster(factor)))
 
 
 def memory_to_fit(experiment: Experiment) -> str:

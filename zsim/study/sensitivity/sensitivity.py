@@ -12,7 +12,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sensitivity.knobs import HARDWARE, Knob, software_numbers
@@ -23,7 +23,7 @@ SPREAD = 0.2  # relative, for a number whose spread is not stated
 
 
 @dataclass(frozen=True)
-class Turn:
+class Variation:
     """One number turned down and up."""
 
     name: str
@@ -36,15 +36,15 @@ class Turn:
     """The factor by which the number is turned up."""
     overrides: tuple[Mapping[str, Any], Mapping[str, Any]]
     """The changes of the experiment, down and up."""
-    is_known: bool
+    is_spread_stated: bool
     """The factors come from the spread that the number's file states, not from the default."""
 
 
 @dataclass(frozen=True)
-class Bar:
+class SensitivityBar:
     """The steps that a variation leads to."""
 
-    turn: Turn
+    variation: Variation
     low_seconds: float | None
     """The step with the number turned down, or None where that experiment is invalid."""
     high_seconds: float | None
@@ -54,8 +54,10 @@ class Bar:
 
     def swing(self, step_seconds: float) -> float:
         """The largest relative change of the step."""
-        found = [s for s in (self.low_seconds, self.high_seconds) if s is not None]
-        return max((abs(seconds / step_seconds - 1) for seconds in found), default=0.0)
+        step_times = [
+            step_time for step_time in (self.low_seconds, self.high_seconds) if step_time is not None
+        ]
+        return max((abs(seconds / step_seconds - 1) for seconds in step_times), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Sensitivity:
     title: str
     step_seconds: float
     spread: float
-    bars: tuple[Bar, ...]
+    bars: tuple[SensitivityBar, ...]
     is_stopped: bool = False
 
 
@@ -80,16 +82,16 @@ def run_sensitivity(
         raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
     experiment = experiment.model_copy(update={"run": None})  # its days are a study of their own
     job = resolve(experiment)
-    turns = [*hardware_turns(job.cluster, spread), *software_turns(job, spread)]
+    variations = [*hardware_variations(job.cluster, spread), *software_variations(job, spread)]
     points = [Point(0, {}, experiment)]
-    for turn in turns:
-        for changes in turn.overrides:
-            at, error = None, None
+    for variation in variations:
+        for changes in variation.overrides:
+            varied, error = None, None
             try:
-                at = changed(experiment, changes)
+                varied = change_experiment(experiment, changes)
             except ZsimError as problem:
                 error = str(problem)
-            points.append(Point(len(points), {}, at, error))
+            points.append(Point(len(points), {}, varied, error))
     run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
     seconds: list[float | None] = []
     errors: list[str | None] = []
@@ -102,28 +104,30 @@ def run_sensitivity(
     if base is None:
         raise InputError(f"the experiment itself cannot be simulated: {errors[0]}")
     bars = [
-        Bar(turn, seconds[1 + 2 * n], seconds[2 + 2 * n], errors[1 + 2 * n] or errors[2 + 2 * n])
-        for n, turn in enumerate(turns)
+        SensitivityBar(
+            variation, seconds[1 + 2 * n], seconds[2 + 2 * n], errors[1 + 2 * n] or errors[2 + 2 * n]
+        )
+        for n, variation in enumerate(variations)
     ]
     bars.sort(key=lambda bar: -bar.swing(base))
     title = f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)}"
     return Sensitivity(title, base, spread, tuple(bars), run.is_stopped)
 
 
-def hardware_turns(cluster: Cluster, spread: float) -> list[Turn]:
+def hardware_variations(cluster: Cluster, spread: float) -> list[Variation]:
     """A variation for every number that the cluster has."""
-    turns = []
+    variations = []
     for knob in HARDWARE.values():
         amount = knob.amount(cluster)
         if not amount:
             continue
         low, high, is_known = _factors(knob, cluster, spread)
         changes = knob.overrides(cluster, low), knob.overrides(cluster, high)
-        unit = knob.shown
+        unit = knob.display_unit
         if knob.is_excess:  # only the part above 1 is turned
             amount, unit = amount - 1, "above 1"
-        turns.append(Turn(knob.name, "hardware", amount, unit, low, high, changes, is_known))
-    return turns
+        variations.append(Variation(knob.name, "hardware", amount, unit, low, high, changes, is_known))
+    return variations
 
 
 def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float, bool]:
@@ -134,25 +138,25 @@ def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float,
     table: Any = cluster
     for part in path:
         table = getattr(table, part, None)
-    known = table.spread.get(name) if isinstance(table, Table) else None
-    if known is None:
+    stated = table.spread.get(name) if isinstance(table, Table) else None
+    if stated is None:
         value = knob.amount(cluster) or 1.0
         high = min(1 + spread, 1 / value) if knob.is_fraction else 1 + spread
         return 1 - spread, high, False
-    low, high = known
+    low, high = stated
     value = getattr(table, name)
     if knob.is_excess:
         return (low - 1) / (value - 1), (high - 1) / (value - 1), True
     return low / value, high / value, True
 
 
-def software_turns(job: Job, spread: float) -> list[Turn]:
+def software_variations(job: Job, spread: float) -> list[Variation]:
     """A variation for every size that the job's framework reads."""
-    turns = []
+    variations = []
     for name, (key, value, is_whole) in software_numbers(job).items():
         down, up = (value * (1 - spread), value * (1 + spread))
         changes = tuple({key: round(number) if is_whole else number} for number in (down, up))
-        turns.append(
-            Turn(name, "software", value, "", 1 - spread, 1 + spread, (changes[0], changes[1]), False)
+        variations.append(
+            Variation(name, "software", value, "", 1 - spread, 1 + spread, (changes[0], changes[1]), False)
         )
-    return turns
+    return variations

@@ -6,36 +6,36 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.report.views.text.plain import WIDTH, Column, paragraph, table
 from zsim.study.sensitivity.requirements import Requirement
-from zsim.study.sensitivity.sensitivity import Bar, Sensitivity
+from zsim.study.sensitivity.sensitivity import Sensitivity, SensitivityBar
 from zsim.units import format_seconds
 
 _WORTH_SAYING = 0.0005  # of the step
 _COLUMNS = [Column("", is_left=True), Column("value"), Column("turned, %"), Column("step, %")]
 
 
-def sensitivity_lines(found: Sensitivity) -> Iterator[str]:
+def sensitivity_lines(study: Sensitivity) -> Iterator[str]:
     """A line for each number that moves the step, then the numbers with an error and those without effect."""
-    yield from paragraph(f"{found.title} | {format_seconds(found.step_seconds)} per step")
-    moving = [bar for bar in found.bars if bar.error is None and not is_idle(bar, found.step_seconds)]
-    yield from _table(moving, found.step_seconds)
-    if any(bar.turn.is_known for bar in moving):
+    yield from paragraph(f"{study.title} | {format_seconds(study.step_seconds)} per step")
+    moving = [bar for bar in study.bars if bar.error is None and not is_idle(bar, study.step_seconds)]
+    yield from _table(moving, study.step_seconds)
+    if any(bar.variation.is_spread_stated for bar in moving):
         yield "* over the spread that is stated of it"
-    for bar in found.bars:
+    for bar in study.bars:
         if bar.error is not None:
-            yield from paragraph(f"{bar.turn.name}: {bar.error}", indent=2)
-    rest = [bar.turn.name for bar in found.bars if is_idle(bar, found.step_seconds)]
-    if rest:
-        yield from paragraph(f"without effect: {', '.join(rest)}")
+            yield from paragraph(f"{bar.variation.name}: {bar.error}", indent=2)
+    idle_names = [bar.variation.name for bar in study.bars if is_idle(bar, study.step_seconds)]
+    if idle_names:
+        yield from paragraph(f"without effect: {', '.join(idle_names)}")
 
 
-def _table(bars: Sequence[Bar], step_seconds: float) -> list[str]:
+def _table(bars: Sequence[SensitivityBar], step_seconds: float) -> list[str]:
     """The table of the bars. Units keep their "per ..." if there is room."""
     rows = [
         (
-            bar.turn.name,
-            f"{value(bar)} {bar.turn.unit}".strip(),
-            turned(bar).replace(" %", ""),
-            changes(bar, step_seconds).removesuffix(" %"),
+            bar.variation.name,
+            f"{format_number(bar)} {bar.variation.unit}".strip(),
+            format_factors(bar).replace(" %", ""),
+            format_changes(bar, step_seconds).removesuffix(" %"),
         )
         for bar in bars
     ]
@@ -45,49 +45,49 @@ def _table(bars: Sequence[Bar], step_seconds: float) -> list[str]:
 
 
 def requirement_lines(
-    needs: Sequence[Requirement], target: str, left_out: Mapping[str, str] | None = None
+    needs: Sequence[Requirement], target: str, excluded: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """The requirements that reach the target, then those that do not, then the excluded resources, with the
     reason.
     """
     yield f"for {target}:"
-    said = [need.sentence() for need in needs if need.needed is not None]
-    others = [_at_most(need) for need in needs if need.needed is None]
-    if others:
-        said.append(f"not by themselves, however much (the step then): {', '.join(others)}")
-    said += [f"{name}: left out; {why}" for name, why in (left_out or {}).items()]
-    for words in said:
-        yield from paragraph(words, first=2)
+    sentences = [need.sentence() for need in needs if need.needed is not None]
+    unreachable = [_format_unreachable(need) for need in needs if need.needed is None]
+    if unreachable:
+        sentences.append(f"not by themselves, however much (the step then): {', '.join(unreachable)}")
+    sentences += [f"{name}: left out; {why}" for name, why in (excluded or {}).items()]
+    for sentence in sentences:
+        yield from paragraph(sentence, first=2)
 
 
-def _at_most(need: Requirement) -> str:
+def _format_unreachable(need: Requirement) -> str:
     """E.g. "network efficiency at 1 (666.38 ms)"."""
     most = "" if need.bound is None else f" at {need.bound:g}"
     return f"{need.name}{most} ({format_seconds(need.best_seconds)})"
 
 
-def is_idle(bar: Bar, step_seconds: float) -> bool:
+def is_idle(bar: SensitivityBar, step_seconds: float) -> bool:
     """Whether the step does not depend on the number."""
     return bar.error is None and bar.swing(step_seconds) < _WORTH_SAYING
 
 
-def value(bar: Bar) -> str:
+def format_number(bar: SensitivityBar) -> str:
     """The varied number, without its unit."""
-    return "" if bar.turn.value is None else f"{bar.turn.value:,.6g}"
+    return "" if bar.variation.value is None else f"{bar.variation.value:,.6g}"
 
 
-def turned(bar: Bar) -> str:
+def format_factors(bar: SensitivityBar) -> str:
     """How far the number is turned down and up, in percent. A * marks a spread stated in its file."""
-    low, high = (f"{(factor - 1) * 100:+.0f}" for factor in (bar.turn.low, bar.turn.high))
-    return f"{low}/{high} %" + ("*" if bar.turn.is_known else "")
+    low, high = (f"{(factor - 1) * 100:+.0f}" for factor in (bar.variation.low, bar.variation.high))
+    return f"{low}/{high} %" + ("*" if bar.variation.is_spread_stated else "")
 
 
-def changes(bar: Bar, step_seconds: float) -> str:
+def format_changes(bar: SensitivityBar, step_seconds: float) -> str:
     """The change of the step in percent, with the number turned down and up. A "-" marks an invalid
     experiment.
     """
-    parts = [
+    cells = [
         "-" if seconds is None else f"{(seconds / step_seconds - 1) * 100:+.1f}"
         for seconds in (bar.low_seconds, bar.high_seconds)
     ]
-    return f"{parts[0]}/{parts[1]} %"
+    return f"{cells[0]}/{cells[1]} %"

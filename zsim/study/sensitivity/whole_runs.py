@@ -16,7 +16,7 @@ from zsim.errors import ZsimError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.prepared import PreparedRun, prepare
 from zsim.goodput.scenario import Cause, Saves, Scenario
-from zsim.goodput.search import best_interval, compared, starting_interval
+from zsim.goodput.search import best_interval, run_comparable, starting_interval
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section
@@ -47,8 +47,10 @@ class RunBar:
 
     def swing(self, days: float) -> float:
         """The largest relative change of the days."""
-        found = [one for one in (self.low_days, self.high_days) if one is not None]
-        return max((abs(one / days - 1) for one in found), default=0.0)
+        valid_days = [
+            turned_days for turned_days in (self.low_days, self.high_days) if turned_days is not None
+        ]
+        return max((abs(turned_days / days - 1) for turned_days in valid_days), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ class _Study:
         self.work = self._work()
         scenario = prepared.scenario(self.work)
         self.scenario = scenario
-        whole = scenario.horizon_seconds
-        self.ideal_days = (scenario.ideal_seconds if whole is None else whole) / DAY
+        horizon = scenario.horizon_seconds
+        self.ideal_days = (scenario.ideal_seconds if horizon is None else horizon) / DAY
 
     def _work(self) -> float:
         prepared, cost = self.prepared, self.prepared.reported_cost()
@@ -101,49 +103,53 @@ class _Study:
     def bars(self) -> Iterator[RunBar]:
         """A bar for each number that the run has."""
         first, failures, recovery = self.scenario.phases[0], self.scenario.failures, self.scenario.recovery
-        place = first.saves.local or first.saves.remote
+        checkpoint = first.saves.local or first.saves.remote
         if failures.per_second:
-            yield self._bar("failures", f"every {format_duration(1 / failures.per_second)}", _failing)
-            yield self._bar("detection", format_duration(recovery.detect_seconds), _detecting)
-            yield self._bar("start-up", format_duration(first.startup_seconds), _starting)
+            yield self._bar("failures", f"every {format_duration(1 / failures.per_second)}", _scale_failures)
+            yield self._bar("detection", format_duration(recovery.detect_seconds), _scale_detection)
+            yield self._bar("start-up", format_duration(first.startup_seconds), _scale_startup)
             if any(cause.repair_seconds for cause in failures.causes):
-                yield self._bar("repair", format_duration(_mean_repair(failures.causes)), _repairing)
+                yield self._bar("repair", format_duration(_mean_repair(failures.causes)), _scale_repair)
             yield self._spares(recovery.spares)
-        if place is not None:
-            yield self._bar("blocking of a save", format_duration(place.blocking_seconds), _blocking)
-            yield self._bar("loading", format_duration(place.load_seconds), _loading)
+        if checkpoint is not None:
+            yield self._bar(
+                "blocking of a save", format_duration(checkpoint.blocking_seconds), _scale_blocking
+            )
+            yield self._bar("loading", format_duration(checkpoint.load_seconds), _scale_loading)
             yield self._interval()
-        if place is not None and self.prepared.table.checkpoint.blocking is None:
+        if checkpoint is not None and self.prepared.table.checkpoint.blocking is None:
             yield self._store()
         if failures.stragglers_per_second:
-            yield self._bar("slow nodes", "", _straggling)
+            yield self._bar("slow nodes", "", _scale_stragglers)
 
     def goodput(self, factor: float, turn: Callable[[Scenario, float], Scenario] | None = None) -> float:
         """The goodput of the run, with one number multiplied by `factor`."""
         scenario = self.scenario if turn is None else turn(self.scenario, factor)
         if self.is_auto and turn is not None:
-            scenario = turn(self.prepared.scenario(self._moved(scenario)), factor)
-        return self._compared(scenario)
+            scenario = turn(self.prepared.scenario(self._scaled_interval(scenario)), factor)
+        return self._simulate_goodput(scenario)
 
-    def _compared(self, scenario: Scenario) -> float:
-        runs = compared([scenario], self.prepared.table.seed, jobs=self.jobs)
+    def _simulate_goodput(self, scenario: Scenario) -> float:
+        runs = run_comparable([scenario], self.prepared.table.seed, jobs=self.jobs)
         return runs[0].goodput_fraction
 
-    def _moved(self, scenario: Scenario, before: Scenario | None = None) -> float:
+    def _scaled_interval(self, scenario: Scenario, baseline: Scenario | None = None) -> float:
         """The interval between saves, scaled as the closed form's best one."""
-        now, then = (_closed_form(one) for one in (scenario, before or self.scenario))
-        return self.work * now / then if then else self.work
+        new_interval, old_interval = (
+            _closed_form(variant) for variant in (scenario, baseline or self.scenario)
+        )
+        return self.work * new_interval / old_interval if old_interval else self.work
 
     def _bar(self, name: str, value: str, turn: Callable[[Scenario, float], Scenario]) -> RunBar:
-        return self._of(name, value, *((lambda f=f: self.goodput(f, turn)) for f in (HALF, TWICE)))
+        return self._make_bar(name, value, *((lambda f=f: self.goodput(f, turn)) for f in (HALF, TWICE)))
 
-    def _of(self, name: str, value: str, low: Callable[[], float], high: Callable[[], float]) -> RunBar:
+    def _make_bar(self, name: str, value: str, low: Callable[[], float], high: Callable[[], float]) -> RunBar:
         days: list[float | None] = []
         error = None
         for goodput in (low, high):
             try:
-                found = goodput()
-                days.append(self.ideal_days / found if found > 0 else None)
+                goodput_fraction = goodput()
+                days.append(self.ideal_days / goodput_fraction if goodput_fraction > 0 else None)
             except ZsimError as problem:
                 days.append(None)
                 error = str(problem)
@@ -153,19 +159,21 @@ class _Study:
         """A bar for no spare nodes, and for twice as many, at least two."""
         most = min(max(2 * spares, 2), self.prepared.first.nodes)
 
-        def with_spares(count: int) -> float:
+        def set_spares(count: int) -> float:
             recovery = replace(self.scenario.recovery, spares=count)
-            return self._compared(replace(self.scenario, recovery=recovery))
+            return self._simulate_goodput(replace(self.scenario, recovery=recovery))
 
         name = f"spares: 0 and {most}"
-        return self._of(name, f"{spares}", lambda: with_spares(0), lambda: with_spares(most))
+        return self._make_bar(name, f"{spares}", lambda: set_spares(0), lambda: set_spares(most))
 
     def _interval(self) -> RunBar:
-        def apart(factor: float) -> float:
-            return self._compared(self.prepared.scenario(self.work * factor))
+        def scale_interval(factor: float) -> float:
+            return self._simulate_goodput(self.prepared.scenario(self.work * factor))
 
         value = format_duration(self.work)
-        return self._of("interval of saves", value, lambda: apart(HALF), lambda: apart(TWICE))
+        return self._make_bar(
+            "interval of saves", value, lambda: scale_interval(HALF), lambda: scale_interval(TWICE)
+        )
 
     def _store(self) -> RunBar:
         """A bar for all rates of the store."""
@@ -175,39 +183,39 @@ class _Study:
             if name.startswith(_RATES) and isinstance(value, float | int) and value
         }  # fmt: skip
 
-        def with_rates(factor: float) -> float:
+        def scale_rates(factor: float) -> float:
             rates: dict[str, Any] = {name: value * factor for name, value in stated.items()}
-            other = self.prepared.with_table(
+            varied = self.prepared.replace_table(
                 self.prepared.table.model_copy(
                     update={"storage": storage.model_copy(update={**rates, "preset": None})}
                 )
             )
             work = self.work
             if self.is_auto:
-                work = self._moved(other.scenario(work))
-            return self._compared(other.scenario(work))
+                work = self._scaled_interval(varied.scenario(work))
+            return self._simulate_goodput(varied.scenario(work))
 
-        return self._of("store's bandwidth", "", lambda: with_rates(HALF), lambda: with_rates(TWICE))
+        return self._make_bar("store's bandwidth", "", lambda: scale_rates(HALF), lambda: scale_rates(TWICE))
 
 
 def _closed_form(scenario: Scenario) -> float:
     saves = scenario.phases[0].saves
-    place = saves.local or saves.remote
-    return 0.0 if place is None else starting_interval(scenario, place)
+    checkpoint = saves.local or saves.remote
+    return 0.0 if checkpoint is None else starting_interval(scenario, checkpoint)
 
 
-def _failing(scenario: Scenario, factor: float) -> Scenario:
+def _scale_failures(scenario: Scenario, factor: float) -> Scenario:
     failures = scenario.failures
     return replace(scenario, failures=replace(failures, per_second=failures.per_second * factor))
 
 
-def _straggling(scenario: Scenario, factor: float) -> Scenario:
+def _scale_stragglers(scenario: Scenario, factor: float) -> Scenario:
     failures = scenario.failures
     rate = failures.stragglers_per_second * factor
     return replace(scenario, failures=replace(failures, stragglers_per_second=rate))
 
 
-def _detecting(scenario: Scenario, factor: float) -> Scenario:
+def _scale_detection(scenario: Scenario, factor: float) -> Scenario:
     recovery = scenario.recovery
     causes = tuple(
         cause
@@ -215,16 +223,16 @@ def _detecting(scenario: Scenario, factor: float) -> Scenario:
         else replace(cause, detect_seconds=cause.detect_seconds * factor)
         for cause in scenario.failures.causes
     )
-    slower = replace(
+    changed = replace(
         recovery,
         detect_seconds=recovery.detect_seconds * factor,
         hang_seconds=recovery.hang_seconds * factor,
         stall_seconds=recovery.stall_seconds * factor,
     )
-    return replace(scenario, recovery=slower, failures=replace(scenario.failures, causes=causes))
+    return replace(scenario, recovery=changed, failures=replace(scenario.failures, causes=causes))
 
 
-def _starting(scenario: Scenario, factor: float) -> Scenario:
+def _scale_startup(scenario: Scenario, factor: float) -> Scenario:
     phases = tuple(
         replace(
             phase,
@@ -236,8 +244,8 @@ def _starting(scenario: Scenario, factor: float) -> Scenario:
     return replace(scenario, phases=phases)
 
 
-def _repairing(scenario: Scenario, factor: float) -> Scenario:
-    def slower(cause: Cause) -> Cause:
+def _scale_repair(scenario: Scenario, factor: float) -> Scenario:
+    def scale_cause(cause: Cause) -> Cause:
         median = cause.repair_median
         return replace(
             cause,
@@ -245,41 +253,43 @@ def _repairing(scenario: Scenario, factor: float) -> Scenario:
             repair_median=None if median is None else median * factor,
         )
 
-    causes = tuple(map(slower, scenario.failures.causes))
+    causes = tuple(map(scale_cause, scenario.failures.causes))
     return replace(scenario, failures=replace(scenario.failures, causes=causes))
 
 
 def _mean_repair(causes: tuple[Cause, ...]) -> float:
-    lost = [cause for cause in causes if cause.repair_seconds]
-    weight = sum(cause.weight for cause in lost)
-    return sum(cause.weight * cause.repair_seconds for cause in lost) / weight if weight else 0.0
+    repaired = [cause for cause in causes if cause.repair_seconds]
+    weight = sum(cause.weight for cause in repaired)
+    return sum(cause.weight * cause.repair_seconds for cause in repaired) / weight if weight else 0.0
 
 
-def _blocking(scenario: Scenario, factor: float) -> Scenario:
-    def longer(place: Checkpoint) -> Checkpoint:
-        more = place.blocking_seconds * (factor - 1)
+def _scale_blocking(scenario: Scenario, factor: float) -> Scenario:
+    def extend(checkpoint: Checkpoint) -> Checkpoint:
+        extra_seconds = checkpoint.blocking_seconds * (factor - 1)
         return replace(
-            place,
-            blocking_seconds=place.blocking_seconds + more,
-            durable_seconds=place.durable_seconds + more,
+            checkpoint,
+            blocking_seconds=checkpoint.blocking_seconds + extra_seconds,
+            durable_seconds=checkpoint.durable_seconds + extra_seconds,
         )
 
-    return _with_saves(scenario, longer)
+    return _change_saves(scenario, extend)
 
 
-def _loading(scenario: Scenario, factor: float) -> Scenario:
-    return _with_saves(scenario, lambda place: replace(place, load_seconds=place.load_seconds * factor))
+def _scale_loading(scenario: Scenario, factor: float) -> Scenario:
+    return _change_saves(
+        scenario, lambda checkpoint: replace(checkpoint, load_seconds=checkpoint.load_seconds * factor)
+    )
 
 
-def _with_saves(scenario: Scenario, change: Callable[[Checkpoint], Checkpoint]) -> Scenario:
-    def changed_saves(saves: Saves) -> Saves:
+def _change_saves(scenario: Scenario, change: Callable[[Checkpoint], Checkpoint]) -> Scenario:
+    def change_saves(saves: Saves) -> Saves:
         return replace(
             saves,
             remote=None if saves.remote is None else change(saves.remote),
             local=None if saves.local is None else change(saves.local),
         )
 
-    phases = tuple(replace(phase, saves=changed_saves(phase.saves)) for phase in scenario.phases)
+    phases = tuple(replace(phase, saves=change_saves(phase.saves)) for phase in scenario.phases)
     return replace(scenario, phases=phases)
 
 
@@ -288,40 +298,40 @@ def _with_saves(scenario: Scenario, change: Callable[[Checkpoint], Checkpoint]) 
 _COLUMNS = [Column("", is_left=True), Column("value"), Column("halved, days"), Column("doubled, days")]
 
 
-def run_bar_lines(found: RunSensitivity) -> Iterator[str]:
+def run_bar_lines(study: RunSensitivity) -> Iterator[str]:
     """A table of what moves the days, then what does not."""
     yield ""
     yield from paragraph(
-        f"The run takes {found.days:.2f} days at {found.goodput_fraction * 100:.1f} % goodput"
+        f"The run takes {study.days:.2f} days at {study.goodput_fraction * 100:.1f} % goodput"
     )
-    moving = [bar for bar in found.bars if bar.swing(found.days) >= _WORTH_SAYING or bar.error]
+    moving = [bar for bar in study.bars if bar.swing(study.days) >= _WORTH_SAYING or bar.error]
     yield from table(
         _COLUMNS,
-        [[b.name, b.value, _change(b.low_days, found), _change(b.high_days, found)] for b in moving],
+        [[b.name, b.value, _change(b.low_days, study), _change(b.high_days, study)] for b in moving],
     )
     best = max(
-        ((found.days - days, bar.name, word) for bar in found.bars
+        ((study.days - days, bar.name, word) for bar in study.bars
          for word, days in (("halved", bar.low_days), ("doubled", bar.high_days)) if days is not None),
         default=None,
     )  # fmt: skip
-    if best is not None and best[0] > _WORTH_SAYING * found.days:
-        price = "" if found.day_price is None else f", {best[0] * found.day_price:,.0f} {found.currency}"
+    if best is not None and best[0] > _WORTH_SAYING * study.days:
+        price = "" if study.day_price is None else f", {best[0] * study.day_price:,.0f} {study.currency}"
         yield from paragraph(f"Most is won with {best[1]} {best[2]}: {best[0]:.2f} days{price}.")
-    rest = [bar.name for bar in found.bars if bar not in moving]
-    if rest:
-        yield from paragraph(f"without effect: {', '.join(rest)}")
+    idle_names = [bar.name for bar in study.bars if bar not in moving]
+    if idle_names:
+        yield from paragraph(f"without effect: {', '.join(idle_names)}")
     for bar in moving:
         if bar.error is not None:
             yield from paragraph(f"{bar.name}: {bar.error}", indent=2)
 
 
-def _change(days: float | None, found: RunSensitivity) -> str:
-    return "-" if days is None else f"{days - found.days:+.3f}"
+def _change(days: float | None, study: RunSensitivity) -> str:
+    return "-" if days is None else f"{days - study.days:+.3f}"
 
 
-def run_bar_section(found: RunSensitivity) -> Section:
+def run_bar_section(study: RunSensitivity) -> Section:
     """The page's section, with a tornado of days."""
-    bars = found.bars[::-1]
+    bars = study.bars[::-1]
     figure = Figure(layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
     for name, color, is_low in (
         ("halved", BREAKDOWN["exposed_communication"].color, True),
@@ -332,28 +342,28 @@ def run_bar_section(found: RunSensitivity) -> Section:
             name=name,
             orientation="h",
             y=[bar.name for bar in bars],
-            x=[None if end is None else end - found.days for end in ends],
+            x=[None if end is None else end - study.days for end in ends],
             marker_color=color,
         )
-    figure.update_xaxes(title_text=f"days more or less than {found.days:.2f}")
+    figure.update_xaxes(title_text=f"days more or less than {study.days:.2f}")
     figure.update_yaxes(automargin=True)
     caption = "Days of the whole run with each number halved and doubled, the others as they are."
-    rows = [[b.name, b.value, _change(b.low_days, found), _change(b.high_days, found)] for b in found.bars]
+    rows = [[b.name, b.value, _change(b.low_days, study), _change(b.high_days, study)] for b in study.bars]
     return Section(
         "What the run depends on", [("run-tornado", caption, figure)],
         ["number", "value", "halved, days", "doubled, days"], rows,
     )  # fmt: skip
 
 
-def run_bar_dict(found: RunSensitivity) -> dict[str, Any]:
+def run_bar_dict(study: RunSensitivity) -> dict[str, Any]:
     """The study as plain data."""
     return {
-        "days": found.days,
-        "goodput_fraction": found.goodput_fraction,
-        "day_price": found.day_price,
+        "days": study.days,
+        "goodput_fraction": study.goodput_fraction,
+        "day_price": study.day_price,
         "bars": [
             {"name": bar.name, "value": bar.value, "halved_days": bar.low_days, "doubled_days": bar.high_days,
              "error": bar.error}
-            for bar in found.bars
+            for bar in study.bars
         ],
     }  # fmt: skip

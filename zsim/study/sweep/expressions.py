@@ -77,8 +77,8 @@ def parse_expression(text: object, where: str) -> Expression:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise InputError(f"{where}: {text!r} is not an expression: {said}") from None
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise InputError(f"{where}: {text!r} is not an expression: {reason}") from None
     names: dict[str, None] = {}
     _check(tree, text, where, names)
     return Expression(text, where, tree, tuple(names))
@@ -124,11 +124,11 @@ def _check(node: ast.expr, text: str, where: str, names: dict[str, None]) -> Non
 
 def _key(node: ast.expr) -> str | None:
     """The node as a dotted key, e.g. `training.precision`, or None for any other node."""
-    parts: list[str] = []
+    segments: list[str] = []
     while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
+        segments.append(node.attr)
         node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+    return ".".join([node.id, *reversed(segments)]) if isinstance(node, ast.Name) else None
 
 
 def _value(node: ast.expr, lookup: Callable[[str], Any]) -> Any:
@@ -152,7 +152,7 @@ def _value(node: ast.expr, lookup: Callable[[str], Any]) -> Any:
                 return not operand
             return -operand if isinstance(node.op, ast.USub) else +operand
         case ast.BinOp():
-            return _calculated(node, _value(node.left, lookup), _value(node.right, lookup))
+            return _calculate(node, _value(node.left, lookup), _value(node.right, lookup))
         case ast.Compare():
             left = _value(node.left, lookup)
             for op, part in zip(node.ops, node.comparators, strict=True):
@@ -170,7 +170,7 @@ def _value(node: ast.expr, lookup: Callable[[str], Any]) -> Any:
     raise AssertionError(ast.dump(node))
 
 
-def _calculated(node: ast.BinOp, left: Any, right: Any) -> Any:
+def _calculate(node: ast.BinOp, left: Any, right: Any) -> Any:
     """The result of an arithmetic operation on numbers. Text times a number and huge powers are refused,
     since they could exhaust the memory.
     """

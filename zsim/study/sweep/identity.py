@@ -27,7 +27,7 @@ class Identities:
         self._clusters: dict[str, Any] = {}
         self._library = Library()
 
-    def of(self, experiment: Experiment) -> str:
+    def identify(self, experiment: Experiment) -> str:
         """The hash of everything that decides the result. Raises InputError where a file cannot be read."""
         content = {
             "zsim": self._zsim,

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.specs.cluster.files import check_hardware_key, load_cluster
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.tables import Experiment, TrainingTable
@@ -19,7 +19,7 @@ from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.tables import STRATEGIES
 from zsim.study.sweep.expressions import Expression, nested_value
-from zsim.study.sweep.study_file import LABEL, Rule, Study, flat
+from zsim.study.sweep.study_file import LABEL, Rule, Study, flatten
 
 # Tables with free keys: those of other programs' files, and names of nodes and links.
 _CLOSED_TABLES: dict[str, type[BaseModel]] = {
@@ -65,13 +65,13 @@ def study_points(study: Study) -> list[Point]:
         raise InputError(f"{study.name}: 'where' keeps none of {study.num_combinations:,} combinations")
     if len(points) > 1 and points[0].error is not None and len({point.error for point in points}) == 1:
         # not about the values of an axis: what all points have in common
-        said = points[0].error.removeprefix("--set ").removeprefix(f"{study.name}: ")
-        raise InputError(f"{study.name}: {said}")
+        message = points[0].error.removeprefix("--set ").removeprefix(f"{study.name}: ")
+        raise InputError(f"{study.name}: {message}")
     return points
 
 
 def _experiment(study: Study, overrides: Mapping[str, Any]) -> Experiment:
-    return experiment_from(dict(study.base), overrides, origin=study.name, code=study.code)
+    return build_experiment(dict(study.base), overrides, origin=study.name, code=study.code)
 
 
 def _combinations(study: Study) -> Iterator[dict[str, Any]]:
@@ -93,22 +93,22 @@ class _Lookup:
         self._data: Mapping[str, Any] | None = None
 
     def __call__(self, name: str) -> Any:
-        for known in (self.overrides, self.values):
-            if name in known:
-                return known[name]
+        for mapping in (self.overrides, self.values):
+            if name in mapping:
+                return mapping[name]
         if name in ("nodes", "gpus"):
-            return self._counted(name)
+            return self._count_of(name)
         if self._data is None:
-            self._data = self._resolved()
+            self._data = self._resolve_data()
         return nested_value(self._data, name)
 
-    def _resolved(self) -> Mapping[str, Any]:
+    def _resolve_data(self) -> Mapping[str, Any]:
         try:
             return _experiment(self.study, self.overrides).model_dump()
         except ZsimError:
             return self.study.base  # the point reports the error
 
-    def _counted(self, name: str) -> int | None:
+    def _count_of(self, name: str) -> int | None:
         chosen = self.overrides if {"nodes", "gpus"} & set(self.overrides) else self.study.base
         if isinstance(chosen.get(name), int):
             return int(chosen[name])
@@ -116,10 +116,10 @@ class _Lookup:
             per_node = load_cluster(self("cluster")).gpus_per_node
         except ZsimError:
             return None
-        other = chosen.get("nodes" if name == "gpus" else "gpus") or 1
-        if not isinstance(other, int):
+        given_count = chosen.get("nodes" if name == "gpus" else "gpus") or 1
+        if not isinstance(given_count, int):
             return None  # the point reports the error
-        return other * per_node if name == "gpus" else max(1, -(-other // per_node))
+        return given_count * per_node if name == "gpus" else max(1, -(-given_count // per_node))
 
 
 def _apply(rule: Rule, overrides: dict[str, Any], lookup: _Lookup) -> None:
@@ -137,10 +137,10 @@ def _check_names(study: Study) -> None:
         tables[table] |= {f"{table}.{name}" for name in model.model_fields}
     tables["strategy"] |= {f"strategy.{name}" for kind in STRATEGIES.values() for name in kind.model_fields}
     settable = sorted(set().union(*tables.values()) | {LABEL})
-    ruled = [key for rule in study.rules for key, _ in rule.values]
-    tables_given = {key: value for key, value in study.base.items() if key == "cluster"}
-    inside = [key for key, _ in flat(tables_given)]
-    for key in (*study.base, *inside, *study.overrides, *study.keys, *ruled):
+    rule_keys = [key for rule in study.rules for key, _ in rule.values]
+    cluster_tables = {key: value for key, value in study.base.items() if key == "cluster"}
+    cluster_keys = [key for key, _ in flatten(cluster_tables)]
+    for key in (*study.base, *cluster_keys, *study.overrides, *study.keys, *rule_keys):
         first, _, rest = key.partition(".")
         if first in ("cluster", "gpu") and rest:
             check_hardware_key(key, f"{study.name}: ")
@@ -154,14 +154,14 @@ def _check_names(study: Study) -> None:
     for rule in study.rules:
         expressions += [rule.when] if rule.when is not None else []
         expressions += [value for _, value in rule.values if isinstance(value, Expression)]
-    known = {"model", "cluster", "nodes", "gpus", LABEL, *study.keys, *study.overrides}
-    known |= {key for rule in study.rules for key, _ in rule.values}
-    known |= tables["strategy"].union(*(tables[table] for table in _CLOSED_TABLES))
+    readable = {"model", "cluster", "nodes", "gpus", LABEL, *study.keys, *study.overrides}
+    readable |= {key for rule in study.rules for key, _ in rule.values}
+    readable |= tables["strategy"].union(*(tables[table] for table in _CLOSED_TABLES))
     for expression in expressions:
         for name in expression.names:
             is_table = name.partition(".")[0] in _OPEN_TABLES
-            if name not in known and not is_table and nested_value(study.base, name) is None:
+            if name not in readable and not is_table and nested_value(study.base, name) is None:
                 raise InputError(
                     f"{expression.where}: {expression.text!r}: unknown key '{name}'"
-                    f"{did_you_mean(name, sorted(known))}"
+                    f"{did_you_mean(name, sorted(readable))}"
                 )

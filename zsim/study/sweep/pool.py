@@ -65,21 +65,21 @@ def run_tasks(
 
     KeyboardInterrupt leaves every finished point on disk. SIGTERM and SIGHUP raise it.
     """
-    store, left = Store(folder), {task.identity: task for task in tasks}
+    store, remaining = Store(folder), {task.identity: task for task in tasks}
     # Processes of this machine share the folder; those of a cluster may not.
     is_local = backend in ("loky", "multiprocessing", "threading", "sequential") or jobs == 1
 
     def finish(record: Record) -> None:
-        if left.pop(record["identity"], None) is not None:
+        if remaining.pop(record["identity"], None) is not None:
             if record.get("is_kept", True) and not is_local:
                 store.save(record)
             on_record(record)
 
-    with _stops_as_interrupts(), _engine(backend, jobs, scheduler, simulator or Simulator()) as parallel:
+    with _raise_on_stop_signals(), _open_pool(backend, jobs, scheduler, simulator or Simulator()) as parallel:
 
-        def run(some: Sequence[Task], size: int) -> bool:
+        def run(selected: Sequence[Task], size: int) -> bool:
             """Run the selected tasks. Returns whether no worker died."""
-            batches = [list(some[start : start + size]) for start in range(0, len(some), size)]
+            batches = [list(selected[start : start + size]) for start in range(0, len(selected), size)]
             try:
                 for records in parallel(batches, folder if is_local else None):
                     for record in records:
@@ -87,24 +87,26 @@ def run_tasks(
             except Exception as error:
                 if not _is_death(error):
                     raise
-                for identity in [*left]:
-                    kept = store.load(identity)
-                    if kept is not None:
-                        finish(kept)
+                for identity in [*remaining]:
+                    kept_record = store.load(identity)
+                    if kept_record is not None:
+                        finish(kept_record)
                 return False
             return True
 
         suspects: dict[str, Task] = {}
-        while len(left) > len(suspects):
-            some = [task for identity, task in left.items() if identity not in suspects]
+        while len(remaining) > len(suspects):
+            selected = [task for identity, task in remaining.items() if identity not in suspects]
             # In small batches, because handing over a task costs as much as a small simulation.
-            size = max(1, min(_LARGEST_BATCH, len(some) // (jobs * _BATCHES_PER_JOB)))
-            if not run(some, size):
-                suspects |= {identity: left[identity] for identity in _suspects(store, left, is_local)}
+            size = max(1, min(_LARGEST_BATCH, len(selected) // (jobs * _BATCHES_PER_JOB)))
+            if not run(selected, size):
+                suspects |= {
+                    identity: remaining[identity] for identity in _suspects(store, remaining, is_local)
+                }
         for identity, task in suspects.items():
             if not any(run([task], 1) for _ in range(_MAX_DEATHS)):
-                said = f"the process that ran it died {_MAX_DEATHS} times (killed, or out of memory?)"
-                finish(failed_record(identity, "WorkerDied", said) | {"is_kept": False})
+                message = f"the process that ran it died {_MAX_DEATHS} times (killed, or out of memory?)"
+                finish(failed_record(identity, "WorkerDied", message) | {"is_kept": False})
 
 
 def run_batch(
@@ -119,7 +121,7 @@ def run_batch(
     that it started ends with it.
     """
     if study is not None and os.getppid() == study:
-        _end_with(study)
+        _exit_after_parent(study)
     if where is not None:
         with suppress(OSError):  # another machine has no such folder
             os.chdir(where)  # joblib keeps its processes, and with them the folder that they were started in
@@ -138,17 +140,17 @@ def run_batch(
     return records
 
 
-def _worker_start(backend: str) -> dict[str, Any]:
+def _worker_options(backend: str) -> dict[str, Any]:
     """The options by which loky's workers watch their study. Workers of other backends begin to watch with
     their first batch.
     """
-    return {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
+    return {"initializer": _exit_after_parent, "initargs": (os.getpid(),)} if backend == "loky" else {}
 
 
 _WATCH = "end with the study"
 
 
-def _end_with(parent: int) -> None:
+def _exit_after_parent(parent: int) -> None:
     """End this process once its parent, the process `parent`, is gone."""
     if any(thread.name == _WATCH for thread in threading.enumerate()):
         return
@@ -162,7 +164,7 @@ def _end_with(parent: int) -> None:
 
 
 @contextmanager
-def _stops_as_interrupts() -> Iterator[None]:
+def _raise_on_stop_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, unless they are ignored (nohup)."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -182,14 +184,14 @@ def _stops_as_interrupts() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def _suspects(store: Store, left: dict[str, Task], is_local: bool) -> list[str]:
+def _suspects(store: Store, remaining: dict[str, Task], is_local: bool) -> list[str]:
     """The points that dead workers were at, or all remaining points if workers leave no marks."""
     if not is_local:
-        return [*left]
-    marked = store.marked()
+        return [*remaining]
+    marked = store.running()
     for identity in marked:
         store.unmark(identity)
-    return [identity for identity in left if identity in marked]
+    return [identity for identity in remaining if identity in marked]
 
 
 def _is_death(error: BaseException) -> bool:
@@ -205,7 +207,7 @@ Parallel = Callable[[list[list[Task]], Path | None], Iterator[list[Record]]]
 
 
 @contextmanager
-def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator) -> Iterator[Parallel]:
+def _open_pool(backend: str, jobs: int, scheduler: str | None, simulator: Simulator) -> Iterator[Parallel]:
     """A pool of joblib with one backend, ready to run batches."""
     if scheduler is not None and backend != "dask":
         raise InputError(f"--scheduler {scheduler}: is for --backend dask, found {backend}")
@@ -217,7 +219,7 @@ def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator
     with _dask_client(jobs, scheduler) if backend == "dask" else nullcontext():
         try:
             config = joblib.parallel_config(
-                backend=backend, n_jobs=-1 if backend == "dask" else jobs, **_worker_start(backend)
+                backend=backend, n_jobs=-1 if backend == "dask" else jobs, **_worker_options(backend)
             )
         except (ValueError, ImportError) as error:
             raise InputError(f"--backend {backend}: joblib does not know it: {error}") from None
@@ -226,7 +228,7 @@ def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator
 
             def parallel(batches: list[list[Task]], folder: Path | None) -> Iterator[list[Record]]:
                 run: Any = joblib.Parallel(return_as="generator_unordered", batch_size=1, max_nbytes=None)
-                with _interrupts_held():
+                with _block_interrupts():
                     calls = (
                         joblib.delayed(run_batch)(batch, folder, None, where, os.getpid())
                         for batch in batches
@@ -250,14 +252,14 @@ def _dask_client(jobs: int, scheduler: str | None) -> Iterator[None]:
             yield
         return
     options: dict[str, Any] = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    with _interrupts_held():
+    with _block_interrupts():
         cluster = LocalCluster(n_workers=jobs, **options)
     with cluster, Client(cluster):
         yield
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Block SIGINT while processes are started, so that they inherit the mask and Ctrl-C reaches only this
     process, afterwards. Python's resource tracker would unblock SIGINT when it starts, so it is started
     first.

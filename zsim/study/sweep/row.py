@@ -16,7 +16,7 @@ from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.effects import describe
+from zsim.specs.strategy.deepspeed.effects import describe_settings
 from zsim.study.sweep.run_columns import run_columns
 from zsim.study.sweep.store import Record
 
@@ -26,26 +26,26 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
     point never ends a study."""
     simulator = simulator or Simulator()
     try:
-        with garbage_collection.paused():
-            began = time.perf_counter()
+        with garbage_collection.pause():
+            start_seconds = time.perf_counter()
             job = simulator.job(experiment)
             step = simulator.step(job)
-            report = report_of_step(step, time.perf_counter() - began)
+            report = report_of_step(step, time.perf_counter() - start_seconds)
             row = report_row(report, job)
             if experiment.run is not None:
                 row |= run_columns(experiment, Result(job, step.outcome.plan, step.outcome.trace, report))
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
     except Exception as error:  # a bug in zsim must cost one row, not the whole study
-        said = f"internal error: {type(error).__name__}: {error}"
-        failed = failed_record(identity, type(error).__name__, said)
-        return failed | {"traceback": traceback.format_exc(), "is_kept": False}
+        message = f"internal error: {type(error).__name__}: {error}"
+        record = failed_record(identity, type(error).__name__, message)
+        return record | {"traceback": traceback.format_exc(), "is_kept": False}
     return {"identity": identity, "status": "ok", "error": None, "row": row}
 
 
-def failed_record(identity: str, kind: str, said: str) -> Record:
+def failed_record(identity: str, kind: str, message: str) -> Record:
     """The record of a point without a result."""
-    return {"identity": identity, "status": "error", "error": said, "error_kind": kind, "row": {}}
+    return {"identity": identity, "status": "error", "error": message, "error_kind": kind, "row": {}}
 
 
 def report_row(report: Report, job: Job) -> dict[str, Any]:
@@ -62,15 +62,15 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
         "nodes": experiment["nodes"],
         "gpus": experiment["gpus"],
     }
-    row |= {f"training.{key}": _plain(value) for key, value in experiment["training"].items()}
+    row |= {f"training.{key}": _flatten_value(value) for key, value in experiment["training"].items()}
     row |= {f"strategy.{key}": value for key, value in experiment["strategy"].items()}
     if isinstance(job.strategy, DeepSpeedConfig):
         row["strategy.settings"] = json.dumps(
-            {setting.key: setting.value for setting in describe(job.strategy, job.num_nodes)}
+            {setting.key: setting.value for setting in describe_settings(job.strategy, job.num_nodes)}
         )
     row["strategy"] = content["labels"].get("strategy")
     row |= {
-        f"parallelism.{key}": _plain(value)
+        f"parallelism.{key}": _flatten_value(value)
         for key, value in content["parallelism"].items()
         if key != "schedule_text"  # a file's, of a line per action
     }
@@ -82,7 +82,7 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
             "fits_probability",
         )
     }  # fmt: skip
-    row |= _trust(report)
+    row |= _step_interval(report)
     tokens = content["tokens_per_second_per_gpu"]
     row["tokens_per_second"] = None if tokens is None else tokens * experiment["gpus"]
     row["step_tokens"] = report.step_tokens
@@ -108,20 +108,20 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     return row
 
 
-def _trust(report: Report) -> dict[str, Any]:
+def _step_interval(report: Report) -> dict[str, Any]:
     """The step's interval and the validation regime that it is derived from."""
-    found = report.validation
-    low, high = (None, None) if found is None else found.range_of(report.step_seconds)
+    validation = report.validation
+    low, high = (None, None) if validation is None else validation.range_of(report.step_seconds)
     return {
         "step_seconds_low": low,
         "step_seconds_high": high,
-        "validation.regime": None if found is None else found.regime,
-        "validation.runs": None if found is None else found.runs,
-        "validation.extrapolates": None if found is None else "; ".join(found.extrapolates) or None,
+        "validation.regime": None if validation is None else validation.regime,
+        "validation.runs": None if validation is None else validation.runs,
+        "validation.extrapolates": None if validation is None else "; ".join(validation.extrapolates) or None,
     }
 
 
-def _plain(value: Any) -> Any:
+def _flatten_value(value: Any) -> Any:
     """A list or a table as JSON, so that the column has one type, and None for an empty one. Other values are
     unchanged.
     """

@@ -33,7 +33,7 @@ def run_columns(experiment: Experiment, result: Result) -> dict[str, Any]:
 def answer_columns(run: SimulatedRun) -> dict[str, Any]:
     """The answer as plain values: days, fractions, seconds, bytes, GPU-hours."""
     low, high = run.days_range
-    place, bill, runs = run.checkpoint, run.bill, run.runs
+    checkpoint, bill, runs = run.checkpoint, run.bill, run.runs
     return {
         "run_steps": run.steps,
         "ideal_days": run.ideal_days,
@@ -43,10 +43,10 @@ def answer_columns(run: SimulatedRun) -> dict[str, Any]:
         "goodput_fraction": None if run.is_diverging else run.goodput_fraction,
         "failures": runs.mean_of(lambda ledger: ledger.num_failures),
         "startup_seconds": run.prepared.startup_seconds,
-        "interval_seconds": None if place is None else run.work_seconds,
+        "interval_seconds": None if checkpoint is None else run.work_seconds,
         "best_interval_seconds": None if run.curve is None else run.curve.best_seconds,
         **{f"lost_seconds.{name}": seconds for name, seconds in runs.lost_seconds().items()},
-        **{f"checkpoint.{name}": value for name, value in (asdict(place) if place else {}).items()},
+        **{f"checkpoint.{name}": value for name, value in (asdict(checkpoint) if checkpoint else {}).items()},
         "run_gpu_hours": bill.gpu_hours,
         "run_money": bill.money,
         "run_megawatt_hours": bill.megawatt_hours,

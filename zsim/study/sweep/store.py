@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.files import make_folder, write_whole
+from zsim.files import make_folder, write_atomically
 
 Record = dict[str, Any]
 _CHECKSUM = "sha256"
@@ -40,7 +40,7 @@ class Store:
         """Write the record. Raises InputError where the folder cannot be written."""
         path = self._path(record["identity"])
         make_folder(path.parent)
-        write_whole(path, json.dumps({**record, _CHECKSUM: _checksum(record)}))
+        write_atomically(path, json.dumps({**record, _CHECKSUM: _checksum(record)}))
 
     def mark(self, identity: str) -> None:
         """Mark the point that this process is working on. Raises InputError where the folder cannot be
@@ -55,7 +55,7 @@ class Store:
     def unmark(self, identity: str) -> None:
         (self.folder / "running" / identity).unlink(missing_ok=True)
 
-    def marked(self) -> frozenset[str]:
+    def running(self) -> frozenset[str]:
         """The points that processes are working on, or died at."""
         folder = self.folder / "running"
         return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()

@@ -31,10 +31,10 @@ from typing import Any, TypeVar
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.experiment.load import located
+from zsim.specs.experiment.load import resolve_paths
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.messages import listed
-from zsim.specs.own_code import OwnCode
+from zsim.specs.messages import format_problems
+from zsim.specs.own_code import UserCode
 from zsim.study.sweep.expressions import Expression, parse_expression
 
 LABEL = "label"
@@ -108,7 +108,7 @@ class Study:
     axes: tuple[Axis, ...]
     rules: tuple[Rule, ...] = ()
     where: tuple[Expression, ...] = ()
-    code: OwnCode | None = None
+    code: UserCode | None = None
     """The permission to run the functions that the experiment names as models."""
 
     @property
@@ -130,7 +130,7 @@ def study_schema() -> dict[str, Any]:
 
 
 def load_study(
-    path: str | Path, overrides: Mapping[str, Any] | None = None, code: OwnCode | None = None
+    path: str | Path, overrides: Mapping[str, Any] | None = None, code: UserCode | None = None
 ) -> Study:
     """Read a study file. `overrides` are dotted keys of the experiment that take precedence over its file
     (not over axes). `code` is the permission to run the functions that the file names as models.
@@ -148,7 +148,7 @@ def study_from(
     file: str = "study",
     name: str = "study",
     overrides: Mapping[str, Any] | None = None,
-    code: OwnCode | None = None,
+    code: UserCode | None = None,
 ) -> Study:
     """A study from file-shaped data. Raises InputError that lists everything wrong with it."""
     if "model" in data and not {"axes", "zip", "base", "experiment"} & set(data):
@@ -158,25 +158,29 @@ def study_from(
         )
     problems = list(_unknown_keys(data))
     # the content of a misspelt key is not reported as missing too
-    bases = list(_parts(problems, file, [lambda: _base(data, folder, file)]))
-    axes = list(_parts(problems, file, _axis_readers(data, folder, file, problems)))
+    bases = list(_read_each(problems, file, [lambda: _base(data, folder, file)]))
+    axes = list(_read_each(problems, file, _axis_readers(data, folder, file, problems)))
     if not axes and not problems:
         problems.append("nothing varies; expected [axes] or [[zip]]")
-    tables = _parts(problems, file, [lambda: list(_tables(data, "set", file))])
+    rule_tables = _read_each(problems, file, [lambda: list(_tables(data, "set", file))])
     rules = tuple(
-        _parts(
+        _read_each(
             problems,
             file,
-            [partial(_rule, table, f"{file}: set {number}") for found in tables for number, table in found],
+            [
+                partial(_rule, table, f"{file}: set {number}")
+                for rule_table_list in rule_tables
+                for number, table in rule_table_list
+            ],
         )
     )
     where = data.get("where", [])
     texts = where if isinstance(where, list) else [where]
     conditions = tuple(
-        _parts(problems, file, [partial(parse_expression, text, f"{file}: where") for text in texts])
+        _read_each(problems, file, [partial(parse_expression, text, f"{file}: where") for text in texts])
     )
     if problems:
-        raise InputError(listed(file, problems))
+        raise InputError(format_problems(file, problems))
     (base,) = bases
     title, changes = str(data.get("name", name)), dict(overrides or {})
     study = Study(title, base, changes, tuple(axes), rules, conditions, code)
@@ -198,15 +202,15 @@ def _unknown_keys(data: Mapping[str, Any]) -> Iterator[str]:
 def _axis_readers(
     data: Mapping[str, Any], folder: Path, file: str, problems: list[str]
 ) -> Iterator[Callable[[], Axis]]:
-    for table in _parts(problems, file, [lambda: _table(data.get("axes", {}), f"{file}: axes")]):
-        for key, value in flat(table):
+    for table in _read_each(problems, file, [lambda: _table(data.get("axes", {}), f"{file}: axes")]):
+        for key, value in flatten(table):
             yield partial(_axis, {key: value}, f"{file}: axes", folder)
-    for tables in _parts(problems, file, [lambda: list(_tables(data, "zip", file))]):
+    for tables in _read_each(problems, file, [lambda: list(_tables(data, "zip", file))]):
         for number, table in tables:
-            yield partial(_axis, dict(flat(table)), f"{file}: zip {number}", folder)
+            yield partial(_axis, dict(flatten(table)), f"{file}: zip {number}", folder)
 
 
-def _parts(problems: list[str], file: str, readers: Iterable[Callable[[], Part]]) -> Iterator[Part]:
+def _read_each(problems: list[str], file: str, readers: Iterable[Callable[[], Part]]) -> Iterator[Part]:
     """The value of each reader. Errors are appended to `problems`, without the file's name."""
     for reader in readers:
         try:
@@ -224,14 +228,14 @@ def _base(data: Mapping[str, Any], folder: Path, file: str) -> dict[str, Any]:
                 f"{file}: experiment: expected the path of an experiment file, or the table [base]"
             )
         path = folder / data["experiment"]
-        base = located(read_toml(path), path.parent)
+        base = resolve_paths(read_toml(path), path.parent)
     changes = _table(data.get("base", {}), f"{file}: base")
     if not base and not changes and set(data) <= set(_KEYS):
         raise InputError(f"{file}: what to vary? expected 'experiment' (a file), or [base]")
     for key, value in changes.items():
         is_table = isinstance(value, dict) and isinstance(base.get(key), dict)
         base[key] = {**base[key], **value} if is_table else value
-    return located(base, folder)
+    return resolve_paths(base, folder)
 
 
 def _check(study: Study, file: str) -> None:
@@ -260,13 +264,13 @@ def _tables(data: Mapping[str, Any], key: str, file: str) -> Iterator[tuple[int,
         yield number, _table(table, f"{file}: {key} {number}")
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of all leaves, with quoted or bare keys. Ranges and calculated values are
     leaves.
     """
     for key, value in table.items():
         if isinstance(value, dict) and frozenset(value) not in _RANGES and set(value) != {"value"}:
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
@@ -285,17 +289,17 @@ def _values(value: Any, where: str) -> list[Any]:
 
 def _range(value: Mapping[str, Any], where: str) -> list[Any]:
     first, last = value["from"], value["to"]
-    by = value.get("step", value.get("factor"))
-    for number in (first, last, by):
+    increment = value.get("step", value.get("factor"))
+    for number in (first, last, increment):
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise InputError(f"{where}: found {number!r}, expected a number")
     least = 1 if "factor" in value else 0
-    if by <= least or first > last or (least and first <= 0):
-        raise InputError(f"{where}: from {first} to {last} by {by} never gets there")
+    if increment <= least or first > last or (least and first <= 0):
+        raise InputError(f"{where}: from {first} to {last} by {increment} never gets there")
     values = []
     while first <= last * (1 + 1e-12):
         values.append(first)
-        first = first * by if least else first + by
+        first = first * increment if least else first + increment
         if len(values) > _MAX_POINTS:
             raise InputError(f"{where}: more than {_MAX_POINTS:,} values")
     return values
@@ -312,11 +316,11 @@ def _axis(table: Mapping[str, Any], where: str, folder: Path) -> Axis:
                 f"{where}: '{key}' has {len(column)} values and '{first}' {len(columns[first])}; expected "
                 "as many"
             )
-    rows = zip(*(_located(key, column, folder) for key, column in columns.items()), strict=True)
+    rows = zip(*(_resolve_paths(key, column, folder) for key, column in columns.items()), strict=True)
     return Axis(tuple(columns), tuple(rows))
 
 
-def _located(key: str, values: list[Any], folder: Path) -> list[Any]:
+def _resolve_paths(key: str, values: list[Any], folder: Path) -> list[Any]:
     """The values with relative paths resolved against `folder`."""
     if key not in ("model", "cluster", "strategy.config"):
         return values
@@ -329,7 +333,7 @@ def _located(key: str, values: list[Any], folder: Path) -> list[Any]:
 def _rule(table: Mapping[str, Any], where: str) -> Rule:
     when = parse_expression(table["when"], f"{where}: when") if "when" in table else None
     values: list[tuple[str, Any]] = []
-    for key, value in flat({key: value for key, value in table.items() if key != "when"}):
+    for key, value in flatten({key: value for key, value in table.items() if key != "when"}):
         if isinstance(value, dict):
             values.append((key, parse_expression(value["value"], f"{where}: {key}")))
         else:

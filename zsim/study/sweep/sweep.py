@@ -11,7 +11,7 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
-from zsim.files import check_folder, write_whole
+from zsim.files import check_folder, write_atomically
 from zsim.study.progress import Progress
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.points import Point, study_points
@@ -31,7 +31,7 @@ class Sweep:
     points: Sequence[Point]
     rows: Sequence[Row]
     files: Mapping[str, Path]
-    known: int
+    cached: int
     """The number of points that had results before the study ran."""
     is_stopped: bool
 
@@ -71,14 +71,14 @@ def run_sweep(
     if out is not None:
         files = write_tables(rows, out)
         _write_summary(study, rows, out / "study.json")
-    return Sweep(study, points, rows, files, run.known, run.is_stopped)
+    return Sweep(study, points, rows, files, run.cached, run.is_stopped)
 
 
 @contextmanager
-def points_folder(kept: Path | None) -> Iterator[Path]:
+def points_folder(cache: Path | None) -> Iterator[Path]:
     """The folder of finished points: `cache`, or a temporary one that is removed afterwards."""
-    if kept is not None:
-        yield kept
+    if cache is not None:
+        yield cache
         return
     with TemporaryDirectory(prefix="zsim-") as folder:
         yield Path(folder)
@@ -89,7 +89,7 @@ class SweepRun:
     """The records of a run by the number of their point."""
 
     records: Mapping[int, Record]
-    known: int
+    cached: int
     """The number of records that existed before."""
     is_stopped: bool
 
@@ -109,28 +109,28 @@ def run_points(
     """
     check_folder(folder)
     store = Store(folder)
-    records, tasks, numbers = _known(points, store)
-    known = sum(bool(record["identity"]) for record in records.values())  # not those refused just now
+    records, tasks, numbers = _plan_tasks(points, store)
+    cached = sum(bool(record["identity"]) for record in records.values())  # not those refused just now
     is_stopped = False
     with Progress(len(points), len(records), is_quiet=is_quiet) as progress:
 
-        def take(record: Record) -> None:
+        def accept(record: Record) -> None:
             for number in numbers[record["identity"]]:
                 records[number] = record
                 progress.advance(is_ok=record["status"] == "ok")
 
         try:
-            run_tasks(tasks, folder, take, jobs=jobs, backend=backend, scheduler=scheduler)
+            run_tasks(tasks, folder, accept, jobs=jobs, backend=backend, scheduler=scheduler)
         except KeyboardInterrupt:
             is_stopped = True
             for task in tasks:
                 record = None if numbers[task.identity][0] in records else store.load(task.identity)
                 if record is not None:
-                    take(record)
-    return SweepRun(records, known, is_stopped)
+                    accept(record)
+    return SweepRun(records, cached, is_stopped)
 
 
-def _known(
+def _plan_tasks(
     points: Sequence[Point], store: Store
 ) -> tuple[dict[int, Record], list[Task], dict[str, list[int]]]:
     """(existing records by point, tasks to run, point numbers by identity). Equal points run once."""
@@ -143,9 +143,9 @@ def _known(
         identity = ""
         if experiment is not None:
             try:
-                identity = identities.of(experiment)
-            except ZsimError as problem:
-                error = str(problem)
+                identity = identities.identify(experiment)
+            except ZsimError as refusal:
+                error = str(refusal)
         if experiment is None or error is not None:
             records[point.number] = failed_record("", "InputError", error or "")
             continue
@@ -170,9 +170,9 @@ def _write_summary(study: Study, rows: Sequence[Row], path: Path) -> None:
     content = {
         "name": study.name,
         "zsim_version": __version__,
-        "axes": [{key: [row[place] for row in axis.rows] for place, key in enumerate(axis.keys)}
+        "axes": [{key: [row[index] for row in axis.rows] for index, key in enumerate(axis.keys)}
                  for axis in study.axes],
         "where": [condition.text for condition in study.where],
         "points": {state: states.count(state) for state in ("ok", "error", "not run")},
     }  # fmt: skip
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    write_atomically(path, json.dumps(content, indent=1) + "\n")

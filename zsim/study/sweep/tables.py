@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from zsim.files import make_folder, write_whole
+from zsim.files import make_folder, write_atomically
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.store import Record
 
@@ -26,8 +26,8 @@ def result_rows(points: Sequence[Point], records: Mapping[int, Record], keys: Se
     A setting that is also an axis has the axis's value. A point that has not run yet has no results.
     """
     columns: dict[str, None] = {}
-    for known in records.values():
-        columns |= dict.fromkeys(known["row"])
+    for cached in records.values():
+        columns |= dict.fromkeys(cached["row"])
     rows = []
     for point in points:
         record = records.get(point.number)
@@ -67,7 +67,7 @@ def write_tables(rows: Sequence[Row], folder: Path) -> dict[str, Path]:
     """Write results.csv, and results.parquet where pyarrow is installed. Returns the paths by kind."""
     paths = {"csv": folder / "results.csv"}
     make_folder(folder)
-    write_whole(paths["csv"], csv_text(rows))
+    write_atomically(paths["csv"], csv_text(rows))
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -94,4 +94,4 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
         columns[name] = values
     content = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), content)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())

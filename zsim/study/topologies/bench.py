@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zsim.cost.collectives.rounds import bus_bytes
 from zsim.dataclass import dataclass
-from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.errors import InputError, did_you_mean, unreadable_reason
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.reading import read_text
@@ -87,33 +87,40 @@ def bench(
     if size < 1 or topology.world_size % size:
         raise InputError(f"--group: found {size}, expected a divisor of the {topology.world_size} GPUs")
     name = "bench"
-    works = [Collective(kind, full, "fp32", name) for full in sizes or _powers(SMALLEST, LARGEST)]
-    fabric = idle_fabric(topology, Group.regular(name, topology.world_size, size), works)
+    collectives = [Collective(kind, full, "fp32", name) for full in sizes or _powers(SMALLEST, LARGEST)]
+    fabric = idle_fabric(topology, Group.regular(name, topology.world_size, size), collectives)
     forced = cluster.collectives.force_algorithm
-    has = list(dict.fromkeys(method.algorithm for method in fabric.communicator(name).methods.get(kind, [])))
-    if forced is not None and forced not in has and size > 1:
+    available = list(
+        dict.fromkeys(method.algorithm for method in fabric.communicator(name).methods.get(kind, []))
+    )
+    if forced is not None and forced not in available and size > 1:
         raise InputError(
             f"--algorithm: {kind} in groups of {size} on {num_nodes} nodes of {cluster.name} has no "
-            f"'{forced}'; expected {' or '.join(has)}"
+            f"'{forced}'; expected {' or '.join(available)}"
         )
     rows = []
-    for work in works:
-        transfer = fabric.transfer(work, 0)
-        seconds = transfer.seconds_alone
-        bus = bus_bytes(kind, work.bytes, size)
-        rates = (work.bytes / seconds, bus / seconds) if seconds > 0 else (0.0, 0.0)
-        rows.append(BenchRow(work.bytes, seconds, *rates, transfer.algorithm, transfer.protocol))
+    for collective in collectives:
+        transfer = fabric.transfer(collective, 0)
+        seconds = transfer.isolated_seconds
+        bus = bus_bytes(kind, collective.bytes, size)
+        rates = (collective.bytes / seconds, bus / seconds) if seconds > 0 else (0.0, 0.0)
+        rows.append(BenchRow(collective.bytes, seconds, *rates, transfer.algorithm, transfer.protocol))
     return rows
 
 
-def with_choice(cluster: Cluster, algorithm: str | None, protocol: str | None, plan: bool) -> Cluster:
+def force_choice(cluster: Cluster, algorithm: str | None, protocol: str | None, plan: bool) -> Cluster:
     """The cluster with a forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO), else NCCL's own choice."""
     costs = cluster.collectives
     names = sorted({"ring", "tree", *costs.algorithms})
     if algorithm is not None and algorithm not in names:
         hint = did_you_mean(algorithm, names)
         raise InputError(f"--algorithm: found '{algorithm}', expected one of {', '.join(names)}{hint}")
-    protocols = sorted({*costs.protocols, *(p for own in costs.algorithms.values() for p in own)})
+    protocols = sorted(
+        {
+            *costs.protocols,
+            *(p for algorithm_protocols in costs.algorithms.values() for p in algorithm_protocols),
+        }
+    )
     if protocol is not None and protocol not in protocols:
         hint = did_you_mean(protocol, protocols)
         raise InputError(f"--protocol: found '{protocol}', expected one of {', '.join(protocols)}{hint}")
@@ -139,22 +146,22 @@ def compare_curves(path: Path) -> list[CurvePoint]:
         sizes = [int(row["size_bytes"]) for row in rows]
         cluster = load_cluster(first["cluster"])
         simulated = bench(cluster, nodes, first["collective"], gpus_per_node=gpus // nodes, sizes=sizes)
-        for row, found in zip(rows, simulated, strict=True):
-            bus = bus_bytes(first["collective"], found.size_bytes, gpus)
+        for row, bench_row in zip(rows, simulated, strict=True):
+            bus = bus_bytes(first["collective"], bench_row.size_bytes, gpus)
             measured = float(row["bus_gigabytes_per_second"]) * 1e9
-            seconds = found.seconds + float(row["harness_seconds"] or 0)
+            seconds = bench_row.seconds + float(row["harness_seconds"] or 0)
             low, high = _SCORED
             points.append(
                 CurvePoint(
                     name,
                     cluster.name,
-                    found.size_bytes,
+                    bench_row.size_bytes,
                     measured,
                     bus / seconds,
                     measured * seconds / bus - 1,
-                    low <= found.size_bytes <= high and measured > 0,
-                    found.algorithm,
-                    found.protocol,
+                    low <= bench_row.size_bytes <= high and measured > 0,
+                    bench_row.algorithm,
+                    bench_row.protocol,
                     row["source"],
                 )
             )
@@ -178,7 +185,7 @@ def _read(path: Path) -> list[dict[str, str]]:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     reader = csv.DictReader(text.splitlines())
     try:
         rows = list(reader)
@@ -205,5 +212,5 @@ def _has_numbers(row: Mapping[str, str]) -> bool:
         rate, harness = float(row["bus_gigabytes_per_second"]), float(row["harness_seconds"] or 0)
     except (TypeError, ValueError):
         return False
-    can_be = 1 <= nodes <= gpus <= _MAX_GPUS and gpus % nodes == 0 and 1 <= size <= _MAX_BYTES
-    return can_be and 0 <= rate < math.inf and 0 <= harness < math.inf
+    is_consistent = 1 <= nodes <= gpus <= _MAX_GPUS and gpus % nodes == 0 and 1 <= size <= _MAX_BYTES
+    return is_consistent and 0 <= rate < math.inf and 0 <= harness < math.inf

@@ -12,7 +12,7 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology
-from zsim.study.topologies.picture import FabricBox, Picture, picture
+from zsim.study.topologies.picture import Drawing, FabricBox, draw_fabric
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -25,60 +25,62 @@ _SCALE = ((0.0, "#F9DC84"), (0.5, "#EE8A2B"), (1.0, "#B3261E"))  # ever darker
 _GREY = PALETTE[-1]
 
 
-def drawing(name: str, num_nodes: int) -> Figure:
+def fabric_figure(name: str, num_nodes: int) -> Figure:
     """The fabric of `num_nodes` nodes, folded where they are many. See `draw_fabric`."""
     cluster = load_cluster(name)
-    return draw(picture(Topology(cluster, num_nodes, cluster.gpus_per_node)), cluster)
+    return drawing_figure(draw_fabric(Topology(cluster, num_nodes, cluster.gpus_per_node)), cluster)
 
 
-def draw(drawn: Picture, cluster: Cluster, loads: Sequence[float] | None = None) -> Figure:
+def drawing_figure(drawing: Drawing, cluster: Cluster, loads: Sequence[float] | None = None) -> Figure:
     """The figure of a drawn fabric. `loads` colours each line by the part in use of its busiest link, 0 to 1,
     to a tenth.
     """
-    places = drawn.places()
+    positions = drawing.positions()
     figure = Figure(layout(440, showlegend=False))
     shades = (
-        [_GREY] * len(drawn.lines) if loads is None else [heat(math.ceil(load * 10) / 10) for load in loads]
+        [_GREY] * len(drawing.lines)
+        if loads is None
+        else [heat_color(math.ceil(load * 10) / 10) for load in loads]
     )
-    kinds = [(line.tier, shade) for line, shade in zip(drawn.lines, shades, strict=True)]
+    kinds = [(line.tier, shade) for line, shade in zip(drawing.lines, shades, strict=True)]
     for tier, shade in dict.fromkeys(kinds):
-        own = [line for line, kind in zip(drawn.lines, kinds, strict=True) if kind == (tier, shade)]
-        width = 1.0 + 0.8 * math.log10(max(max(line.capacity for line in own) / 25e9, 1.0))
-        ends = [(places[line.ends[0]], places[line.ends[1]]) for line in own]
+        tier_lines = [line for line, kind in zip(drawing.lines, kinds, strict=True) if kind == (tier, shade)]
+        width = 1.0 + 0.8 * math.log10(max(max(line.capacity for line in tier_lines) / 25e9, 1.0))
+        ends = [(positions[line.ends[0]], positions[line.ends[1]]) for line in tier_lines]
         figure.add_scatter(
-            x=[x for one, other in ends for x in (one[0], other[0], None)],
-            y=[y for one, other in ends for y in (one[1], other[1], None)],
+            x=[x for start, end in ends for x in (start[0], end[0], None)],
+            y=[y for start, end in ends for y in (start[1], end[1], None)],
             mode="lines",
             line={"width": width, "color": shade},
             opacity=0.75,
             hoverinfo="skip",
             name=tier,
         )
-    add_boxes(figure, drawn, f"{cluster.gpus_per_node} GPUs, {cluster.gpu.name}")
+    add_boxes(figure, drawing, f"{cluster.gpus_per_node} GPUs, {cluster.gpu.name}")
     return figure
 
 
-def add_boxes(figure: Figure, drawn: Picture, words: str) -> None:
+def add_boxes(figure: Figure, drawing: Drawing, node_label: str) -> None:
     """Draw the boxes of a drawing as the figure's last trace. `node_label` names the contents of one node."""
     nodes, switches = PALETTE[0], PALETTE[2]
     figure.add_scatter(
-        x=[box.place[0] for box in drawn.boxes],
-        y=[box.place[1] for box in drawn.boxes],
+        x=[box.position[0] for box in drawing.boxes],
+        y=[box.position[1] for box in drawing.boxes],
         mode="markers+text",
-        text=_labels(drawn.boxes),
-        textposition=["bottom center" if box.is_nodes else "top center" for box in drawn.boxes],
+        text=_labels(drawing.boxes),
+        textposition=["bottom center" if box.is_nodes else "top center" for box in drawing.boxes],
         textfont={"size": 10},
         marker={
-            "size": [_size(box) if len(drawn.boxes) <= _CROWD else 9 for box in drawn.boxes],
-            "symbol": ["square" if box.is_nodes else "circle" for box in drawn.boxes],
-            "color": [nodes if box.is_nodes else switches for box in drawn.boxes],
+            "size": [_size(box) if len(drawing.boxes) <= _MAX_LABELLED else 9 for box in drawing.boxes],
+            "symbol": ["square" if box.is_nodes else "circle" for box in drawing.boxes],
+            "color": [nodes if box.is_nodes else switches for box in drawing.boxes],
             "opacity": 1,
         },
-        hovertext=[_hover(box, drawn, words) for box in drawn.boxes],
+        hovertext=[_hover(box, drawing, node_label) for box in drawing.boxes],
         hoverinfo="text",
     )
     figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False, range=_room([box.place[1] for box in drawn.boxes]))
+    figure.update_yaxes(visible=False, range=_room([box.position[1] for box in drawing.boxes]))
 
 
 def _room(heights: Sequence[float]) -> list[float]:
@@ -91,8 +93,8 @@ def heat_map(rows: Sequence[TopologyComparison]) -> Figure:
     """Clusters against tiers of links: utilisation of each tier's most utilised link over the step."""
     tiers = list(dict.fromkeys(use.tier for row in rows for use in row.tiers))
     names = [row.cluster for row in rows]
-    used = [{use.tier: use.utilisation_fraction * 100 for use in row.tiers} for row in rows]
-    values = [[own.get(tier) for tier in tiers] for own in used]
+    percentages = [{use.tier: use.utilisation_fraction * 100 for use in row.tiers} for row in rows]
+    values = [[by_tier.get(tier) for tier in tiers] for by_tier in percentages]
     figure = Figure(layout(150 + 46 * len(rows), showlegend=False))
     figure.add_heatmap(
         x=tiers,
@@ -184,11 +186,11 @@ def curves(points: Sequence[CurvePoint]) -> Figure:
     """Measured (dots) and simulated (lines) bus bandwidth of the curves of one cluster."""
     figure = Figure(layout(440))
     for number, name in enumerate(dict.fromkeys(point.curve for point in points)):
-        own = [point for point in points if point.curve == name]
+        curve_points = [point for point in points if point.curve == name]
         style: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)]}
-        sizes = [point.size_bytes for point in own]
-        simulated = [point.simulated_bus_bytes_per_second / 1e9 for point in own]
-        measured = [point.measured_bus_bytes_per_second / 1e9 for point in own]
+        sizes = [point.size_bytes for point in curve_points]
+        simulated = [point.simulated_bus_bytes_per_second / 1e9 for point in curve_points]
+        measured = [point.measured_bus_bytes_per_second / 1e9 for point in curve_points]
         figure.add_scatter(name=name, legendgroup=name, x=sizes, y=simulated, mode="lines", line=style)
         figure.add_scatter(
             name=f"{name}, measured",
@@ -198,14 +200,14 @@ def curves(points: Sequence[CurvePoint]) -> Figure:
             y=measured,
             mode="markers",
             marker=style,
-            hovertext=[f"{point.error * 100:+.1f} % in time, {point.source}" for point in own],
+            hovertext=[f"{point.error * 100:+.1f} % in time, {point.source}" for point in curve_points],
         )
     figure.update_xaxes(title_text="bytes", type="log")
     figure.update_yaxes(title_text="bus bandwidth, GB/s", automargin=True)
     return figure
 
 
-_CROWD = 64  # boxes, at most, that have names beside them
+_MAX_LABELLED = 64  # boxes, at most, that have names beside them
 _SIDE_BY_SIDE = 12  # names in a row, at most
 
 
@@ -220,30 +222,30 @@ def _labels(boxes: Sequence[FabricBox]) -> list[str]:
     """
     rows: dict[float, list[FabricBox]] = {}
     for box in boxes:
-        rows.setdefault(box.place[1], []).append(box)
-    found: dict[str, str] = {}
+        rows.setdefault(box.position[1], []).append(box)
+    labels: dict[str, str] = {}
     for row in rows.values():
         step = -(-len(row) // _SIDE_BY_SIDE)
-        for number, box in enumerate(sorted(row, key=lambda one: one.place[0])):
-            is_named = len(boxes) <= _CROWD and number % step == 0
-            found[box.name] = box.name.partition(" from ")[0] if is_named else ""
-    return [found[box.name] for box in boxes]
+        for number, box in enumerate(sorted(row, key=lambda node_box: node_box.position[0])):
+            is_named = len(boxes) <= _MAX_LABELLED and number % step == 0
+            labels[box.name] = box.name.partition(" from ")[0] if is_named else ""
+    return [labels[box.name] for box in boxes]
 
 
-def _hover(box: FabricBox, drawn: Picture, words: str) -> str:
+def _hover(box: FabricBox, drawing: Drawing, node_label: str) -> str:
     lines = [f"<b>{box.name}</b>"]
     if box.is_nodes:
-        lines.append(words if box.devices == 1 else f"{box.devices:,} nodes of {words}")
+        lines.append(node_label if box.devices == 1 else f"{box.devices:,} nodes of {node_label}")
     elif box.devices > 1:
         lines.append(f"{box.devices:,} switches")
-    for line in drawn.lines:
+    for line in drawing.lines:
         if box.name in line.ends and len(lines) < 9:
             end = line.ends[1] if line.ends[0] == box.name else line.ends[0]
             lines.append(f"{line.count:,} x {line.tier} to {end}, {format_rate(line.capacity)} one way")
     return "<br>".join(lines)
 
 
-def heat(fraction: float) -> str:
+def heat_color(fraction: float) -> str:
     """The colour of a utilisation, interpolated between the stops of the heat map."""
     fraction = min(max(fraction, 0.0), 1.0)
     for (low, first), (high, second) in itertools.pairwise(_SCALE):

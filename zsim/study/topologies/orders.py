@@ -50,33 +50,37 @@ def compare_orders(experiment: Experiment, job: Job, step_seconds: float) -> tup
     names = [name for name, axis in _AXES.items() if job.mesh.size(axis) > 1]
     if job.parallelism.is_trivial or not names:
         return ()
-    own = tuple(name for axis in reversed(job.mesh.axes) for name in names if _AXES[name] == axis[0])
-    found = [MeshOrder("-".join(own), _nodes(job, job.mesh, names), step_seconds, is_given=True)]
+    configured_order = tuple(
+        name for axis in reversed(job.mesh.axes) for name in names if _AXES[name] == axis[0]
+    )
+    orders = [
+        MeshOrder("-".join(configured_order), _nodes(job, job.mesh, names), step_seconds, is_given=True)
+    ]
     for order in permutations(names):
-        if order == own or (len(names) > _MOST_FREE and order[0] != "tp"):
+        if order == configured_order or (len(names) > _MOST_FREE and order[0] != "tp"):
             continue
-        whole = (*order, *(name for name in _AXES if name not in order))
-        axes = tuple(_AXES[name] for name in reversed(whole))
+        full_order = (*order, *(name for name in _AXES if name not in order))
+        axes = tuple(_AXES[name] for name in reversed(full_order))
         nodes = _nodes(job, replace(job.parallelism, order=axes).mesh(job.world_size), names)
-        if any(nodes == other.nodes for other in found):
+        if any(nodes == existing.nodes for existing in orders):
             continue
         try:
-            seconds = simulate(_ordered(experiment, whole)).report.step_seconds
+            seconds = simulate(_set_order(experiment, full_order)).report.step_seconds
         except ZsimError:
             continue  # experts' ranks, which such an order would tear apart
-        found.append(MeshOrder("-".join(order), nodes, seconds, is_given=False))
-    return tuple(found)
+        orders.append(MeshOrder("-".join(order), nodes, seconds, is_given=False))
+    return tuple(orders)
 
 
-def _ordered(experiment: Experiment, order: tuple[str, ...]) -> Experiment:
+def _set_order(experiment: Experiment, order: tuple[str, ...]) -> Experiment:
     table = experiment.parallelism.model_copy(update={"order": "-".join(order)})
     return experiment.model_copy(update={"parallelism": table})
 
 
 def _nodes(job: Job, mesh: Mesh, names: list[str]) -> dict[str, int]:
     """The most nodes of a group, by axis. Nodes are filled in the order of ranks."""
-    found = {}
+    most_nodes = {}
     for name in names:
         groups = mesh.groups(_AXES[name]) // job.gpus_per_node
-        found[_AXES[name]] = int(max(len(np.unique(row)) for row in groups))
-    return found
+        most_nodes[_AXES[name]] = int(max(len(np.unique(row)) for row in groups))
+    return most_nodes

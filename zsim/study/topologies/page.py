@@ -13,20 +13,20 @@ from zsim.study.topologies.film import (
     CLUSTER_CAPTION,
     LOADS_CAPTION,
     SHADES,
-    Film,
+    Animation,
     cluster_figure,
     loads_figure,
 )
 from zsim.study.topologies.picture import MAX_NODES
 from zsim.units import format_rate, format_seconds
-from zsim.validated.verdict import unless_fits
+from zsim.validated.verdict import verdict_suffix
 
 if TYPE_CHECKING:
     from zsim.study.topologies.bench import CurvePoint
     from zsim.study.topologies.topologies import TopologyComparison
 
 _KICKER = "topologies"
-_ALIKE = 0.05  # percent between lines
+_SAME_PERCENT = 0.05  # percent between lines
 
 
 def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
@@ -43,34 +43,34 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
               for role, count in facts["switches"].items()),
             *([f"{kind} cables", f"{count:,}", ""] for kind, count in facts["cables"].items()),
         ]  # fmt: skip
-        drawn = [(f"d{number}", _drawn(facts), figures.drawing(name, nodes))]
-        sections.append(Section(facts["description"], drawn, ["", "count", "each"], rows))
+        drawings = [(f"d{number}", _drawing_caption(facts), figures.fabric_figure(name, nodes))]
+        sections.append(Section(facts["description"], drawings, ["", "count", "each"], rows))
     return page(title, _KICKER, sections)
 
 
-def film_page(film: Film, title: str) -> str:
+def animation_page(animation: Animation, title: str) -> str:
     """The page as text: the drawing, a slider and Play along the step, and the links' use."""
     return render(
         "film.html.j2",
         title=title,
-        cluster=plot("cluster", CLUSTER_CAPTION, cluster_figure(film)),
-        loads=plot("loads", LOADS_CAPTION, loads_figure(film)),
+        cluster=plot("cluster", CLUSTER_CAPTION, cluster_figure(animation)),
+        loads=plot("loads", LOADS_CAPTION, loads_figure(animation)),
         shades=SHADES,
-        frames=script_json(film.to_dict()),
-        num_frames=len(film.words),
-        words=film.words[0],
+        frames=script_json(animation.to_dict()),
+        num_frames=len(animation.captions),
+        words=animation.captions[0],
     )
 
 
 def comparison_page(rows: Sequence[TopologyComparison]) -> str:
     """A page that compares one experiment on several clusters."""
-    from zsim.study.topologies.routings import routing_words
-    from zsim.study.topologies.text import ROUTING_HEAD, routing_cells, undecided
+    from zsim.study.topologies.routings import explain_routing
+    from zsim.study.topologies.text import ROUTING_HEAD, routing_cells, tie_sentences
 
     labels = rows[0].report.labels
     best = min(rows, key=lambda row: row.report.step_seconds)
     fastest = f"Fastest: {best.cluster}, {format_seconds(best.report.step_seconds)} per step."
-    summary = " ".join([fastest, *undecided(rows)])
+    summary = " ".join([fastest, *tie_sentences(rows)])
     table = Section(
         "Side by side",
         [
@@ -81,12 +81,12 @@ def comparison_page(rows: Sequence[TopologyComparison]) -> str:
          "bisection"],
         [_cells(row) for row in rows],
     )  # fmt: skip
-    drawn = [
-        (f"d{number}", f"{row.cluster}, {_drawn(row.facts)} {_load_words(row)}",
-         figures.draw(row.picture, load_cluster(row.file), row.line_loads))
+    drawings = [
+        (f"d{number}", f"{row.cluster}, {_drawing_caption(row.facts)} {_load_sentence(row)}",
+         figures.drawing_figure(row.drawing, load_cluster(row.file), row.line_loads))
         for number, row in enumerate(rows)
     ]  # fmt: skip
-    routed = [[*routing_cells(row), routing_words(row.routing)] for row in rows]
+    routed = [[*routing_cells(row), explain_routing(row.routing)] for row in rows]
     sections = [
         table,
         Section("Routing: flows on all paths (ideal), or on one that a hash chooses (ECMP)", [],
@@ -100,10 +100,10 @@ def comparison_page(rows: Sequence[TopologyComparison]) -> str:
         ]),
         Section("What the fabrics are built of", [("price", "Switches, ports in use, cables.",
                                                     figures.price(rows))]),
-        Section("The fabrics", drawn),
+        Section("The fabrics", drawings),
     ]  # fmt: skip
     gpus = f"{rows[0].gpus:,} GPUs"
-    title = " | ".join(part for part in (labels.get("model"), labels.get("strategy"), gpus) if part)
+    title = " | ".join(heading for heading in (labels.get("model"), labels.get("strategy"), gpus) if heading)
     return page(title, _KICKER, sections, summary)
 
 
@@ -113,29 +113,31 @@ def curves_page(points: Sequence[CurvePoint]) -> str:
 
     sections = []
     for number, cluster in enumerate(dict.fromkeys(point.cluster for point in points)):
-        own = [point for point in points if point.cluster == cluster]
+        cluster_points = [point for point in points if point.cluster == cluster]
         caption = "Dots are measured, lines simulated; errors are of time, simulated over measured."
         table = []
-        for name in dict.fromkeys(point.curve for point in own):
-            scored = [point for point in own if point.curve == name and point.is_scored]
+        for name in dict.fromkeys(point.curve for point in cluster_points):
+            scored = [point for point in cluster_points if point.curve == name and point.is_scored]
             worst = max(scored, key=lambda point: abs(point.error), default=None)
             table.append([
                 name, str(len(scored)), f"{(median_error(scored) or 0) * 100:.1f} %",
                 f"{worst.error * 100:+.0f} % at {worst.size_bytes / 2**20:g} MiB" if worst else "",
             ])  # fmt: skip
         head = ["curve", "points from 64 KiB to 4 GiB", "median absolute error", "worst"]
-        sections.append(Section(cluster, [(f"c{number}", caption, figures.curves(own))], head, table))
+        sections.append(
+            Section(cluster, [(f"c{number}", caption, figures.curves(cluster_points))], head, table)
+        )
     total = median_error(points)
     summary = f"Median absolute error {total * 100:.1f} %." if total is not None else ""
     return page("Measured and simulated collectives", _KICKER, sections, summary)
 
 
 def _cells(row: TopologyComparison) -> list[str]:
-    found, cut = row.report, row.facts["bisection_bytes_per_second"]
-    tokens, mfu = found.tokens_per_second_per_gpu, found.mfu_fraction
+    report, cut = row.report, row.facts["bisection_bytes_per_second"]
+    tokens, mfu = report.tokens_per_second_per_gpu, report.mfu_fraction
     return [
-        row.cluster + unless_fits(found.verdict),
-        format_seconds(found.step_seconds),
+        row.cluster + verdict_suffix(report.verdict),
+        format_seconds(report.step_seconds),
         format_seconds(row.exposed_seconds),
         f"{tokens:,.0f}" if tokens is not None else "",
         f"{mfu * 100:.1f} %" if mfu is not None else "",
@@ -145,25 +147,25 @@ def _cells(row: TopologyComparison) -> list[str]:
     ]
 
 
-def _drawn(facts: dict[str, Any]) -> str:
-    more = ""
+def _drawing_caption(facts: dict[str, Any]) -> str:
+    note = ""
     if facts["nodes"] > MAX_NODES:
-        more = " Nodes on the same switches share a box, and so do switches that join the same boxes."
+        note = " Nodes on the same switches share a box, and so do switches that join the same boxes."
         if facts["network"] in ("torus", "dragonfly"):
-            more = f" A {'router' if facts['network'] == 'torus' else 'group'} is drawn with its nodes."
+            note = f" A {'router' if facts['network'] == 'torus' else 'group'} is drawn with its nodes."
     switches = f"{facts['num_switches']:,} switch{'es' if facts['num_switches'] != 1 else ''}"
-    return f"{facts['network']}, {facts['nodes']} nodes, {switches}.{more}"
+    return f"{facts['network']}, {facts['nodes']} nodes, {switches}.{note}"
 
 
-def _load_words(row: TopologyComparison) -> str:
+def _load_sentence(row: TopologyComparison) -> str:
     """A sentence on a drawing's colours: the range of its lines, by tier."""
     loads: dict[str, list[float]] = {}
-    for line, load in zip(row.picture.lines, row.line_loads, strict=True):
+    for line, load in zip(row.drawing.lines, row.line_loads, strict=True):
         loads.setdefault(line.tier, []).append(load * 100)
     ranges = [
-        f"{tier} {max(own):.1f} %"
-        if max(own) - min(own) < _ALIKE
-        else f"{tier} {min(own):.1f} to {max(own):.1f} %"
-        for tier, own in loads.items()
+        f"{tier} {max(percentages):.1f} %"
+        if max(percentages) - min(percentages) < _SAME_PERCENT
+        else f"{tier} {min(percentages):.1f} to {max(percentages):.1f} %"
+        for tier, percentages in loads.items()
     ]
     return f"Colour: a line's busiest link in use, mean over the step ({', '.join(ranges)})."

@@ -27,7 +27,7 @@ from zsim.dataclass import dataclass
 from zsim.engine.simulate import simulate_job
 from zsim.fabric.algorithms.rings import ring_usage
 from zsim.fabric.idle import idle_seconds
-from zsim.fabric.messages import communicators_of, fabric_works
+from zsim.fabric.messages import communicators_of, fabric_collectives
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Group, Plan
 from zsim.specs.cluster.cluster import Cluster
@@ -56,7 +56,7 @@ class UplinkUse:
 class Routing:
     """A step under ideal and under hashed routing."""
 
-    given: str
+    configured: str
     """The routing in the cluster file."""
     num_paths: int
     """The number of paths between two cards, or 0 where it depends on the pair (a list of links)."""
@@ -79,7 +79,7 @@ class Routing:
     def to_dict(self) -> dict[str, Any]:
         median, high = self.slowdowns
         return {
-            "given": self.given,
+            "given": self.configured,
             "num_paths": self.num_paths,
             "flows_per_pair": self.flows_per_pair,
             "draws": NUM_DRAWS,
@@ -96,32 +96,34 @@ class Routing:
 def compare_routings(job: Job, step_seconds: float) -> Routing:
     """The job's step under both routings. `step_seconds` is its time with the routing in the cluster file."""
     plan, network = make_plan(job), job.cluster.network
-    given, even = job.cluster, with_routing(job.cluster)
+    configured_cluster, even = job.cluster, set_routing(job.cluster)
     topology = job_topology(replace(job, cluster=even))
     uplinks = uplink_use(topology, plan.groups)
-    flows = flows_per_pair(given)
+    flows = flows_per_pair(configured_cluster)
     num_paths: int = getattr(topology.wiring, "num_paths", 0)
     ideal = collective_seconds(topology, plan)
-    if not can_hash(given) or num_paths == 1 or not uplinks.fraction:
-        alike = step_seconds, step_seconds, step_seconds
-        return Routing(network.routing, 1, flows, *alike, (ideal, ideal, ideal), uplinks)
-    draws = [with_routing(given, seed) for seed in range(NUM_DRAWS)]
-    taken = [collective_seconds(job_topology(replace(job, cluster=draw)), plan) for draw in draws]
-    order = np.argsort(taken, kind="stable").tolist()
+    if not can_hash(configured_cluster) or num_paths == 1 or not uplinks.fraction:
+        equal_steps = step_seconds, step_seconds, step_seconds
+        return Routing(network.routing, 1, flows, *equal_steps, (ideal, ideal, ideal), uplinks)
+    draws = [set_routing(configured_cluster, seed) for seed in range(NUM_DRAWS)]
+    hashed_seconds = [collective_seconds(job_topology(replace(job, cluster=draw)), plan) for draw in draws]
+    order = np.argsort(hashed_seconds, kind="stable").tolist()
     median, high = order[(NUM_DRAWS - 1) // 2], order[ceil(0.95 * NUM_DRAWS) - 1]
     ideal_step, median_step, high_step = (
         _network_step(job, cluster) for cluster in (even, draws[median], draws[high])
     )
     # The allocator and the exact classes add the same time to the step under every routing.
-    beside = step_seconds - (_network_step(job, given) if network.routing == "hash" else ideal_step)
+    extra_seconds = step_seconds - (
+        _network_step(job, configured_cluster) if network.routing == "hash" else ideal_step
+    )
     return Routing(
         network.routing,
         num_paths,
         flows,
-        ideal_step + beside,
-        median_step + beside,
-        high_step + beside,
-        (ideal, taken[median], taken[high]),
+        ideal_step + extra_seconds,
+        median_step + extra_seconds,
+        high_step + extra_seconds,
+        (ideal, hashed_seconds[median], hashed_seconds[high]),
         uplinks,
     )
 
@@ -144,7 +146,7 @@ def flows_per_pair(cluster: Cluster) -> int:
     return max(round(cluster.collectives.channels / cluster.nic.per_node), 1)
 
 
-def with_routing(cluster: Cluster, hash_seed: int | None = None) -> Cluster:
+def set_routing(cluster: Cluster, hash_seed: int | None = None) -> Cluster:
     """The cluster with flows spread evenly, or hashed with `hash_seed`."""
     changes: dict[str, Any] = {"routing": "even-split", "flows_per_pair": 1, "hash_seed": 0}
     if hash_seed is not None:
@@ -157,7 +159,7 @@ def collective_seconds(topology: Topology, plan: Plan) -> float:
     longest."""
     groups = communicators_of(plan)
     return max(
-        idle_seconds(topology, groups, fabric_works(program, plan.groups)) for program in plan.programs
+        idle_seconds(topology, groups, fabric_collectives(program, plan.groups)) for program in plan.programs
     )
 
 
@@ -168,18 +170,18 @@ def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:
         if group.size > 1:
             members = topology.slots[group.members]
             domains = len(np.unique(topology.domain_of(members[0])))
-            widest = max(widest, (domains, members), key=lambda found: found[0])
+            widest = max(widest, (domains, members), key=lambda entry: entry[0])
     hops, members = widest
     if hops == 1:
         return UplinkUse(0, 0, 0.0, 1.0)
     seconds = ring_usage(topology, members) / topology.capacities()
-    own = {
-        name: float(seconds[found.first : found.first + found.count].max(initial=0.0))
-        for name, found in topology.classes.items()
+    class_seconds = {
+        name: float(seconds[link_class.first : link_class.first + link_class.count].max(initial=0.0))
+        for name, link_class in topology.classes.items()
     }
-    between = {links.name: own[links.name] for links in topology.wiring.links()}
-    busiest = max(between, key=lambda name: between[name], default="")
-    fraction = between.get(busiest, 0.0) / max(own["nic_out"], own["nic_in"])
+    switch_seconds = {links.name: class_seconds[links.name] for links in topology.wiring.links()}
+    busiest = max(switch_seconds, key=lambda name: switch_seconds[name], default="")
+    fraction = switch_seconds.get(busiest, 0.0) / max(class_seconds["nic_out"], class_seconds["nic_in"])
     slots = members[0]
     firsts = slots[np.flatnonzero(np.diff(topology.domain_of(slots), prepend=-1))]
     leaving = hops if fraction else 0
@@ -192,7 +194,7 @@ def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:
     return UplinkUse(hops, leaving, fraction, ratio)
 
 
-def routing_words(routing: Routing) -> str:
+def explain_routing(routing: Routing) -> str:
     """A sentence on why the two routings differ as they do, and on the cost of oversubscription."""
     use = routing.uplinks
     ratio = use.oversubscription
@@ -203,19 +205,19 @@ def routing_words(routing: Routing) -> str:
             f"none of a ring's {use.hops} hops between nodes leaves its switch: neither routing nor "
             "oversubscription counts"
         )
-    words = f"of a ring's {use.hops} hops between nodes {use.leaving} leave a leaf switch"
-    words += ", neighbours being under one" if use.leaving < use.hops else ""
-    words += f"; routed ideally, uplinks take {use.fraction:.2g} times as long as network cards"
+    text = f"of a ring's {use.hops} hops between nodes {use.leaving} leave a leaf switch"
+    text += ", neighbours being under one" if use.leaving < use.hops else ""
+    text += f"; routed ideally, uplinks take {use.fraction:.2g} times as long as network cards"
     if use.fraction <= 1:
-        words += f", so rings hide oversubscription up to {ratio / use.fraction:.3g}:1 (here {ratio:g}:1)"
+        text += f", so rings hide oversubscription up to {ratio / use.fraction:.3g}:1 (here {ratio:g}:1)"
     else:
-        words += f", so {ratio:g}:1 is more than rings hide"
+        text += f", so {ratio:g}:1 is more than rings hide"
     if routing.num_paths == 1:
-        return f"{words}; there is one path, and nothing to hash"
+        return f"{text}; there is one path, and nothing to hash"
     median, high = routing.slowdowns
     flows = f"{routing.flows_per_pair} flow{'s' if routing.flows_per_pair > 1 else ''}"
     paths = f"{routing.num_paths} paths" if routing.num_paths else "one of the shortest paths each"
     return (
-        f"{words}; hashed, the {flows} of a pair of cards fall on {paths}, and collectives take {median:.2f} "
+        f"{text}; hashed, the {flows} of a pair of cards fall on {paths}, and collectives take {median:.2f} "
         f"times as long ({high:.2f} in one draw of twenty)"
     )

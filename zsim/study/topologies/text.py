@@ -8,12 +8,12 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.report.views.text.plain import Column, named_columns, paragraph, table, tables
 from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
-from zsim.study.topologies.routings import NUM_DRAWS, routing_words
+from zsim.study.topologies.routings import NUM_DRAWS, explain_routing
 from zsim.study.topologies.topologies import TopologyComparison
 from zsim.units import format_rate, format_seconds
-from zsim.validated.ratios import NO_DIFFERENCE, can_tell
-from zsim.validated.validation import validation_words
-from zsim.validated.verdict import unless_fits
+from zsim.validated.ratios import NO_DIFFERENCE, is_ratio_significant
+from zsim.validated.validation import format_validation
+from zsim.validated.verdict import verdict_suffix
 
 
 def topology_lines(facts: dict[str, Any]) -> Iterator[str]:
@@ -51,17 +51,17 @@ def comparison_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
         f"routing: ideal (even-split), and hashed (ECMP; median and p95 of {NUM_DRAWS} draws)", indent=2
     )
     yield from tables(named_columns(*ROUTING_HEAD), [routing_cells(row) for row in rows])
-    by_words: dict[str, list[str]] = {}
+    clusters_by_text: dict[str, list[str]] = {}
     for row in rows:
-        by_words.setdefault(routing_words(row.routing), []).append(row.cluster)
-    for words, clusters in by_words.items():
-        yield from paragraph(f"{', '.join(clusters)}: {words}", indent=2)
+        clusters_by_text.setdefault(explain_routing(row.routing), []).append(row.cluster)
+    for explanation, clusters in clusters_by_text.items():
+        yield from paragraph(f"{', '.join(clusters)}: {explanation}", indent=2)
     yield from order_lines(rows)
     for row in rows:
         if row.report.validation is not None:
-            words = validation_words(row.report.validation, row.report.step_seconds)
-            yield from paragraph(f"{row.cluster}: {words}", indent=2)
-    for sentence in undecided(rows):
+            explanation = format_validation(row.report.validation, row.report.step_seconds)
+            yield from paragraph(f"{row.cluster}: {explanation}", indent=2)
+    for sentence in tie_sentences(rows):
         yield from paragraph(sentence, indent=2)
 
 
@@ -75,45 +75,49 @@ def order_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
         [
             row.cluster,
             f"{order.order}{' (given)' if order.is_given else ''}",
-            *(_over(order.nodes.get(axis)) for axis in axes),
+            *(_format_nodes(order.nodes.get(axis)) for axis in axes),
             format_seconds(order.step_seconds),
-            _against(order.step_seconds, row.orders[0].step_seconds),
+            _format_change(order.step_seconds, row.orders[0].step_seconds),
         ]
         for row in rows
-        for order in sorted(row.orders, key=lambda one: one.step_seconds)
+        for order in sorted(row.orders, key=lambda mesh_order: mesh_order.step_seconds)
     ]
     yield from tables(named_columns("cluster", "order", *axes, "step", ""), cells)
 
 
-def _over(nodes: int | None) -> str:
+def _format_nodes(nodes: int | None) -> str:
     return "-" if nodes is None else "in a node" if nodes == 1 else f"{nodes:,} nodes"
 
 
-def _against(seconds: float, given: float) -> str:
-    return "" if seconds == given else f"{(seconds / given - 1) * 100:+.1f} %"
+def _format_change(seconds: float, baseline: float) -> str:
+    return "" if seconds == baseline else f"{(seconds / baseline - 1) * 100:+.1f} %"
 
 
-def undecided(rows: Sequence[TopologyComparison]) -> list[str]:
+def tie_sentences(rows: Sequence[TopologyComparison]) -> list[str]:
     """One sentence per maximal group of clusters that zsim cannot distinguish pairwise, in order of step
     time. A cluster may be in several groups.
     """
     order = sorted(rows, key=lambda row: row.report.step_seconds)
     groups: list[list[TopologyComparison]] = []
-    for one in order:
-        groups.append([one])
-        for other in order[order.index(one) + 1 :]:
-            if not any(_is_told_apart(member, other) for member in groups[-1]):
-                groups[-1].append(other)
+    for candidate in order:
+        groups.append([candidate])
+        for later in order[order.index(candidate) + 1 :]:
+            if not any(_is_distinguishable(member, later) for member in groups[-1]):
+                groups[-1].append(later)
     names = [[row.cluster for row in group] for group in groups if len(group) > 1]
-    whole = [own for own in names if not any(set(own) < set(other) for other in names)]
-    return [f"{', '.join(own)}: {NO_DIFFERENCE}." for own in whole]
+    maximal = [
+        group_names
+        for group_names in names
+        if not any(set(group_names) < set(superset) for superset in names)
+    ]
+    return [f"{', '.join(group_names)}: {NO_DIFFERENCE}." for group_names in maximal]
 
 
-def _is_told_apart(one: TopologyComparison, other: TopologyComparison) -> bool:
-    gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (one, other)]
+def _is_distinguishable(first: TopologyComparison, second: TopologyComparison) -> bool:
+    gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (first, second)]
     kinds = ["network"] if gpus[0] == gpus[1] else ["network", "GPU"]
-    steps = one.report.step_seconds, other.report.step_seconds
-    return can_tell(*steps, kinds, is_shared=one.report.is_shared)
+    steps = first.report.step_seconds, second.report.step_seconds
+    return is_ratio_significant(*steps, kinds, is_shared=first.report.is_shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +147,11 @@ ROUTING_HEAD = ["cluster", "as given", "ideal", "hashed", "hashed p95", "collect
 
 def routing_cells(row: TopologyComparison) -> list[str]:
     """A cluster's cells under `ROUTING_HEAD`."""
-    found = row.routing
-    steps = (found.ideal_seconds, found.hashed_seconds, found.hashed_p95_seconds)
-    median, high = found.slowdowns
+    routing = row.routing
+    steps = (routing.ideal_seconds, routing.hashed_seconds, routing.hashed_p95_seconds)
+    median, high = routing.slowdowns
     slower = f"x{median:.2f}, x{high:.2f}" if high != 1 else "as ideal"
-    return [row.cluster, found.given, *(format_seconds(step) for step in steps), slower]
+    return [row.cluster, routing.configured, *(format_seconds(step) for step in steps), slower]
 
 
 def _percent(fraction: float | None) -> str:
@@ -159,13 +163,13 @@ def _rate(bytes_per_second: float | None) -> str:
 
 
 def _fullest(row: TopologyComparison) -> str:
-    tier = max(row.tiers, key=lambda own: own.utilisation_fraction, default=None)
+    tier = max(row.tiers, key=lambda use: use.utilisation_fraction, default=None)
     shown = f"{tier.tier} {tier.utilisation_fraction * 100:.0f}%" if tier else "none"
-    return shown + unless_fits(row.report.verdict)
+    return shown + verdict_suffix(row.report.verdict)
 
 
 _BENCH = [
-    *(Column(title, least=12) for title in ("size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)")),
+    *(Column(title, min_width=12) for title in ("size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)")),
     *(Column(title, is_left=True) for title in ("algorithm", "protocol")),
 ]
 _CURVES = [

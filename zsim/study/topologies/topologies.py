@@ -19,9 +19,9 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
-from zsim.study.given import Given, experiment_of
+from zsim.study.given import ExperimentSource, experiment_of
 from zsim.study.topologies.orders import MeshOrder, compare_orders
-from zsim.study.topologies.picture import Picture, line_loads, picture
+from zsim.study.topologies.picture import Drawing, draw_fabric, line_loads
 from zsim.study.topologies.routings import Routing, compare_routings
 from zsim.validated.verdict import verdict_content
 
@@ -56,7 +56,7 @@ class TopologyComparison:
     """Seconds of a step by number of GPUs at constant batch per GPU, without the counts that the experiment
     does not allow.
     """
-    picture: Picture
+    drawing: Drawing
     """The fabric as it is drawn."""
     line_loads: tuple[float, ...]
     """The part in use of the busiest link of each line of the drawing, as mean over the step."""
@@ -90,7 +90,7 @@ class TopologyComparison:
             ],
             "lines": [
                 {"between": [*line.ends], "tier": line.tier, "busiest_link_fraction": load}
-                for line, load in zip(self.picture.lines, self.line_loads, strict=True)
+                for line, load in zip(self.drawing.lines, self.line_loads, strict=True)
             ],
             "routing": self.routing.to_dict(),
             "orders": [order.to_dict() for order in self.orders],
@@ -136,7 +136,7 @@ def describe_topology(name: str, num_nodes: int) -> dict[str, Any]:
 
 def compare_topologies(
     names: Sequence[str],
-    experiment: Given = None,
+    experiment: ExperimentSource = None,
     *,
     model: str | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -148,15 +148,15 @@ def compare_topologies(
         raise InputError("topology compare: expected at least one cluster")
     base = experiment_of(experiment, {**(overrides or {}), **({"model": model} if model else {})})
     total = gpus or base.gpus or (base.nodes or 1) * load_cluster(base.cluster).gpus_per_node
-    return [_compare_one(base, name, total, scales) for name in names]
+    return [_compare_cluster(base, name, total, scales) for name in names]
 
 
-def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]) -> TopologyComparison:
+def _compare_cluster(base: Experiment, name: str, gpus: int, scales: Sequence[float]) -> TopologyComparison:
     cluster = load_cluster(name)
-    began = time.perf_counter()
-    job = resolve(_at(base, name, gpus))
+    start_seconds = time.perf_counter()
+    job = resolve(_set_cluster(base, name, gpus))
     step = simulate_step(job)
-    wall_seconds = time.perf_counter() - began
+    wall_seconds = time.perf_counter() - start_seconds
     report = report_of_step(step, wall_seconds, step_variants(step.outcome))
     topology_nodes = job.num_nodes
     scaling: dict[int, float] = {}
@@ -166,12 +166,14 @@ def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]
             continue
         try:
             scaling[count] = (
-                report.step_seconds if count == gpus else simulate(_at(base, name, count)).report.step_seconds
+                report.step_seconds
+                if count == gpus
+                else simulate(_set_cluster(base, name, count)).report.step_seconds
             )
         except ZsimError:
             continue  # the experiment does not allow this count: batch or group sizes do not divide it
     facts = describe_topology(name, topology_nodes)
-    drawn = picture(step.outcome.topology)
+    drawing = draw_fabric(step.outcome.topology)
     return TopologyComparison(
         cluster=cluster.name,
         file=name,
@@ -182,13 +184,13 @@ def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]
         tiers=_tiers(name, topology_nodes, report),
         routing=compare_routings(job, report.step_seconds),
         scaling=scaling,
-        picture=drawn,
-        line_loads=tuple(line_loads(drawn, link_loads(step.outcome, 1))[:, 0].tolist()),
-        orders=compare_orders(_at(base, name, gpus), job, report.step_seconds),
+        drawing=drawing,
+        line_loads=tuple(line_loads(drawing, link_loads(step.outcome, 1))[:, 0].tolist()),
+        orders=compare_orders(_set_cluster(base, name, gpus), job, report.step_seconds),
     )
 
 
-def _at(base: Experiment, cluster: str, gpus: int) -> Experiment:
+def _set_cluster(base: Experiment, cluster: str, gpus: int) -> Experiment:
     return base.model_copy(update={"cluster": cluster, "gpus": gpus, "nodes": None})
 
 
@@ -198,15 +200,15 @@ def _tiers(name: str, num_nodes: int, report: Report) -> tuple[TierUse, ...]:
     """
     cluster = load_cluster(name)
     classes = Topology(cluster, num_nodes, cluster.gpus_per_node).classes
-    found: dict[str, TierUse] = {}
+    uses: dict[str, TierUse] = {}
     for row in report.traffic:
         if row.link_class not in classes:
             continue
         tier = classes[row.link_class].tier
-        before = found.get(tier, TierUse(tier, 0.0, 0.0))
-        found[tier] = TierUse(
+        previous = uses.get(tier, TierUse(tier, 0.0, 0.0))
+        uses[tier] = TierUse(
             tier,
-            before.bytes_per_gpu + row.bytes_per_gpu,
-            max(before.utilisation_fraction, row.utilisation_fraction or 0.0),
+            previous.bytes_per_gpu + row.bytes_per_gpu,
+            max(previous.utilisation_fraction, row.utilisation_fraction or 0.0),
         )
-    return tuple(found.values())
+    return tuple(uses.values())

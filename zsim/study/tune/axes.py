@@ -12,10 +12,10 @@ from dataclasses import field
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.specs.experiment.programs import telling
+from zsim.specs.experiment.programs import find_config_mapping
 from zsim.specs.model.expert_run import has_experts
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
-from zsim.specs.strategy.megatron import is_newer
+from zsim.specs.strategy.megatron import is_core_since
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.study.tune.base import RECOMPUTED, Base, value_of
 from zsim.study.tune.degrees import ORDER, PIPELINE, VIRTUAL, data_ranks, degrees, replicas_of
@@ -60,15 +60,16 @@ class TunedAxis:
     kinds: tuple[str, ...] = field(default=())
     """The strategies that have this axis (all when empty)."""
 
-    def of(self, base: Base, chosen: Chosen) -> list[AxisChoice]:
+    def choices_of(self, base: Base, chosen: Chosen) -> list[AxisChoice]:
         if self.kinds and base.kind not in self.kinds:
             return []
-        return [choice for choice in self.choices(base, chosen) if _can_be_told(base, choice)]
+        return [choice for choice in self.choices(base, chosen) if _is_expressible(base, choice)]
 
 
-def _can_be_told(base: Base, choice: AxisChoice) -> bool:
+def _is_expressible(base: Base, choice: AxisChoice) -> bool:
     return all(
-        telling(base.program, base.kind, key, value) is not None or value == value_of(base, {}, key)
+        find_config_mapping(base.program, base.kind, key, value) is not None
+        or value == value_of(base, {}, key)
         for key, value in choice.overrides.items()
     )
 
@@ -77,12 +78,12 @@ def _values(key: str, name: str, *values: Any) -> Choices:
     """Choices of the same `values` for every base."""
 
     def choices(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-        return [AxisChoice(f"{name} {_shown(value)}", {key: value}) for value in values]
+        return [AxisChoice(f"{name} {_format_value(value)}", {key: value}) for value in values]
 
     return choices
 
 
-def _at_stages(stages: tuple[int, ...], inner: Choices) -> Choices:
+def _limit_to_stages(stages: tuple[int, ...], inner: Choices) -> Choices:
     """The choices of `inner` at these DeepSpeed stages, and none at other stages."""
 
     def choices(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
@@ -91,7 +92,7 @@ def _at_stages(stages: tuple[int, ...], inner: Choices) -> Choices:
     return choices
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int | float) and value >= 10**4:
@@ -112,17 +113,17 @@ def _stages(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     return [AxisChoice(f"ZeRO-{stage}" if stage else "no ZeRO", {STAGE: stage}) for stage in (0, 1, 2, 3)]
 
 
-def states_on(device: str | None) -> dict[str, Any] | None:
+def state_offload_block(device: str | None) -> dict[str, Any] | None:
     """DeepSpeed's block for optimizer states on "cpu" or "nvme", or None for the GPU."""
     if device != "nvme":
         return None if device is None else {"device": device, "pin_memory": True}
     return {**_DRIVES, "buffer_count": 12, "pipeline_read": True, "pipeline_write": True}
 
 
-def parameters_on(device: str | None, largest_shard_numel: int) -> dict[str, Any] | None:
+def parameter_offload_block(device: str | None, largest_shard_numel: int) -> dict[str, Any] | None:
     """DeepSpeed's block for parameters, with buffers for the largest shard, or None for the GPU."""
     if device != "nvme":
-        return states_on(device)
+        return state_offload_block(device)
     return {**_DRIVES, "buffer_size": max(10**8, largest_shard_numel), "buffer_count": 12}
 
 
@@ -130,18 +131,18 @@ def _offloads(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Nothing, the optimizer states, or states and parameters on the host or on the drives."""
     stage = stage_of(base, chosen)
     keys = (ZERO + "offload_optimizer", ZERO + "offload_param")
-    nothing = AxisChoice("", dict.fromkeys(keys))
+    no_offload = AxisChoice("", dict.fromkeys(keys))
     if stage == 0:
-        return [nothing]
-    cpu = states_on("cpu")
-    found = [nothing, AxisChoice("optimizer on CPU", dict(zip(keys, (cpu, None), strict=True)))]
+        return [no_offload]
+    cpu = state_offload_block("cpu")
+    choices = [no_offload, AxisChoice("optimizer on CPU", dict(zip(keys, (cpu, None), strict=True)))]
     if stage < 3:
-        return found
-    found.append(AxisChoice("optimizer, parameters on CPU", dict(zip(keys, (cpu, cpu), strict=True))))
+        return choices
+    choices.append(AxisChoice("optimizer, parameters on CPU", dict(zip(keys, (cpu, cpu), strict=True))))
     if base.job.cluster.nvme is None or base.job.cluster.nvme.drives == 0:
-        return found
-    states, shards = states_on("nvme"), parameters_on("nvme", base.largest_shard_numel)
-    found += [
+        return choices
+    states, shards = state_offload_block("nvme"), parameter_offload_block("nvme", base.largest_shard_numel)
+    choices += [
         AxisChoice("optimizer on NVMe", dict(zip(keys, (states, None), strict=True))),
         AxisChoice("optimizer on NVMe, parameters on CPU", dict(zip(keys, (states, cpu), strict=True))),
         AxisChoice(
@@ -149,7 +150,7 @@ def _offloads(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
             {**dict(zip(keys, (states, shards), strict=True)), ZERO + "stage3_max_reuse_distance": 0},
         ),
     ]
-    return found
+    return choices
 
 
 def _zero_plus_plus(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
@@ -177,11 +178,11 @@ def _quantised(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 def _reshards(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Reshard to all ranks, to the node, or not at all."""
     key, per_node = "strategy.reshard_after_forward", base.job.gpus_per_node
-    found = [AxisChoice("", {key: True}), AxisChoice("no reshard", {key: False})]
+    choices = [AxisChoice("", {key: True}), AxisChoice("no reshard", {key: False})]
     shard = data_ranks(base, chosen) // chosen.get("strategy.replicate", 1)
     if 1 < per_node < shard and shard % per_node == 0:
-        found.append(AxisChoice(f"reshard to {per_node}", {key: per_node}))
-    return found
+        choices.append(AxisChoice(f"reshard to {per_node}", {key: per_node}))
+    return choices
 
 
 def replica_counts(base: Base) -> list[int]:
@@ -215,11 +216,11 @@ def _optimizers(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     and backward."""
     distributed, reduce = "strategy.distributed_optimizer", "strategy.overlap_grad_reduce"
     gather, bucket = "strategy.overlap_param_gather", "strategy.bucket_size"
-    alone: dict[str, Any] = {bucket: None} if getattr(base.job.experiment.strategy, "bucket_size", 0) else {}
+    reset: dict[str, Any] = {bucket: None} if getattr(base.job.experiment.strategy, "bucket_size", 0) else {}
     return [
-        AxisChoice("states on every rank", {distributed: False, reduce: False, gather: False, **alone}),
+        AxisChoice("states on every rank", {distributed: False, reduce: False, gather: False, **reset}),
         AxisChoice("states on every rank, overlapped", {distributed: False, reduce: True, gather: False}),
-        AxisChoice("distributed optimizer", {distributed: True, reduce: False, gather: False, **alone}),
+        AxisChoice("distributed optimizer", {distributed: True, reduce: False, gather: False, **reset}),
         AxisChoice("distributed optimizer, overlapped", {distributed: True, reduce: True, gather: True}),
     ]
 
@@ -240,24 +241,24 @@ def _micro_batches(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     for size in divisors(sequences):
         steps = sequences // size
         if steps <= _MAX_MICRO_BATCHES:
-            yield in_micro_batches(size, steps)
+            yield micro_batch_choice(size, steps)
 
 
-def in_micro_batches(size: int, steps: int) -> AxisChoice:
+def micro_batch_choice(size: int, steps: int) -> AxisChoice:
     """The choice of `steps` micro-batches of `size` sequences."""
-    more = f" x {steps}" if steps > 1 else ""
-    return AxisChoice(f"micro-batch {size}{more}", {MICRO_BATCH: size, ACCUMULATION: steps})
+    suffix = f" x {steps}" if steps > 1 else ""
+    return AxisChoice(f"micro-batch {size}{suffix}", {MICRO_BATCH: size, ACCUMULATION: steps})
 
 
 def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """No checkpointing, whole blocks, every second block, and a form in between: selective by op where
     attention is one op whose output can be saved, else the core of attention alone."""
-    between = "selective" if base.job.training.attention == "math" else "selective-op"
-    alike: dict[str, Any] = {BLOCKS: {}} if base.job.training.block_checkpointing else {}
-    names = ("none", between, "full")
-    found = [AxisChoice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1, **alike}) for name in names]
-    found.insert(-1, AxisChoice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2, **alike}))
-    return found
+    intermediate = "selective" if base.job.training.attention == "math" else "selective-op"
+    reset: dict[str, Any] = {BLOCKS: {}} if base.job.training.block_checkpointing else {}
+    names = ("none", intermediate, "full")
+    forms = [AxisChoice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1, **reset}) for name in names]
+    forms.insert(-1, AxisChoice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2, **reset}))
+    return forms
 
 
 def _recomputations(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
@@ -266,31 +267,31 @@ def _recomputations(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """
     training, split, strategy = base.job.training, base.job.parallelism, base.job.experiment.strategy
     assert isinstance(strategy, MegatronTable)
-    alike: dict[str, Any] = {BLOCKS: {}} if training.block_checkpointing else {}
+    reset: dict[str, Any] = {BLOCKS: {}} if training.block_checkpointing else {}
 
-    def choice(name: str, granularity: str, *rest: Any) -> AxisChoice:
-        of_keys = dict(zip(RECOMPUTED, rest or (None, None, None), strict=True))
-        return AxisChoice(name, {CHECKPOINTING: granularity, **of_keys, **alike})
+    def choice(name: str, granularity: str, *values: Any) -> AxisChoice:
+        recompute_keys = dict(zip(RECOMPUTED, values or (None, None, None), strict=True))
+        return AxisChoice(name, {CHECKPOINTING: granularity, **recompute_keys, **reset})
 
-    found = [choice("checkpointing none", "none")]
+    choices = [choice("checkpointing none", "none")]
     if training.attention == "math":
-        found.append(choice("checkpointing selective", "selective"))
-    if strategy.engine == "megatron" and is_newer(strategy.version, _MODULES):
+        choices.append(choice("checkpointing selective", "selective"))
+    if strategy.engine == "megatron" and is_core_since(strategy.version, _MODULES):
         name = "moe_act" if has_experts(base.job.model) else "mlp"
-        found.append(choice(f"recomputing {name}", "selective", [name], None, None))
+        choices.append(choice(f"recomputing {name}", "selective", [name], None, None))
     stages = chosen.get(PIPELINE, split.pipeline) * (chosen.get(VIRTUAL, split.virtual_stages) or 1)
     half = -(-len(base.job.model.blocks) // stages) // 2
     if half:
         layers = f"{half} layer{'s' if half > 1 else ''}{' a stage' if stages > 1 else ''}"
-        found.append(choice(f"checkpointing {layers}", "full", None, "block", half))
-    return [*found, choice("checkpointing full", "full")]
+        choices.append(choice(f"checkpointing {layers}", "full", None, "block", half))
+    return [*choices, choice("checkpointing full", "full")]
 
 
 def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """The configured loss, one whose kernel saves only the logits, and one that never holds all logits."""
-    given = base.job.training.cross_entropy
-    for name in dict.fromkeys((given, "fused", "fused_linear")):
-        yield AxisChoice("" if name == given else f"cross entropy {name}", {LOSS: name})
+    configured = base.job.training.cross_entropy
+    for name in dict.fromkeys((configured, "fused", "fused_linear")):
+        yield AxisChoice("" if name == configured else f"cross entropy {name}", {LOSS: name})
 
 
 def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
@@ -303,8 +304,8 @@ def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 def _degrees(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Degrees of the experiments that have a `[parallelism]` table, or are asked to search it."""
-    found = degrees(base) if "parallelism" in base.data else []
-    return [AxisChoice(label, overrides) for label, overrides in found]
+    splits = degrees(base) if "parallelism" in base.data else []
+    return [AxisChoice(label, overrides) for label, overrides in splits]
 
 
 PARALLELISM = TunedAxis("parallelism", _degrees, ("megatron", "fsdp2"))
@@ -349,7 +350,7 @@ def _reuse_distances(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
         return
     for size in (0, 10**9, 4 * 10**9):
         live = {ZERO + "stage3_max_live_parameters": max(size, 10**9)}
-        yield AxisChoice(f"reuse {_shown(size)}", {ZERO + "stage3_max_reuse_distance": size, **live})
+        yield AxisChoice(f"reuse {_format_value(size)}", {ZERO + "stage3_max_reuse_distance": size, **live})
 
 
 def _sub_groups(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
@@ -366,7 +367,7 @@ def _detail(name: str, key: str, *values: Any, kind: str) -> TunedAxis:
 def _zero_detail(name: str, bare: str, *values: Any) -> TunedAxis:
     """An axis of one key of DeepSpeed's `zero_optimization`, at the stages where the key has an effect."""
     choices = _values(ZERO + json_key(bare), name, *values)
-    return TunedAxis(name, _at_stages(ZERO_KEYS[bare].stages, choices), ("deepspeed",))
+    return TunedAxis(name, _limit_to_stages(ZERO_KEYS[bare].stages, choices), ("deepspeed",))
 
 
 def _orders(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:

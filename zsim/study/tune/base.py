@@ -10,7 +10,7 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -50,8 +50,8 @@ class Base:
         """The program whose configuration file the experiment comes from, or None for an experiment in zsim's
         format.
         """
-        found: Program | None = self.data.get("program")
-        return found
+        program: Program | None = self.data.get("program")
+        return program
 
     @property
     def world_size(self) -> int:
@@ -75,7 +75,7 @@ class Base:
 
     def experiment(self, overrides: Mapping[str, Any]) -> Experiment:
         """The experiment with `overrides`. Raises InputError where they contradict the rest."""
-        return experiment_from(dict(self.data), overrides, origin="tune")
+        return build_experiment(dict(self.data), overrides, origin="tune")
 
 
 def base_of(experiment: Experiment) -> Base:
@@ -84,36 +84,36 @@ def base_of(experiment: Experiment) -> Base:
     Raises InputError and NotSimulatedError as `resolve` does.
     """
     job = resolve(experiment)
-    data = _open(experiment, job)
+    data = _open_settings(experiment, job)
     steps = job.training.gradient_accumulation_steps
     return Base(data, job, job.training.micro_batch_size * steps)
 
 
-def on_gpus(base: Base, nodes: int, gpus: int) -> Base:
+def resize_base(base: Base, nodes: int, gpus: int) -> Base:
     """The base with the same global batch on another number of GPUs. Raises InputError if the GPUs do not
     divide the batch.
     """
-    total, own = base.batch_sequences, base.job.parallelism.model_ranks
-    if gpus % own or total % (gpus // own):
+    total, model_ranks = base.batch_sequences, base.job.parallelism.model_ranks
+    if gpus % model_ranks or total % (gpus // model_ranks):
         raise InputError(f"gpus: {total} sequences per step do not divide among {gpus} GPUs")
-    per_rank = total // (gpus // own)
+    per_rank = total // (gpus // model_ranks)
     training = {**base.data["training"], "micro_batch_size": 1, "gradient_accumulation_steps": per_rank}
     data = {**base.data, "nodes": nodes, "gpus": gpus, "training": training}
-    return Base(data, resolve(experiment_from(data, {}, origin="tune")), per_rank)
+    return Base(data, resolve(build_experiment(data, {}, origin="tune")), per_rank)
 
 
-def of_kind(base: Base, kind: str) -> Base:
+def change_kind(base: Base, kind: str) -> Base:
     """The base with another kind of strategy, at its defaults, for the same training."""
     if kind == base.kind:
         return base
     strategy: dict[str, Any] = {"kind": kind, "stage": 3} if kind == "deepspeed" else {"kind": kind}
     training = base.job.training
-    known = {"precision": training.precision, "gradient_clipping": training.gradient_clipping}
-    data = {**base.data, "training": {**base.data["training"], **known}, "strategy": strategy}
-    return base_of(experiment_from(data, {}, origin="tune"))
+    training_keys = {"precision": training.precision, "gradient_clipping": training.gradient_clipping}
+    data = {**base.data, "training": {**base.data["training"], **training_keys}, "strategy": strategy}
+    return base_of(build_experiment(data, {}, origin="tune"))
 
 
-def _open(experiment: Experiment, job: Job) -> dict[str, Any]:
+def _open_settings(experiment: Experiment, job: Job) -> dict[str, Any]:
     data = experiment.model_dump(exclude_defaults=True)
     data.pop("run", None)  # of days, beside the step that is searched
     training = dict(data.get("training", {}))
@@ -155,28 +155,32 @@ def _open_config(table: DeepSpeedTable) -> tuple[dict[str, Any], str]:
 def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
     """The effective value of a dotted key: from `overrides`, else from the base's data, else the default."""
     if key in overrides:
-        return _plain(key, overrides[key])
+        return _comparable(key, overrides[key])
     value: Any = base.data
     *parents, last = key.split(".")
     for parent in parents:
         value = value.get(parent) if isinstance(value, Mapping) else None
-    bare = ZeroBlock.model_fields
+    fields = ZeroBlock.model_fields
     if isinstance(value, Mapping):
         for spelling in _spellings(last):
             if spelling in value and value[spelling] != "auto":
-                return _plain(key, value[spelling])
+                return _comparable(key, value[spelling])
     job = base.job
     if parents[:2] == ["training", "lora"]:
         return getattr(job.experiment.training.lora, last, None)
     if parents[:1] == ["training"]:
         return getattr(job.experiment.training if key in RECOMPUTED else job.training, last)
     if parents[:1] == ["parallelism"]:
-        said = getattr(job.experiment.parallelism, last)
-        return getattr(job.parallelism, last) if said is None and last in _RESOLVED else _plain(key, said)
+        written = getattr(job.experiment.parallelism, last)
+        return (
+            getattr(job.parallelism, last)
+            if written is None and last in _RESOLVED
+            else _comparable(key, written)
+        )
     if parents[-1:] == ["zero_optimization"]:
-        name = next((name for name, info in bare.items() if last in (name, info.alias)), last)
-        return _plain(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]
-    return _plain(key, getattr(job.strategy, last, None))
+        name = next((name for name, info in fields.items() if last in (name, info.alias)), last)
+        return _comparable(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]
+    return _comparable(key, getattr(job.strategy, last, None))
 
 
 def _spellings(last: str) -> list[str]:
@@ -186,7 +190,7 @@ def _spellings(last: str) -> list[str]:
     return [last]
 
 
-def _plain(key: str, value: Any) -> Any:
+def _comparable(key: str, value: Any) -> Any:
     """The value in comparable form: offloading as its device, a whole float as the integer that DeepSpeed
     converts it to."""
     if key.endswith(("offload_optimizer", "offload_param")):

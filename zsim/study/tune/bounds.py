@@ -22,20 +22,20 @@ from zsim.cost.kernels.update import OPTIMIZER_STATES, update_bytes
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.dataclass import dataclass
-from zsim.engine.micro_batches import longer
+from zsim.engine.micro_batches import extrapolate_seconds
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Op, Plan, Work
-from zsim.plan.parallel.experts import with_experts
+from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable
-from zsim.specs.experiment.job import Job, slowest_of
+from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1, Fsdp2
-from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.frameworks import Fsdp1Config, Fsdp2Config
+from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.strategy.training import TrainingConfig
 from zsim.study.tune.stage_bounds import StageBounds
 
 
@@ -56,28 +56,30 @@ class Bounds:
 
     def __init__(self, *, has_degrees: bool = False) -> None:
         self.has_degrees = has_degrees
-        self._of_one: dict[tuple[str, str, Training], Bound] = {}
+        self._micro_batch_bounds: dict[tuple[str, str, TrainingConfig], Bound] = {}
         self._pricers: dict[str, KernelPricer] = {}
         self._staged = StageBounds()
 
-    def of(self, job: Job) -> Bound:
+    def bound(self, job: Job) -> Bound:
         """The bound on the job's step."""
-        is_staged = self.has_degrees and isinstance(job.strategy, Megatron)
+        is_staged = self.has_degrees and isinstance(job.strategy, MegatronConfig)
         if is_staged or not job.parallelism.is_trivial:
             context = job.cluster.framework_memory.context
             return Bound(self._staged.seconds(job), self._staged.gpu_bytes(job) + context)
-        one = replace(job.training, gradient_accumulation_steps=1)
-        key = (job.model.name + job.model.source, job.cluster.gpu.name, one)
-        if key not in self._of_one:
-            self._of_one[key] = self._micro_batch(job, one)
-        bound = self._of_one[key]
-        kept = 0 if _leaves_checkpoints_on_host(job) else bound.gpu_bytes
-        seconds = bound.seconds * job.training.gradient_accumulation_steps * slowest_of(job)
-        return Bound(seconds + _host_update_seconds(job), kept + job.cluster.framework_memory.context)
+        single_training = replace(job.training, gradient_accumulation_steps=1)
+        key = (job.model.name + job.model.source, job.cluster.gpu.name, single_training)
+        if key not in self._micro_batch_bounds:
+            self._micro_batch_bounds[key] = self._micro_batch(job, single_training)
+        bound = self._micro_batch_bounds[key]
+        activation_bytes = 0 if _leaves_checkpoints_on_host(job) else bound.gpu_bytes
+        seconds = bound.seconds * job.training.gradient_accumulation_steps * slowest_gpu_slowdown(job)
+        return Bound(
+            seconds + _host_update_seconds(job), activation_bytes + job.cluster.framework_memory.context
+        )
 
-    def _micro_batch(self, job: Job, training: Training) -> Bound:
+    def _micro_batch(self, job: Job, training: TrainingConfig) -> Bound:
         pricer = self._pricers.setdefault(job.cluster.gpu.name, KernelPricer(job.cluster.gpu))
-        workload = make_workload(with_experts(job.model, job.parallelism.experts), training)
+        workload = make_workload(expand_experts(job.model, job.parallelism.experts), training)
         seconds = sum(pricer.seconds(kernel) for each in _kernels(workload) for kernel in each.kernels)
         return Bound(seconds, _kept_bytes(workload))
 
@@ -119,14 +121,14 @@ def _host_update_seconds(job: Job) -> float:
         is_on_host = offload is not None and offload.ratio == 1 and not strategy.delayed_parameter_update
         is_on_host = is_on_host and not strategy.zero.is_mics  # whose releases leave some on the GPU
     else:
-        is_on_host = isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
+        is_on_host = isinstance(strategy, Fsdp1Config | Fsdp2Config) and strategy.cpu_offload
     if not is_on_host or optimizer not in OPTIMIZER_STATES:
         return 0.0
     moved = update_bytes(job.model.trainable_numel, optimizer) / job.num_nodes
     return moved / _rates(job.cluster)["cpu"]
 
 
-def least_seconds(job: Job, plan: Plan, less: tuple[Job, Plan] | None = None, more: float = 0.0) -> float:
+def least_seconds(job: Job, plan: Plan, smaller: tuple[Job, Plan] | None = None, extra: float = 0.0) -> float:
     """Lower bound on a step, from its plan.
 
     `smaller` is the same job with fewer micro-batches. With it the bound is that on a step which has `extra`
@@ -134,12 +136,14 @@ def least_seconds(job: Job, plan: Plan, less: tuple[Job, Plan] | None = None, mo
     an update that runs beside the kernels (DeepSpeed's a step late) may hide them.
     """
     busy, path = plan_seconds(job, plan), path_seconds(job, plan)
-    if less is None:
+    if smaller is None:
         return max(path, *busy.values())
-    shorter, last = plan_seconds(*less), path - path_seconds(*less)
-    grown = {name: longer(seconds, shorter[name], more) for name, seconds in busy.items()}
-    added = min(grown["compute"] - busy["compute"], more * last)
-    return max(path + added, *grown.values())
+    smaller_busy, path_growth = plan_seconds(*smaller), path - path_seconds(*smaller)
+    extended = {
+        name: extrapolate_seconds(seconds, smaller_busy[name], extra) for name, seconds in busy.items()
+    }
+    added = min(extended["compute"] - busy["compute"], extra * path_growth)
+    return max(path + added, *extended.values())
 
 
 def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
@@ -162,7 +166,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
 
 
 def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
-    use = _Use(job, plan, number)
+    use = _ResourceUse(job, plan, number)
     bytes_of = dict.fromkeys(_rates(job.cluster), 0.0)
     compute = host = 0.0
     for op in plan.programs[number].ops:
@@ -172,19 +176,19 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
             if op.stream == COMPUTE:
                 compute += use.kernel_seconds(work)
         elif work is not None:
-            resource, count = use.moved(work)
+            resource, count = use.traffic(work)
             bytes_of[resource] += count
     busy = {name: bytes_of[name] / rate for name, rate in _rates(job.cluster).items() if rate > 0}
-    return {"compute": compute * slowest_of(job), "host": host, **busy}
+    return {"compute": compute * slowest_gpu_slowdown(job), "host": host, **busy}
 
 
 def _rates(cluster: Cluster) -> dict[str, float]:
     """Bytes per second of each resource of `plan_seconds` that moves bytes, at its best."""
     nvme, nodes = cluster.nvme, cluster.nodes or (cluster,)
-    pcie = max(one.pcie.bandwidth for one in nodes)
+    pcie = max(node.pcie.bandwidth for node in nodes)
     fractions = (cluster.offload.optimizer_fraction, cluster.offload.copy_fraction)
     return {
-        "nic": max(one.nic.per_node * one.nic.bandwidth for one in nodes),
+        "nic": max(node.nic.per_node * node.nic.bandwidth for node in nodes),
         "cpu": max(host.memory_bandwidth for host in cluster.hosts) * max(fractions),
         "h2d": pcie,
         "d2h": pcie,
@@ -200,38 +204,38 @@ def path_seconds(job: Job, plan: Plan) -> float:
     the ranks of a node use at the same time. It is 0 for other steps, whose queues may be full when they
     begin, and for ranks that differ.
     """
-    differ = (
+    is_uneven = (
         len(plan.programs) > 1 or not job.placement.is_plain or job.faults != FaultsTable.model_construct()
     )
-    if differ or not plan.has_offload or job.others:
+    if is_uneven or not plan.has_offload or job.colocated_jobs:
         return 0.0
-    use, rates, slowest = _Use(job, plan, 0), _rates(job.cluster), slowest_of(job)
+    use, rates, slowest = _ResourceUse(job, plan, 0), _rates(job.cluster), slowest_gpu_slowdown(job)
 
-    def alone(work: Work) -> float:
+    def idle_seconds(work: Work) -> float:
         if isinstance(work, Kernels):
             return use.kernel_seconds(work) * slowest
-        resource, count = use.moved(work)
+        resource, count = use.traffic(work)
         return count / rates[resource] if rates[resource] > 0 else 0.0
 
-    seconds = {key: alone(work) for key, work in plan.programs[0].distinct_works.items()}
+    seconds = {key: idle_seconds(work) for key, work in plan.programs[0].unique_work.items()}
     ended: list[float] = []
-    of_stream: dict[str, float] = {}
+    stream_ends: dict[str, float] = {}
     host = 0.0
     for op in plan.programs[0].ops:
-        for other in op.host_waits:
-            host = max(host, ended[other])
+        for dependency in op.host_waits:
+            host = max(host, ended[dependency])
         host += use.host_seconds(op)
         end = host
-        for other in op.after:
-            end = max(end, ended[other])
+        for dependency in op.after:
+            end = max(end, ended[dependency])
         if op.work is not None:
-            end = max(end, of_stream.get(op.stream, 0.0)) + seconds[id(op.work)]
-            of_stream[op.stream] = end
+            end = max(end, stream_ends.get(op.stream, 0.0)) + seconds[id(op.work)]
+            stream_ends[op.stream] = end
         ended.append(end)
     return max(host, max(ended, default=0.0))
 
 
-class _Use:
+class _ResourceUse:
     """The use that ops of a program make of idle resources. All ranks of a node use them concurrently."""
 
     def __init__(self, job: Job, plan: Plan, number: int) -> None:
@@ -247,10 +251,10 @@ class _Use:
 
     def host_seconds(self, op: Op) -> float:
         """Seconds for which the host issues an op."""
-        way = op.overhead, op.events, op.launches
-        if way not in self._issued:
-            self._issued[way] = host_seconds(*way, self._host, self._costs)
-        return self._issued[way]
+        call_key = op.overhead, op.events, op.launches
+        if call_key not in self._issued:
+            self._issued[call_key] = host_seconds(*call_key, self._host, self._costs)
+        return self._issued[call_key]
 
     def kernel_seconds(self, work: Kernels) -> float:
         """Seconds of kernels on a GPU that is not slowed."""
@@ -258,7 +262,7 @@ class _Use:
             self._computed[id(work)] = sum(self._pricer.seconds(kernel) for kernel in work.kernels)
         return self._computed[id(work)]
 
-    def moved(self, work: Work) -> tuple[str, float]:
+    def traffic(self, work: Work) -> tuple[str, float]:
         """The resource of `_rates` that other work uses, and the bytes that move over it. Messages between
         two ranks count as no bytes.
         """
@@ -285,7 +289,7 @@ def _share_from_outside(job: Job, plan: Plan, work: Collective, rank: int) -> fl
     spans_nodes = job.cluster.node_link.nodes_per_domain > 1
     if work.kind not in ("all_gather", "reduce_scatter", "all_reduce") or spans_nodes:
         return 0.0
-    rows = group.row_of(plan.world_size)
+    rows = group.row_per_rank(plan.world_size)
     nodes = len(np.unique(group.members[rows[rank]] // per_node))
     first = rank // per_node * per_node
     on_node = rows[first : first + per_node]

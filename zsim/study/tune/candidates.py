@@ -33,25 +33,25 @@ class Candidate:
         """The candidate as an experiment. Raises InputError where the choices contradict the rest."""
         return self.base.experiment(self.overrides)
 
-    def with_choice(self, axis: str, choice: AxisChoice, number: int) -> Candidate:
+    def replace_choice(self, axis: str, choice: AxisChoice, number: int) -> Candidate:
         return Candidate(self.base, {**self.choices, axis: choice}, number)
 
     @property
     def label(self) -> str:
         """A label, e.g. "ZeRO-3, micro-batch 2, checkpointing full"."""
-        parts = [KIND_LABELS[self.base.kind], *(choice.label for choice in self.choices.values())]
-        return ", ".join(part for part in parts if part)
+        labels = [KIND_LABELS[self.base.kind], *(choice.label for choice in self.choices.values())]
+        return ", ".join(label for label in labels if label)
 
 
 def candidates(
     bases: Sequence[Base], axes: Sequence[TunedAxis] = STRUCTURE, keep: Sequence[str] = ()
 ) -> list[Candidate]:
     """The whole space, with the last axis varying fastest. Axes named in `keep` stay at the base's values."""
-    found: list[Candidate] = []
+    space: list[Candidate] = []
     for base in bases:
         for choices in _combinations(base, [axis for axis in axes if axis.name not in keep], {}, {}):
-            found.append(Candidate(base, choices, len(found)))
-    return found
+            space.append(Candidate(base, choices, len(space)))
+    return space
 
 
 def _combinations(
@@ -61,7 +61,7 @@ def _combinations(
         yield choices
         return
     axis, *rest = axes
-    options = axis.of(base, chosen)
+    options = axis.choices_of(base, chosen)
     if not options:
         yield from _combinations(base, rest, choices, chosen)
     for option in options:

@@ -49,18 +49,22 @@ def best_run(experiment: Experiment, run: TrainingRunTable, *, jobs: int = 1) ->
     try:
         prepared = prepare(experiment.model_copy(update={"run": run}))
         mode = prepared.table.checkpoint.mode
-        ranked = [one for one in mode_choices(prepared, jobs=jobs) if one.goodput_fraction is not None]
+        ranked = [
+            mode_choice
+            for mode_choice in mode_choices(prepared, jobs=jobs)
+            if mode_choice.goodput_fraction is not None
+        ]
         if ranked:
-            mode = max(ranked, key=lambda one: one.goodput_fraction or 0.0).mode
+            mode = max(ranked, key=lambda mode_choice: mode_choice.goodput_fraction or 0.0).mode
         saves = prepared.table.checkpoint
         remote = saves.remote_every if mode in TWO_TIERS else None
         saves = saves.model_copy(update={"mode": mode, "every": "auto", "remote_every": remote})
         table = prepared.table.model_copy(update={"checkpoint": saves})
-        found = simulate_prepared(prepared.with_table(table), jobs=jobs, compares=False)
+        simulated = simulate_prepared(prepared.replace_table(table), jobs=jobs, compares=False)
     except ZsimError as error:
         return RunDays(inf, error=str(error))
-    days = inf if found.expected_days is None else found.expected_days
-    return RunDays(days, found.goodput_fraction, mode, found.work_seconds, found.ideal_days)
+    days = inf if simulated.expected_days is None else simulated.expected_days
+    return RunDays(days, simulated.goodput_fraction, mode, simulated.work_seconds, simulated.ideal_days)
 
 
 def least_days(run: TrainingRunTable | None, cost: CostTable | None, step_tokens: int) -> float:

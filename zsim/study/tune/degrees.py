@@ -32,8 +32,8 @@ def degrees(base: Base) -> Iterable[tuple[str, Overrides]]:
     for tensor in _powers(base.job.gpus_per_node):
         for context in _powers(gpus // base.job.gpus_per_node if _is_long(base) else 1):
             for pipeline in _powers(base.job.num_nodes * base.job.gpus_per_node // tensor):
-                replicas, rest = divmod(gpus, tensor * context * pipeline)
-                if rest or replicas == 0 or sequences % replicas:
+                replicas, remainder = divmod(gpus, tensor * context * pipeline)
+                if remainder or replicas == 0 or sequences % replicas:
                     continue
                 for layers in _splits(base, pipeline):
                     yield _choice(tensor, context, layers)
@@ -42,8 +42,8 @@ def degrees(base: Base) -> Iterable[tuple[str, Overrides]]:
 def data_ranks(base: Base, chosen: Mapping[str, Any]) -> int:
     """Ranks over which data parallelism shards states, under the chosen degrees."""
     split = base.job.parallelism
-    own: int = chosen.get(TENSOR, split.tensor) * chosen.get(PIPELINE, split.pipeline)
-    return base.world_size // own
+    model_ranks: int = chosen.get(TENSOR, split.tensor) * chosen.get(PIPELINE, split.pipeline)
+    return base.world_size // model_ranks
 
 
 def replicas_of(base: Base, chosen: Mapping[str, Any]) -> int:
@@ -52,8 +52,8 @@ def replicas_of(base: Base, chosen: Mapping[str, Any]) -> int:
     return data_ranks(base, chosen) // context
 
 
-def _powers(most: int) -> list[int]:
-    return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+def _powers(largest: int) -> list[int]:
+    return [1 << power for power in range(largest.bit_length()) if 1 << power <= largest]
 
 
 def _is_long(base: Base) -> bool:
@@ -86,18 +86,18 @@ def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
 def schedules_of(kind: str, virtual: int) -> list[str]:
     """The schedules of a strategy's framework for so many stages on a rank, its usual one first."""
     offered = OFFERED["megatron" if kind == "megatron" else "torch"]
-    found = [name for name in offered if (virtual == 1) == (name in SINGLE_STAGE)]
-    found = [name for name in found if virtual == 2 or name not in V_SHAPED]
+    schedules = [name for name in offered if (virtual == 1) == (name in SINGLE_STAGE)]
+    schedules = [name for name in schedules if virtual == 2 or name not in V_SHAPED]
     usual = "1f1b" if virtual == 1 else "interleaved-1f1b"
-    return sorted(found, key=lambda name: name != usual)
+    return sorted(schedules, key=lambda name: name != usual)
 
 
 def _choice(tensor: int, context: int, layers: Overrides) -> tuple[str, Overrides]:
-    found = {TENSOR: tensor, SPLIT: True if tensor > 1 else None, CONTEXT: context, **layers}
-    parts = [f"TP {tensor}"] if tensor > 1 else []
-    parts += [f"CP {context}"] if context > 1 else []
+    overrides = {TENSOR: tensor, SPLIT: True if tensor > 1 else None, CONTEXT: context, **layers}
+    labels = [f"TP {tensor}"] if tensor > 1 else []
+    labels += [f"CP {context}"] if context > 1 else []
     if layers[PIPELINE] > 1:
         virtual, schedule = layers[VIRTUAL], layers[SCHEDULE]
-        parts.append(f"PP {layers[PIPELINE]}" + (f" x {virtual} stages" if virtual > 1 else ""))
-        parts += [] if schedule in ("1f1b", "interleaved-1f1b") else [schedule]
-    return " ".join(parts) or "data parallel", found
+        labels.append(f"PP {layers[PIPELINE]}" + (f" x {virtual} stages" if virtual > 1 else ""))
+        labels += [] if schedule in ("1f1b", "interleaved-1f1b") else [schedule]
+    return " ".join(labels) or "data parallel", overrides

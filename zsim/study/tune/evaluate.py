@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.engine.micro_batches import few_micro_batches, few_of, longer
+from zsim.engine.micro_batches import extrapolate_seconds, limit_micro_batches, sample_counts
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import (
-    Resident,
+    ResidentMemory,
     node_peak_bytes,
-    over_pinned_limit,
     peak_bytes,
-    resident_of,
+    pinned_limit_violation,
+    resident_memory,
     usable_bytes,
 )
 from zsim.plan.ops import Device, Plan
@@ -39,8 +39,8 @@ from zsim.study.tune.days import RunDays, best_run
 
 # Processes take seconds to start and share no work with this one, so short searches finish sooner
 # without them: they are started only after this much processor time.
-_ALONE_SECONDS = 10.0
-_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, *RECOMPUTED, LOSS)
+_SERIAL_SECONDS = 10.0
+_BATCH_KEYS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, *RECOMPUTED, LOSS)
 _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 
@@ -49,7 +49,7 @@ class MemoryBounds:
     """Exact peaks of the fullest GPU and of a node's host and drives, and their limits."""
 
     peaks: Mapping[Device, int]
-    resident: Resident
+    resident: ResidentMemory
     least_seconds: float
     """The plan's lower bound on the step."""
 
@@ -72,7 +72,7 @@ class MemoryBounds:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CandidateResult:
     """A simulated candidate."""
 
     candidate: Candidate
@@ -93,7 +93,7 @@ class Measured:
         """Whether torch's allocator may fail to find room for it, although all tensors fit."""
         return bool(self.row["allocator_failures"])
 
-    def worth(self, objective: Callable[[float, int], float]) -> float:
+    def objective_value(self, objective: Callable[[float, int], float]) -> float:
         """The objective's value, to be minimised. Infinite if torch may run out of memory."""
         if self.may_run_out:
             return inf
@@ -115,17 +115,17 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
     simulator = simulator or Simulator()
     steps = experiment.training.gradient_accumulation_steps or 1
     try:
-        most, fewer = few_of(simulator.job(experiment))
-        job = simulator.job(few_micro_batches(experiment, most))
+        most, fewer = sample_counts(simulator.job(experiment))
+        job = simulator.job(limit_micro_batches(experiment, most))
         plan = simulator.plan(job)
         seconds = least_seconds(job, plan)
         if steps > most:
-            less = simulator.job(few_micro_batches(experiment, fewer))
-            more = (steps - most) / (most - fewer)
-            seconds = least_seconds(job, plan, (less, simulator.plan(less)), more)
-        if over_pinned_limit(job, plan) is not None:
+            smaller = simulator.job(limit_micro_batches(experiment, fewer))
+            extra = (steps - most) / (most - fewer)
+            seconds = least_seconds(job, plan, (smaller, simulator.plan(smaller)), extra)
+        if pinned_limit_violation(job, plan) is not None:
             return "more host memory would be page-locked than the host allows"
-        resident = resident_of(job, plan)
+        resident = resident_memory(job, plan)
         peaks: dict[Device, int] = {"gpu": peak_bytes(job, plan)}
         peaks |= {name: node_peak_bytes(job, plan, name) for name in resident.limits if name != "gpu"}
     except ZsimError as error:
@@ -166,7 +166,7 @@ class Evaluator:
         self._identities = Identities()
         self._resolved: dict[str, Job | str] = {}
         self._memory: dict[str, MemoryBounds | str] = {}
-        self._of_structure: dict[str, Resident] = {}
+        self._residents: dict[str, ResidentMemory] = {}
         self._records: dict[str, Record] = {}
         self._run_out: dict[str, Mapping[str, Any]] = {}  # whole steps that torch may have no room for
 
@@ -175,7 +175,7 @@ class Evaluator:
     def bound(self, candidate: Candidate) -> Bound | None:
         """The bound on the candidate's step. None where it contradicts itself, for a reason in `refused`."""
         job = self._job(candidate)
-        return None if isinstance(job, str) else self._bounds.of(job)
+        return None if isinstance(job, str) else self._bounds.bound(job)
 
     def usable_bytes(self, candidate: Candidate) -> int:
         """Bytes of one GPU that tensors and the framework may use."""
@@ -185,20 +185,20 @@ class Evaluator:
         """Whether its activations, with the resident bytes known of its structure, exceed the memory."""
         if bound.gpu_bytes > self.usable_bytes(candidate):
             return True
-        other = self._of_structure.get(_structure(candidate))
-        if other is None:
+        resident = self._residents.get(_structure(candidate))
+        if resident is None:
             return False
-        kept = bound.gpu_bytes - candidate.base.job.cluster.framework_memory.context
-        return other.is_too_much or other.bytes["gpu"] + kept > self.usable_bytes(candidate)
+        activation_bytes = bound.gpu_bytes - candidate.base.job.cluster.framework_memory.context
+        return resident.is_too_much or resident.bytes["gpu"] + activation_bytes > self.usable_bytes(candidate)
 
     def holds_too_much(self, candidate: Candidate) -> bool:
         """Whether the resident bytes known of its structure exceed the memory."""
-        other = self._of_structure.get(_structure(candidate))
-        return other is not None and other.is_too_much
+        resident = self._residents.get(_structure(candidate))
+        return resident is not None and resident.is_too_much
 
     def keep_resident(self, candidate: Candidate, job: Job, plan: Plan) -> None:
         """Keep the resident bytes of a candidate's plan for those of the same structure."""
-        self._of_structure.setdefault(_structure(candidate), resident_of(job, plan))
+        self._residents.setdefault(_structure(candidate), resident_memory(job, plan))
 
     def fits(self, memory: MemoryBounds | None) -> bool:
         """Whether a candidate with this memory may be proposed: it fits and leaves the headroom free."""
@@ -223,23 +223,23 @@ class Evaluator:
 
     def memory(self, candidates: Sequence[Candidate]) -> list[MemoryBounds | None]:
         """Exact memory of each candidate. None where there is no plan."""
-        wanted: dict[str, Experiment] = {}
+        missing: dict[str, Experiment] = {}
         for candidate in candidates:
             key, job = _key(candidate), self._job(candidate)
-            if key not in self._memory and key not in wanted and not isinstance(job, str):
-                wanted[key] = job.experiment
-        for key, found in zip(wanted, self._map(list(wanted.values())), strict=True):
-            self._memory[key] = found
+            if key not in self._memory and key not in missing and not isinstance(job, str):
+                missing[key] = job.experiment
+        for key, bounds in zip(missing, self._map(list(missing.values())), strict=True):
+            self._memory[key] = bounds
             self.num_checked += 1
-            if isinstance(found, str):
-                self._refuse(key, found)
+            if isinstance(bounds, str):
+                self._refuse(key, bounds)
         for candidate in candidates:
-            known = self._memory.get(_key(candidate))
-            if isinstance(known, MemoryBounds):
-                self._of_structure.setdefault(_structure(candidate), known.resident)
+            cached = self._memory.get(_key(candidate))
+            if isinstance(cached, MemoryBounds):
+                self._residents.setdefault(_structure(candidate), cached.resident)
         self.on_done("checked", self.num_checked)
         results = (self._memory.get(_key(candidate)) for candidate in candidates)
-        return [found if isinstance(found, MemoryBounds) else None for found in results]
+        return [bounds if isinstance(bounds, MemoryBounds) else None for bounds in results]
 
     def _map(self, experiments: list[Experiment]) -> list[MemoryBounds | str]:
         if self._processes() == 1 or len(experiments) < 2 * self.jobs:
@@ -248,55 +248,55 @@ class Evaluator:
         import joblib
 
         run: Any = joblib.Parallel(n_jobs=self.jobs)
-        found: list[MemoryBounds | str] = run(
+        results: list[MemoryBounds | str] = run(
             joblib.delayed(memory_of)(experiment) for experiment in experiments
         )
-        return found
+        return results
 
     # -- time -------------------------------------------------------------------------------------------
 
-    def simulate(self, candidates: Sequence[Candidate]) -> list[Measured | None]:
+    def simulate(self, candidates: Sequence[Candidate]) -> list[CandidateResult | None]:
         """The simulated step of each candidate. None where it cannot be simulated (`refused` says why)."""
-        points = {_key(candidate): self._points(candidate) for candidate in candidates}
+        task_lists = {_key(candidate): self._tasks(candidate) for candidate in candidates}
         tasks = {
             task.identity: task
-            for found in points.values()
-            for task in found
+            for candidate_tasks in task_lists.values()
+            for task in candidate_tasks
             if task.identity not in self._records
         }
         self._run(list(tasks.values()))
-        return [self._measured(candidate, points[_key(candidate)]) for candidate in candidates]
+        return [self._candidate_result(candidate, task_lists[_key(candidate)]) for candidate in candidates]
 
-    def verified(self, measured: Measured, most: int) -> Measured:
+    def verify(self, measured: CandidateResult, limit: int) -> CandidateResult:
         """The candidate with every micro-batch simulated, if it has no more than `limit`. If this shows that
         it may run out of memory, the result is kept: `simulate` returns it from then on.
         """
         job = self._job(measured.candidate)
-        if isinstance(job, str) or not _whole(job) < job.training.gradient_accumulation_steps <= most:
+        if isinstance(job, str) or not _full_limit(job) < job.training.gradient_accumulation_steps <= limit:
             return measured
-        task = Task(self._identities.of(job.experiment), job.experiment)
+        task = Task(self._identities.identify(job.experiment), job.experiment)
         self._run([task] if task.identity not in self._records else [])
         record = self._records[task.identity]
         if record["status"] != "ok":
             return measured
-        whole = replace(measured, row=record["row"])
-        if whole.may_run_out:
-            self._run_out[_key(measured.candidate)] = whole.row
-        return whole
+        full_step = replace(measured, row=record["row"])
+        if full_step.may_run_out:
+            self._run_out[_key(measured.candidate)] = full_step.row
+        return full_step
 
-    def _points(self, candidate: Candidate) -> list[Task]:
+    def _tasks(self, candidate: Candidate) -> list[Task]:
         job = self._job(candidate)
         if isinstance(job, str):
             return []
         experiment = job.experiment
-        enough, fewer = few_of(job)
-        whole = _whole(job)
-        sizes = [fewer, enough] if job.training.gradient_accumulation_steps > whole else [whole]
-        found = (few_micro_batches(experiment, size) for size in sizes)
-        return [Task(self._identities.of(few), few) for few in found]
+        enough, fewer = sample_counts(job)
+        num_full = _full_limit(job)
+        sizes = [fewer, enough] if job.training.gradient_accumulation_steps > num_full else [num_full]
+        experiments = (limit_micro_batches(experiment, size) for size in sizes)
+        return [Task(self._identities.identify(reduced), reduced) for reduced in experiments]
 
     def _run(self, tasks: list[Task]) -> None:
-        def take(record: Record) -> None:
+        def accept(record: Record) -> None:
             self._records[record["identity"]] = record
             self.num_simulated += 1
             self.on_done("simulated", self.num_simulated)
@@ -306,19 +306,19 @@ class Evaluator:
         with _folder(self._cache) as folder:
             jobs = self._processes() if len(tasks) > 1 else 1
             with self._timed() if jobs == 1 else nullcontext():
-                run_tasks(tasks, folder, take, jobs=jobs, simulator=self.simulator)
+                run_tasks(tasks, folder, accept, jobs=jobs, simulator=self.simulator)
 
     def _processes(self) -> int:
         """The number of processes that pays off by now. See `_SERIAL_SECONDS`."""
-        return self.jobs if self._seconds >= _ALONE_SECONDS else 1
+        return self.jobs if self._seconds >= _SERIAL_SECONDS else 1
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        began = time.process_time()
+        start_seconds = time.process_time()
         yield
-        self._seconds += time.process_time() - began
+        self._seconds += time.process_time() - start_seconds
 
-    def _measured(self, candidate: Candidate, tasks: list[Task]) -> Measured | None:
+    def _candidate_result(self, candidate: Candidate, tasks: list[Task]) -> CandidateResult | None:
         job = self._job(candidate)
         records = [self._records[task.identity] for task in tasks]
         if isinstance(job, str):
@@ -330,13 +330,13 @@ class Evaluator:
         row = dict(records[-1]["row"])
         steps = job.training.gradient_accumulation_steps
         if len(records) == 2:
-            most, fewer = few_of(job)
-            row |= _longer(records[0]["row"], row, (steps - most) / (most - fewer))
+            most, fewer = sample_counts(job)
+            row |= _extrapolate_row(records[0]["row"], row, (steps - most) / (most - fewer))
             row[ACCUMULATION] = steps
         row = dict(self._run_out.get(_key(candidate), row))
         memory = self._memory.get(_key(candidate))
-        least = memory.least_seconds if isinstance(memory, MemoryBounds) else self._bounds.of(job).seconds
-        return Measured(candidate, row, least, self._days_of(candidate, job))
+        least = memory.least_seconds if isinstance(memory, MemoryBounds) else self._bounds.bound(job).seconds
+        return CandidateResult(candidate, row, least, self._days_of(candidate, job))
 
     def _days_of(self, candidate: Candidate, job: Job) -> RunDays | None:
         key = _key(candidate)
@@ -345,24 +345,24 @@ class Evaluator:
         return self._days.get(key)
 
 
-def _whole(job: Job) -> int:
+def _full_limit(job: Job) -> int:
     """The largest number of micro-batches for which a whole step is simulated. For a pipeline it is the
     number of `few_of`, else one more, which costs less than a second simulation.
     """
-    return few_of(job)[0] + (job.parallelism.pipeline == 1)
+    return sample_counts(job)[0] + (job.parallelism.pipeline == 1)
 
 
-def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: float) -> dict[str, Any]:
+def _extrapolate_row(smaller: Mapping[str, Any], row: Mapping[str, Any], extra: float) -> dict[str, Any]:
     """The row extrapolated by `extra` times the difference between `row` and `smaller`."""
-    found: dict[str, Any] = {}
+    scaled: dict[str, Any] = {}
     for key in (*_SECONDS, "step_tokens", "gpu_joules_per_step"):
-        if row.get(key) is not None and less.get(key) is not None:
-            found[key] = longer(row[key], less[key], more)
-    slower = found["step_seconds"] / row["step_seconds"]
+        if row.get(key) is not None and smaller.get(key) is not None:
+            scaled[key] = extrapolate_seconds(row[key], smaller[key], extra)
+    slowdown = scaled["step_seconds"] / row["step_seconds"]
     for key in ("step_seconds_low", "step_seconds_high"):
         if row.get(key) is not None:
-            found[key] = row[key] * slower
-    ratio = (found["step_tokens"] / row["step_tokens"]) / (found["step_seconds"] / row["step_seconds"])
+            scaled[key] = row[key] * slowdown
+    ratio = (scaled["step_tokens"] / row["step_tokens"]) / (scaled["step_seconds"] / row["step_seconds"])
     for key in (
         "tokens_per_second",
         "tokens_per_second_per_gpu",
@@ -370,16 +370,16 @@ def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: float) -> dic
         "mfu_fraction",
     ):
         if row.get(key) is not None:
-            found[key] = row[key] * ratio
-    return found
+            scaled[key] = row[key] * ratio
+    return scaled
 
 
 def _structure(candidate: Candidate) -> str:
     """A key of candidates that differ only in how they cut the batch, in checkpointing or in the loss."""
     overrides = candidate.overrides
     steps = overrides.get(ACCUMULATION, candidate.base.job.training.gradient_accumulation_steps)
-    kept = sorted((key, str(value)) for key, value in overrides.items() if key not in _OF_A_BATCH)
-    return f"{candidate.base.key} {steps > 1} {kept}"
+    structure_keys = sorted((key, str(value)) for key, value in overrides.items() if key not in _BATCH_KEYS)
+    return f"{candidate.base.key} {steps > 1} {structure_keys}"
 
 
 def _key(candidate: Candidate) -> str:

@@ -13,18 +13,18 @@ from itertools import combinations
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.study.differences import is_told_apart
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, PARALLELISM, in_micro_batches
+from zsim.study.differences import is_distinguishable
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, PARALLELISM, micro_batch_choice
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.degrees import replicas_of
-from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.refine import WORTH
 from zsim.study.tune.tellings import script_change
 
-_AT_ONCE = 3  # largest number of axes tried as one change, before all that are left at once
+_MAX_JOINT_AXES = 3  # largest number of axes tried as one change, before all that are left at once
 _BATCH = "micro-batch"  # the axis
-_TOGETHER = ("checkpointing", _BATCH)  # one frees memory that the other uses: also tried as one change
+_JOINT_AXES = ("checkpointing", _BATCH)  # one frees memory that the other uses: also tried as one change
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class TuningStep:
     """Changes that are made in one step, with the measured training steps before and after them."""
 
     changes: tuple[Change, ...]
-    before: Measured | None
+    before: CandidateResult | None
     """None if the configuration before did not fit."""
-    after: Measured
+    after: CandidateResult
 
     @property
-    def before_seconds(self) -> float | None:
+    def seconds_before(self) -> float | None:
         return None if self.before is None else self.before.seconds
 
     @property
-    def is_told_apart(self) -> bool:
+    def is_distinguishable(self) -> bool:
         """Whether the gain exceeds zsim's error on the ratio of the two steps."""
-        return self.before is None or is_told_apart(self.after.row, self.before.row)
+        return self.before is None or is_distinguishable(self.after.row, self.before.row)
 
     @property
     def gain_fraction(self) -> float | None:
@@ -65,8 +65,8 @@ class TuningStep:
 
 def explain(
     evaluator: Evaluator,
-    given: Candidate,
-    measured: Measured | None,
+    start: Candidate,
+    measured: CandidateResult | None,
     best: Candidate,
     budget: int | None = None,
 ) -> list[TuningStep]:
@@ -75,19 +75,19 @@ def explain(
     `measured` is the result of `start`, or None if it does not fit. After `budget` simulated configurations
     all remaining changes are one step.
     """
-    left = differing_axes(given, best)
-    current, before = given, measured
-    asked = given  # without the values that hold by default
+    remaining = differing_axes(start, best)
+    current, before = start, measured
+    explicit = start  # without the values that hold by default
     for name, choice in best.choices.items():
-        if name not in left:  # set explicitly, because the default may depend on what changes
-            current = current.with_choice(name, choice, given.number)
+        if name not in remaining:  # set explicitly, because the default may depend on what changes
+            current = current.replace_choice(name, choice, start.number)
     steps: list[TuningStep] = []
-    spent = evaluator.num_simulated
-    while left:
+    initial_simulations = evaluator.num_simulated
+    while remaining:
         seconds = None if before is None else before.seconds
-        is_over = budget is not None and evaluator.num_simulated - spent >= budget
-        most = 0 if is_over else _AT_ONCE if budget is None else 1
-        chosen = _best_change(evaluator, current, seconds, best, left, most)
+        is_over = budget is not None and evaluator.num_simulated - initial_simulations >= budget
+        max_axes = 0 if is_over else _MAX_JOINT_AXES if budget is None else 1
+        chosen = _best_change(evaluator, current, seconds, best, remaining, max_axes)
         if chosen is None:
             break
         names, after = chosen
@@ -100,11 +100,11 @@ def explain(
             for change in changes_of(current, after.candidate, best.choices[name].overrides)
         ]
         for name in changed:
-            asked = asked.with_choice(name, after.candidate.choices[name], given.number)
-        asked, more = _with_what_followed(asked, after.candidate)
-        steps.append(TuningStep((*changes, *more), before, after))
+            explicit = explicit.replace_choice(name, after.candidate.choices[name], start.number)
+        explicit, moved_defaults = _set_moved_defaults(explicit, after.candidate)
+        steps.append(TuningStep((*changes, *moved_defaults), before, after))
         current, before = after.candidate, after
-        left = [name for name in left if current.choices.get(name) != best.choices[name]]
+        remaining = [name for name in remaining if current.choices.get(name) != best.choices[name]]
     return steps
 
 
@@ -113,22 +113,24 @@ def _has_moved(name: str, before: Candidate, after: Candidate) -> bool:
     return name in after.choices and after.choices[name] != before.choices.get(name)
 
 
-def _with_choices(current: Candidate, best: Candidate, names: Sequence[str]) -> Candidate:
+def _apply_choices(current: Candidate, best: Candidate, names: Sequence[str]) -> Candidate:
     """`current` with the choices of `best` on these axes. The number of micro-batches keeps its global batch,
     where a whole number does.
     """
-    found = current
+    candidate = current
     for name in names:
-        found = found.with_choice(name, best.choices[name], current.number)
+        candidate = candidate.replace_choice(name, best.choices[name], current.number)
     if PARALLELISM.name not in best.choices or not {PARALLELISM.name, _BATCH} & set(names):
-        return found
+        return candidate
     if _BATCH not in best.choices:
-        return found
-    size = value_of(found.base, found.overrides, MICRO_BATCH)
-    steps, rest = divmod(found.base.batch_sequences, size * replicas_of(found.base, found.overrides))
-    if rest or not steps or found.overrides.get(ACCUMULATION, 0) == steps:
-        return found
-    return found.with_choice(_BATCH, in_micro_batches(size, steps), current.number)
+        return candidate
+    size = value_of(candidate.base, candidate.overrides, MICRO_BATCH)
+    steps, remainder = divmod(
+        candidate.base.batch_sequences, size * replicas_of(candidate.base, candidate.overrides)
+    )
+    if remainder or not steps or candidate.overrides.get(ACCUMULATION, 0) == steps:
+        return candidate
+    return candidate.replace_choice(_BATCH, micro_batch_choice(size, steps), current.number)
 
 
 def _keeps_batch(candidate: Candidate) -> bool:
@@ -138,28 +140,28 @@ def _keeps_batch(candidate: Candidate) -> bool:
     return bool(size * steps * replicas_of(base, overrides) == base.batch_sequences)
 
 
-def _with_what_followed(asked: Candidate, wanted: Candidate) -> tuple[Candidate, list[Change]]:
+def _set_moved_defaults(explicit: Candidate, target: Candidate) -> tuple[Candidate, list[Change]]:
     """(`explicit` with the values that must now be set because a changed key moved their default, these
     changes).
     """
-    fresh = Candidate(base_of(asked.experiment()), {}, asked.number)
-    more = []
-    for name, choice in wanted.choices.items():
-        if name in asked.choices:
+    fresh = Candidate(base_of(explicit.experiment()), {}, explicit.number)
+    moved = []
+    for name, choice in target.choices.items():
+        if name in explicit.choices:
             continue
-        changes = changes_of(fresh, wanted, choice.overrides)
+        changes = changes_of(fresh, target, choice.overrides)
         if changes:
-            asked = asked.with_choice(name, choice, asked.number)
-            more += changes
-    return asked, more
+            explicit = explicit.replace_choice(name, choice, explicit.number)
+            moved += changes
+    return explicit, moved
 
 
-def differing_axes(given: Candidate, best: Candidate) -> list[str]:
+def differing_axes(start: Candidate, best: Candidate) -> list[str]:
     """The axes of `best` whose keys have other values in `start`."""
     return [
         name
         for name, choice in best.choices.items()
-        if any(value_of(given.base, given.overrides, key) != value for key, value in choice.overrides.items())
+        if any(value_of(start.base, start.overrides, key) != value for key, value in choice.overrides.items())
     ]
 
 
@@ -168,29 +170,29 @@ def _best_change(
     current: Candidate,
     seconds: float | None,
     best: Candidate,
-    left: Sequence[str],
-    most: int,
-) -> tuple[tuple[str, ...], Measured] | None:
+    remaining: Sequence[str],
+    max_axes: int,
+) -> tuple[tuple[str, ...], CandidateResult] | None:
     """The change with the largest gain: of one axis, or of the smallest group of up to `max_axes` axes that
     gains, or of all axes at once. None if nothing gains.
     """
-    together = tuple(name for name in _TOGETHER if name in left)
-    for count in (*range(1, min(most, len(left)) + 1), len(left)):
-        groups = list(combinations(left, count))
-        if count == 1 and len(together) > 1:
-            groups.append(together)
-        tried = [(names, _with_choices(current, best, names)) for names in groups]
+    joint = tuple(name for name in _JOINT_AXES if name in remaining)
+    for count in (*range(1, min(max_axes, len(remaining)) + 1), len(remaining)):
+        groups = list(combinations(remaining, count))
+        if count == 1 and len(joint) > 1:
+            groups.append(joint)
+        tried = [(names, _apply_choices(current, best, names)) for names in groups]
         if PARALLELISM.name in best.choices:
             tried = [(names, candidate) for names, candidate in tried if _keeps_batch(candidate)]
-        found = _measured(evaluator, tried)
-        if found and (seconds is None or found[1].seconds < seconds * (1 - WORTH)):
-            return found
+        best_step = _fastest_fitting(evaluator, tried)
+        if best_step and (seconds is None or best_step[1].seconds < seconds * (1 - WORTH)):
+            return best_step
     return None
 
 
-def _measured(
+def _fastest_fitting(
     evaluator: Evaluator, tried: Sequence[tuple[tuple[str, ...], Candidate]]
-) -> tuple[tuple[str, ...], Measured] | None:
+) -> tuple[tuple[str, ...], CandidateResult] | None:
     possible = [(names, candidate) for names, candidate in tried if evaluator.bound(candidate) is not None]
     memories = evaluator.memory([candidate for _, candidate in possible])
     fitting = [entry for entry, memory in zip(possible, memories, strict=True) if evaluator.fits(memory)]
@@ -201,9 +203,9 @@ def _measured(
 
 def changes_of(before: Candidate, after: Candidate, keys: Mapping[str, Any]) -> list[Change]:
     """The changes from `before` to `after` among `keys`."""
-    found = []
+    changes = []
     for key in keys:
-        old, new = (value_of(one.base, one.overrides, key) for one in (before, after))
+        old, new = (value_of(candidate.base, candidate.overrides, key) for candidate in (before, after))
         if old != new:
-            found.append(Change(key, old, new, script_change(after.base, key, new)))
-    return found
+            changes.append(Change(key, old, new, script_change(after.base, key, new)))
+    return changes

@@ -10,7 +10,7 @@ from zsim.errors import InputError, ZsimError
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, AxisChoice, TunedAxis, divisors
-from zsim.study.tune.base import Base, base_of, of_kind, on_gpus
+from zsim.study.tune.base import Base, base_of, change_kind, resize_base
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.days import least_days
 from zsim.study.tune.evaluate import Evaluator
@@ -27,9 +27,9 @@ class Space:
 
     candidates: Sequence[Candidate]
     objective: Objective
-    settled: str = ""
+    remark: str = ""
     """A sentence on the size that the goal decided to get these candidates ("" without one)."""
-    otherwise: Callable[[], Space | None] = lambda: None
+    fallback: Callable[[], Space | None] = lambda: None
     """The space to search if torch may not find room for any of these, or None if there is none."""
 
 
@@ -48,7 +48,7 @@ class Question:
         return [*STRUCTURE, *self.more_axes]
 
     def candidates(self, base: Base, axes: Sequence[TunedAxis] | None = None) -> list[Candidate]:
-        bases = [of_kind(base, kind) for kind in self.kinds]
+        bases = [change_kind(base, kind) for kind in self.kinds]
         return candidates(bases, axes or self.axes, self.keep)
 
 
@@ -70,21 +70,21 @@ def _fewest_days(question: Question) -> Space:
 
 def _cheapest(question: Question) -> Space:
     """The least GPU time, over every number of GPUs that divides the batch, up to the experiment's number."""
-    found: list[Candidate] = []
+    space: list[Candidate] = []
     for nodes, gpus in _shapes(question.base):
-        for candidate in question.candidates(_on(question.base, nodes, gpus)):
-            found.append(Candidate(candidate.base, candidate.choices, len(found)))
-    return Space(found, cheapest)
+        for candidate in question.candidates(_resize(question.base, nodes, gpus)):
+            space.append(Candidate(candidate.base, candidate.choices, len(space)))
+    return Space(space, cheapest)
 
 
 def _smallest_cluster(question: Question) -> Space:
     """The fewest GPUs on which any candidate fits. The `fallback` is the next larger number."""
     shapes = _shapes(question.base)
-    lightest = _with_micro_batches(question, lambda base: [1])
+    lightest = _fix_micro_batches(question, lambda base: [1])
 
-    def fits(place: int) -> bool:
+    def fits(index: int) -> bool:
         return _any_fits(
-            question.evaluator, question.candidates(_on(question.base, *shapes[place]), lightest)
+            question.evaluator, question.candidates(_resize(question.base, *shapes[index]), lightest)
         )
 
     if not fits(len(shapes) - 1):
@@ -94,35 +94,39 @@ def _smallest_cluster(question: Question) -> Space:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
 
-    def on(place: int, fewer: str = "") -> Space:
-        nodes, gpus = shapes[place]
-        said = _gpus(gpus)
-        few = f"{said} ({nodes} node{'s' if nodes > 1 else ''}) are the fewest"
+    def space_of(index: int, smaller: str = "") -> Space:
+        nodes, gpus = shapes[index]
+        gpus_text = _gpus(gpus)
+        remark = f"{gpus_text} ({nodes} node{'s' if nodes > 1 else ''}) are the fewest"
 
-        def more() -> Space | None:
-            larger = next((more for more in range(place + 1, len(shapes)) if fits(more)), None)
-            return None if larger is None else on(larger, said)
+        def next_larger() -> Space | None:
+            larger_fit = next(
+                (larger_index for larger_index in range(index + 1, len(shapes)) if fits(larger_index)), None
+            )
+            return None if larger_fit is None else space_of(larger_fit, gpus_text)
 
-        if fewer:
-            few += f"; all tensors fit on {fewer} too, but torch's allocator may find no room for them there"
-        return Space(question.candidates(_on(question.base, nodes, gpus)), fastest, few, more)
+        if smaller:
+            remark += (
+                f"; all tensors fit on {smaller} too, but torch's allocator may find no room for them there"
+            )
+        return Space(question.candidates(_resize(question.base, nodes, gpus)), fastest, remark, next_larger)
 
-    return on(high)
+    return space_of(high)
 
 
 def _largest_batch(question: Question) -> Space:
     """The largest number of sequences in one micro-batch."""
 
     def axes(size: int) -> list[TunedAxis]:
-        return _with_micro_batches(question, lambda base: [size])
+        return _fix_micro_batches(question, lambda base: [size])
 
     size = _largest(
         lambda size: _any_fits(question.evaluator, question.candidates(question.base, axes(size)))
     )
     if size == 0:
         raise InputError("not even one sequence per GPU fits; expected more GPUs, or shorter sequences")
-    settled = f"{size} sequences per GPU in one micro-batch are the most that fit"
-    return Space(question.candidates(question.base, axes(size)), fastest, settled)
+    remark = f"{size} sequences per GPU in one micro-batch are the most that fit"
+    return Space(question.candidates(question.base, axes(size)), fastest, remark)
 
 
 def _longest_sequence(question: Question) -> Space:
@@ -130,45 +134,45 @@ def _longest_sequence(question: Question) -> Space:
     never split over GPUs.
     """
     base, key = question.base, "training.sequence_length"
-    lightest = _with_micro_batches(question, lambda base: [1])
+    lightest = _fix_micro_batches(question, lambda base: [1])
 
-    def lengthened(count: int) -> Base:
+    def lengthen(count: int) -> Base:
         return base_of(base.experiment({key: count * _TOKENS}))
 
     count = _largest(
-        lambda count: _any_fits(question.evaluator, question.candidates(lengthened(count), lightest))
+        lambda count: _any_fits(question.evaluator, question.candidates(lengthen(count), lightest))
     )
     if count == 0:
         raise InputError(f"not even {_TOKENS} tokens per sequence fit; expected more GPUs")
-    settled = (
+    remark = (
         f"sequences of {count * _TOKENS:,} tokens instead of {base.job.training.sequence_length:,} are the "
         "longest that fit"
     )
-    return Space(question.candidates(lengthened(count), lightest), fastest, settled)
+    return Space(question.candidates(lengthen(count), lightest), fastest, remark)
 
 
 def _largest_model(question: Question) -> Space:
     """The same architecture with the largest number of layers."""
     base = question.base
     key, layers = _layers(base)
-    lightest = _with_micro_batches(question, lambda base: [1])
+    lightest = _fix_micro_batches(question, lambda base: [1])
 
-    def grown(count: int) -> Base:
+    def resize(count: int) -> Base:
         experiment = base.experiment({f"model.{key}": count})
         return base_of(experiment)
 
     def fits(count: int) -> bool:
-        return _any_fits(question.evaluator, question.candidates(grown(count), lightest))
+        return _any_fits(question.evaluator, question.candidates(resize(count), lightest))
 
     count = _largest(fits)
     if count == 0:
         raise InputError("not even one layer fits; expected more GPUs")
-    largest = grown(count)
-    settled = (
+    largest = resize(count)
+    remark = (
         f"{count} layers instead of {layers} are the most that fit: "
         f"{largest.job.model.numel / 1e9:.1f}B parameters instead of {base.job.model.numel / 1e9:.1f}B"
     )
-    return Space(question.candidates(largest), fastest, settled)
+    return Space(question.candidates(largest), fastest, remark)
 
 
 GOALS: Mapping[str, Callable[[Question], Space]] = {
@@ -185,13 +189,13 @@ GOALS: Mapping[str, Callable[[Question], Space]] = {
 def _shapes(base: Base) -> list[tuple[int, int]]:
     """(nodes, GPUs) that divide the batch, ascending: parts of a node, then whole nodes."""
     per_node = base.job.cluster.gpus_per_node
-    total, own = base.batch_sequences, base.job.parallelism.model_ranks
+    total, model_ranks = base.batch_sequences, base.job.parallelism.model_ranks
     shapes = [(1, count) for count in divisors(per_node)]
     shapes += [(nodes, nodes * per_node) for nodes in range(2, base.job.num_nodes + 1)]
     return [
         (nodes, gpus)
         for nodes, gpus in shapes
-        if gpus % own == 0 and total % (gpus // own) == 0 and gpus <= base.world_size
+        if gpus % model_ranks == 0 and total % (gpus // model_ranks) == 0 and gpus <= base.world_size
     ]
 
 
@@ -199,28 +203,28 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
-def _on(base: Base, nodes: int, gpus: int) -> Base:
-    return base if gpus == base.world_size else on_gpus(base, nodes, gpus)
+def _resize(base: Base, nodes: int, gpus: int) -> Base:
+    return base if gpus == base.world_size else resize_base(base, nodes, gpus)
 
 
-def _with_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> list[TunedAxis]:
+def _fix_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> list[TunedAxis]:
     """The axes with only these micro-batch sizes. Sizes above 1 are without gradient accumulation."""
 
     def choices(base: Base, chosen: Mapping[str, Any]) -> list[AxisChoice]:
-        found = []
+        options = []
         for size in sizes(base):
             steps = base.sequences // size if base.sequences % size == 0 else 1
             steps = 1 if size > 1 else steps
-            found.append(AxisChoice(f"micro-batch {size}", {MICRO_BATCH: size, ACCUMULATION: steps}))
-        return found
+            options.append(AxisChoice(f"micro-batch {size}", {MICRO_BATCH: size, ACCUMULATION: steps}))
+        return options
 
     return [TunedAxis(axis.name, choices) if axis.name == "micro-batch" else axis for axis in question.axes]
 
 
-def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:
+def _any_fits(evaluator: Evaluator, space: Sequence[Candidate]) -> bool:
     """Whether any candidate fits. Those with the smallest memory bound are tried first."""
     possible = []
-    for candidate in found:
+    for candidate in space:
         bound = evaluator.bound(candidate)
         if bound is not None and not evaluator.is_too_large(candidate, bound):
             possible.append((bound.gpu_bytes, candidate.number, candidate))
@@ -236,15 +240,15 @@ def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:
 def _largest(fits: Callable[[int], bool]) -> int:
     """The largest number that fits, 0 if 1 does not fit: doubling, then bisection."""
     low, high = 0, 1
-    while high <= _MAXIMUM and _safely(fits, high):
+    while high <= _MAXIMUM and _fits_or_false(fits, high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _safely(fits, middle) else (low, middle)
+        low, high = (middle, high) if _fits_or_false(fits, middle) else (low, middle)
     return low
 
 
-def _safely(fits: Callable[[int], bool], count: int) -> bool:
+def _fits_or_false(fits: Callable[[int], bool], count: int) -> bool:
     """Whether `count` fits. It is False also where zsim refuses the experiment, e.g. as too large."""
     try:
         return fits(count)

@@ -23,9 +23,9 @@ _RANK = 16
 _FROZEN = "adapters"
 
 
-def degree_changes(given: Candidate) -> Iterator[Candidate]:
+def degree_changes(start: Candidate) -> Iterator[Candidate]:
     """The job with other degrees, larger than its own, that divide the GPUs, heads, layers and experts."""
-    base = given.base
+    base = start.base
     if base.kind not in _KINDS:
         return
     split, model = base.job.parallelism, base.job.model
@@ -37,49 +37,49 @@ def degree_changes(given: Candidate) -> Iterator[Candidate]:
         if len(model.blocks) % degree == 0 or degree == split.pipeline
     ]
     sizes = sorted(product(pipelines, tensors, experts), key=lambda size: (size[0] * size[1], sum(size)))
-    shown = 0
+    num_yielded = 0
     for pipeline, tensor, expert in sizes:
         degrees = {PIPELINE: pipeline, TENSOR: tensor, EXPERT: expert}
-        before = {PIPELINE: split.pipeline, TENSOR: split.tensor, EXPERT: split.experts.members}
-        changes = {key: degree for key, degree in degrees.items() if degree != before[key]}
+        current_degrees = {PIPELINE: split.pipeline, TENSOR: split.tensor, EXPERT: split.experts.members}
+        changes = {key: degree for key, degree in degrees.items() if degree != current_degrees[key]}
         accumulation = _accumulation(base, pipeline * tensor)
-        if not changes or accumulation is None or shown == _MAX_DEGREES:
+        if not changes or accumulation is None or num_yielded == _MAX_DEGREES:
             continue
         if accumulation != base.job.training.gradient_accumulation_steps:
             changes[ACCUMULATION] = accumulation
-        shown += 1
-        yield given.with_choice("degrees", AxisChoice("", changes), -1)
+        num_yielded += 1
+        yield start.replace_choice("degrees", AxisChoice("", changes), -1)
 
 
-def adapter_change(given: Candidate) -> Candidate | None:
+def adapter_change(start: Candidate) -> Candidate | None:
     """The job with LoRA on the frozen model, or None if it has adapters."""
-    if given.base.job.experiment.training.lora is not None:
+    if start.base.job.experiment.training.lora is not None:
         return None
-    return given.with_choice(_FROZEN, AxisChoice("", {LORA: _RANK}), -1)
+    return start.replace_choice(_FROZEN, AxisChoice("", {LORA: _RANK}), -1)
 
 
-def _powers(most: int, least: int) -> list[int]:
+def _powers(total: int, least: int) -> list[int]:
     """The powers of two of at least `least` that divide `total`, and `least`."""
-    degrees = [1 << power for power in range(max(1, most).bit_length()) if most % (1 << power) == 0]
+    degrees = [1 << power for power in range(max(1, total).bit_length()) if total % (1 << power) == 0]
     return [least, *(degree for degree in degrees if degree > least)]
 
 
 def _num_experts(model: ModelSpec) -> int:
     """Routed experts of a layer, 1 without any."""
-    routers = (module.work for block in model.blocks for module in block.modules)
-    return max((getattr(work, "num_experts", 1) for work in routers), default=1)
+    routers = (module.op_spec for block in model.blocks for module in block.modules)
+    return max((getattr(op_spec, "num_experts", 1) for op_spec in routers), default=1)
 
 
 def _divides(model: ModelSpec, degree: int) -> bool:
-    works = [module.work for block in model.blocks for module in block.modules]
-    return all(getattr(work, "num_heads", degree) % degree == 0 for work in works)
+    op_specs = [module.op_spec for block in model.blocks for module in block.modules]
+    return all(getattr(op_spec, "num_heads", degree) % degree == 0 for op_spec in op_specs)
 
 
 def _accumulation(base: Base, ranks_per_replica: int) -> int | None:
     """Micro-batches with which fewer replicas train on the same batch. None without a whole number."""
     split, training = base.job.parallelism, base.job.training
-    replicas, rest = divmod(base.world_size, ranks_per_replica * split.context)
-    if rest or not replicas:
+    replicas, remainder = divmod(base.world_size, ranks_per_replica * split.context)
+    if remainder or not replicas:
         return None
-    accumulation, rest = divmod(base.batch_sequences, replicas * training.micro_batch_size)
-    return None if rest or not accumulation else accumulation
+    accumulation, remainder = divmod(base.batch_sequences, replicas * training.micro_batch_size)
+    return None if remainder or not accumulation else accumulation

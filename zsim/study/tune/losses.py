@@ -11,52 +11,52 @@ from collections.abc import Sequence
 
 from zsim.study.tune.axes import LOSS, LOSSES
 from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.refine import WORTH, variations
 from zsim.study.tune.search import Objective
 
 
-def but_for_loss(candidate: Candidate) -> str:
+def key_without_loss(candidate: Candidate) -> str:
     """A key shared by configurations that differ only in the loss."""
-    others = sorted((key, str(value)) for key, value in candidate.overrides.items() if key != LOSS)
-    return f"{candidate.base.key} {others}"
+    overrides = sorted((key, str(value)) for key, value in candidate.overrides.items() if key != LOSS)
+    return f"{candidate.base.key} {overrides}"
 
 
-def by_loss(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int, Candidate]]:
+def split_losses(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int, Candidate]]:
     """(each configuration with its first loss, the configured one, replacements by candidate number). The
     replacement has the next loss, to try if the candidate does not fit.
     """
     last: dict[str, Candidate] = {}
     first: list[Candidate] = []
-    instead: dict[int, Candidate] = {}
+    replacements: dict[int, Candidate] = {}
     for candidate in space:
-        key = but_for_loss(candidate)
+        key = key_without_loss(candidate)
         if key in last:
-            instead[last[key].number] = candidate
+            replacements[last[key].number] = candidate
         else:
             first.append(candidate)
         last[key] = candidate
-    return first, instead
+    return first, replacements
 
 
-def with_best_loss(
-    evaluator: Evaluator, best: Sequence[Measured], objective: Objective
-) -> tuple[list[Measured], list[Measured]]:
+def choose_loss(
+    evaluator: Evaluator, best: Sequence[CandidateResult], objective: Objective
+) -> tuple[list[CandidateResult], list[CandidateResult]]:
     """(each result with the loss that is best for the first of them, if it gains by it, all results simulated
     for this).
     """
-    better: list[Measured] = []
-    seen: list[Measured] = []
-    wanted: str | None = None
+    improved: list[CandidateResult] = []
+    seen: list[CandidateResult] = []
+    best_loss: str | None = None
     for measured in best:
-        tried: list[Measured] = []
+        tried: list[CandidateResult] = []
         if LOSSES.name in measured.candidate.choices:
-            tried = variations(evaluator, measured, LOSSES, {} if wanted is None else {LOSS: wanted})
+            tried = variations(evaluator, measured, LOSSES, {} if best_loss is None else {LOSS: best_loss})
         seen += tried
-        fast = min(tried, key=lambda m: m.worth(objective), default=measured)
-        if not fast.worth(objective) < measured.worth(objective) * (1 - WORTH):
-            fast = measured
-        if wanted is None:
-            wanted = fast.candidate.overrides.get(LOSS)
-        better.append(fast)
-    return better, seen
+        variation = min(tried, key=lambda m: m.objective_value(objective), default=measured)
+        if not variation.objective_value(objective) < measured.objective_value(objective) * (1 - WORTH):
+            variation = measured
+        if best_loss is None:
+            best_loss = variation.candidate.overrides.get(LOSS)
+        improved.append(variation)
+    return improved, seen

@@ -18,7 +18,7 @@ from math import inf
 
 from zsim.study.tune.bounds import Bound
 from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.evaluate import CandidateResult, Evaluator
 
 # The value to minimise, from (seconds of the step or their lower bound, number of GPUs).
 Objective = Callable[[float, int], float]
@@ -43,8 +43,8 @@ def cheapest(seconds: float, gpus: int) -> float:
 class SearchResult:
     """The best results in order. The counts are numbers of candidates."""
 
-    best: list[Measured]
-    measured: list[Measured] = field(default_factory=list)
+    best: list[CandidateResult]
+    measured: list[CandidateResult] = field(default_factory=list)
     """All simulated results."""
     num_candidates: int = 0
     num_refused: int = 0
@@ -52,7 +52,7 @@ class SearchResult:
     num_too_slow: int = 0
     num_left: int = 0
     """The candidates that the budget left unexamined."""
-    least_worth: float | None = None
+    least_bound: float | None = None
     """The lower bound on the objective of those candidates (None: there are none)."""
 
     @property
@@ -66,7 +66,7 @@ def search(
     *,
     objective: Objective = fastest,
     count: int = 5,
-    instead: Mapping[int, Candidate] | None = None,
+    replacements: Mapping[int, Candidate] | None = None,
     budget: int | None = None,
 ) -> SearchResult:
     """The best candidate that fits, then the next best of those simulated, with ties in the order of the
@@ -78,41 +78,43 @@ def search(
     With `budget`, at most so many candidates are simulated, and about `_PLANS` times as many planned (None:
     as many as the proof needs).
     """
-    found = SearchResult([], num_candidates=len(candidates))
-    instead = instead or {}
-    queue = _bounded(evaluator, candidates, objective, found, instead)
+    result = SearchResult([], num_candidates=len(candidates))
+    replacements = replacements or {}
+    queue = _bound_entries(evaluator, candidates, objective, result, replacements)
     heapq.heapify(queue)
     planned = 0
-    while queue and (len(found.measured) < count or queue[0].worth < found.best[0].worth(objective)):
-        if budget is not None and len(found.measured) >= budget:
+    while queue and (
+        len(result.measured) < count or queue[0].worth < result.best[0].objective_value(objective)
+    ):
+        if budget is not None and len(result.measured) >= budget:
             break
         wave = []
         if budget is not None and planned >= _PLANS * budget:
-            wave = _planned_wave(queue, found.best[0].worth(objective) if found.best else inf)
-            if not wave and found.measured:
+            wave = _planned_wave(queue, result.best[0].objective_value(objective) if result.best else inf)
+            if not wave and result.measured:
                 break
         wave = wave or _next_wave(queue)
         planned += 0 if wave[0].is_checked else len(wave)
         if wave[0].is_checked:
             if budget is not None:
-                wave, more = wave[: budget - len(found.measured)], wave[budget - len(found.measured) :]
-                for entry in more:
+                wave, excess = wave[: budget - len(result.measured)], wave[budget - len(result.measured) :]
+                for entry in excess:
                     heapq.heappush(queue, entry)
-            others = _simulate(evaluator, wave, found, instead)
-            found.num_candidates += len(others)
-            for entry in _bounded(evaluator, others, objective, found, instead):
+            retries = _simulate(evaluator, wave, result, replacements)
+            result.num_candidates += len(retries)
+            for entry in _bound_entries(evaluator, retries, objective, result, replacements):
                 heapq.heappush(queue, entry)
-            found.best = sorted(found.measured, key=lambda m: (m.worth(objective), m.candidate.number))[
-                :count
-            ]
+            result.best = sorted(
+                result.measured, key=lambda m: (m.objective_value(objective), m.candidate.number)
+            )[:count]
         else:
-            for entry in _checked(evaluator, wave, objective, found, instead):
+            for entry in _check_memory(evaluator, wave, objective, result, replacements):
                 heapq.heappush(queue, entry)
-    best = found.best[0].worth(objective) if found.best else inf
-    found.num_left = sum(entry.worth < best for entry in queue)
-    found.num_too_slow = len(queue) - found.num_left
-    found.least_worth = queue[0].worth if found.num_left else None
-    return found
+    best = result.best[0].objective_value(objective) if result.best else inf
+    result.num_left = sum(entry.worth < best for entry in queue)
+    result.num_too_slow = len(queue) - result.num_left
+    result.least_bound = queue[0].worth if result.num_left else None
+    return result
 
 
 @dataclass(frozen=True, order=True)
@@ -127,12 +129,12 @@ class _Entry:
     bound: Bound = field(compare=False)
 
 
-def _bounded(
+def _bound_entries(
     evaluator: Evaluator,
     candidates: Sequence[Candidate],
     objective: Objective,
-    found: SearchResult,
-    instead: Mapping[int, Candidate],
+    result: SearchResult,
+    replacements: Mapping[int, Candidate],
 ) -> list[_Entry]:
     """Entries for the candidates that may fit. Each that does not is replaced if `replacements` has a
     replacement.
@@ -140,16 +142,20 @@ def _bounded(
     queue = []
     for first in candidates:
         candidate, bound = first, evaluator.bound(first)
-        while bound is not None and evaluator.is_too_large(candidate, bound) and candidate.number in instead:
-            candidate = instead[candidate.number]
+        while (
+            bound is not None
+            and evaluator.is_too_large(candidate, bound)
+            and candidate.number in replacements
+        ):
+            candidate = replacements[candidate.number]
             bound = evaluator.bound(candidate)
         if bound is None:
-            found.num_refused += 1
+            result.num_refused += 1
         elif evaluator.is_too_large(candidate, bound):
-            found.num_too_large += 1
+            result.num_too_large += 1
         else:
-            worth = objective(bound.seconds, candidate.base.world_size) * _SLACK
-            queue.append(_Entry(worth, candidate.number, False, candidate, bound))
+            value = objective(bound.seconds, candidate.base.world_size) * _SLACK
+            queue.append(_Entry(value, candidate.number, False, candidate, bound))
     return queue
 
 
@@ -169,52 +175,52 @@ def _planned_wave(queue: list[_Entry], best: float) -> list[_Entry]:
     return wave
 
 
-def _checked(
+def _check_memory(
     evaluator: Evaluator,
     wave: Sequence[_Entry],
     objective: Objective,
-    found: SearchResult,
-    instead: Mapping[int, Candidate],
+    result: SearchResult,
+    replacements: Mapping[int, Candidate],
 ) -> Iterator[_Entry]:
     """The entries that fit, with bounds from their plans, and the replacements of those that do not."""
 
-    def other(entry: _Entry) -> list[_Entry]:
+    def replacement_entries(entry: _Entry) -> list[_Entry]:
         number = entry.candidate.number
-        if number in instead:
-            return _bounded(evaluator, [instead[number]], objective, found, instead)
-        found.num_too_large += 1
+        if number in replacements:
+            return _bound_entries(evaluator, [replacements[number]], objective, result, replacements)
+        result.num_too_large += 1
         return []
 
     possible = []
     for entry in wave:
         if evaluator.is_too_large(entry.candidate, entry.bound):
-            yield from other(entry)
+            yield from replacement_entries(entry)
         else:
             possible.append(entry)
     memories = evaluator.memory([entry.candidate for entry in possible])
     for entry, memory in zip(possible, memories, strict=True):
         if memory is None:
-            found.num_refused += 1
+            result.num_refused += 1
         elif not evaluator.fits(memory):
-            yield from other(entry)
+            yield from replacement_entries(entry)
         else:
-            worth = objective(memory.least_seconds, entry.candidate.base.world_size) * _SLACK
-            yield _Entry(max(worth, entry.worth), entry.number, True, entry.candidate, entry.bound)
+            value = objective(memory.least_seconds, entry.candidate.base.world_size) * _SLACK
+            yield _Entry(max(value, entry.worth), entry.number, True, entry.candidate, entry.bound)
 
 
 def _simulate(
-    evaluator: Evaluator, wave: Sequence[_Entry], found: SearchResult, instead: Mapping[int, Candidate]
+    evaluator: Evaluator, wave: Sequence[_Entry], result: SearchResult, replacements: Mapping[int, Candidate]
 ) -> list[Candidate]:
     """Simulate the wave into `result`. Returns the replacements of candidates for which torch may not find
     room.
     """
-    others = []
+    retries = []
     for measured in evaluator.simulate([entry.candidate for entry in wave]):
         if measured is None:
-            found.num_refused += 1
+            result.num_refused += 1
         else:
             assert measured.row["fits"], measured.candidate.label
-            found.measured.append(measured)
-            if measured.may_run_out and measured.candidate.number in instead:
-                others.append(instead[measured.candidate.number])
-    return others
+            result.measured.append(measured)
+            if measured.may_run_out and measured.candidate.number in replacements:
+                retries.append(replacements[measured.candidate.number])
+    return retries

@@ -37,23 +37,23 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.make import stages_of
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.plan.pipeline.placement import ranks_of_stages
-from zsim.plan.workload.issued import Issued, kernels_of
+from zsim.plan.workload.issued import IssuedWork, kernels_of
 from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
-from zsim.specs.experiment.job import Job, job_topology, slowest_of
+from zsim.specs.experiment.job import Job, job_topology, slowest_gpu_slowdown
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.frameworks import Fsdp2Config
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import CONTEXT, DATA, TENSOR
 from zsim.specs.strategy.optimizers import optimizer_of
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 from zsim.specs.topology.topology import Topology
 
 _SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _SegmentCost:
     """Seconds and bytes of a segment: forward, backward with recomputation, the host's time for both, kept
     activations, parameters."""
 
@@ -63,8 +63,8 @@ class _Piece:
     kept_bytes: int = 0
     numel: int = 0
 
-    def __add__(self, other: _Piece) -> _Piece:
-        return _Piece(
+    def __add__(self, other: _SegmentCost) -> _SegmentCost:
+        return _SegmentCost(
             self.forward + other.forward,
             self.backward + other.backward,
             self.host + other.host,
@@ -74,22 +74,22 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
+class _ModelCosts:
     """A model's pieces: before the blocks, every block, after them."""
 
-    before: _Piece
-    blocks: tuple[_Piece, ...]
-    after: _Piece
+    before: _SegmentCost
+    blocks: tuple[_SegmentCost, ...]
+    after: _SegmentCost
 
 
-Key = tuple[str, str, Training, Parallelism]
+Key = tuple[str, str, TrainingConfig, ParallelismConfig]
 
 
 class StageBounds:
     """Bounds of jobs with model parallelism. Each way of cutting a layer is evaluated once."""
 
     def __init__(self) -> None:
-        self._pieces: dict[Key, _Pieces] = {}
+        self._costs: dict[Key, _ModelCosts] = {}
         self._pricers: dict[str, KernelPricer] = {}
         self._collectives = IdleCollectives()
 
@@ -99,22 +99,28 @@ class StageBounds:
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
         steps = job.training.gradient_accumulation_steps
         drains = split.schedule not in _SPLIT_BACKWARD
-        least, slower = 0.0, slowest_of(job)
-        waits = isinstance(job.strategy, Megatron) and split.schedule == "1f1b" and split.pipeline > 1
+        least, slowdown = 0.0, slowest_gpu_slowdown(job)
+        waits = isinstance(job.strategy, MegatronConfig) and split.schedule == "1f1b" and split.pipeline > 1
         syncs = job.training.gradient_clipping > 0 and drains
-        of_first = sum(stage.numel for stage, holder in zip(stages, ranks, strict=True) if holder == ranks[0])
-        last = self._tail(job, of_first, 0)  # behind the drain
+        first_rank_numel = sum(
+            stage.numel for stage, stage_rank in zip(stages, ranks, strict=True) if stage_rank == ranks[0]
+        )
+        drain_tail = self._tail(job, first_rank_numel, 0)  # behind the drain
         for rank in range(split.pipeline):
-            own = [number for number, holder in enumerate(ranks) if holder == rank]
-            ahead = stages[: own[0]]
-            busy = slower * sum(stages[number].forward + stages[number].backward for number in own)
-            host = sum(stages[number].host for number in own)
-            lead_in = slower * sum(stage.forward for stage in ahead)
-            drain = slower * sum(stage.backward for stage in ahead) if drains else 0.0
-            numel = sum(stages[number].numel for number in own)
-            tail = self._tail(job, numel, 0 if own[0] == 0 else stages[own[0]].numel) if syncs else 0.0
+            held_stages = [number for number, stage_rank in enumerate(ranks) if stage_rank == rank]
+            preceding = stages[: held_stages[0]]
+            busy = slowdown * sum(stages[number].forward + stages[number].backward for number in held_stages)
+            host = sum(stages[number].host for number in held_stages)
+            lead_in = slowdown * sum(stage.forward for stage in preceding)
+            drain = slowdown * sum(stage.backward for stage in preceding) if drains else 0.0
+            numel = sum(stages[number].numel for number in held_stages)
+            tail = (
+                self._tail(job, numel, 0 if held_stages[0] == 0 else stages[held_stages[0]].numel)
+                if syncs
+                else 0.0
+            )
             issued = steps * (max(busy, host) if waits else busy)
-            least = max(least, lead_in + issued + max(drain + last, tail), steps * host)
+            least = max(least, lead_in + issued + max(drain + drain_tail, tail), steps * host)
         return least
 
     def _tail(self, job: Job, numel: int, numel_of_last: int) -> float:
@@ -124,15 +130,15 @@ class StageBounds:
         """
         strategy = job.strategy
         ranks = job.data_parallel_size * job.parallelism.context
-        if not isinstance(strategy, Megatron) or strategy.optimizer_instances > 1 or ranks == 1:
+        if not isinstance(strategy, MegatronConfig) or strategy.optimizer_instances > 1 or ranks == 1:
             return 0.0
         if job.parallelism.experts.ranks > 1:  # whose gradients are on fewer ranks
             return 0.0
-        if not strategy.is_contiguous or strategy.has_owners or strategy.fsdp is not None:
+        if not strategy.is_contiguous or strategy.has_whole_tensor_owners or strategy.fsdp is not None:
             return 0.0
         reduced = numel_of_last if strategy.overlap_grad_reduce else numel
-        way: CollectiveKind = "reduce_scatter" if strategy.distributed_optimizer else "all_reduce"
-        calls: list[tuple[CollectiveKind, int, str]] = [(way, reduced, strategy.grad_dtype)]
+        reduction: CollectiveKind = "reduce_scatter" if strategy.distributed_optimizer else "all_reduce"
+        calls: list[tuple[CollectiveKind, int, str]] = [(reduction, reduced, strategy.grad_dtype)]
         if strategy.distributed_optimizer and not strategy.overlap_param_gather:
             calls.append(("all_gather", numel, "fp8" if strategy.fp8_param_gather else strategy.param_dtype))
         return sum(
@@ -145,59 +151,61 @@ class StageBounds:
         """Bytes that the fullest rank needs at least."""
         stages, split = self._stages(job), job.parallelism
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
-        most = 0
+        peak_bytes = 0
         for rank in range(split.pipeline):
-            own = [stages[number] for number, holder in enumerate(ranks) if holder == rank]
-            resident = sum(stage.numel for stage in own) * _bytes_per_parameter(job)
-            kept = min(stage.kept_bytes for stage in own) * _in_flight(job, rank)
-            most = max(most, int(resident) + kept)
-        return most
+            held_stages = [stages[number] for number, stage_rank in enumerate(ranks) if stage_rank == rank]
+            resident = sum(stage.numel for stage in held_stages) * _bytes_per_parameter(job)
+            activation_bytes = min(stage.kept_bytes for stage in held_stages) * _num_in_flight(job, rank)
+            peak_bytes = max(peak_bytes, int(resident) + activation_bytes)
+        return peak_bytes
 
-    def _stages(self, job: Job) -> list[_Piece]:
+    def _stages(self, job: Job) -> list[_SegmentCost]:
         """The virtual stages in model order."""
-        pieces, layers = self._of(job), job.parallelism.layers_per_stage
+        costs, layers = self._model_costs(job), job.parallelism.layers_per_stage
         if not layers:
-            return [sum(pieces.blocks, pieces.before) + pieces.after]
-        found, first = [], 0
+            return [sum(costs.blocks, costs.before) + costs.after]
+        stages, first = [], 0
         for number, count in enumerate(layers):
-            stage = sum(pieces.blocks[first : first + count], _Piece())
-            stage = stage + pieces.before if number == 0 else stage
-            found.append(stage + pieces.after if number == len(layers) - 1 else stage)
+            stage = sum(costs.blocks[first : first + count], _SegmentCost())
+            stage = stage + costs.before if number == 0 else stage
+            stages.append(stage + costs.after if number == len(layers) - 1 else stage)
             first += count
-        return found
+        return stages
 
-    def _of(self, job: Job) -> _Pieces:
-        whole = replace(
+    def _model_costs(self, job: Job) -> _ModelCosts:
+        unpipelined = replace(
             job.parallelism, pipeline=1, virtual_stages=1, layers_per_stage=(), schedule="1f1b", passes=1
         )
         training = replace(job.training, gradient_accumulation_steps=1)
-        key = (job.model.name + job.model.source, job.cluster.gpu.name, training, whole)
-        if key not in self._pieces:
-            self._pieces[key] = self._derived(job, whole, training)
-        return self._pieces[key]
+        key = (job.model.name + job.model.source, job.cluster.gpu.name, training, unpipelined)
+        if key not in self._costs:
+            self._costs[key] = self._derive_costs(job, unpipelined, training)
+        return self._costs[key]
 
-    def _derived(self, job: Job, whole: Parallelism, training: Training) -> _Pieces:
-        (model,) = stages_of(job.model, whole)
-        distinct = _one_of_each(model, training)
-        before, *blocks, after = make_workload(*distinct).segments
-        pieces = {
-            name: self._piece(job, segment)
-            for name, segment in zip(_kinds(model, training), blocks, strict=True)
+    def _derive_costs(
+        self, job: Job, unpipelined: ParallelismConfig, training: TrainingConfig
+    ) -> _ModelCosts:
+        (model,) = stages_of(job.model, unpipelined)
+        unique_model_and_training = _unique_blocks(model, training)
+        before, *blocks, after = make_workload(*unique_model_and_training).segments
+        costs = {
+            name: self._segment_cost(job, segment)
+            for name, segment in zip(_unique_kinds(model, training), blocks, strict=True)
         }
-        order = [pieces[kind] for kind in _kind_of_each(model, training)]
-        return _Pieces(self._piece(job, before), tuple(order), self._piece(job, after))
+        order = [costs[kind] for kind in _block_kinds(model, training)]
+        return _ModelCosts(self._segment_cost(job, before), tuple(order), self._segment_cost(job, after))
 
-    def _piece(self, job: Job, segment: Segment) -> _Piece:
+    def _segment_cost(self, job: Job, segment: Segment) -> _SegmentCost:
         forward = sum(self._seconds(job, call.work.forward) for call in segment.calls)
         backward = sum(self._seconds(job, call.work.backward) for call in segment.calls)
         backward += sum(self._seconds(job, call.work.forward) for call in segment.recomputed)
-        backward += sum(self._again(job, call) for call in segment.calls)
-        host = self._host(job, segment)
+        backward += sum(self._recompute_seconds(job, call) for call in segment.calls)
+        host = self._host_seconds(job, segment)
         saved = sum(call.work.saved_bytes for call in segment.calls)
-        kept = segment.checkpoint_bytes if segment.is_checkpointed else saved
-        return _Piece(forward, backward, host, kept, segment.numel)
+        activation_bytes = segment.checkpoint_bytes if segment.is_checkpointed else saved
+        return _SegmentCost(forward, backward, host, activation_bytes, segment.numel)
 
-    def _host(self, job: Job, segment: Segment) -> float:
+    def _host_seconds(self, job: Job, segment: Segment) -> float:
         """Seconds of the host thread for forward and backward of a segment, without the framework's hooks
         but for Megatron's around a block."""
         strategy, costs = job.strategy, shipped_host_costs()
@@ -206,21 +214,25 @@ class StageBounds:
             return host_seconds(overhead, events, launches, job.cluster.host, costs)
 
         is_compiled = job.training.compile and segment.kind not in ("before", "after")
-        is_eager = not isinstance(strategy, Megatron) and not is_compiled
+        is_eager = not isinstance(strategy, MegatronConfig) and not is_compiled
         module, node = ("eager_call", "eager_node") if is_eager else ("module_call", "autograd_node")
         forwards = (*segment.calls, *segment.recomputed)
-        found = sum(seconds(module, 1, call.work.forward_launches) for call in forwards)
+        total = sum(seconds(module, 1, call.work.forward_launches) for call in forwards)
         for call in segment.calls:
-            found += seconds(node, 1, call.work.backward_launches)
-            found += seconds(module, 0, call.work.recompute_launches)
-        if isinstance(strategy, Megatron) and strategy.block_overhead is not None and segment.kind == "block":
-            found += seconds(strategy.block_overhead, 3 if segment.is_checkpointed else 2, 0)
-        return found
+            total += seconds(node, 1, call.work.backward_launches)
+            total += seconds(module, 0, call.work.recompute_launches)
+        if (
+            isinstance(strategy, MegatronConfig)
+            and strategy.block_overhead is not None
+            and segment.kind == "block"
+        ):
+            total += seconds(strategy.block_overhead, 3 if segment.is_checkpointed else 2, 0)
+        return total
 
-    def _again(self, job: Job, call: ModuleCall) -> float:
+    def _recompute_seconds(self, job: Job, call: ModuleCall) -> float:
         return self._seconds(job, call.work.recompute) if call.work.recompute is not None else 0.0
 
-    def _seconds(self, job: Job, issued: Issued) -> float:
+    def _seconds(self, job: Job, issued: IssuedWork) -> float:
         """Kernels, and the collectives that run in line with them."""
         pricer = self._pricers.setdefault(job.cluster.gpu.name, KernelPricer(job.cluster.gpu))
         total: float = sum(pricer.seconds(kernel) for kernel in kernels_of(issued).kernels)
@@ -232,7 +244,7 @@ class StageBounds:
         return total
 
 
-def _in_flight(job: Job, rank: int) -> int:
+def _num_in_flight(job: Job, rank: int) -> int:
     """Forwards of a stage whose backward has not begun, at most at a time, on a pipeline rank."""
     split, steps = job.parallelism, job.training.gradient_accumulation_steps // job.parallelism.passes
     ranks, virtual = split.pipeline, split.virtual_stages
@@ -251,12 +263,14 @@ def _bytes_per_parameter(job: Job) -> float:
     """Resident bytes of a rank for each parameter of its stages, at least."""
     strategy, moments = job.strategy, optimizer_of(job.training.optimizer).moments or 0
     ranks = job.data_parallel_size * job.parallelism.context
-    if isinstance(strategy, Megatron):
+    if isinstance(strategy, MegatronConfig):
         master = 0 if strategy.param_dtype == "fp32" else 4
-        own = strategy.states
-        if own is not None:
-            moment = sum(DTYPE_BYTES[dtype] for dtype in own.moment_dtypes)
-            states = (moment + (own.master_bytes if own.has_masters else master)) / ranks
+        configured_states = strategy.precision_aware
+        if configured_states is not None:
+            moment = sum(DTYPE_BYTES[dtype] for dtype in configured_states.moment_dtypes)
+            states = (
+                moment + (configured_states.master_bytes if configured_states.has_masters else master)
+            ) / ranks
         else:
             states = (master + 4 * moments) / (ranks if strategy.shards_states else 1)
         parameter = 1 if strategy.fp8_param_gather else DTYPE_BYTES[strategy.param_dtype]
@@ -265,31 +279,31 @@ def _bytes_per_parameter(job: Job) -> float:
             return parameter + gradient + states
         fsdp = strategy.fsdp
         shared = ranks // strategy.optimizer_instances
-        owners = 1 if not fsdp.shards_states else ranks if fsdp.outer_sharding == "optim" else shared
-        states = (4 + 4 * moments) / owners
+        num_shards = 1 if not fsdp.shards_states else ranks if fsdp.outer_sharding == "optim" else shared
+        states = (4 + 4 * moments) / num_shards
         states += gradient / (shared if fsdp.shards_gradients else 1)
         return states + parameter / (shared if fsdp.shards_parameters else 1)
-    if isinstance(strategy, Fsdp2) and not strategy.cpu_offload:
+    if isinstance(strategy, Fsdp2Config) and not strategy.cpu_offload:
         return 4 * (1 + moments) * strategy.replicate / ranks
     return 0.0
 
 
-def _kind_of_each(model: ModelSpec, training: Training) -> list[tuple[int, str]]:
+def _block_kinds(model: ModelSpec, training: TrainingConfig) -> list[tuple[int, str]]:
     """The shape and the checkpointing of each block, which its work depends on."""
-    numbered = enumerate(model.blocks, model.first_block)
-    return [(id(block), training.checkpointing_of(number)) for number, block in numbered]
+    indexed_blocks = enumerate(model.blocks, model.first_block)
+    return [(id(block), training.block_policy(number)) for number, block in indexed_blocks]
 
 
-def _kinds(model: ModelSpec, training: Training) -> list[tuple[int, str]]:
-    return list(dict.fromkeys(_kind_of_each(model, training)))
+def _unique_kinds(model: ModelSpec, training: TrainingConfig) -> list[tuple[int, str]]:
+    return list(dict.fromkeys(_block_kinds(model, training)))
 
 
-def _one_of_each(model: ModelSpec, training: Training) -> tuple[ModelSpec, Training]:
+def _unique_blocks(model: ModelSpec, training: TrainingConfig) -> tuple[ModelSpec, TrainingConfig]:
     """The model with one block of each kind, and the training with their policies."""
-    kinds = _kind_of_each(model, training)
-    places = [kinds.index(kind) for kind in _kinds(model, training)]
-    blocks = tuple(model.blocks[place] for place in places)
-    policies: Sequence[str] = [kinds[place][1] for place in places]
+    kinds = _block_kinds(model, training)
+    indices = [kinds.index(kind) for kind in _unique_kinds(model, training)]
+    blocks = tuple(model.blocks[index] for index in indices)
+    policies: Sequence[str] = [kinds[index][1] for index in indices]
     return replace(model, blocks=blocks), replace(training, block_checkpointing=tuple(policies))  # type: ignore[arg-type]
 
 
@@ -310,15 +324,15 @@ class IdleCollectives:
         axes = _AXES.get(work.group)
         if axes is None or job.mesh.size(*axes) == 1:
             return 0.0
-        return self._fabric(job, job.mesh.groups(*axes)[:1], work).transfer(work, 0).seconds_alone
+        return self._fabric(job, job.mesh.groups(*axes)[:1], work).transfer(work, 0).isolated_seconds
 
     def _fabric(self, job: Job, members: np.ndarray, work: Collective) -> Fabric:
         """The fabric for collectives like `work`."""
-        place = job.cluster.name, job.num_nodes, job.gpus_per_node
-        key = place, members.tobytes(), work.group, call_kind(work)
+        topology_key = job.cluster.name, job.num_nodes, job.gpus_per_node
+        key = topology_key, members.tobytes(), work.group, call_kind(work)
         if key not in self._fabrics:
-            if place not in self._topologies:
-                self._topologies[place] = job_topology(job)
+            if topology_key not in self._topologies:
+                self._topologies[topology_key] = job_topology(job)
             group = Group(work.group, members)
-            self._fabrics[key] = idle_fabric(self._topologies[place], group, [work])
+            self._fabrics[key] = idle_fabric(self._topologies[topology_key], group, [work])
         return self._fabrics[key]

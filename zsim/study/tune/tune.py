@@ -9,19 +9,19 @@ from pathlib import Path
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
-from zsim.report.views.text.sentences import remedy_words
+from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.tables import STRATEGIES
 from zsim.study.tune.axes import DETAILS, PARALLELISM, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.evaluate import Evaluator, Measured, MemoryBounds
+from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
 from zsim.study.tune.explain import TuningStep, explain
 from zsim.study.tune.goals import GOALS, Question
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.search import SearchResult
-from zsim.study.tune.verify import Verifier, measured_given
+from zsim.study.tune.verify import Verifier, simulate_start
 
 EVERYTHING = "all"  # as an axis to keep: every axis
 BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
@@ -32,23 +32,23 @@ _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuning:
     """The result of a search."""
 
     goal: str
     settled: str
     """A sentence on the size that the goal decided ("" without one)."""
     base: Base
-    given: Measured | None
+    given: CandidateResult | None
     """The experiment's own configuration, if it fits."""
     given_memory: MemoryBounds | None
     """The memory of the experiment's own configuration in any case."""
-    best: Sequence[Measured]
+    best: Sequence[CandidateResult]
     """The best configurations in order."""
     steps: Sequence[TuningStep]
     """The changes that lead from `given` to the best."""
-    found: SearchResult
-    measured: Sequence[Measured]
+    search: SearchResult
+    measured: Sequence[CandidateResult]
     """All simulated configurations, for figures."""
     refused: dict[str, int]
     num_simulated: int
@@ -57,16 +57,16 @@ class Tuned:
     """The number of configurations to simulate, or None for as many as the proof needs."""
 
     @property
-    def at_most_better(self) -> float | None:
+    def largest_possible_gain(self) -> float | None:
         """The largest fraction of the best step (or of the goal's value) by which anything that the budget
         left unexamined could be better. None if nothing is left that could be.
         """
-        least = self.found.least_worth
+        least = self.search.least_bound
         if least is None:
             return None
         best = self.best[0]
-        worth = best.seconds * best.gpus if self.goal == "cheapest" else best.seconds
-        gain = 1 - least / (worth if best.days is None else best.days.days)
+        value = best.seconds * best.gpus if self.goal == "cheapest" else best.seconds
+        gain = 1 - least / (value if best.days is None else best.days.days)
         return gain if gain > 0 else None
 
 
@@ -84,7 +84,7 @@ def tune(
     jobs: int = 1,
     cache: Path | None = None,
     on_done: Callable[[str, int], None] | None = None,
-) -> Tuned:
+) -> Tuning:
     """Search sharding, offloading and the cutting of the batch, then sizes and switches. With a [parallelism]
     table, or if `searches_parallelism`, its degrees are searched too.
 
@@ -97,7 +97,7 @@ def tune(
     _check(goal, kinds, keep, headroom)
     if cache is not None:
         check_folder(cache)
-    keep = _kept(goal, keep)
+    keep = _expand_keep(goal, keep)
     base = base_of(experiment)
     if searches_parallelism:
         base = replace(base, data={"parallelism": {}, **base.data})
@@ -109,29 +109,29 @@ def tune(
         has_degrees = False
     run = (experiment.run or TrainingRunTable()) if goal == DAYS else None
     evaluator = Evaluator(jobs, cache, on_done, headroom, has_degrees, run)
-    more = [QUANTISED] if allows_quantised else []
-    question = Question(base, kinds, keep, more, evaluator)
+    extra_axes = [QUANTISED] if allows_quantised else []
+    question = Question(base, kinds, keep, extra_axes, evaluator)
     try:
         space = GOALS[goal](question)
     except InputError as error:
         raise InputError(f"{error}{_remedy(experiment, question)}") from None
     given_candidate = Candidate(base, {}, -1)
-    look = Verifier(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest", DAYS))
+    verifier = Verifier(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest", DAYS))
     if has_degrees:
         budget = BUDGET if budget is None else budget
-        look = replace(look, budget=budget)
-    verified = look.at_best(space)
-    given, memory = measured_given(evaluator, given_candidate)
-    found, best = verified.found, verified.best[:count]
+        verifier = replace(verifier, budget=budget)
+    verified = verifier.verify_best(space)
+    start, memory = simulate_start(evaluator, given_candidate)
+    search, best = verified.search, verified.best[:count]
     if not best:
-        raise InputError(_nothing_fits(base, found, evaluator) + _remedy(experiment, question))
+        raise InputError(_nothing_fits(base, search, evaluator) + _remedy(experiment, question))
     steps: list[TuningStep] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
         steps = explain(
-            evaluator, given_candidate, given, best[0].candidate, budget=_STEPS if has_degrees else None
+            evaluator, given_candidate, start, best[0].candidate, budget=_STEPS if has_degrees else None
         )
-    return Tuned(
-        goal, verified.space.settled, base, given, memory, best, steps, found, verified.measured,
+    return Tuning(
+        goal, verified.space.remark, base, start, memory, best, steps, search, verified.measured,
         dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked,
         budget if has_degrees else None,
     )  # fmt: skip
@@ -170,7 +170,7 @@ def _no_degrees(kinds: Sequence[str]) -> str:
     )
 
 
-def _kept(goal: str, keep: Sequence[str]) -> Sequence[str]:
+def _expand_keep(goal: str, keep: Sequence[str]) -> Sequence[str]:
     """The axes to leave unchanged. `all` expands to every axis that the goal does not set."""
     if EVERYTHING not in keep:
         return keep
@@ -185,20 +185,20 @@ def _remedy(experiment: Experiment, question: Question) -> str:
     base, keep = question.base, question.keep
     if not keep and base.kind in question.kinds:
         return ""  # all axes were searched
-    given = Candidate(base, {}, -1)
-    measured = cheapest_switch(question.evaluator, given)
+    start = Candidate(base, {}, -1)
+    measured = cheapest_switch(question.evaluator, start)
     if measured is None:
         return ""
-    kept = [name for name in measured.candidate.choices if name in keep]
-    left = f" --keep leaves {' and '.join(kept)} as given." if kept else ""
-    return f". {remedy_words(remedy_from(experiment, given, measured))}{left}"
+    kept_axes = [name for name in measured.candidate.choices if name in keep]
+    keep_note = f" --keep leaves {' and '.join(kept_axes)} as given." if kept_axes else ""
+    return f". {format_remedy(remedy_from(experiment, start, measured))}{keep_note}"
 
 
-def _nothing_fits(base: Base, found: SearchResult, evaluator: Evaluator) -> str:
+def _nothing_fits(base: Base, search: SearchResult, evaluator: Evaluator) -> str:
     reasons = sorted(evaluator.refused, key=lambda reason: -evaluator.refused[reason])
     why = f"; {len(reasons)} were refused, e.g. {reasons[0]}" if reasons else ""
     return (
-        f"nothing fits on {base.world_size} GPUs of '{base.job.cluster.name}': {found.num_too_large} of "
-        f"{found.num_candidates} configurations need more memory{why}; expected more GPUs "
+        f"nothing fits on {base.world_size} GPUs of '{base.job.cluster.name}': {search.num_too_large} of "
+        f"{search.num_candidates} configurations need more memory{why}; expected more GPUs "
         "(--goal smallest-cluster finds how many), a shorter sequence or a smaller batch"
     )

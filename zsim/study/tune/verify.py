@@ -14,10 +14,10 @@ from dataclasses import replace
 from zsim.dataclass import dataclass
 from zsim.study.tune.axes import LOSSES
 from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.evaluate import Evaluator, Measured, MemoryBounds
+from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
 from zsim.study.tune.explain import differing_axes
 from zsim.study.tune.goals import Space
-from zsim.study.tune.losses import but_for_loss, by_loss, with_best_loss
+from zsim.study.tune.losses import choose_loss, key_without_loss, split_losses
 from zsim.study.tune.refine import refine
 from zsim.study.tune.search import SearchResult, search
 
@@ -27,14 +27,14 @@ _LONGEST = 64  # micro-batches up to which a step is simulated in full for verif
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedSpace:
     """The results of searching a space."""
 
     space: Space
-    found: SearchResult
-    best: list[Measured]
+    search: SearchResult
+    best: list[CandidateResult]
     """The best results in order, the first simulated in full."""
-    measured: list[Measured]
+    measured: list[CandidateResult]
     """All simulated configurations."""
 
     @property
@@ -50,98 +50,112 @@ class Verifier:
     evaluator: Evaluator
     keep: Sequence[str]
     count: int
-    given: Candidate
+    start: Candidate
     """The experiment's own configuration."""
     is_compared: bool
     """Whether that configuration is ranked among the results."""
     budget: int | None = None
     """As in `search`."""
 
-    def at_best(self, space: Space) -> Verified:
+    def verify_best(self, space: Space) -> VerifiedSpace:
         """The results of the space, or of the first `fallback` whose best result does not run out of memory.
         If there is none, the results of `space`, with a remark on it.
         """
-        first = verified = self.at(space)
+        first = verified = self.verify(space)
         while verified.may_run_out:
-            other = verified.space.otherwise()
-            if other is None:
-                unsure = f"{space.settled}, by their tensors alone: torch's allocator may find no room"
-                return replace(first, space=replace(space, settled=unsure if space.settled else ""))
-            verified = self.at(other)
+            fallback = verified.space.fallback()
+            if fallback is None:
+                remark = f"{space.remark}, by their tensors alone: torch's allocator may find no room"
+                return replace(first, space=replace(space, remark=remark if space.remark else ""))
+            verified = self.verify(fallback)
         return verified
 
-    def at(self, space: Space) -> Verified:
+    def verify(self, space: Space) -> VerifiedSpace:
         """The best results that fit, the first of them also in a simulation of the full step. See [Note: only
         the whole step shows it]. The evaluator remembers those that run out of memory, so a second search
         ranks them last.
         """
-        found = self._searched(space)
-        compared: list[Measured] = []
+        search_result = self._search(space)
+        compared: list[CandidateResult] = []
         if self.is_compared:
-            given, _ = measured_given(self.evaluator, self.given)
-            compared = [] if given is None else [given]
-        measured = list(found.measured)
-        best = self._verified([*self._refined(found, space, measured), *compared], space)
-        while best and best[0].may_run_out and found.best and not found.best[0].may_run_out:
-            self._verified(found.best, space)
-            found = self._searched(space)
-            measured += [m for m in found.measured if m.candidate not in [one.candidate for one in measured]]
-            best = self._verified([*self._with_losses(found, space, measured), *compared], space)
-        return Verified(space, found, self._one_of_each(best), [*measured, *compared])
+            start_result, _ = simulate_start(self.evaluator, self.start)
+            compared = [] if start_result is None else [start_result]
+        measured = list(search_result.measured)
+        best = self._verify_first([*self._refine(search_result, space, measured), *compared], space)
+        while best and best[0].may_run_out and search_result.best and not search_result.best[0].may_run_out:
+            self._verify_first(search_result.best, space)
+            search_result = self._search(space)
+            measured += [
+                m
+                for m in search_result.measured
+                if m.candidate not in [result.candidate for result in measured]
+            ]
+            best = self._verify_first(
+                [*self._choose_losses(search_result, space, measured), *compared], space
+            )
+        return VerifiedSpace(space, search_result, self._drop_loss_variants(best), [*measured, *compared])
 
-    def _searched(self, space: Space) -> SearchResult:
-        first, instead = by_loss(space.candidates)
+    def _search(self, space: Space) -> SearchResult:
+        first, replacements = split_losses(space.candidates)
         return search(
-            self.evaluator, first, objective=space.objective, count=self.count, instead=instead,
+            self.evaluator, first, objective=space.objective, count=self.count, replacements=replacements,
             budget=self.budget,
         )  # fmt: skip
 
-    def _with_losses(self, found: SearchResult, space: Space, measured: list[Measured]) -> list[Measured]:
-        few = _ranked(found.measured, space)[: max(self.count, _FEW)]
-        better, seen = with_best_loss(self.evaluator, few, space.objective)
+    def _choose_losses(
+        self, search_result: SearchResult, space: Space, measured: list[CandidateResult]
+    ) -> list[CandidateResult]:
+        best_few = _rank(search_result.measured, space)[: max(self.count, _FEW)]
+        improved, seen = choose_loss(self.evaluator, best_few, space.objective)
         measured += seen
-        return _ranked(better, space)
+        return _rank(improved, space)
 
-    def _one_of_each(self, ranked: Sequence[Measured]) -> list[Measured]:
+    def _drop_loss_variants(self, ranked: Sequence[CandidateResult]) -> list[CandidateResult]:
         """The first of each set of configurations that differ only in the loss."""
-        found: dict[str, Measured] = {}
+        unique_results: dict[str, CandidateResult] = {}
         for measured in ranked:
-            is_given = measured.candidate is self.given or _is_but_for_loss(self.given, measured.candidate)
-            found.setdefault("given" if is_given else but_for_loss(measured.candidate), measured)
-        return list(found.values())
+            is_start = measured.candidate is self.start or _differs_only_in_loss(
+                self.start, measured.candidate
+            )
+            unique_results.setdefault("given" if is_start else key_without_loss(measured.candidate), measured)
+        return list(unique_results.values())
 
-    def _refined(self, found: SearchResult, space: Space, measured: list[Measured]) -> list[Measured]:
-        best = self._with_losses(found, space, measured)
-        worths = [m.worth(space.objective) for m in best]
-        for place, start in enumerate(best[:2]):
-            if worths[place] > _CLOSE * worths[0]:
+    def _refine(
+        self, search_result: SearchResult, space: Space, measured: list[CandidateResult]
+    ) -> list[CandidateResult]:
+        best = self._choose_losses(search_result, space, measured)
+        values = [m.objective_value(space.objective) for m in best]
+        for index, start in enumerate(best[:2]):
+            if values[index] > _CLOSE * values[0]:
                 continue
-            better, seen = refine(self.evaluator, start, objective=space.objective, keep=self.keep)
+            improved, seen = refine(self.evaluator, start, objective=space.objective, keep=self.keep)
             measured += seen[1:]
-            best[place] = better
+            best[index] = improved
         return best
 
-    def _verified(self, best: Sequence[Measured], space: Space) -> list[Measured]:
+    def _verify_first(self, best: Sequence[CandidateResult], space: Space) -> list[CandidateResult]:
         """`best` ranked, with the first one verified. If verification shows that it may run out of memory, it
         is ranked last and the next is verified.
         """
-        ranked = _distinct(_ranked(best, space), self.given)
+        ranked = _drop_repeated_start(_rank(best, space), self.start)
         for _ in best:
             if not ranked:
                 break
-            ranked[0] = self.evaluator.verified(ranked[0], _LONGEST)
+            ranked[0] = self.evaluator.verify(ranked[0], _LONGEST)
             if not ranked[0].may_run_out:
                 break
-            ranked = _ranked(ranked, space)
+            ranked = _rank(ranked, space)
         return ranked
 
 
-def _is_but_for_loss(given: Candidate, candidate: Candidate) -> bool:
+def _differs_only_in_loss(start: Candidate, candidate: Candidate) -> bool:
     """Whether a candidate is the configuration `start`, except for its loss."""
-    return candidate.base is given.base and set(differing_axes(given, candidate)) <= {LOSSES.name}
+    return candidate.base is start.base and set(differing_axes(start, candidate)) <= {LOSSES.name}
 
 
-def measured_given(evaluator: Evaluator, candidate: Candidate) -> tuple[Measured | None, MemoryBounds | None]:
+def simulate_start(
+    evaluator: Evaluator, candidate: Candidate
+) -> tuple[CandidateResult | None, MemoryBounds | None]:
     """(the experiment's own configuration simulated, if it fits, whatever the headroom, its memory)."""
     memory = evaluator.memory([candidate])[0]
     if memory is None or not memory.fits:
@@ -149,20 +163,20 @@ def measured_given(evaluator: Evaluator, candidate: Candidate) -> tuple[Measured
     return evaluator.simulate([candidate])[0], memory
 
 
-def _ranked(best: Sequence[Measured], space: Space) -> list[Measured]:
-    return sorted(best, key=lambda m: (m.worth(space.objective), m.candidate.number))
+def _rank(best: Sequence[CandidateResult], space: Space) -> list[CandidateResult]:
+    return sorted(best, key=lambda m: (m.objective_value(space.objective), m.candidate.number))
 
 
-def _distinct(ranked: Sequence[Measured], given: Candidate) -> list[Measured]:
+def _drop_repeated_start(ranked: Sequence[CandidateResult], start: Candidate) -> list[CandidateResult]:
     """The results without repetitions of the configuration `start`."""
-    found: list[Measured] = []
-    has_given = False
+    unique_results: list[CandidateResult] = []
+    has_start = False
     for measured in ranked:
         candidate = measured.candidate
-        is_given = candidate is given or (
-            candidate.base is given.base and not differing_axes(given, candidate)
+        is_start = candidate is start or (
+            candidate.base is start.base and not differing_axes(start, candidate)
         )
-        if not (is_given and has_given):
-            found.append(measured)
-        has_given = has_given or is_given
-    return found
+        if not (is_start and has_start):
+            unique_results.append(measured)
+        has_start = has_start or is_start
+    return unique_results

@@ -22,7 +22,7 @@ Event = dict[str, Any]
 _FIRST_STREAM, _SECOND_STREAM, _STREAM_STRIDE = 7, 20, 4  # the default stream is 7 in recorded traces
 _OFF_GPU_KINDS = frozenset({"cpu", "nvme_read", "nvme_write", "host"})
 ALLOCATOR = "allocator"  # the category of the allocator's events
-_RUNS_SHORT = "torch's allocator runs short"
+_ALLOCATOR_LABEL = "torch's allocator runs short"
 _COPIES = {"h2d": "Memcpy HtoD (Pinned -> Device)", "d2h": "Memcpy DtoH (Device -> Pinned)"}
 _HOST_PID = 100_000
 _LAUNCH_NANOSECONDS = 5_000  # a cudaLaunchKernel's usual time; the rest of issuing an op is Python's
@@ -48,22 +48,24 @@ class RankEvents:
         if self.pid is not None:
             self.device = self.pid
         self.host = _HOST_PID + self.rank
-        own = set(trace.info_indices.tolist())
-        self.groups = process_groups(info for number, info in enumerate(trace.infos) if number in own)
+        rank_indices = set(trace.info_indices.tolist())
+        self.groups = process_groups(
+            info for number, info in enumerate(trace.infos) if number in rank_indices
+        )
         self.group_sizes = {info.group: info.group_size for info in trace.infos if info.kind in COLLECTIVES}
         self.starts = _nanoseconds(trace.start_seconds)
         self.ends = _nanoseconds(trace.end_seconds)
         self.indices = trace.info_indices.tolist()
-        in_time = sorted(range(len(trace)), key=lambda i: (self.starts[i], self.ends[i]))
-        self.order = [span for span in in_time if self._info(span).kind != "host"]
-        self.host_spans = [span for span in in_time if self._info(span).kind == "host"]
+        time_order = sorted(range(len(trace)), key=lambda i: (self.starts[i], self.ends[i]))
+        self.order = [span for span in time_order if self._info(span).kind != "host"]
+        self.host_spans = [span for span in time_order if self._info(span).kind == "host"]
         self.correlations = {
-            span: number for number, span in enumerate(self._launched(), self.first_correlation)
+            span: number for number, span in enumerate(self._launch_order(), self.first_correlation)
         }
-        self.attached = self._attached_metadata()
+        self.span_metadata = self._attached_metadata()
         self.tids = self._assign_tracks()
 
-    def _launched(self) -> list[int]:
+    def _launch_order(self) -> list[int]:
         """Spans that the host launched on the GPU, in the order of launch. A span of unknown launch counts by
         its start.
         """
@@ -81,61 +83,61 @@ class RankEvents:
     def _attached_metadata(self) -> dict[int, Event]:
         ranks = {group: self.ranks_of(group) for group in self.groups}
         sequence = dict.fromkeys(self.groups, 0)
-        attached: dict[int, Event] = {}
+        metadata: dict[int, Event] = {}
         for span in self.correlations:
             info = self._info(span)
             if info.kind in COLLECTIVES:
                 index, number = self.groups[info.group], sequence[info.group]
-                attached[span] = collective_metadata(info, index, ranks[info.group], number)
+                metadata[span] = collective_metadata(info, index, ranks[info.group], number)
                 sequence[info.group] += 1
-        return attached
+        return metadata
 
     def _assign_tracks(self) -> dict[int, int]:
         """A track per stream. Spans that overlap on one stream are put on additional tracks."""
-        free: dict[str, list[int]] = {}
+        track_ends: dict[str, list[int]] = {}
         tids: dict[int, int] = {}
         compute_first = sorted(self.order, key=lambda i: self._info(i).stream != "compute")
         for span in compute_first:
             info = self._info(span)
-            lanes = free.setdefault(info.stream, [])
-            lane = next((n for n, end in enumerate(lanes) if end <= self.starts[span]), len(lanes))
-            lanes[lane : lane + 1] = [self.ends[span]]
+            ends = track_ends.setdefault(info.stream, [])
+            sub_track = next((n for n, end in enumerate(ends) if end <= self.starts[span]), len(ends))
+            ends[sub_track : sub_track + 1] = [self.ends[span]]
             count = len(self.tracks)
             number = _FIRST_STREAM if not count else _SECOND_STREAM + _STREAM_STRIDE * (count - 1)
-            tids[span] = self.tracks.setdefault((info.stream, lane), number)
+            tids[span] = self.tracks.setdefault((info.stream, sub_track), number)
         return tids
 
-    def _on_track(self, span: int) -> tuple[int, int]:
-        on_gpu = is_on_gpu(self._info(span))
-        return (self.device, self.tids[span]) if on_gpu else (self.host, self.host + self.tids[span])
+    def _track_ids(self, span: int) -> tuple[int, int]:
+        is_gpu_span = is_on_gpu(self._info(span))
+        return (self.device, self.tids[span]) if is_gpu_span else (self.host, self.host + self.tids[span])
 
     def steps(self, step: int) -> Iterator[Event]:
         begin = self.trace.begins.get(self.rank, 0.0)
         start, end = round(begin * 1e9), round((begin + self.trace.step_seconds) * 1e9)
-        yield _complete(
+        yield _complete_event(
             "user_annotation", f"ProfilerStep#{step}", self.host, self.host, start, end, {"External id": 0}
         )
 
     def spans(self) -> Iterator[Event]:
         for span in self.order:
-            pid, tid = self._on_track(span)
+            pid, tid = self._track_ids(span)
             yield self._span(span, self._info(span), pid, tid)
 
     def _span(self, span: int, info: SpanInfo, pid: int, tid: int) -> Event:
         start, end = self.starts[span], self.ends[span]
         args: Event = {"kind": info.kind, "phase": info.phase, "module": info.module}
         if not is_on_gpu(info):
-            return _complete("cpu_op", info.name, pid, tid, start, end, args | {"bytes": info.bytes})
+            return _complete_event("cpu_op", info.name, pid, tid, start, end, args | {"bytes": info.bytes})
         number = self.correlations[span]
         args |= {"External id": number, "device": self.device, "stream": tid, "correlation": number}
         if info.kind in COLLECTIVES:
-            args |= {"op": info.name, **self.attached[span]}
-            return _complete("kernel", kernel_name(info, self.backend), pid, tid, start, end, args)
+            args |= {"op": info.name, **self.span_metadata[span]}
+            return _complete_event("kernel", kernel_name(info, self.backend), pid, tid, start, end, args)
         if info.kind in _COPIES:
             args |= {"op": info.name, "bytes": info.bytes}
-            return _complete("gpu_memcpy", _COPIES[info.kind], pid, tid, start, end, args)
+            return _complete_event("gpu_memcpy", _COPIES[info.kind], pid, tid, start, end, args)
         args |= {"flops": info.flops, "bytes": round(info.hbm_bytes)}
-        return _complete("kernel", info.name, pid, tid, start, end, args)
+        return _complete_event("kernel", info.name, pid, tid, start, end, args)
 
     def phases(self) -> Iterator[Event]:
         """`## forward ##` and so on: segments of the compute stream. Recomputation is part of backward."""
@@ -153,7 +155,7 @@ class RankEvents:
             else:
                 runs.append((phase, self.starts[span], self.ends[span]))
         for phase, start, end in runs:
-            yield _complete(
+            yield _complete_event(
                 "gpu_user_annotation", f"## {phase} ##", self.device, tid, start, end, {"External id": 0}
             )
 
@@ -164,16 +166,18 @@ class RankEvents:
             begin = min(max(start, cursor), end)
             cursor = max(cursor, end)
             if span is None:
-                yield _complete("cuda_runtime", name, self.host, self.host, begin, end, {"External id": 0})
+                yield _complete_event(
+                    "cuda_runtime", name, self.host, self.host, begin, end, {"External id": 0}
+                )
                 continue
             number, info = self.correlations[span], self._info(span)
-            args: Event = {"External id": number, **self.attached.get(span, {})}
+            args: Event = {"External id": number, **self.span_metadata.get(span, {})}
             op = "record_param_comms" if info.kind in COLLECTIVES else info.name
-            yield _complete("cpu_op", op, self.host, self.host, begin, end, args)
+            yield _complete_event("cpu_op", op, self.host, self.host, begin, end, args)
             args = {"External id": number, "correlation": number}
             launch = max(begin, end - _LAUNCH_NANOSECONDS)
-            yield _complete("cuda_runtime", name, self.host, self.host, launch, end, args)
-            pid, tid = self._on_track(span)
+            yield _complete_event("cuda_runtime", name, self.host, self.host, launch, end, args)
+            pid, tid = self._track_ids(span)
             flow = {
                 "ph": "s",
                 "id": number,
@@ -201,8 +205,10 @@ class RankEvents:
                 name = "cudaMemcpyAsync" if self._info(span).kind in _COPIES else "cudaLaunchKernel"
                 program.append((0, round(issue[span] * 1e9), span, name))
         for span in self.host_spans:
-            known = not math.isnan(issue[span])
-            start, end = (0, round(issue[span] * 1e9)) if known else (self.starts[span], self.ends[span])
+            is_issue_known = not math.isnan(issue[span])
+            start, end = (
+                (0, round(issue[span] * 1e9)) if is_issue_known else (self.starts[span], self.ends[span])
+            )
             program.append((start, end, None, self._info(span).name))
         program += [
             (round(start * 1e9), round(end * 1e9), None, "cudaStreamSynchronize")
@@ -210,15 +216,17 @@ class RankEvents:
         ]
         return sorted(program, key=lambda row: (row[1], row[0] == 0, row[0]))
 
-    def in_allocator(self) -> Iterator[Event]:
+    def allocator_spans(self) -> Iterator[Event]:
         """The times in which the host thread was in torch's allocator, which had run short."""
         for _, start, end in self.trace.allocator_blocks:
-            begin, over = round(start * 1e9), round(end * 1e9)
-            yield _complete(ALLOCATOR, _RUNS_SHORT, self.host, self.host, begin, over, {"External id": 0})
+            begin, end_nanoseconds = round(start * 1e9), round(end * 1e9)
+            yield _complete_event(
+                ALLOCATOR, _ALLOCATOR_LABEL, self.host, self.host, begin, end_nanoseconds, {"External id": 0}
+            )
 
     def memory(self) -> Iterator[Event]:
         """One counter per device, with a series per category, [Note: peaks within an instant]."""
-        for device, time, levels in self._levels():
+        for device, time, levels in self._memory_levels():
             pid = self.device if device == "gpu" else self.host
             yield {
                 "ph": "C",
@@ -229,7 +237,7 @@ class RankEvents:
                 "args": levels,
             }
 
-    def _levels(self) -> Iterator[tuple[str, int, dict[str, int]]]:
+    def _memory_levels(self) -> Iterator[tuple[str, int, dict[str, int]]]:
         """(device, nanoseconds, bytes by category) in the order in which memory changed.
 
         # [Note: peaks within an instant]
@@ -240,23 +248,23 @@ class RankEvents:
         events = self.trace.memory
         if events is None:
             return
-        mine = [i for i, rank in enumerate(events.ranks.tolist()) if rank == self.rank]
+        rank_changes = [i for i, rank in enumerate(events.ranks.tolist()) if rank == self.rank]
         categories = sorted(set(events.categories))
-        held = {device: dict.fromkeys(categories, 0) for device in sorted(set(events.devices))}
+        levels = {device: dict.fromkeys(categories, 0) for device in sorted(set(events.devices))}
         last: dict[str, tuple[int, bool]] = {}  # device -> time and whether it grew then; not yet written
         deltas, seconds = events.deltas.tolist(), _nanoseconds(events.stream_seconds)
-        at = 0
-        for i in mine:
+        now = 0
+        for i in rank_changes:
             device, change = events.devices[i], deltas[i]
-            at = max(at, seconds[i])
+            now = max(now, seconds[i])
             if device in last:
                 time, has_grown = last[device]
-                if time < at or (has_grown and change < 0):
-                    yield device, time, dict(held[device])
-            held[device][events.categories[i]] += change
-            last[device] = at, change > 0
+                if time < now or (has_grown and change < 0):
+                    yield device, time, dict(levels[device])
+            levels[device][events.categories[i]] += change
+            last[device] = now, change > 0
         for device, (time, _) in last.items():
-            yield device, time, dict(held[device])
+            yield device, time, dict(levels[device])
 
 
 def is_on_gpu(info: SpanInfo) -> bool:
@@ -264,11 +272,11 @@ def is_on_gpu(info: SpanInfo) -> bool:
 
 
 def _nanoseconds(seconds: Floats) -> list[int]:
-    whole: list[int] = np.rint(seconds * 1e9).astype(np.int64).tolist()
-    return whole
+    nanoseconds: list[int] = np.rint(seconds * 1e9).astype(np.int64).tolist()
+    return nanoseconds
 
 
-def _complete(
+def _complete_event(
     category: str, name: str, pid: int, tid: int, start: int, end: int, args: Mapping[str, Any]
 ) -> Event:
     """A complete event, with times in nanoseconds."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from zsim.files import make_folder, write_whole
+from zsim.files import make_folder, write_atomically
 from zsim.trace.chrome.events import Event, RankEvents, is_on_gpu
 from zsim.trace.drives import drive_rates
 from zsim.trace.trace import Trace
@@ -38,10 +38,10 @@ def write_chrome_trace(trace: Trace, path: str | Path, rank: int | None = None, 
 
 def write_document(document: dict[str, Any], path: Path) -> Path:
     """Write a JSON object of events to `path`, gzipped if it ends in `.gz`."""
-    text = as_text(document).encode()
+    text = format_document(document).encode()
     if path.suffix == ".gz":
         text = gzip.compress(text, compresslevel=6, mtime=0)
-    return write_whole(path, text)
+    return write_atomically(path, text)
 
 
 def write_chrome_traces(trace: Trace, directory: str | Path, step: int = 1) -> list[Path]:
@@ -55,20 +55,20 @@ def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[s
     """The JSON object of one rank (default: the first of the trace)."""
     if rank is None:
         rank = int(trace.ranks[0]) if len(trace) else 0
-    events = RankEvents(trace.of_rank(rank), rank)
-    timed = [
+    events = RankEvents(trace.select_rank(rank), rank)
+    timed_events = [
         *events.steps(step),
         *events.launches(),
-        *events.in_allocator(),
+        *events.allocator_spans(),
         *events.phases(),
         *events.spans(),
         *events.memory(),
         *_drives(trace, events),
     ]
-    timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
-    words = {key: value for key, value in trace.metadata.items() if isinstance(value, str)}
+    timed_events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    text_metadata = {key: value for key, value in trace.metadata.items() if isinstance(value, str)}
     return {
-        **words,
+        **text_metadata,
         "source": f"zsim, {trace.source}",
         "schemaVersion": _SCHEMA_VERSION,
         "deviceProperties": [_device_properties(events)],
@@ -76,7 +76,7 @@ def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[s
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
         **_host_ahead(trace, rank),
-        "traceEvents": [*process_names(events), *timed],
+        "traceEvents": [*process_names(events), *timed_events],
     }
 
 
@@ -102,7 +102,7 @@ def _drives(trace: Trace, events: RankEvents) -> Iterator[Event]:
         }
 
 
-def as_text(document: dict[str, Any]) -> str:
+def format_document(document: dict[str, Any]) -> str:
     """JSON with one line per head entry and per event, as traceinsight searches for the rank line by line."""
     head = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)},\n"
@@ -117,12 +117,12 @@ def as_text(document: dict[str, Any]) -> str:
 
 def _device_properties(events: RankEvents) -> Event:
     metadata = events.trace.metadata
-    known = {
+    properties = {
         "name": metadata.get("gpu"),
         "totalGlobalMem": metadata.get("gpu_memory_bytes"),
         "numSms": metadata.get("sm_count"),
     }
-    return {"id": events.device, **{key: value for key, value in known.items() if value is not None}}
+    return {"id": events.device, **{key: value for key, value in properties.items() if value is not None}}
 
 
 def _distributed_info(events: RankEvents) -> Event:
@@ -153,17 +153,19 @@ def process_names(events: RankEvents) -> Iterator[Event]:
         (events.device, f"GPU {events.device}", _GPU_SORT_INDEX + events.device),
     ):
         name = ", ".join(word for word in (f"zsim rank {events.rank}", role) if word)
-        yield _named("process_name", pid, 0, "name", name)
-        yield _named("process_labels", pid, 0, "labels", label)
-        yield _named("process_sort_index", pid, 0, "sort_index", index)
-    yield _named("thread_name", events.host, events.host, "name", "host program")
-    on_host = {info.stream for info in events.trace.infos if not is_on_gpu(info)}
-    for (stream, lane), number in events.tracks.items():
-        pid, tid = (events.host, events.host + number) if stream in on_host else (events.device, number)
-        label = stream if stream in on_host else f"stream {number} {stream}"
-        yield _named("thread_name", pid, tid, "name", label + (f" ({lane + 1})" if lane else ""))
-        yield _named("thread_sort_index", pid, tid, "sort_index", number)
+        yield _name_event("process_name", pid, 0, "name", name)
+        yield _name_event("process_labels", pid, 0, "labels", label)
+        yield _name_event("process_sort_index", pid, 0, "sort_index", index)
+    yield _name_event("thread_name", events.host, events.host, "name", "host program")
+    host_streams = {info.stream for info in events.trace.infos if not is_on_gpu(info)}
+    for (stream, sub_track), number in events.tracks.items():
+        pid, tid = (events.host, events.host + number) if stream in host_streams else (events.device, number)
+        label = stream if stream in host_streams else f"stream {number} {stream}"
+        yield _name_event(
+            "thread_name", pid, tid, "name", label + (f" ({sub_track + 1})" if sub_track else "")
+        )
+        yield _name_event("thread_sort_index", pid, tid, "sort_index", number)
 
 
-def _named(event: str, pid: int, tid: int, key: str, value: str | int) -> Event:
+def _name_event(event: str, pid: int, tid: int, key: str, value: str | int) -> Event:
     return {"ph": "M", "name": event, "pid": pid, "tid": tid, "ts": 0.0, "args": {key: value}}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from zsim.errors import InputError
-from zsim.trace.readers.content import CHUNK_BYTES, Content, refusals, unzipped
+from zsim.trace.readers.content import CHUNK_BYTES, Content, raise_input_errors, unzip
 
 _MAX_FILES = 10_000
 _MAGIC = slice(257, 262), b"ustar"
@@ -16,22 +16,24 @@ _MAGIC = slice(257, 262), b"ustar"
 
 def is_tar(beginning: bytes) -> bool:
     """Whether a file is a tar, by the magic of POSIX and GNU in its first header."""
-    place, magic = _MAGIC
-    return beginning[place] == magic
+    span, magic = _MAGIC
+    return beginning[span] == magic
 
 
-def contents(path: Path, chosen: Callable[[list[PurePosixPath]], list[PurePosixPath]]) -> Iterator[Content]:
+def read_members(
+    path: Path, select: Callable[[list[PurePosixPath]], list[PurePosixPath]]
+) -> Iterator[Content]:
     """The files that `select` picks from all names, each to be read before the next.
 
     Raises InputError for an archive that is damaged, and for a selected link or device.
     """
-    with _opened(path) as archive:
+    with _open_archive(path) as archive:
         names = [PurePosixPath(member.name) for member in _members(path, archive) if not member.isdir()]
-    wanted = set(chosen(names))
-    with _opened(path) as archive:
+    selected = set(select(names))
+    with _open_archive(path) as archive:
         for member in _members(path, archive):
             name = PurePosixPath(member.name)
-            if member.isdir() or name not in wanted:
+            if member.isdir() or name not in selected:
                 continue
             file = archive.extractfile(member) if member.isreg() else None
             if file is None:
@@ -40,12 +42,12 @@ def contents(path: Path, chosen: Callable[[list[PurePosixPath]], list[PurePosixP
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+def _open_archive(path: Path) -> Iterator[tarfile.TarFile]:
     try:
         with (
-            refusals(path),
+            raise_input_errors(path),
             path.open("rb") as file,
-            unzipped(path, file) as plain,
+            unzip(path, file) as plain,
             tarfile.open(fileobj=plain, mode="r|", bufsize=CHUNK_BYTES) as archive,
         ):
             yield archive

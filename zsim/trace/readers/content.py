@@ -22,7 +22,7 @@ from zsim.errors import InputError
 CHUNK_BYTES = 2**20
 _MAX_RATIO = 200  # deflate's own limit is 1,032
 _MAX_BLANK = 64 * 2**20
-_SURELY_SMALL = 16 * 2**20
+_ALWAYS_ALLOWED_BYTES = 16 * 2**20
 _GZIP = b"\x1f\x8b"
 
 
@@ -34,7 +34,7 @@ class Content:
 
     def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self.path = path
-        self._pieces = _pieces(path, file)
+        self._pieces = _read_pieces(path, file)
         self._first: bytes | None = None
 
     @property
@@ -56,37 +56,37 @@ class Content:
             yield decoder.decode(piece)
         yield decoder.decode(b"", final=True)
 
-    def lines(self, most: int) -> Iterator[str]:
+    def lines(self, max_characters: int) -> Iterator[str]:
         """The lines one at a time. Raises InputError for a line of more than `max_characters`."""
-        rest: list[str] = []
+        line_pieces: list[str] = []
         length = 0
         for piece in self.text():
-            first, *others = piece.split("\n")
-            rest.append(first)
-            length += len(first)
-            if others:
-                yield "".join(rest)
-                yield from others[:-1]
-                rest, length = [others[-1]], len(others[-1])
-            if length > most:
-                raise InputError(f"{self.path}: has a line of more than {most:,} characters")
+            line_end, *next_lines = piece.split("\n")
+            line_pieces.append(line_end)
+            length += len(line_end)
+            if next_lines:
+                yield "".join(line_pieces)
+                yield from next_lines[:-1]
+                line_pieces, length = [next_lines[-1]], len(next_lines[-1])
+            if length > max_characters:
+                raise InputError(f"{self.path}: has a line of more than {max_characters:,} characters")
         if length:
-            yield "".join(rest)
+            yield "".join(line_pieces)
 
 
-def _pieces(path: Path, given: IO[bytes] | None) -> Iterator[bytes]:
-    with refusals(path), given or path.open("rb") as file, unzipped(path, file) as plain:
-        while piece := plain.read(CHUNK_BYTES):
+def _read_pieces(path: Path, member: IO[bytes] | None) -> Iterator[bytes]:
+    with raise_input_errors(path), member or path.open("rb") as file, unzip(path, file) as unzipped_file:
+        while piece := unzipped_file.read(CHUNK_BYTES):
             yield piece
 
 
-def unzipped(path: Path, file: IO[bytes]) -> IO[bytes]:
+def unzip(path: Path, file: IO[bytes]) -> IO[bytes]:
     """The file, unzipped if it begins like a gzip stream, whatever its name."""
     is_zipped = cast(io.BufferedReader, file).peek(2)[:2] == _GZIP
-    return cast(IO[bytes], _Unzipped(path, file)) if is_zipped else file
+    return cast(IO[bytes], _LimitedGzipFile(path, file)) if is_zipped else file
 
 
-class _Unzipped(gzip.GzipFile):
+class _LimitedGzipFile(gzip.GzipFile):
     """A gzip stream with a limit on its ratio, [Note: how large a trace may be]."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
@@ -96,7 +96,7 @@ class _Unzipped(gzip.GzipFile):
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
         self._num_bytes += len(data)
-        if self._num_bytes > max(_SURELY_SMALL, _MAX_RATIO * self._packed.tell()):
+        if self._num_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * self._packed.tell()):
             raise InputError(
                 f"{self._path}: unpacks to more than {_MAX_RATIO} times its size, which no trace does; "
                 "is it damaged, or made to fill memory?"
@@ -105,7 +105,7 @@ class _Unzipped(gzip.GzipFile):
 
 
 @contextmanager
-def refusals(path: Path) -> Iterator[None]:
+def raise_input_errors(path: Path) -> Iterator[None]:
     """A context that raises errors of reading and unzipping a file as InputError."""
     try:
         yield

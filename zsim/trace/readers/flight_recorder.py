@@ -14,11 +14,11 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.trace.collective_names import (
-    as_int,
     collective_kind,
-    dtype_of,
-    elements_of,
+    count_elements,
     full_tensor_bytes,
+    parse_dtype,
+    parse_int,
     parse_ranks,
 )
 from zsim.trace.readers.json_stream import WRONG_VALUE, JsonStream, wrong_value
@@ -42,14 +42,14 @@ def read_flight_recorder(path: Path, stream: JsonStream) -> Recording:
         )
     groups = _groups(head)
     world_size = max((len(ranks) for ranks in groups.values()), default=0)
-    rank = as_int(head.get("rank"), _rank_in_name(path))
+    rank = parse_int(head.get("rank"), _rank_in_name(path))
     recording = Recording(path, rank, max(world_size, 1))
     recording.is_timed = any(entry.get("duration_ms") for entry in entries)
     recording.metadata = {"flight_recorder_version": version}
-    entries.sort(key=lambda entry: as_int(entry.get("record_id")))
+    entries.sort(key=lambda entry: parse_int(entry.get("record_id")))
     try:
         for entry in entries:
-            _add(recording, entry, groups)
+            _add_entry(recording, entry, groups)
     except WRONG_VALUE as error:
         raise wrong_value(path, f"entry {json.dumps(entry)[:80]}", error) from error
     _find_steps(recording)
@@ -71,10 +71,10 @@ def _groups(head: Entry) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def _add(recording: Recording, entry: Entry, groups: dict[str, tuple[int, ...]]) -> None:
+def _add_entry(recording: Recording, entry: Entry, groups: dict[str, tuple[int, ...]]) -> None:
     name = str(entry.get("profiling_name", ""))
-    backend, _, called = name.partition(":")
-    kind = collective_kind(called or name)
+    backend, _, call_name = name.partition(":")
+    kind = collective_kind(call_name or name)
     if not kind or kind == "barrier":
         recording.metadata["barriers"] = recording.metadata.get("barriers", 0) + 1
         return
@@ -85,14 +85,18 @@ def _add(recording: Recording, entry: Entry, groups: dict[str, tuple[int, ...]])
     group = "world" if size == recording.world_size else description or f"group {number}"
     recording.groups[group] = ranks or tuple(range(recording.world_size))
     dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or [""]
-    dtype, dtype_bytes = dtype_of(str(dtypes[0]))
+    dtype, dtype_bytes = parse_dtype(str(dtypes[0]))
     full = full_tensor_bytes(
-        kind, elements_of(entry.get("input_sizes")), elements_of(entry.get("output_sizes")), dtype_bytes, size
+        kind,
+        count_elements(entry.get("input_sizes")),
+        count_elements(entry.get("output_sizes")),
+        dtype_bytes,
+        size,
     )
-    issue = as_int(entry.get("time_created_ns"))
-    start = as_int(entry.get("time_discovered_started_ns")) or issue
+    issue = parse_int(entry.get("time_created_ns"))
+    start = parse_int(entry.get("time_discovered_started_ns")) or issue
     length = round(float(entry.get("duration_ms") or 0.0) * 1e6)
-    sequence = as_int(entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"), UNKNOWN)
+    sequence = parse_int(entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"), UNKNOWN)
     info = SpanInfo(name, kind, "", full, dtype, group, size)
     recording.add(info, start if length else issue, (start if length else issue) + length, issue, sequence)
 
@@ -107,8 +111,8 @@ def _find_steps(recording: Recording) -> None:
     ends = list(range(count, period - 1, -period))[::-1]
     for number, end in enumerate(ends):
         start = max(end - period, 0)
-        until = recording.issue[end] if end < count else max(recording.end[start:end]) + 1
-        recording.steps.append((number, recording.issue[start], until - 1))
+        end_time = recording.issue[end] if end < count else max(recording.end[start:end]) + 1
+        recording.steps.append((number, recording.issue[start], end_time - 1))
     recording.notes.append(f"steps are told from the collectives: {period} of them repeat")
 
 
@@ -119,9 +123,11 @@ def repeating_period(values: Sequence[int]) -> int:
     """
     count = len(values)
     for period in range(1, count // 2 + 1):
-        agreeing = 0
-        while agreeing < count - period and values[-1 - agreeing] == values[-1 - agreeing - period]:
-            agreeing += 1
-        if agreeing + period >= max(2 * period, (count + 1) // 2):
+        num_repeated = 0
+        while (
+            num_repeated < count - period and values[-1 - num_repeated] == values[-1 - num_repeated - period]
+        ):
+            num_repeated += 1
+        if num_repeated + period >= max(2 * period, (count + 1) // 2):
             return period
     return 0

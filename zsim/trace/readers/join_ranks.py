@@ -18,30 +18,30 @@ _NO_STEP = -1
 _Bounds = dict[int, tuple[int, int]]  # step -> (start, end)
 
 
-def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
+def join(recordings: Sequence[Recording], *, is_one_step: bool = False) -> Trace:
     """One Trace of all ranks. `is_one_step` takes each recording as one step.
 
     Raises InputError for ranks that do not belong to one run, and for recordings without steps.
     """
     ordered = sorted(recordings, key=lambda recording: recording.rank)
     world_size = _check_ranks(ordered)
-    if whole:
+    if is_one_step:
         for recording in ordered:
-            recording.steps = [(0, *_extent(recording))]
+            recording.steps = [(0, *_recorded_extent(recording))]
     _check_steps(ordered)
-    steps = [_step_of_each(recording) for recording in ordered]
+    steps = [_span_steps(recording) for recording in ordered]
     matches = match_collectives(ordered, steps)
     offsets = clock_offsets(ordered, matches)
     transfers, num_bounds = transfer_times(ordered, matches, offsets, world_size)
-    bounds = [_bounds(recording, steps[place]) for place, recording in enumerate(ordered)]
-    numbers = sorted(set.intersection(*(set(of_rank) for of_rank in bounds)))
-    zero = min(bounds[place][numbers[0]][0] + offsets[place] for place in range(len(ordered)))
-    shifts = [offset - zero for offset in offsets]
+    bounds = [_bounds(recording, steps[index]) for index, recording in enumerate(ordered)]
+    numbers = sorted(set.intersection(*(set(rank_bounds) for rank_bounds in bounds)))
+    zero_time = min(bounds[index][numbers[0]][0] + offsets[index] for index in range(len(ordered)))
+    shifts = [offset - zero_time for offset in offsets]
     table = _Table()
-    for place, recording in enumerate(ordered):
-        table.add(recording, steps[place], set(numbers), shifts[place], transfers[place])
-    spans = [_span_of_step(ordered, bounds, shifts, number) for number in numbers]
-    typical = sorted(step.seconds for step in spans)[(len(spans) - 1) // 2]
+    for index, recording in enumerate(ordered):
+        table.add(recording, steps[index], set(numbers), shifts[index], transfers[index])
+    spans = [_step_span(ordered, bounds, shifts, number) for number in numbers]
+    typical_seconds = sorted(step.seconds for step in spans)[(len(spans) - 1) // 2]
     blocks = _host_blocks(ordered, shifts, table)  # before `infos`, to which it may add
     metadata = _metadata(ordered, world_size, offsets, table)
     metadata["transfers_bounded"] = num_bounds
@@ -49,7 +49,7 @@ def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
         source="recorded",
         infos=SpanInfos(table.infos),
         world_size=world_size,
-        step_seconds=typical,
+        step_seconds=typical_seconds,
         memory=_memory(ordered, shifts),
         host_blocks=blocks,
         allocator_blocks=tuple(
@@ -65,10 +65,11 @@ def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
 
 def _check_ranks(recordings: Sequence[Recording]) -> int:
     first = recordings[0]
-    for before, after in pairwise(recordings):
-        if before.rank == after.rank:
+    for previous, second in pairwise(recordings):
+        if previous.rank == second.rank:
             raise InputError(
-                f"{after.path}: is of rank {after.rank}, and so is {before.path}; expected one file per rank"
+                f"{second.path}: is of rank {second.rank}, and so is {previous.path}; expected one file per "
+                "rank"
             )
     for recording in recordings:
         if recording.world_size != first.world_size:
@@ -94,34 +95,36 @@ def _check_steps(recordings: Sequence[Recording]) -> None:
             )
     common = set.intersection(*({number for number, _, _ in r.steps} for r in recordings))
     if not common:
-        said = "; ".join(f"{r.path}: {_range([n for n, _, _ in r.steps])}" for r in recordings[:3])
-        raise InputError(f"the ranks have no step in common ({said}); expected traces of the same steps")
+        step_ranges = "; ".join(f"{r.path}: {_range([n for n, _, _ in r.steps])}" for r in recordings[:3])
+        raise InputError(
+            f"the ranks have no step in common ({step_ranges}); expected traces of the same steps"
+        )
 
 
 def _range(numbers: list[int]) -> str:
     return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {min(numbers)} to {max(numbers)}"
 
 
-def _extent(recording: Recording) -> tuple[int, int]:
+def _recorded_extent(recording: Recording) -> tuple[int, int]:
     """The times of the first event and of the last end."""
     issued = min((time for time in recording.issue if time != UNKNOWN), default=2**62)
     return min(issued, *recording.start), max(recording.end)
 
 
-def _step_of_each(recording: Recording) -> list[int]:
+def _span_steps(recording: Recording) -> list[int]:
     """The step in which the host issued each span (by its start if the issue is not known), or -1 outside
     steps.
     """
     rows = sorted(recording.steps, key=lambda step: step[1])
     starts = [start for _, start, _ in rows]
-    found = []
+    span_steps = []
     for span in range(len(recording)):
         time = recording.issue[span]
         if time == UNKNOWN:
             time = recording.start[span]
         row = bisect_right(starts, time) - 1
-        found.append(rows[row][0] if row >= 0 and time <= rows[row][2] else _NO_STEP)
-    return found
+        span_steps.append(rows[row][0] if row >= 0 and time <= rows[row][2] else _NO_STEP)
+    return span_steps
 
 
 def _bounds(recording: Recording, steps: Sequence[int]) -> _Bounds:
@@ -130,7 +133,7 @@ def _bounds(recording: Recording, steps: Sequence[int]) -> _Bounds:
     for span, step in enumerate(steps):
         last_end[step] = max(last_end.get(step, 0), recording.end[span])
     first = min(start for _, start, _ in recording.steps)
-    before = max(
+    previous_end = max(
         (
             recording.end[span]
             for span, step in enumerate(steps)
@@ -140,17 +143,17 @@ def _bounds(recording: Recording, steps: Sequence[int]) -> _Bounds:
     )
     bounds: _Bounds = {}
     for number, start, end in sorted(recording.steps, key=lambda step: step[1]):
-        begun = max(start, before)
-        before = max(end, last_end.get(number, 0), begun)
-        bounds[number] = begun, before
-        before = max(last_end.get(number, 0), begun)
+        begin = max(start, previous_end)
+        previous_end = max(end, last_end.get(number, 0), begin)
+        bounds[number] = begin, previous_end
+        previous_end = max(last_end.get(number, 0), begin)
     return bounds
 
 
-def _span_of_step(
+def _step_span(
     recordings: Sequence[Recording], bounds: Sequence[_Bounds], shifts: Sequence[int], number: int
 ) -> Step:
-    rows = [of_rank[number] for of_rank in bounds]
+    rows = [rank_bounds[number] for rank_bounds in bounds]
     host = [next(step[1:] for step in recording.steps if step[0] == number) for recording in recordings]
     return Step(
         number,
@@ -207,10 +210,10 @@ class _Table:
             columns["transfer_seconds"].append(np.nan if transfer is None else transfer / 1e9)
 
     def index(self, info: SpanInfo) -> int:
-        found = self._index_of.setdefault(info, len(self.infos))
-        if found == len(self.infos):
+        info_index = self._index_of.setdefault(info, len(self.infos))
+        if info_index == len(self.infos):
             self.infos.append(info)
-        return found
+        return info_index
 
     def arrays(self) -> dict[str, Any]:
         types = dict.fromkeys(("ranks", "info_indices", "step_numbers"), np.int64) | {
@@ -242,9 +245,9 @@ def _metadata(
         name: tuple(dict.fromkeys(r.groups[name] for r in recordings if r.groups.get(name)))
         for name in groups
     }
-    ahead = "host_ahead_seconds"
-    if any(ahead in recording.metadata for recording in recordings):
-        metadata[ahead] = {r.rank: r.metadata[ahead] for r in recordings if ahead in r.metadata}
+    ahead_key = "host_ahead_seconds"
+    if any(ahead_key in recording.metadata for recording in recordings):
+        metadata[ahead_key] = {r.rank: r.metadata[ahead_key] for r in recordings if ahead_key in r.metadata}
     metadata["files"] = tuple(str(recording.path) for recording in recordings)
     metadata["ranks"] = tuple(recording.rank for recording in recordings)
     metadata["clock_offsets_seconds"] = tuple(offset / 1e9 for offset in offsets)
@@ -286,11 +289,11 @@ def _host_blocks(
         by_end = sorted(range(len(recording)), key=lambda span: recording.end[span])
         ends = [recording.end[span] for span in by_end]
         for start, end, info in recording.host_blocks:
-            place = bisect_right(ends, end) - 1
-            while place >= 0 and recording.start[by_end[place]] == end:
-                place -= 1
-            if info is None and place >= 0:
-                info = recording.info(by_end[place])
+            index = bisect_right(ends, end) - 1
+            while index >= 0 and recording.start[by_end[index]] == end:
+                index -= 1
+            if info is None and index >= 0:
+                info = recording.info(by_end[index])
             if info is not None:
                 times = (start + shift) / 1e9, (end + shift) / 1e9
                 blocks.append((recording.rank, *times, table.index(info)))

@@ -48,8 +48,8 @@ class JsonStream:
         self.head: dict[str, Any] = {}
         self.num_items = 0
         self._buffer = ""
-        self._at = 0
-        self._passed = 0  # characters before the buffer
+        self._offset = 0
+        self._num_discarded = 0  # characters before the buffer
         self._text = content.text()
 
     def items(self, key: str) -> Iterator[dict[str, Any]]:
@@ -59,109 +59,109 @@ class JsonStream:
             yield from self._array(may_be_open=True)
             return
         if first != "{":
-            raise self._wrong("is not JSON" if first else "is empty")
-        self._at += 1
+            raise self._input_error("is not JSON" if first else "is empty")
+        self._offset += 1
         while (char := self._peek()) != "}":
             if char == ",":
-                self._at += 1
+                self._offset += 1
                 continue
-            name = self._value()
+            name = self._parse_value()
             if not isinstance(name, str) or self._peek() != ":":
-                raise self._wrong("is not JSON")
-            self._at += 1
+                raise self._input_error("is not JSON")
+            self._offset += 1
             if name == key and self._peek() == "[":
                 self.head.setdefault(key, None)
                 yield from self._array()
                 continue
-            value = self.head[name] = self._value()
+            value = self.head[name] = self._parse_value()
             if name == key:
                 raise InputError(
                     f"{self.path}: '{key}' is {json.dumps(value)[:40]}; expected a list of events"
                 )
 
     def _array(self, may_be_open: bool = False) -> Iterator[dict[str, Any]]:
-        self._at += 1
+        self._offset += 1
         while (char := self._peek()) != "]":
             if char == ",":
-                self._at += 1
+                self._offset += 1
                 continue
             if not char and may_be_open:
                 return
-            value = self._value()
+            value = self._parse_value()
             self.num_items += 1
             if not isinstance(value, dict):
-                shown = repr(value)[:60]
-                raise InputError(f"{self.path}: event {self.num_items} is {shown}; expected an object")
+                excerpt = repr(value)[:60]
+                raise InputError(f"{self.path}: event {self.num_items} is {excerpt}; expected an object")
             yield value
-        self._at += 1
+        self._offset += 1
 
     def _peek(self) -> str:
         """The next character that is not space, or "" at the end of the file."""
         while True:
-            space = _SPACE.match(self._buffer, self._at)
-            self._at = space.end() if space is not None else self._at
-            if self._at < len(self._buffer):
-                return self._buffer[self._at]
+            space = _SPACE.match(self._buffer, self._offset)
+            self._offset = space.end() if space is not None else self._offset
+            if self._offset < len(self._buffer):
+                return self._buffer[self._offset]
             if not self._read_more():
                 return ""
 
-    def _value(self) -> Any:
+    def _parse_value(self) -> Any:
         self._peek()
         while True:
             try:
-                value, end = _decode(self._buffer, self._at)
+                value, end = _decode(self._buffer, self._offset)
             except json.JSONDecodeError as error:
                 is_certain = len(self._buffer) - error.pos > _LONGEST_TOKEN
-                if is_certain or not self._read_as_much_again():
-                    raise self._wrong(
+                if is_certain or not self._double_buffer():
+                    raise self._input_error(
                         "is not JSON" if is_certain or self._is_garbled(error) else ""
                     ) from None
                 continue
             except RecursionError:
-                raise self._wrong("is nested deeper than any trace") from None
+                raise self._input_error("is nested deeper than any trace") from None
             except ValueError:  # Python reads whole numbers of up to 4,300 digits
-                raise self._wrong("has a number of thousands of digits") from None
+                raise self._input_error("has a number of thousands of digits") from None
             if len(self._buffer) - end < _LONGEST_NUMBER and self._read_more():  # it may go on: 12, 12., 12.5
                 continue
-            self._at = end
+            self._offset = end
             return value
 
     def _is_garbled(self, error: json.JSONDecodeError) -> bool:
         """Whether text follows the position that could not be read: then the file is wrong and not cut
         off."""
-        rest = self._buffer[error.pos :].strip()
-        return bool(rest) and not error.msg.startswith("Unterminated")
+        remaining = self._buffer[error.pos :].strip()
+        return bool(remaining) and not error.msg.startswith("Unterminated")
 
-    def _read_as_much_again(self) -> bool:
+    def _double_buffer(self) -> bool:
         """Read until the buffer has doubled, so that a long value is parsed again only as often as its length
         doubles.
 
         Returns whether there was more.
         """
-        length = len(self._buffer) - self._at
+        length = len(self._buffer) - self._offset
         if length > _LONGEST_VALUE:
-            raise self._wrong(f"has a value of more than {_LONGEST_VALUE // 2**20} MB")
-        while len(self._buffer) - self._at < 2 * length + 1:
+            raise self._input_error(f"has a value of more than {_LONGEST_VALUE // 2**20} MB")
+        while len(self._buffer) - self._offset < 2 * length + 1:
             if not self._read_more():
                 break
-        return len(self._buffer) - self._at > length
+        return len(self._buffer) - self._offset > length
 
     def _read_more(self) -> bool:
         chunk = next((chunk for chunk in self._text if chunk), "")
         if not chunk:
             return False
-        self._passed += self._at
-        self._buffer = self._buffer[self._at :] + chunk
-        self._at = 0
+        self._num_discarded += self._offset
+        self._buffer = self._buffer[self._offset :] + chunk
+        self._offset = 0
         return True
 
-    def _wrong(self, what: str) -> InputError:
-        position = self._passed + self._at
-        rest = self._buffer[self._at : self._at + 30]
+    def _input_error(self, what: str) -> InputError:
+        position = self._num_discarded + self._offset
+        excerpt = self._buffer[self._offset : self._offset + 30]
         if what == "is empty":
             return InputError(f"{self.path}: is empty; {EXPECTED}")
         if what:
-            where = f"character {position}: {rest!r}"
+            where = f"character {position}: {excerpt!r}"
             return InputError(f"{self.path}: {what} at {where}; {EXPECTED}")
-        after = f"{self.num_items} events" if self.num_items else f"{position} characters"
-        return InputError(f"{self.path}: is cut off after {after}; record or copy it again")
+        progress = f"{self.num_items} events" if self.num_items else f"{position} characters"
+        return InputError(f"{self.path}: is cut off after {progress}; record or copy it again")

@@ -19,7 +19,7 @@ from zsim.trace.trace import COLLECTIVES, SpanInfo
 
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 _MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})  # in size, between ranks
-_LEAST_OFFSET = 10_000  # nanoseconds; ends of one collective differ by as much on equal clocks
+_MIN_OFFSET = 10_000  # nanoseconds; ends of one collective differ by as much on equal clocks
 Match = dict[int, int]  # place of the recording -> its span
 
 
@@ -28,27 +28,27 @@ def match_collectives(recordings: Sequence[Recording], steps: Sequence[Sequence[
 
     Raises InputError if the ranks' collectives differ in number, kind or size.
     """
-    tables = [_by_group(recording, steps[place]) for place, recording in enumerate(recordings)]
+    tables = [_collectives_per_group(recording, steps[index]) for index, recording in enumerate(recordings)]
     matches: list[Match] = []
     for key in dict.fromkeys(key for table in tables for key in table):
         step, group = key
-        members = [
-            place
-            for place, recording in enumerate(recordings)
+        member_indices = [
+            index
+            for index, recording in enumerate(recordings)
             if isinstance(group, str) or recording.rank in group
         ]
-        counts = {place: len(tables[place].get(key, ())) for place in members}
-        most = max(members, key=lambda place: counts[place])
-        for number in range(counts[most]):
-            match = {place: tables[place][key][number] for place in members if number < counts[place]}
-            _check_same(recordings, match, step, number)
-            if len(match) < len(members):
-                _say_missing(recordings, members, counts, match, step, number)
+        counts = {index: len(tables[index].get(key, ())) for index in member_indices}
+        longest = max(member_indices, key=lambda index: counts[index])
+        for number in range(counts[longest]):
+            match = {index: tables[index][key][number] for index in member_indices if number < counts[index]}
+            _check_identical(recordings, match, step, number)
+            if len(match) < len(member_indices):
+                _raise_missing(recordings, member_indices, counts, match, step, number)
             matches.append(match)
     return matches
 
 
-def _by_group(
+def _collectives_per_group(
     recording: Recording, steps: Sequence[int]
 ) -> dict[tuple[int, tuple[int, ...] | str], list[int]]:
     """(step, group) -> its collectives in the order of issue. A group is its ranks if they are known."""
@@ -66,22 +66,23 @@ def _by_group(
     return table
 
 
-def _check_same(recordings: Sequence[Recording], match: Match, step: int, number: int) -> None:
-    (first, span), *others = match.items()
-    mine = recordings[first].info(span)
-    for place, other in others:
-        theirs = recordings[place].info(other)
-        same_size = mine.bytes == theirs.bytes or mine.kind in _MAY_DIFFER
-        if mine.kind != theirs.kind or not same_size:
+def _check_identical(recordings: Sequence[Recording], match: Match, step: int, number: int) -> None:
+    (first, span), *other_matches = match.items()
+    first_info = recordings[first].info(span)
+    for index, other_span in other_matches:
+        other_info = recordings[index].info(other_span)
+        same_size = first_info.bytes == other_info.bytes or first_info.kind in _MAY_DIFFER
+        if first_info.kind != other_info.kind or not same_size:
             raise InputError(
-                f"{recordings[place].path}: collective {number + 1} of step {step} in group "
-                f"'{theirs.group}' is {_call(theirs)} on rank {recordings[place].rank}, but {_call(mine)} on "
+                f"{recordings[index].path}: collective {number + 1} of step {step} in group "
+                f"'{other_info.group}' is {_call(other_info)} on rank {recordings[index].rank}, but "
+                f"{_call(first_info)} on "
                 f"rank {recordings[first].rank} ({recordings[first].path}); expected traces of one run and "
                 "the same steps"
             )
 
 
-def _say_missing(
+def _raise_missing(
     recordings: Sequence[Recording],
     members: list[int],
     counts: dict[int, int],
@@ -89,7 +90,7 @@ def _say_missing(
     step: int,
     number: int,
 ) -> None:
-    short = next(place for place in members if place not in match)
+    short = next(index for index in members if index not in match)
     long, span = next(iter(match.items()))
     info = recordings[long].info(span)
     raise InputError(
@@ -113,36 +114,44 @@ def clock_offsets(recordings: Sequence[Recording], matches: Iterable[Match]) -> 
     """
     pairs: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for match in matches:
-        places = sorted(match)
-        for other in places[1:]:
-            pairs.setdefault((places[0], other), []).append(_difference(recordings, match, places[0], other))
+        indices = sorted(match)
+        for second in indices[1:]:
+            pairs.setdefault((indices[0], second), []).append(
+                _end_difference(recordings, match, indices[0], second)
+            )
     offsets: dict[int, int] = {0: 0}
     changed = True
     while changed:
         changed = False
-        for (one, other), rows in pairs.items():
-            if (one in offsets) == (other in offsets):
+        for (first, second), rows in pairs.items():
+            if (first in offsets) == (second in offsets):
                 continue
             changed = True
-            offset = 0 if _share_a_clock(recordings[one], recordings[other]) else _offset(rows)
-            if one in offsets:
-                offsets[other] = offsets[one] + offset
+            offset = 0 if _has_shared_clock(recordings[first], recordings[second]) else _offset(rows)
+            if first in offsets:
+                offsets[second] = offsets[first] + offset
             else:
-                offsets[one] = offsets[other] - offset
-    return [offsets.get(place, 0) for place in range(len(recordings))]
+                offsets[first] = offsets[second] - offset
+    return [offsets.get(index, 0) for index in range(len(recordings))]
 
 
-def _share_a_clock(one: Recording, other: Recording) -> bool:
+def _has_shared_clock(first: Recording, second: Recording) -> bool:
     """Whether both read the same machine's monotonic clock, whose zero is then the same time for both."""
-    a, b = one.clock_zero, other.clock_zero
-    return a is not None and b is not None and abs(a - b) < 10**9
+    first_zero, second_zero = first.clock_zero, second.clock_zero
+    return first_zero is not None and second_zero is not None and abs(first_zero - second_zero) < 10**9
 
 
-def _difference(recordings: Sequence[Recording], match: Match, one: int, other: int) -> tuple[int, int, int]:
+def _end_difference(
+    recordings: Sequence[Recording], match: Match, first: int, second: int
+) -> tuple[int, int, int]:
     """(difference of the ends, minimum and maximum offset of `second` at which the two spans overlap)."""
-    a, b = recordings[one], recordings[other]
-    i, j = match[one], match[other]
-    return a.end[i] - b.end[j], a.start[i] - b.end[j], a.end[i] - b.start[j]
+    first_recording, second_recording = recordings[first], recordings[second]
+    first_span, second_span = match[first], match[second]
+    return (
+        first_recording.end[first_span] - second_recording.end[second_span],
+        first_recording.start[first_span] - second_recording.end[second_span],
+        first_recording.end[first_span] - second_recording.start[second_span],
+    )
 
 
 def _offset(rows: list[tuple[int, int, int]]) -> int:
@@ -150,7 +159,7 @@ def _offset(rows: list[tuple[int, int, int]]) -> int:
     middle = round(median(differences))
     scatter = median(abs(value - middle) for value in differences)
     is_possible = max(row[1] for row in rows) <= 0 <= min(row[2] for row in rows)
-    if is_possible and abs(middle) <= max(3 * scatter, _LEAST_OFFSET):
+    if is_possible and abs(middle) <= max(3 * scatter, _MIN_OFFSET):
         return 0
     return middle
 
@@ -169,20 +178,20 @@ def transfer_times(
     matched = [set[int]() for _ in recordings]
     num_bounds = 0
     for match in matches:
-        for place, span in match.items():
-            matched[place].add(span)
-        place, span = next(iter(match.items()))
-        if len(match) < min(recordings[place].info(span).group_size, world_size):
+        for index, span in match.items():
+            matched[index].add(span)
+        index, span = next(iter(match.items()))
+        if len(match) < min(recordings[index].info(span).group_size, world_size):
             partial.append(match)
             continue
         length = _transfer(recordings, match, offsets)
-        for place, span in match.items():
-            transfers[place][span] = length
-    for place, recording in enumerate(recordings):
+        for index, span in match.items():
+            transfers[index][span] = length
+    for index, recording in enumerate(recordings):
         partial += [
-            {place: span}
+            {index: span}
             for span in range(len(recording))
-            if recording.info(span).kind in COLLECTIVES and span not in matched[place]
+            if recording.info(span).kind in COLLECTIVES and span not in matched[index]
         ]
     for match in partial:
         key, length = _repeat_key(recordings, match), _shortest(recordings, match)
@@ -190,24 +199,24 @@ def transfer_times(
     for match in partial:
         bound = min(shortest[_repeat_key(recordings, match)], _shortest(recordings, match))
         num_bounds += len(match)
-        for place, span in match.items():
-            transfers[place][span] = bound
+        for index, span in match.items():
+            transfers[index][span] = bound
     return transfers, num_bounds
 
 
 def _transfer(recordings: Sequence[Recording], match: Match, offsets: Sequence[int]) -> int:
-    last_start = max(recordings[place].start[span] + offsets[place] for place, span in match.items())
-    last_end = max(recordings[place].end[span] + offsets[place] for place, span in match.items())
-    together = last_end - last_start
+    last_start = max(recordings[index].start[span] + offsets[index] for index, span in match.items())
+    last_end = max(recordings[index].end[span] + offsets[index] for index, span in match.items())
+    overlap = last_end - last_start
     shortest = _shortest(recordings, match)
-    return min(shortest, together) if together > 0 else shortest
+    return min(shortest, overlap) if overlap > 0 else shortest
 
 
 def _shortest(recordings: Sequence[Recording], match: Match) -> int:
-    return min(recordings[place].end[span] - recordings[place].start[span] for place, span in match.items())
+    return min(recordings[index].end[span] - recordings[index].start[span] for index, span in match.items())
 
 
 def _repeat_key(recordings: Sequence[Recording], match: Match) -> tuple[object, ...]:
-    place, span = next(iter(match.items()))
-    info = recordings[place].info(span)
+    index, span = next(iter(match.items()))
+    info = recordings[index].info(span)
     return info.kind, info.bytes, info.dtype, info.group, info.group_size

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.trace.readers.kineto.file import DeviceEvent, KinetoFile, is_synchronize, note_range
-from zsim.trace.readers.kineto.recording import fill, rank_in_name
+from zsim.trace.readers.kineto.file import DeviceEvent, KinetoFile, add_range, is_synchronize
+from zsim.trace.readers.kineto.recording import fill_recording, rank_in_name
 from zsim.trace.readers.recording import Recording
 
 _PROCESS = 0x1000000  # globalTid is globalPid + tid
@@ -26,7 +26,7 @@ _COPY_KINDS = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy
 _STEP = re.compile(
     r"^(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:step|iteration|iter)[ _#:]*)(\d+)$", re.IGNORECASE
 )
-_RANGES = (59, 60)  # push/pop and start/end
+_RANGE_EVENT_TYPES = (59, 60)  # push/pop and start/end
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 
 
@@ -56,25 +56,34 @@ def _recordings(path: Path, database: sqlite3.Connection) -> list[Recording]:
     files: dict[int, KinetoFile] = {}
     devices: dict[int, int] = {}
     for row in _rows(database, columns, _KERNELS):
-        process = _get(row, "globalPid", 0)
+        process = _value_or_default(row, "globalPid", 0)
         file = files.setdefault(process, KinetoFile(path, {}, base))
         devices.setdefault(process, row["deviceId"])
-        name = str(strings.get(_get(row, "demangledName", None), strings.get(_get(row, "shortName", 0), "")))
+        name = str(
+            strings.get(
+                _value_or_default(row, "demangledName", None),
+                strings.get(_value_or_default(row, "shortName", 0), ""),
+            )
+        )
         file.device_events.append(_device_event("kernel", name, row, {}))
     for table, kind in (("MEMCPY", "memcpy"), ("MEMSET", "memset")):
         for row in _rows(database, columns, f"CUPTI_ACTIVITY_KIND_{table}"):
-            found = files.get(_get(row, "globalPid", 0))
-            if found is not None:
-                name = _COPY_KINDS.get(_get(row, "copyKind", 0), "Memcpy") if kind == "memcpy" else "Memset"
-                args = {"bytes": _get(row, "bytes", 0)}
-                found.device_events.append(_device_event(kind, name, row, args))
+            process_file = files.get(_value_or_default(row, "globalPid", 0))
+            if process_file is not None:
+                name = (
+                    _COPY_KINDS.get(_value_or_default(row, "copyKind", 0), "Memcpy")
+                    if kind == "memcpy"
+                    else "Memset"
+                )
+                args = {"bytes": _value_or_default(row, "bytes", 0)}
+                process_file.device_events.append(_device_event(kind, name, row, args))
     _add_host(database, columns, strings, files)
     order = sorted(files, key=lambda process: (devices[process], process))
     first = rank_in_name(path) if len(files) == 1 else 0
     recordings = []
     for rank, process in enumerate(order, first):
         recording = Recording(path, rank, max(len(files), first + 1), "nccl")
-        recordings.append(fill(recording, files[process]))
+        recordings.append(fill_recording(recording, files[process]))
     return recordings
 
 
@@ -96,7 +105,7 @@ def _add_host(
         file = _file_of(files, thread)
         if file is None:
             continue
-        start, end, name = row["start"], row["end"], str(strings.get(_get(row, "nameId", 0), ""))
+        start, end, name = row["start"], row["end"], str(strings.get(_value_or_default(row, "nameId", 0), ""))
         file.launches[row["correlationId"]] = start, end, (None, thread)
         call = name.partition("_v")[0]
         if is_synchronize(call):
@@ -105,12 +114,14 @@ def _add_host(
             file.waits.setdefault((None, thread), []).append(start)
     for row in _rows(database, columns, "NVTX_EVENTS"):
         file = _file_of(files, row["globalTid"])
-        name = _get(row, "text", None) or strings.get(_get(row, "textId", None) or -1, "")
-        if file is None or not name or row["end"] is None or row["eventType"] not in _RANGES:
+        name = _value_or_default(row, "text", None) or strings.get(
+            _value_or_default(row, "textId", None) or -1, ""
+        )
+        if file is None or not name or row["end"] is None or row["eventType"] not in _RANGE_EVENT_TYPES:
             continue
         step = _STEP.match(str(name).strip())
         title = f"ProfilerStep#{step[1]}" if step else str(name).partition(", op_id")[0]
-        note_range(file, (None, row["globalTid"]), title, row["start"], row["end"])
+        add_range(file, (None, row["globalTid"]), title, row["start"], row["end"])
 
 
 def _file_of(files: dict[int, KinetoFile], thread: int) -> KinetoFile | None:
@@ -130,5 +141,5 @@ def _rows(database: sqlite3.Connection, columns: dict[str, set[str]], table: str
         yield from database.execute(f'SELECT * FROM "{table}"')
 
 
-def _get(row: sqlite3.Row, name: str, default: Any) -> Any:
+def _value_or_default(row: sqlite3.Row, name: str, default: Any) -> Any:
     return row[name] if name in row.keys() else default  # noqa: SIM118 - a Row is no mapping

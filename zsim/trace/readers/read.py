@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from zsim.errors import InputError
 from zsim.reading import parse_json, read_text
-from zsim.trace.readers.archive import contents, is_tar
+from zsim.trace.readers.archive import is_tar, read_members
 from zsim.trace.readers.content import Content
 from zsim.trace.readers.flight_recorder import read_flight_recorder
 from zsim.trace.readers.join_ranks import join
@@ -42,9 +42,9 @@ def read_trace(source: str | Path | Iterable[str | Path], *, whole: bool = False
     Raises InputError for files that are damaged, of another kind, without steps, or not of one run.
     """
     paths = _paths(source)
-    recordings = [recording for path in paths for recording in _read_one(path)]
+    recordings = [recording for path in paths for recording in _read_file(path)]
     try:
-        trace = join(recordings, whole=whole)
+        trace = join(recordings, is_one_step=whole)
     except OverflowError as error:
         where = paths[0] if len(paths) == 1 else paths[0].parent
         raise wrong_value(where, "holds a number of more than 64 bits", error) from error
@@ -52,13 +52,13 @@ def read_trace(source: str | Path | Iterable[str | Path], *, whole: bool = False
 
 
 def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
-    given = [Path(source)] if isinstance(source, str | Path) else [Path(path) for path in source]
-    if not given:
+    sources = [Path(source)] if isinstance(source, str | Path) else [Path(path) for path in source]
+    if not sources:
         raise InputError("no trace files are given; expected a file per rank, or a folder of them")
     paths: list[Path] = []
-    for path in given:
+    for path in sources:
         if os.path.isdir(path):
-            paths += _in_folder(path)
+            paths += _folder_traces(path)
         elif os.path.exists(path):
             paths.append(path)
         else:
@@ -66,14 +66,14 @@ def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
     return paths
 
 
-def _in_folder(folder: Path) -> list[Path]:
+def _folder_traces(folder: Path) -> list[Path]:
     """The traces in a folder. If ranks have both a span log and a profile, these are the logs, which hold
     full steps.
     """
-    return _traces_among(folder, [path for path in folder.iterdir() if path.is_file()])
+    return _select_traces(folder, [path for path in folder.iterdir() if path.is_file()])
 
 
-def _traces_among(source: Path, names: Iterable[_Name]) -> list[_Name]:
+def _select_traces(source: Path, names: Iterable[_Name]) -> list[_Name]:
     files = sorted(
         name
         for name in names
@@ -95,12 +95,12 @@ def _summary(paths: list[Path]) -> dict[str, Any]:
         return {}
 
 
-def _read_one(path: Path) -> Iterator[Recording]:
+def _read_file(path: Path) -> Iterator[Recording]:
     content = Content(path)
     if not is_tar(content.beginning):
         yield from _read(content)
         return
-    for member in contents(path, lambda names: _traces_among(path, names)):
+    for member in read_members(path, lambda names: _select_traces(path, names)):
         if member.beginning.startswith(_SQLITE):
             raise InputError(f"{member.path}: is read from a file of its own; unpack {path.name} first")
         yield from _read(member)
@@ -109,13 +109,13 @@ def _read_one(path: Path) -> Iterator[Recording]:
 def _read(content: Content) -> list[Recording]:
     kind = _kind_of(content)
     try:
-        return _read_as(kind, content)
+        return _read_kind(kind, content)
     except WRONG_VALUE as error:  # readers check the values that they use; the rest is in the error's cause
         where = f"is damaged, or no {kind} trace that zsim knows"
         raise wrong_value(content.path, where, error) from error
 
 
-def _read_as(kind: str, content: Content) -> list[Recording]:
+def _read_kind(kind: str, content: Content) -> list[Recording]:
     path = content.path
     if kind == "nsys":
         return read_nsys(path)

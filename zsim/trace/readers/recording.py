@@ -108,28 +108,28 @@ class Ranges(Generic[T]):
         self._rows: list[tuple[int, int, T]] = []
         self._is_sorted = True
         self._stack: list[int] = []
-        self._next = 0
-        self._asked = -(2**62)
+        self._next_row = 0
+        self._last_moment = -(2**62)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, start: int, end: int, what: T) -> None:
-        self._rows.append((start, -end, what))
+    def add(self, start: int, end: int, payload: T) -> None:
+        self._rows.append((start, -end, payload))
         self._is_sorted = False
 
-    def around(self, moment: int) -> list[T]:
+    def containing(self, moment: int) -> list[T]:
         """The ranges that contain `moment`, the innermost last. To be called in the order of time."""
-        if not self._is_sorted or moment < self._asked:
+        if not self._is_sorted or moment < self._last_moment:
             self._rows.sort(key=lambda row: row[:2])
-            self._is_sorted, self._stack, self._next = True, [], 0
-        self._asked = moment
+            self._is_sorted, self._stack, self._next_row = True, [], 0
+        self._last_moment = moment
         rows, stack = self._rows, self._stack
-        while self._next < len(rows) and rows[self._next][0] <= moment:
-            while stack and -rows[stack[-1]][1] <= rows[self._next][0]:
+        while self._next_row < len(rows) and rows[self._next_row][0] <= moment:
+            while stack and -rows[stack[-1]][1] <= rows[self._next_row][0]:
                 stack.pop()
-            stack.append(self._next)
-            self._next += 1
+            stack.append(self._next_row)
+            self._next_row += 1
         while stack and -rows[stack[-1]][1] < moment:
             stack.pop()
         return [rows[row][2] for row in stack if -rows[row][1] >= moment]

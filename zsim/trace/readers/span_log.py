@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.trace.collective_names import as_int
+from zsim.trace.collective_names import parse_int
 from zsim.trace.readers.content import Content
 from zsim.trace.readers.recording import UNKNOWN, Recording
 from zsim.trace.trace import SpanInfo
@@ -43,9 +43,9 @@ _OPTIMIZERS = frozenset({"adamw", "update", "optimizer"})
 def read_span_log(content: Content) -> Recording:
     """The recording of one rank. Raises InputError for a line that is not an event, and for a log without
     events."""
-    path, lines = content.path, objects(content)
+    path, lines = content.path, read_objects(content)
     header = next(lines, {})
-    recording = Recording(path, as_int(header.get("rank")), as_int(header.get("world_size"), 1))
+    recording = Recording(path, parse_int(header.get("rank")), parse_int(header.get("world_size"), 1))
     provenance = header.get("provenance")
     recording.backend = str(provenance.get("backend", "")) if isinstance(provenance, dict) else ""
     recording.metadata = {
@@ -55,7 +55,7 @@ def read_span_log(content: Content) -> Recording:
     recording.groups["world"] = tuple(range(recording.world_size))
     clock = header.get("clock")
     if isinstance(clock, dict):
-        recording.clock_zero = as_int(clock.get("epoch_ns")) - as_int(clock.get("perf_counter_ns"))
+        recording.clock_zero = parse_int(clock.get("epoch_ns")) - parse_int(clock.get("perf_counter_ns"))
     events = list(lines)
     if not events:
         raise InputError(f"{path}: has a header and no events; expected collectives and computing")
@@ -74,11 +74,13 @@ def read_span_log(content: Content) -> Recording:
             kind = f"nvme_{event['op']}"
             unit = str(event.get("unit", ""))
             name = f"{event['op']} {unit}".strip()
-            info = SpanInfo(name, kind, "nvme", as_int(event.get("bytes")), phase=_phase(event), module=unit)
+            info = SpanInfo(
+                name, kind, "nvme", parse_int(event.get("bytes")), phase=_phase(event), module=unit
+            )
             recording.add(info, start, end, start)
         elif event["kind"] == "mem":
             recording.memory.append((start, "gpu", event["op"], event["bytes"], event.get("unit", "")))
-    for event, start, end in _computing(events):
+    for event, start, end in _compute_segments(events):
         recording.add(_compute_info(event), start, end, start)
     recording.notes += [
         f"{count} {name} without an end in the log: how long they took is not known, and 0 stands for it"
@@ -90,7 +92,7 @@ def read_span_log(content: Content) -> Recording:
     return recording
 
 
-def objects(content: Content) -> Iterator[Event]:
+def read_objects(content: Content) -> Iterator[Event]:
     """The object on each line. Raises InputError for a line that is not an object."""
     path = content.path
     for number, line in enumerate(content.lines(_LONGEST_LINE), 1):
@@ -123,8 +125,8 @@ def _check(path: Path, event: Event) -> None:
 
 def _end(event: Event) -> int:
     """End of an event: as the backend reported it, else when the host stopped waiting for it."""
-    issued = as_int(event["issue_ns"])
-    return next((as_int(event[key]) for key in _ENDS if key in event), issued)
+    issued = parse_int(event["issue_ns"])
+    return next((parse_int(event[key]) for key in _ENDS if key in event), issued)
 
 
 def _phase(event: Event) -> str:
@@ -133,24 +135,26 @@ def _phase(event: Event) -> str:
 
 
 def _add_collective(recording: Recording, event: Event) -> None:
-    size = as_int(event.get("group"), 1)
+    size = parse_int(event.get("group"), 1)
     if not 1 <= size <= recording.world_size:
         raise InputError(
             f"{recording.path}: event {json.dumps(event)[:60]}: group is {size}; expected 1 to the "
             f"{recording.world_size} ranks of the header's world_size"
         )
-    stride = as_int(event.get("stride"), 0)  # logs older than this key do not have it
+    stride = parse_int(event.get("stride"), 0)  # logs older than this key do not have it
     group = "world" if size == recording.world_size else f"group of {size}"
     group += f", {stride} apart" if group != "world" and stride > 1 else ""
-    recording.groups.setdefault(group, _ranks(recording.rank, size, stride))
-    info = SpanInfo(event["op"], event["op"], "", as_int(event.get("bytes")), event.get("dtype", ""),
+    recording.groups.setdefault(group, _group_ranks(recording.rank, size, stride))
+    info = SpanInfo(event["op"], event["op"], "", parse_int(event.get("bytes")), event.get("dtype", ""),
                     group, size, _phase(event), event.get("unit", ""))  # fmt: skip
-    recording.add(info, event["issue_ns"], _end(event), event["issue_ns"], as_int(event.get("seq"), UNKNOWN))
+    recording.add(
+        info, event["issue_ns"], _end(event), event["issue_ns"], parse_int(event.get("seq"), UNKNOWN)
+    )
     if "wait0_ns" in event and "wait1_ns" in event:
         recording.host_blocks.append((event["wait0_ns"], event["wait1_ns"], info))
 
 
-def _ranks(rank: int, size: int, stride: int) -> tuple[int, ...]:
+def _group_ranks(rank: int, size: int, stride: int) -> tuple[int, ...]:
     """The group of `size` ranks, `stride` apart, that `rank` is in, or () if the stride is not known."""
     span = size * stride
     if not span:
@@ -166,7 +170,7 @@ def _compute_info(event: Event) -> SpanInfo:
     return SpanInfo(name, kind, "compute", phase=phase, module=event.get("unit", ""))
 
 
-def _computing(events: list[Event]) -> Iterator[tuple[Event, int, int]]:
+def _compute_segments(events: list[Event]) -> Iterator[tuple[Event, int, int]]:
     """Segments (event, start, end) of each unit's exclusive time, without its inner units and the host's
     waits."""
     rows: list[tuple[int, int, Event | None]] = []

@@ -11,17 +11,17 @@ from typing import Any
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.scaling.scaling import Mode
-from zsim.ui.answer import Answer, answer, mends
+from zsim.ui.answer import Answer, answer, remedy_settings
 from zsim.ui.curve import Curve, curve
-from zsim.ui.film import film_data
-from zsim.ui.form import Form, Shown
-from zsim.ui.given import taken
-from zsim.ui.prediction import Prediction, Predictions, token_of
+from zsim.ui.film import animation_data
+from zsim.ui.form import DisplayedValues, Form
+from zsim.ui.given import apply_text
+from zsim.ui.prediction import Prediction, Predictions, setting_token
 from zsim.ui.process.readable import ReadableFiles, named_files
 from zsim.ui.recorded import Recordings
-from zsim.ui.taken import file_content, film_content
+from zsim.ui.taken import animation_content, file_content
 from zsim.ui.whole_run import Tile, run_figures, run_of, run_page, run_sentences, run_tiles
-from zsim.ui.words import FILM_FILE, RUN_FILE
+from zsim.ui.words import ANIMATION_FILE, RUN_FILE
 
 
 class Backend:
@@ -39,49 +39,63 @@ class Backend:
         self.form, self.folder = form, folder
         self.outcomes, self.recordings = Predictions(), Recordings(folder)
 
-    def answer(self, shown: Shown, more: str) -> Answer:
+    def answer(self, field_values: DisplayedValues, other_settings: str) -> Answer:
         """The answer of a setting, whose step is kept here. Raises as `answer` does."""
-        found = answer(self.form.experiment(shown, more))
-        self.outcomes.keep(token_of(shown, more), found.outcome, found.step)
-        return replace(found, step=None)
+        full_answer = answer(self.form.experiment(field_values, other_settings))
+        self.outcomes.store(
+            setting_token(field_values, other_settings), full_answer.outcome, full_answer.step
+        )
+        return replace(full_answer, step=None)
 
-    def outcome(self, shown: Shown, more: str) -> Prediction:
+    def outcome(self, field_values: DisplayedValues, other_settings: str) -> Prediction:
         """The numbers of a setting."""
-        return self.outcomes.outcome_of(token_of(shown, more), self.form, shown, more)
+        return self.outcomes.get_prediction(
+            setting_token(field_values, other_settings), self.form, field_values, other_settings
+        )
 
-    def film(self, shown: Shown, more: str) -> dict[str, Any]:
+    def film(self, field_values: DisplayedValues, other_settings: str) -> dict[str, Any]:
         """The animation of a setting's step."""
-        return film_data(self.form, self.outcomes, shown, more)
+        return animation_data(self.form, self.outcomes, field_values, other_settings)
 
-    def beside(self, key: str, name: str, shown: Shown, more: str) -> dict[str, Any]:
+    def beside(
+        self, key: str, name: str, field_values: DisplayedValues, other_settings: str
+    ) -> dict[str, Any]:
         """A recording compared with a setting's step."""
-        step = self.outcomes.step_of(token_of(shown, more), self.form, shown, more)
-        return self.recordings.beside(key, name, step)
+        step = self.outcomes.get_step(
+            setting_token(field_values, other_settings), self.form, field_values, other_settings
+        )
+        return self.recordings.compare_step(key, name, step)
 
     def take_recording(self, content: bytes, name: str) -> str:
         """The key of a recording, which is kept from now on."""
         return self.recordings.take(content, name)
 
-    def take(self, shown: Shown, more: str, text: str, name: str) -> tuple[dict[str, Any], str, str]:
+    def take(
+        self, field_values: DisplayedValues, other_settings: str, text: str, name: str
+    ) -> tuple[dict[str, Any], str, str]:
         """Fields and other settings with what a pasted or uploaded text says, and a sentence."""
-        return taken(self.form, shown, more, text, name)
+        return apply_text(self.form, field_values, other_settings, text, name)
 
-    def file(self, name: str, shown: Shown, more: str) -> bytes:
+    def file(self, name: str, field_values: DisplayedValues, other_settings: str) -> bytes:
         """A file that the page offers of a setting."""
-        if name == FILM_FILE:
-            return film_content(self.form, self.outcomes, shown, more)
-        experiment = self.form.experiment(shown, more)
+        if name == ANIMATION_FILE:
+            return animation_content(self.form, self.outcomes, field_values, other_settings)
+        experiment = self.form.experiment(field_values, other_settings)
         return run_page(run_of(experiment)).encode() if name == RUN_FILE else file_content(experiment, name)
 
-    def run(self, shown: Shown, more: str) -> tuple[dict[str, Figure], tuple[Tile, ...], tuple[str, ...]]:
+    def run(
+        self, field_values: DisplayedValues, other_settings: str
+    ) -> tuple[dict[str, Figure], tuple[Tile, ...], tuple[str, ...]]:
         """The figures, numbers and sentences of a setting's run of days."""
-        run = run_of(self.form.experiment(shown, more))
+        run = run_of(self.form.experiment(field_values, other_settings))
         return run_figures(run), tuple(run_tiles(run)), tuple(run_sentences(run))
 
-    def mends(self, shown: Shown, more: str) -> dict[str, dict[str, Any]]:
+    def mends(self, field_values: DisplayedValues, other_settings: str) -> dict[str, dict[str, Any]]:
         """Changes with which a setting fits that does not."""
-        return mends(self.form.experiment(shown, more))
+        return remedy_settings(self.form.experiment(field_values, other_settings))
 
-    def curve(self, shown: Shown, more: str, counts: Sequence[int], mode: Mode) -> Curve:
+    def curve(
+        self, field_values: DisplayedValues, other_settings: str, counts: Sequence[int], mode: Mode
+    ) -> Curve:
         """The scaling curve of a setting, over `counts`."""
-        return curve(self.form.experiment(shown, more), counts, mode, self.folder / "points")
+        return curve(self.form.experiment(field_values, other_settings), counts, mode, self.folder / "points")

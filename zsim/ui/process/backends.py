@@ -17,11 +17,13 @@ class Backends:
 
     def __init__(self, form: Form, make: Callable[[], Any]) -> None:
         self.form = form
-        self.answers = Worker("the answer", make)
-        self.remedies = Worker("what would fit", make, max_seconds=_MAX_SECONDS_ASIDE)
-        self.curve = Worker("the curve", make, niceness=_NICENESS_OF_CURVE, max_seconds=_MAX_SECONDS_ASIDE)
+        self.answer_worker = Worker("the answer", make)
+        self.remedy_worker = Worker("what would fit", make, max_seconds=_MAX_SECONDS_ASIDE)
+        self.curve_worker = Worker(
+            "the curve", make, niceness=_NICENESS_OF_CURVE, max_seconds=_MAX_SECONDS_ASIDE
+        )
 
     def end(self) -> None:
         """End all that is under way: the page shows another setting."""
-        for worker in (self.answers, self.remedies, self.curve):
+        for worker in (self.answer_worker, self.remedy_worker, self.curve_worker):
             worker.end()

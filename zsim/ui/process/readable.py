@@ -23,7 +23,7 @@ _SYSTEM = (
     "/dev/null", "/dev/urandom", "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys",
     "/usr/share/zoneinfo",
 )  # fmt: skip
-_WHY = (
+_REASON = (
     "zsim ui opens no file that a setting or an uploaded file names; paste the content or upload it, or "
     "start zsim ui with an experiment that names it"
 )
@@ -34,24 +34,24 @@ class ReadableFiles:
     remembers them.
     """
 
-    def __init__(self, folder: Path, named: Iterator[str]) -> None:
-        self._folders = {os.path.realpath(one) for one in (*_own_folders(), str(folder), *_SYSTEM)}
-        self._files = {os.path.realpath(one) for one in named}
+    def __init__(self, folder: Path, allowed_files: Iterator[str]) -> None:
+        self._folders = {os.path.realpath(path) for path in (*_installed_folders(), str(folder), *_SYSTEM)}
+        self._files = {os.path.realpath(path) for path in allowed_files}
         self._is_sealed = False
-        sys.addaudithook(self._opened)
+        sys.addaudithook(self._check_open)
 
     def seal(self) -> None:
         """Refuse all other files from now on."""
         self._is_sealed = True
 
-    def _opened(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _check_open(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
             return
         path = os.path.realpath(os.fsdecode(arguments[0]))
         if not self._is_sealed:
             self._files.add(path)
-        elif path not in self._files and not any(_is_in(path, folder) for folder in self._folders):
-            raise PermissionError(errno.EACCES, _WHY, os.fsdecode(arguments[0]))
+        elif path not in self._files and not any(_is_within(path, folder) for folder in self._folders):
+            raise PermissionError(errno.EACCES, _REASON, os.fsdecode(arguments[0]))
 
 
 def named_files(data: Any) -> Iterator[str]:
@@ -68,11 +68,11 @@ def named_files(data: Any) -> Iterator[str]:
         yield os.path.join(data, "config.json")
 
 
-def _is_in(path: str, folder: str) -> bool:
+def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def _own_folders() -> Iterator[str]:
+def _installed_folders() -> Iterator[str]:
     """Python's, its packages' and zsim's folders."""
     yield from (str(PACKAGE), str(topologies_folder()))
     yield from (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.engine.micro_batches import few_of
+from zsim.engine.micro_batches import sample_counts
 from zsim.errors import NotSimulatedError, ZsimError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.job import Job
 
 MAX_OPS = 1_000_000  # of all programs together; measured: 2.4 GB and half a minute for a GPT-2 under ZeRO-3
-_FEW = 32  # micro-batches, up to which a step is not counted before it is simulated
+_MIN_COUNTED = 32  # micro-batches, up to which a step is not counted before it is simulated
 
 
 def check_size(job: Job) -> None:
@@ -19,16 +19,16 @@ def check_size(job: Job) -> None:
     Every micro-batch adds the same number of ops, so plans of one and of two give the number of all.
     """
     steps, ranks = job.training.gradient_accumulation_steps, job.parallelism.pipeline
-    if steps <= _FEW or not job.simulation.every_micro_batch:
+    if steps <= _MIN_COUNTED or not job.simulation.every_micro_batch:
         return
-    second, first = few_of(job)
+    second, first = sample_counts(job)
     if first == second:  # of such a schedule time does not follow from few, but its number of ops does
         second, first = 2 * ranks, ranks
     try:
-        less, more = _num_ops(job, first), _num_ops(job, second)
+        first_ops, second_ops = _num_ops(job, first), _num_ops(job, second)
     except ZsimError:
         return  # the simulation says what is wrong
-    count = less + (more - less) * (steps - first) // (second - first)
+    count = first_ops + (second_ops - first_ops) * (steps - first) // (second - first)
     if count > MAX_OPS:
         raise NotSimulatedError(
             f"training.gradient_accumulation_steps: {steps:,} micro-batches are about {count:,} ops; the "
@@ -38,5 +38,5 @@ def check_size(job: Job) -> None:
 
 
 def _num_ops(job: Job, steps: int) -> int:
-    few = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
-    return sum(len(program.ops) for program in make_plan(few).programs)
+    short_job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
+    return sum(len(program.ops) for program in make_plan(short_job).programs)

@@ -25,26 +25,26 @@ from zsim.errors import NotSimulatedError, ZsimError
 
 MAX_SECONDS = 120.0  # of one request; a busy machine may take so long for what takes 10 s alone
 MAX_BYTES = 4 * 2**30
-MAX_WORKS = 500  # of a process, which grows by some 40 kB with each, as freed memory falls into pieces
+MAX_REQUESTS = 500  # of a process, which grows by some 40 kB with each, as freed memory falls into pieces
 _TRIES = 2
 _PRELOADED = ["zsim.ui.process.backend"]
-WAY_OUT = "take experiment.toml along and `zsim run` it, which has no such bound"
+REMEDY = "take experiment.toml along and `zsim run` it, which has no such bound"
 
 
 class Superseded(ZsimError):
     """The work was ended because the page requested something else."""
 
 
-class Mistake(Exception):
+class InternalError(Exception):
     """A mistake of zsim's in the process: the name of its type, and its traceback."""
 
 
-class _Died(Exception):
+class _ProcessDied(Exception):
     """The process ended before it answered."""
 
 
 @dataclass
-class _Running:
+class _ProcessState:
     """The process, the server's end of its pipe, and how often it was ended on purpose."""
 
     process: BaseProcess | None = None
@@ -66,10 +66,10 @@ class Worker:
     """How much processor time it leaves to others."""
     max_seconds: float = MAX_SECONDS
     max_bytes: int = MAX_BYTES
-    max_works: int = MAX_WORKS
+    max_requests: int = MAX_REQUESTS
     turn: threading.Lock = field(default_factory=threading.Lock)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    running: _Running = field(default_factory=_Running)
+    running: _ProcessState = field(default_factory=_ProcessState)
 
     def result(self, work: Callable[..., Any] | str, *arguments: Any) -> Any:
         """Return or raise what `work` does there, a function of what `make` made or the name of its method.
@@ -81,8 +81,8 @@ class Worker:
         with self.turn:
             for _ in range(_TRIES):
                 try:
-                    return self._done(ends, work, arguments)
-                except _Died:
+                    return self._run_request(ends, work, arguments)
+                except _ProcessDied:
                     continue
         raise NotSimulatedError(
             f"the process that computes {self.what} died {_TRIES} times (killed, or out of memory?)"
@@ -95,46 +95,46 @@ class Worker:
             if self.running.is_busy:
                 self._kill()
 
-    def _done(self, ends: int, work: Callable[..., Any] | str, arguments: Any) -> Any:
+    def _run_request(self, ends: int, work: Callable[..., Any] | str, arguments: Any) -> Any:
         with self.lock:
-            self._check(ends)
-            pipe = self._started()
+            self._check_superseded(ends)
+            pipe = self._ensure_started()
             self.running.is_busy = True
         try:
             pipe.send((work, arguments))
             if not pipe.poll(self.max_seconds):
                 with self.lock:
-                    self._check(ends)
+                    self._check_superseded(ends)
                     self._kill()
                 raise NotSimulatedError(
                     f"{self.what}: not done within the {self.max_seconds:g} s that a request of the page may "
-                    f"take; {WAY_OUT}"
+                    f"take; {REMEDY}"
                 )
-            is_done, found = pipe.recv()
+            is_done, outcome = pipe.recv()
         except (EOFError, OSError):
             with self.lock:
                 self._kill()
-                self._check(ends)
-            raise _Died from None
+                self._check_superseded(ends)
+            raise _ProcessDied from None
         finally:
             self.running.is_busy = False
         if is_done:
-            return found
-        raise found
+            return outcome
+        raise outcome
 
-    def _check(self, ends: int) -> None:
+    def _check_superseded(self, ends: int) -> None:
         if ends != self.running.ends:
             raise Superseded("another setting was asked for before this was done")
 
-    def _started(self) -> Connection:
+    def _ensure_started(self) -> Connection:
         running = self.running
         if running.process is None or running.pipe is None or not running.process.is_alive():
             context = _context()
-            running.pipe, there = context.Pipe()
-            arguments = (there, self.make, self.niceness, self.max_bytes, self.max_works, self.what)
+            running.pipe, child_pipe = context.Pipe()
+            arguments = (child_pipe, self.make, self.niceness, self.max_bytes, self.max_requests, self.what)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
-            there.close()
+            child_pipe.close()
             running.process = process
         return running.pipe
 
@@ -159,7 +159,7 @@ def _context() -> Any:
 
 
 def _serve(
-    pipe: Connection, make: Callable[[], Any], niceness: int, max_bytes: int, max_works: int, what: str
+    pipe: Connection, make: Callable[[], Any], niceness: int, max_bytes: int, max_requests: int, what: str
 ) -> None:
     """The process: Ctrl-C ends it without a word, and so does the end of the page's server. After so many
     pieces of work it makes room for a fresh one."""
@@ -168,10 +168,10 @@ def _serve(
         os.nice(niceness)
     page = multiprocessing.parent_process()
     assert page is not None
-    threading.Thread(target=_end_after, args=(page,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(page,), daemon=True).start()
     max_bytes = _limit_memory(max_bytes)
     backend: Any = None
-    for _ in range(max_works):
+    for _ in range(max_requests):
         try:
             work, arguments = pipe.recv()
         except (EOFError, OSError):
@@ -183,32 +183,32 @@ def _serve(
         except ZsimError as error:
             answer = False, error
         except MemoryError:
-            needs = (
+            memory_message = (
                 f"{what}: needs more than the {max_bytes / 1e9:.1f} GB that a request of the page may have"
             )
-            pipe.send((False, NotSimulatedError(f"{needs}; {WAY_OUT}")))
+            pipe.send((False, NotSimulatedError(f"{memory_message}; {REMEDY}")))
             return  # the next process begins with all of its memory
         except (OverflowError, RecursionError) as error:
-            said = f"the numbers are larger than zsim can hold ({type(error).__name__})"
-            answer = False, NotSimulatedError(said)
+            message = f"the numbers are larger than zsim can hold ({type(error).__name__})"
+            answer = False, NotSimulatedError(message)
         except Exception as error:
-            answer = False, Mistake(type(error).__name__, traceback.format_exc())
+            answer = False, InternalError(type(error).__name__, traceback.format_exc())
         pipe.send(answer)
 
 
-def _limit_memory(most: int) -> int:
+def _limit_memory(max_bytes: int) -> int:
     """Limit the process's memory where the system can, to half of the machine's if that is less. Returns the
     limit.
     """
     if not sys.platform.startswith("linux"):
-        return most
+        return max_bytes
     import resource
 
-    most = min(most, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    return most
+    max_bytes = min(max_bytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
+    return max_bytes
 
 
-def _end_after(process: BaseProcess) -> None:
+def _exit_with_parent(process: BaseProcess) -> None:
     process.join()
     os._exit(0)

@@ -16,31 +16,31 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 _STREAM = "checkpoints"
 
 
-class CheckpointsInHostMemory:
+class HostCheckpoints:
     """Offloads activation checkpoints. It is called around the segments of each micro-batch."""
 
     def __init__(self, host: HostSide, config: DeepSpeedConfig) -> None:
         self.host = host
         self.is_asynchronous = config.release.copies_checkpoints_on_a_stream
         self._newest: tuple[Segment, int] | None = None  # and its micro-batch
-        self._away: set[tuple[str, int]] = set()  # segments' names and micro-batches
+        self._offloaded: set[tuple[str, int]] = set()  # segments' names and micro-batches
 
     def save(self, segment: Segment) -> None:
         """Copy a segment's checkpoint to host memory, after its forward."""
         if not segment.is_checkpointed:
             return
-        one = segment, self.host.builder.micro_batch
+        newest = segment, self.host.builder.micro_batch
         if not self.is_asynchronous:
-            self._send(*one)
+            self._send(*newest)
             return
         if self._newest is not None:
             self._send(*self._newest)
-        self._newest = one
+        self._newest = newest
 
     def _send(self, segment: Segment, micro_batch: int) -> None:
         builder, size = self.host.builder, segment.checkpoint_bytes
         builder.allocate("activations", size, "host", is_pinned=self.is_asynchronous, micro_batch=micro_batch)
-        self._away.add((segment.name, micro_batch))
+        self._offloaded.add((segment.name, micro_batch))
         stream = COMPUTE
         if self.is_asynchronous:
             stream = _STREAM
@@ -62,7 +62,7 @@ class CheckpointsInHostMemory:
         """Copy a segment's checkpoint to the GPU, before the segment is recomputed."""
         builder, size = self.host.builder, segment.checkpoint_bytes
         micro_batch = builder.micro_batch
-        if (segment.name, micro_batch) not in self._away:
+        if (segment.name, micro_batch) not in self._offloaded:
             if self._newest == (segment, micro_batch):
                 self._newest = None
             return
@@ -78,6 +78,6 @@ class CheckpointsInHostMemory:
         """Free a segment's checkpoint in host memory, after its backward."""
         builder, size = self.host.builder, segment.checkpoint_bytes
         micro_batch, pinned = builder.micro_batch, self.is_asynchronous
-        if (segment.name, micro_batch) in self._away:
-            self._away.remove((segment.name, micro_batch))
+        if (segment.name, micro_batch) in self._offloaded:
+            self._offloaded.remove((segment.name, micro_batch))
             builder.free("activations", size, "host", is_pinned=pinned, micro_batch=micro_batch)

@@ -11,11 +11,11 @@ Megatron-DeepSpeed's sequence parallelism does not sum the gradients of its norm
 
 from __future__ import annotations
 
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
-from zsim.plan.frameworks.deepspeed.cpu_checkpointing import CheckpointsInHostMemory
-from zsim.plan.frameworks.deepspeed.muon import step_of_matrices
+from zsim.plan.frameworks.deepspeed.cpu_checkpointing import HostCheckpoints
+from zsim.plan.frameworks.deepspeed.muon import step_matrices
 from zsim.plan.hooks import Hooks
 from zsim.plan.parts.host_side import HostSide
 from zsim.plan.parts.optimizer import UPDATE, update
@@ -36,19 +36,19 @@ class DeepSpeedEngine(Hooks):
         self.config, self.zero = config, config.zero
         self.workload, self.training = stage.workload, stage.training
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
-        self.checkpoints: CheckpointsInHostMemory | None = None
+        self.checkpoints: HostCheckpoints | None = None
         if config.activation_checkpointing.cpu_checkpointing:
-            self.checkpoints = CheckpointsInHostMemory(HostSide(stage.builder), config)
+            self.checkpoints = HostCheckpoints(HostSide(stage.builder), config)
 
-    def after_forward(self, segment: Segment) -> None:
+    def post_forward(self, segment: Segment) -> None:
         if self.checkpoints is not None:
             self.checkpoints.save(segment)
 
-    def before_backward(self, segment: Segment) -> None:
+    def pre_backward(self, segment: Segment) -> None:
         if self.checkpoints is not None:
             self.checkpoints.restore(segment)
 
-    def after_backward(self, segment: Segment) -> None:
+    def post_backward(self, segment: Segment) -> None:
         if self.checkpoints is not None:
             self.checkpoints.drop(segment)
 
@@ -68,16 +68,16 @@ class DeepSpeedEngine(Hooks):
         """`_exec_reduce_tied_grads`, of gradients in `dtype`."""
         sum_tied_gradient(self.stage, dtype)
 
-    def step_partition(self, numel: int, name: str = UPDATE, *, is_of_matrices: bool) -> None:
+    def step_partition(self, numel: int, name: str = UPDATE, *, has_matrices: bool) -> None:
         """Issue the optimizer's step of a flat partition of masters. Muon's matrices have their own step."""
         config = self.config
-        if is_of_matrices:
-            step_of_matrices(self.builder, config, numel, name)
+        if has_matrices:
+            step_matrices(self.builder, config, numel, name)
             return
         update(
             self.builder,
             self.training,
-            [Updated((numel,))],
+            [UpdatedTensor((numel,))],
             gradient_dtype=config.master_weights_dtype,
             state_dtype=config.optimizer_states_dtype,
             low_precision_copy=config.precision != "fp32",

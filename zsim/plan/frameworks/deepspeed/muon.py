@@ -17,8 +17,8 @@ from zsim.cost.kernels.update import cast_kernels
 from zsim.cost.optimizers.deepspeed_muon import matrix_kernels, products_flops, step_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.frameworks.deepspeed.muon_heads import matrices_of_heads
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
+from zsim.plan.frameworks.deepspeed.muon_heads import head_matrices
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
 from zsim.specs.model.spec import ModelSpec
@@ -35,24 +35,24 @@ def momentum_dtype(config: DeepSpeedConfig) -> str:
     return config.param_dtype if config.stage == 2 else config.grad_accum_dtype
 
 
-def whole_momentum(flat: FlatGroup, config: DeepSpeedConfig) -> int:
+def momentum_bytes(flat: FlatGroup, config: DeepSpeedConfig) -> int:
     """Bytes of the momenta on the fullest rank, in stages 1 and 2."""
-    return flat.most_owned_whole() * DTYPE_BYTES[momentum_dtype(config)]
+    return flat.largest_overlap_numel() * DTYPE_BYTES[momentum_dtype(config)]
 
 
-def shapes_of(model: ModelSpec, config: DeepSpeedConfig) -> dict[str, Shape]:
+def muon_shapes(model: ModelSpec, config: DeepSpeedConfig) -> dict[str, Shape]:
     """The shape of every parameter, as Muon takes it: with `per_head_muon` projections of attention are a
     batch of matrices. Raises InputError for `per_head_muon` of a model that has none of these."""
-    shapes = {name: one.shape for name, one in model.named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     if not config.optimizer.by_head:
         return shapes
-    of_heads = matrices_of_heads(model)
-    if not of_heads:
+    head_shapes = head_matrices(model)
+    if not head_shapes:
         raise InputError(
             f"{config.name}: optimizer.params.per_head_muon: found true with '{model.name}', in which "
             "DeepSpeed finds no heads ('no attention projection could be tagged'); expected false"
         )
-    return shapes | of_heads
+    return shapes | head_shapes
 
 
 def orthogonalise_partition(
@@ -63,15 +63,15 @@ def orthogonalise_partition(
     """
     method, dtype = config.optimizer.orthogonalisation, momentum_dtype(config)
     work = {name: products_flops(shapes[name], method) for name in flat.numels}
-    of_ranks = flat.whole_by_rank(work)
-    names = flat.overlapping(of_ranks.index(max(of_ranks)))
+    flops_per_rank = flat.overlap_per_rank(work)
+    names = flat.overlapping_parameters(flops_per_rank.index(max(flops_per_rank)))
     size = sum(flat.numels[name] for name in names) * DTYPE_BYTES[dtype]
-    builder.kernels("stage momentum", moves(size, size))
+    builder.kernels("stage momentum", move_kernels(size, size))
     for name in names:
         builder.kernels(f"orthogonalise {name}", matrix_kernels(shapes[name], dtype, method))
 
 
-def step_of_matrices(builder: PlanBuilder, config: DeepSpeedConfig, numel: int, name: str) -> None:
+def step_matrices(builder: PlanBuilder, config: DeepSpeedConfig, numel: int, name: str) -> None:
     """`MuonWithAuxAdam.step` of a flat partition, and the cast of its weights."""
     stored = config.master_weights_dtype
     kernels: tuple[Kernel, ...] = step_kernels(numel, stored, stored)
@@ -90,33 +90,37 @@ def orthogonalise_sub_group(
 ) -> None:
     """Stage 3, one sub-group."""
     for chunk in _chunks(parameters, config.zero.reduce_bucket_size):
-        padded = sum(one.padded_numel for one in chunk)
+        padded = sum(parameter.padded_numel for parameter in chunk)
         size = padded * DTYPE_BYTES[config.communication_dtype]
-        held = 4 * size if ranks > 1 else 0  # what is gathered, and put in order, of gradients and momenta
-        builder.allocate("buffers", held)
-        for what in ("gradients", "momenta"):
-            _gather(builder, config, f"{what} of matrices", size, group, ranks)
-            builder.kernels(f"put {what} in order", moves(size, size, launches=ranks * len(chunk)))
+        temporary_bytes = (
+            4 * size if ranks > 1 else 0
+        )  # what is gathered, and put in order, of gradients and momenta
+        builder.allocate("buffers", temporary_bytes)
+        for state in ("gradients", "momenta"):
+            _gather(builder, config, f"{state} of matrices", size, group, ranks)
+            builder.kernels(f"put {state} in order", move_kernels(size, size, launches=ranks * len(chunk)))
         for start in range(0, len(chunk), ranks):
-            _round(builder, config, chunk[start : start + ranks], shapes, group, ranks)
-        shards = sum(one.shard_numel for one in chunk) * DTYPE_BYTES[config.communication_dtype]
-        builder.kernels("keep update and momentum", moves(2 * shards, 2 * shards, launches=2 * len(chunk)))
-        builder.free("buffers", held)
+            _orthogonalise_round(builder, config, chunk[start : start + ranks], shapes, group, ranks)
+        shards = sum(parameter.shard_numel for parameter in chunk) * DTYPE_BYTES[config.communication_dtype]
+        builder.kernels(
+            "keep update and momentum", move_kernels(2 * shards, 2 * shards, launches=2 * len(chunk))
+        )
+        builder.free("buffers", temporary_bytes)
 
 
-def _chunks(parameters: Sequence[ZeroParameter], most: int) -> Iterator[list[ZeroParameter]]:
+def _chunks(parameters: Sequence[ZeroParameter], max_numel: int) -> Iterator[list[ZeroParameter]]:
     """Chunks of up to `max_numel` elements, each with at least one matrix."""
     chunk: list[ZeroParameter] = []
-    for one in parameters:
-        if chunk and sum(each.numel for each in chunk) + one.numel > most:
+    for parameter in parameters:
+        if chunk and sum(member.numel for member in chunk) + parameter.numel > max_numel:
             yield chunk
             chunk = []
-        chunk.append(one)
+        chunk.append(parameter)
     if chunk:
         yield chunk
 
 
-def _round(
+def _orthogonalise_round(
     builder: PlanBuilder,
     config: DeepSpeedConfig,
     matrices: Sequence[ZeroParameter],
@@ -126,18 +130,18 @@ def _round(
 ) -> None:
     """One matrix per rank, of which the slowest counts. Then updates and momenta go to all ranks."""
     method, dtype = config.optimizer.orthogonalisation, config.communication_dtype
-    slowest = max(matrices, key=lambda one: products_flops(shapes[one.name], method))
+    slowest = max(matrices, key=lambda matrix: products_flops(shapes[matrix.name], method))
     builder.kernels(f"orthogonalise {slowest.name}", matrix_kernels(shapes[slowest.name], dtype, method))
-    largest = max(one.numel for one in matrices)
+    largest = max(matrix.numel for matrix in matrices)
     size = ranks * largest * DTYPE_BYTES[dtype]
-    for what in ("updates", "momenta"):
-        _gather(builder, config, what, size, group, ranks)
+    for state in ("updates", "momenta"):
+        _gather(builder, config, state, size, group, ranks)
 
 
 def _gather(
-    builder: PlanBuilder, config: DeepSpeedConfig, what: str, size: int, group: str, ranks: int
+    builder: PlanBuilder, config: DeepSpeedConfig, state: str, size: int, group: str, ranks: int
 ) -> None:
     if ranks > 1:
         builder.collective(
-            "all_gather", size, config.communication_dtype, group, stream=COMPUTE, name=f"all_gather {what}"
+            "all_gather", size, config.communication_dtype, group, stream=COMPUTE, name=f"all_gather {state}"
         )

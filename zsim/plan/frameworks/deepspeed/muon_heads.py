@@ -15,25 +15,25 @@ Shape = tuple[int, ...]
 _QUERIES = ("q_proj", "query", "wq", "q_b_proj")
 _KEYS, _VALUES = ("k_proj", "key", "wk"), ("v_proj", "value", "wv")
 _LATENT = "kv_b_proj"
-_WHOLE = (
+_UNSPLIT = (
     "qkv_proj", "query_key_value", "c_attn", "in_proj_qkv", "wqkv",
     "q_a_proj", "kv_a_proj", "kv_a_proj_with_mqa",
 )  # fmt: skip
 
 
-def matrices_of_heads(model: ModelSpec) -> dict[str, Shape]:
+def head_matrices(model: ModelSpec) -> dict[str, Shape]:
     """The shape (heads, width, columns) of each projection that is split by heads, by its name."""
     attentions = [
-        one.work
-        for block in model.distinct_blocks
-        for one in block.modules
-        if isinstance(one.work, Attention)
+        module.op_spec
+        for block in model.unique_blocks
+        for module in block.modules
+        if isinstance(module.op_spec, Attention)
     ]
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for name, parameter in model.named_parameters():
-        parts = name.split(".")
-        leaf = parts[-2].lower() if len(parts) > 1 else ""
-        if len(parameter.shape) != 2 or leaf.startswith(_WHOLE):
+        components = name.split(".")
+        leaf = components[-2].lower() if len(components) > 1 else ""
+        if len(parameter.shape) != 2 or leaf.startswith(_UNSPLIT):
             continue
         counts = {
             heads
@@ -43,8 +43,8 @@ def matrices_of_heads(model: ModelSpec) -> dict[str, Shape]:
         }
         if len(counts) == 1:
             heads = counts.pop()
-            found[name] = (heads, parameter.shape[0] // heads, parameter.shape[1])
-    return found
+            shapes[name] = (heads, parameter.shape[0] // heads, parameter.shape[1])
+    return shapes
 
 
 def _heads_of(leaf: str, work: Attention) -> list[tuple[int, int]]:

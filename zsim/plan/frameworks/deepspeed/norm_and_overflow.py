@@ -25,7 +25,7 @@ def check_overflow(
     shards: Sequence[int],
     group: str,
     *,
-    afterwards: Sequence[str] = (),
+    later_groups: Sequence[str] = (),
 ) -> None:
     """Check all gradients for infinities, reduce the flag over the ranks that shard, and make the host wait
     for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel ranks, except for experts
@@ -37,17 +37,17 @@ def check_overflow(
     builder.kernels("look for infinities", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
     is_sharded = config.optimizer_wrapper != "fp16_optimizer"
     groups = stage.norm_groups(group) if is_sharded else stage.norm_groups()
-    read_scalar(builder, "overflow", "uint8", groups, afterwards=afterwards)
+    read_scalar(builder, "overflow", "uint8", groups, later_groups=later_groups)
 
 
-def norm_and_sync(
+def compute_norm_and_clip(
     stage: Stage,
     config: DeepSpeedConfig,
     shards: Sequence[int],
     group: str,
     *,
     num_groups: int = 1,
-    afterwards: Sequence[str] = (),
+    later_groups: Sequence[str] = (),
 ) -> None:
     """Compute the global norm as a Python number (kernels, reductions, `.item()`). Then unscale and clip.
 
@@ -67,6 +67,6 @@ def norm_and_sync(
     elif wrapper == "none":
         groups = [*stage.norm_groups(), group]
     dtype = "fp64" if wrapper == "zero3" and config.zero.offload_optimizer is None else "fp32"
-    read_scalar(builder, "gradient norm", dtype, groups, count=num_groups, afterwards=afterwards)
+    read_scalar(builder, "gradient norm", dtype, groups, count=num_groups, later_groups=later_groups)
     if config.gradient_clipping > 0 or config.precision == "fp16":
         builder.kernels("clip gradients", scale_kernels(sum(shards), config.master_weights_dtype, 1))

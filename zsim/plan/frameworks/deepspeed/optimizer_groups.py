@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from zsim.cost.optimizers.deepspeed_muon import is_muons
+from zsim.cost.optimizers.deepspeed_muon import uses_muon
 from zsim.dataclass import dataclass
 from zsim.errors import NotSimulatedError
 from zsim.plan.ops import Group
@@ -26,8 +26,8 @@ class OptimizerGroup:
 
     numels: Mapping[str, int]
     group: Group
-    is_of_experts: bool = False
-    is_of_matrices: bool = False  # Muon's
+    has_experts: bool = False
+    has_matrices: bool = False  # Muon's
 
     @property
     def numel(self) -> int:
@@ -56,22 +56,22 @@ def optimizer_groups(
     for name, parameter in named:
         if not parameter.trainable:
             continue
-        if is_muon and parameter.belongs_to:
+        if is_muon and parameter.rank_kind:
             raise NotSimulatedError(
                 "training.optimizer: 'muon' of DeepSpeed is not simulated with experts that other ranks "
                 "have; expected parallelism.expert = 1, or 'adamw'"
             )
-        if is_muon and is_muons(name, parameter.shape):
+        if is_muon and uses_muon(name, parameter.shape):
             matrices[name] = parameter.numel
-        elif not parameter.belongs_to:
+        elif not parameter.rank_kind:
             dense[name] = parameter.numel
         elif experts and sum(experts[-1].values()) + parameter.numel <= _MAX_GROUP_NUMEL:
             experts[-1][name] = parameter.numel
         else:
             experts.append({name: parameter.numel})
-    found = [OptimizerGroup(matrices, group, is_of_matrices=True)] if matrices else []
-    found += [OptimizerGroup(dense, group)] if dense or not (experts or matrices) else []
+    groups = [OptimizerGroup(matrices, group, has_matrices=True)] if matrices else []
+    groups += [OptimizerGroup(dense, group)] if dense or not (experts or matrices) else []
     if experts:
-        few = stage.expert_group()
-        found += [OptimizerGroup(numels, few, is_of_experts=True) for numels in experts]
-    return found
+        expert_group = stage.expert_group()
+        groups += [OptimizerGroup(numels, expert_group, has_experts=True) for numels in experts]
+    return groups

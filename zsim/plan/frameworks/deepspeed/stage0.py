@@ -10,14 +10,14 @@ have are reduced after all others, over these (`_reduce_expert_gradients`).
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
-from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
+from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.plan.frameworks.deepspeed.optimizer_groups import OptimizerGroup, optimizer_groups
 from zsim.plan.ops import Group, Memory
-from zsim.plan.parts.optimizer import partition_states, update, whole_bytes
+from zsim.plan.parts.optimizer import parameter_bytes, partition_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -35,17 +35,17 @@ class Zero0Schedule(DeepSpeedEngine):
         workload = stage.workload
         self.gradient_bytes = DTYPE_BYTES[config.grad_accum_dtype]
         self.is_sharded = config.optimizer_wrapper == "bf16_optimizer"
-        self.trained = workload.model.trainable_numel
+        self.trained_numel = workload.model.trainable_numel
         self._groups = optimizer_groups(stage, self.group, workload.model.named_parameters())
-        self._shards = [self._shard_numel(one) for one in self._groups]
+        self._shards = [self._shard_numel(group) for group in self._groups]
         self.shard_numel = sum(self._shards)
         self._micro_batch, self._is_boundary = 0, True
         self._numels: list[int] = []
         self._expert_numels: list[int] = []
 
-    def _shard_numel(self, one: OptimizerGroup) -> int:
+    def _shard_numel(self, group: OptimizerGroup) -> int:
         """Elements of a group that the rank updates."""
-        return -(-one.numel // (2 * one.group.size)) * 2 if self.is_sharded else one.numel
+        return -(-group.numel // (2 * group.group.size)) * 2 if self.is_sharded else group.numel
 
     def resident(self) -> list[Memory]:
         config = self.config
@@ -55,13 +55,13 @@ class Zero0Schedule(DeepSpeedEngine):
             for shard in self._shards
         )
         return [
-            Memory("parameters", whole_bytes(self.workload, config.param_dtype)),
+            Memory("parameters", parameter_bytes(self.workload, config.param_dtype)),
             Memory("optimizer_states", self.shard_numel * master + moments),
-            Memory("gradients", self.trained * self.gradient_bytes if self.is_sharded else 0),
+            Memory("gradients", self.trained_numel * self.gradient_bytes if self.is_sharded else 0),
         ]
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        self._micro_batch, self._is_boundary = micro_batch, is_last and not is_told
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
+        self._micro_batch, self._is_boundary = micro_batch, is_last and not schedule_manages_sharding
         self._numels, self._expert_numels = [], []
 
     def gradient_ready(self, call: ModuleCall) -> None:
@@ -69,7 +69,7 @@ class Zero0Schedule(DeepSpeedEngine):
         builder, config = self.builder, self.config
         for parameter in call.trainable_parameters:
             numel = parameter.numel
-            (self._expert_numels if parameter.belongs_to else self._numels).append(numel)
+            (self._expert_numels if parameter.rank_kind else self._numels).append(numel)
             if not self.is_sharded and self._micro_batch == 0:
                 builder.allocate("gradients", numel * self.gradient_bytes)
                 continue
@@ -108,23 +108,29 @@ class Zero0Schedule(DeepSpeedEngine):
         if not numels:
             return
         builder, config = self.builder, self.config
-        held = sum(numels) * self.gradient_bytes
+        gradient_bytes = sum(numels) * self.gradient_bytes
         size = sum(numels) * DTYPE_BYTES[config.communication_dtype]
         builder.allocate("buffers", size)
         builder.kernels(
-            "flatten bucket", moves(held, size, launches=len(numels)), overhead="deepspeed_reduce"
+            "flatten bucket",
+            move_kernels(gradient_bytes, size, launches=len(numels)),
+            overhead="deepspeed_reduce",
         )
         builder.collective("all_reduce", size, config.communication_dtype, group.name, stream=COMPUTE)
-        builder.kernels("average bucket", moves(size, size))
-        builder.kernels("unflatten bucket", moves(size, held, launches=len(numels)))
+        builder.kernels("average bucket", move_kernels(size, size))
+        builder.kernels("unflatten bucket", move_kernels(size, gradient_bytes, launches=len(numels)))
         builder.free("buffers", size)
 
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
-        spread = [EXPERT] if EXPERT in builder.groups else []
-        check_overflow(self.stage, config, [self.trained], self.group.name, afterwards=spread)
-        norms = spread if self.is_sharded else []  # FP16_Optimizer takes the norm of what the rank has
-        norm_and_sync(self.stage, config, [self.trained], self.group.name, afterwards=norms)
+        expert_groups = [EXPERT] if EXPERT in builder.groups else []
+        check_overflow(self.stage, config, [self.trained_numel], self.group.name, later_groups=expert_groups)
+        norm_groups = (
+            expert_groups if self.is_sharded else []
+        )  # FP16_Optimizer takes the norm of what the rank has
+        compute_norm_and_clip(
+            self.stage, config, [self.trained_numel], self.group.name, later_groups=norm_groups
+        )
         is_low = config.precision != "fp32"
         needs_cast = is_low and config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
@@ -135,23 +141,23 @@ class Zero0Schedule(DeepSpeedEngine):
         update(
             builder,
             self.training,
-            [Updated((shard,)) for shard in self._shards],
+            [UpdatedTensor((shard,)) for shard in self._shards],
             gradient_dtype=config.master_weights_dtype,
             state_dtype=config.optimizer_states_dtype,
             low_precision_copy=is_low,
         )
         builder.free("buffers", cast)
-        for one, shard in zip(self._groups, self._shards, strict=True):
-            if not self.is_sharded or one.group.size == 1:
+        for group, shard in zip(self._groups, self._shards, strict=True):
+            if not self.is_sharded or group.group.size == 1:
                 continue
-            size = shard * one.group.size * self.param_bytes
+            size = shard * group.group.size * self.param_bytes
             builder.collective(
                 "all_gather",
                 size,
                 config.param_dtype,
-                one.group.name,
+                group.group.name,
                 stream=COMPUTE,
                 name="all_gather parameters",
             )
         if not self.is_sharded:
-            builder.free("gradients", self.trained * self.gradient_bytes)
+            builder.free("gradients", self.trained_numel * self.gradient_bytes)

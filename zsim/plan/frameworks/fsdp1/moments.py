@@ -8,10 +8,10 @@ from zsim.plan.moments import BetweenSteps, JobMoment
 from zsim.plan.parts.full_state import sharded_moments
 
 
-def fsdp1_moments(held: BetweenSteps) -> Iterator[JobMoment]:
+def fsdp1_moments(state: BetweenSteps) -> Iterator[JobMoment]:
     """A full state dict unshards one FSDP unit at a time, a block or everything outside of the blocks."""
-    model = held.job.model
-    largest = max([model.rest_numel, *(block.numel for block in model.distinct_blocks)])
+    model = state.job.model
+    largest = max([model.numel_outside_blocks, *(block.numel for block in model.unique_blocks)])
     yield from sharded_moments(
-        held, largest, "a FULL_STATE_DICT", "torch 2.13 distributed/fsdp/_state_dict_utils.py"
+        state, largest, "a FULL_STATE_DICT", "torch 2.13 distributed/fsdp/_state_dict_utils.py"
     )

@@ -18,13 +18,13 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit
 from zsim.plan.ops import HostWork, Memory
 from zsim.plan.parts.host_side import CPU, HostSide
-from zsim.specs.strategy.frameworks import Fsdp1
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.frameworks import Fsdp1Config
+from zsim.specs.strategy.training import TrainingConfig
 
 _NORM_BYTES = 4  # forced to fp32
 
 
-def check_accumulation(strategy: Fsdp1, training: Training) -> None:
+def check_accumulation(strategy: Fsdp1Config, training: TrainingConfig) -> None:
     """Raise InputError where FSDP1 would lose gradients: of gradients reduced in several micro-batches it
     keeps only the newest (torch's documentation of `CPUOffload`)."""
     if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
@@ -34,19 +34,19 @@ def check_accumulation(strategy: Fsdp1, training: Training) -> None:
         )
 
 
-class Fsdp1Home:
+class Fsdp1OffloadedShards:
     """Keeps every unit's shard, gradient and optimizer states in host memory. Frozen units have memory for
     gradients, too (`init_flat_param_attributes` allocates it for all).
     """
 
-    def __init__(self, builder: PlanBuilder, units: Sequence[FlatUnit], training: Training) -> None:
+    def __init__(self, builder: PlanBuilder, units: Sequence[FlatUnit], training: TrainingConfig) -> None:
         self.builder, self.training = builder, training
         self.host = HostSide(builder)
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self.numel = sum(unit.shard_numel for unit in units)
-        trained = [unit for unit in units if unit.trainable_numel]
-        self.reduced_numel = sum(unit.shard_numel for unit in trained)
-        self.trained_numel = sum(unit.trained_shard_numel for unit in trained)
+        trained_units = [unit for unit in units if unit.trainable_numel]
+        self.reduced_numel = sum(unit.shard_numel for unit in trained_units)
+        self.trained_numel = sum(unit.trained_shard_numel for unit in trained_units)
 
     def resident(self, states: Memory) -> list[Memory]:
         """Parameters and gradients in pinned memory, both allocated from the start, and the optimizer's
@@ -67,9 +67,9 @@ class Fsdp1Home:
         assert event is not None
         return event
 
-    def drop(self, unit: FlatUnit, used: int) -> None:
+    def drop(self, unit: FlatUnit, last_use: int) -> None:
         """Free the shard on the GPU, which is not needed after event `last_use`."""
-        self.builder.free_when_done("buffers", self.stored_bytes * unit.shard_numel, used)
+        self.builder.free_when_done("buffers", self.stored_bytes * unit.shard_numel, last_use)
 
     def keep_gradient(self, unit: FlatUnit, size: int, stream: str, *, is_blocking: bool = False) -> None:
         """Copy a reduced gradient of `size` bytes to host memory. Its GPU memory stays until `wait`."""

@@ -21,11 +21,11 @@ class RateLimiter:
     def __init__(self) -> None:
         self._log: list[tuple[bool, int]] = []  # (True, event of a free) or (False, number of the next op)
 
-    def freed(self, event: int) -> None:
+    def log_free(self, event: int) -> None:
         """Log that a flat parameter is free once `event` has happened."""
         self._log.append((True, event))
 
-    def before_all_gather(self, next_op: int) -> None:
+    def log_all_gather(self, next_op: int) -> None:
         """Log that the host may have to block before it issues op number `next_op`."""
         self._log.append((False, next_op))
 
@@ -44,12 +44,12 @@ class RateLimiter:
         """The length of the queue at the start of a step that ends with the same length."""
         length = 0
         for _step in range(_STEPS_TO_STEADY):
-            before = length
+            initial_length = length
             for is_free, _number in self._log:
                 if is_free:
                     length += 1
                 elif length >= _MAX_INFLIGHT_ALL_GATHERS:
                     length -= 1
-            if length == before:
+            if length == initial_length:
                 break
         return length

@@ -28,11 +28,11 @@ clones. Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is 
 from __future__ import annotations
 
 from zsim.dataclass import dataclass
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.frameworks.fsdp1.offload import Fsdp1Home
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
+from zsim.plan.frameworks.fsdp1.offload import Fsdp1OffloadedShards
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit
 from zsim.plan.ops import Category, Group
-from zsim.specs.strategy.frameworks import Fsdp1
+from zsim.specs.strategy.frameworks import Fsdp1Config
 
 UNSHARD, POST_BACKWARD, ALL_REDUCE = "unshard", "post_backward", "all_reduce"
 VIEWS = "gradients of parameters"  # the owner of the views' gradients, until they are flattened
@@ -58,14 +58,14 @@ class GradientReducer:
     def __init__(
         self,
         builder: PlanBuilder,
-        strategy: Fsdp1,
+        strategy: Fsdp1Config,
         shard: Group | None,
         replicate: Group | None,
-        home: Fsdp1Home | None,
+        offload: Fsdp1OffloadedShards | None,
     ) -> None:
         self.builder = builder
         self.strategy = strategy
-        self.shard, self.replicate, self.home = shard, replicate, home
+        self.shard, self.replicate, self.offload = shard, replicate, offload
         self.is_sharded = shard is not None
         self.split_stream = COMPUTE if strategy.before_torch_2 else UNSHARD
         self.is_hybrid = self.is_sharded and replicate is not None
@@ -80,18 +80,21 @@ class GradientReducer:
         builder.wait_stream(stream, COMPUTE)
         builder.allocate("buffers", size)
         name = f"flatten gradients {unit.name}"
-        done = builder.kernels(name, moves(size, size), stream=stream, module=unit.path)
+        done = builder.kernels(name, move_kernels(size, size), stream=stream, module=unit.path)
         views = unit.trainable_numel * unit.types.param_bytes
         if stream == COMPUTE:
             builder.free("buffers", views, owner=VIEWS)
         else:
             builder.free_when_done("buffers", views, done, owner=VIEWS)
-        kept = gradient.unsharded_bytes
+        accumulated_bytes = gradient.unsharded_bytes
         if not self.is_sharded and gradient.is_saved:
-            kept = unit.types.stored_bytes * unit.numel
-        if kept:
+            accumulated_bytes = unit.types.stored_bytes * unit.numel
+        if accumulated_bytes:
             builder.kernels(
-                f"accumulate gradients {unit.name}", moves(kept + size, kept), stream=stream, module=unit.path
+                f"accumulate gradients {unit.name}",
+                move_kernels(accumulated_bytes + size, accumulated_bytes),
+                stream=stream,
+                module=unit.path,
             )
             builder.free("buffers", size)
         else:
@@ -112,8 +115,8 @@ class GradientReducer:
         self.builder.wait_stream(COMPUTE, POST_BACKWARD)
         if self.is_hybrid:
             self.builder.wait_stream(COMPUTE, ALL_REDUCE)
-        if self.home is not None:
-            self.home.wait((COMPUTE, POST_BACKWARD, ALL_REDUCE))
+        if self.offload is not None:
+            self.offload.wait((COMPUTE, POST_BACKWARD, ALL_REDUCE))
 
     # -- sharded strategies -----------------------------------------------------------------------------
 
@@ -123,7 +126,7 @@ class GradientReducer:
         assert self.shard is not None
         ranks = self.shard.size
         builder.host(f"chunk {unit.name}", overhead="fsdp1_chunk", events=ranks)  # to learn the padding
-        owned = self._cast_pad_and_divide(unit, source)
+        temporary_bytes = self._cast_pad_and_divide(unit, source)
         full = unit.padded_numel * unit.types.reduce_bytes
         shard = unit.shard_numel * unit.types.reduce_bytes
         is_gradient = unit.types.reduce == unit.types.stored and not gradient.is_saved
@@ -143,7 +146,7 @@ class GradientReducer:
             )  # fmt: skip
         self._divide(unit, shard, stream)
         self._save_shard(unit, gradient, stream)
-        builder.free("buffers", owned)
+        builder.free("buffers", temporary_bytes)
         builder.free_when_done("buffers", source, event)  # see [Note: record_stream]
 
     def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
@@ -153,34 +156,34 @@ class GradientReducer:
         always_pads = self.strategy.before_torch_2 and self.is_sharded  # see [Note: padding]
         size = unit.numel * unit.types.reduce_bytes
         full = unit.padded_numel * unit.types.reduce_bytes
-        launched: list[tuple[int, int]] = []  # bytes read and written
+        traffic: list[tuple[int, int]] = []  # bytes read and written
         tensors: list[int] = []
         if size != source:
-            launched.append((source, size))
+            traffic.append((source, size))
             tensors.append(size)
         if full != size:
-            launched.append((0, full))
+            traffic.append((0, full))
         if full != size or always_pads:
-            launched.append((size, size))
+            traffic.append((size, size))
             tensors.append(full)
         if always_pads:
-            launched.append((0, unit.shard_numel * unit.types.reduce_bytes))
+            traffic.append((0, unit.shard_numel * unit.types.reduce_bytes))
         if self.predivide > 1:
-            launched.append((full, full))
-        owned = sum(tensors)
-        self.builder.allocate("buffers", owned, tensors=tuple(tensors))
-        if launched:
-            read, written = map(sum, zip(*launched, strict=True))
+            traffic.append((full, full))
+        temporary_bytes = sum(tensors)
+        self.builder.allocate("buffers", temporary_bytes, tensors=tuple(tensors))
+        if traffic:
+            read, written = map(sum, zip(*traffic, strict=True))
             self.builder.kernels(
-                f"prepare gradients {unit.name}", moves(read, written, launches=len(launched)),
+                f"prepare gradients {unit.name}", move_kernels(read, written, launches=len(traffic)),
                 stream=POST_BACKWARD, module=unit.path,
             )  # fmt: skip
-        return owned
+        return temporary_bytes
 
     def _divide(self, unit: FlatUnit, size: int, stream: str) -> None:
         if self.postdivide > 1:
             self.builder.kernels(
-                f"divide gradients {unit.name}", moves(size, size), stream=stream, module=unit.path
+                f"divide gradients {unit.name}", move_kernels(size, size), stream=stream, module=unit.path
             )
 
     def _save_shard(self, unit: FlatUnit, gradient: Fsdp1UnitGradient, stream: str) -> None:
@@ -194,20 +197,20 @@ class GradientReducer:
         launches = int(needs_cast) + int(gradient.is_saved)
         if launches:
             builder.kernels(
-                f"save gradients {unit.name}", moves(read, launches * stored, launches=launches),
+                f"save gradients {unit.name}", move_kernels(read, launches * stored, launches=launches),
                 stream=stream, module=unit.path,
             )  # fmt: skip
-        passing = (shard if needs_cast or gradient.is_saved else 0) + (
+        freed_bytes = (shard if needs_cast or gradient.is_saved else 0) + (
             stored if needs_cast and gradient.is_saved else 0
         )
         done = builder.record(stream)
         if self.is_hybrid and done is not None:
-            builder.free_when_done("buffers", passing, done)
+            builder.free_when_done("buffers", freed_bytes, done)
         else:
-            builder.free("buffers", passing)
+            builder.free("buffers", freed_bytes)
         gradient.is_saved = True
-        if self.home is not None:
-            self.home.keep_gradient(unit, stored, stream)
+        if self.offload is not None:
+            self.offload.keep_gradient(unit, stored, stream)
 
     # -- NO_SHARD ---------------------------------------------------------------------------------------
 
@@ -216,7 +219,7 @@ class GradientReducer:
         builder = self.builder
         size, stored = unit.numel * unit.types.reduce_bytes, unit.numel * unit.types.stored_bytes
         source = stored if gradient.is_saved else gradient.unsharded_bytes
-        casted = self._cast_pad_and_divide(unit, source)
+        temporary_bytes = self._cast_pad_and_divide(unit, source)
         assert self.replicate is not None
         builder.collective(
             "all_reduce", size, unit.types.reduce, self.replicate.name, stream=POST_BACKWARD,
@@ -227,9 +230,12 @@ class GradientReducer:
             builder.allocate("gradients", stored)
         if unit.types.reduce != unit.types.stored:
             builder.kernels(
-                f"save gradients {unit.name}", moves(size, stored), stream=POST_BACKWARD, module=unit.path
+                f"save gradients {unit.name}",
+                move_kernels(size, stored),
+                stream=POST_BACKWARD,
+                module=unit.path,
             )
-        builder.free("buffers", casted)
+        builder.free("buffers", temporary_bytes)
         if not gradient.is_saved:
             done = builder.record(POST_BACKWARD)
             assert done is not None
@@ -238,8 +244,8 @@ class GradientReducer:
             else:
                 builder.free_when_done("buffers", source, done)
         gradient.unsharded_bytes, gradient.is_saved = 0, True
-        if self.home is not None:
-            self.home.keep_gradient(unit, stored, POST_BACKWARD, is_blocking=True)
+        if self.offload is not None:
+            self.offload.keep_gradient(unit, stored, POST_BACKWARD, is_blocking=True)
 
 
 def predivide_factor(world_size: int) -> int:

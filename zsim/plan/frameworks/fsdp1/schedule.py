@@ -14,12 +14,12 @@ long before.
 
 from __future__ import annotations
 
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.plan.builder import COMPUTE, moves
-from zsim.plan.frameworks.fsdp1.offload import Fsdp1Home, check_accumulation
+from zsim.plan.builder import COMPUTE, move_kernels
+from zsim.plan.frameworks.fsdp1.offload import Fsdp1OffloadedShards, check_accumulation
 from zsim.plan.frameworks.fsdp1.rate_limiter import RateLimiter
 from zsim.plan.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient, GradientReducer
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
@@ -28,7 +28,7 @@ from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import clip_gradients, lazy_states, paged_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.strategy.frameworks import Fsdp1
+from zsim.specs.strategy.frameworks import Fsdp1Config
 
 PRE_UNSHARD = "pre_unshard"
 _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -53,7 +53,7 @@ class Fsdp1Schedule(Hooks):
     offloading that loses gradients.
     """
 
-    def __init__(self, stage: Stage, strategy: Fsdp1) -> None:
+    def __init__(self, stage: Stage, strategy: Fsdp1Config) -> None:
         super().__init__(stage)
         self.workload, self.training = stage.workload, stage.training
         self.strategy = strategy
@@ -70,24 +70,24 @@ class Fsdp1Schedule(Hooks):
         # the type, as composer's always does.
         self.units = make_flat_units(stage.workload, strategy, shard_size, training.stored_dtype)
         self.handles = {unit.path: _Handle() for unit in self.units}
-        self.home: Fsdp1Home | None = None
+        self.offload: Fsdp1OffloadedShards | None = None
         if strategy.cpu_offload:
-            self.home = Fsdp1Home(stage.builder, self.units, training)
-        self.reducer = GradientReducer(stage.builder, strategy, self.shard, replicate, self.home)
+            self.offload = Fsdp1OffloadedShards(stage.builder, self.units, training)
+        self.reducer = GradientReducer(stage.builder, strategy, self.shard, replicate, self.offload)
         self.gradients = {unit.path: Fsdp1UnitGradient() for unit in self.units}
         self._owner = {name: unit for unit in self.units for name in unit.owners}
         self._trained = [unit.trained_shard_numel for unit in self.units if unit.trainable_numel]
         self._unfinished: dict[str, FlatUnit] = {}  # units whose post-backward has not run
         self._root = next((unit for unit in self.units if unit.is_root), None)
-        self._entered_at: dict[str, list[FlatUnit]] = {}
-        self._left_at: dict[str, list[FlatUnit]] = {}
+        self._units_by_first_call: dict[str, list[FlatUnit]] = {}
+        self._units_by_last_call: dict[str, list[FlatUnit]] = {}
         # by micro-batch and the path of the unit that was entered
-        self._split_at: dict[tuple[int, str], list[FlatUnit]] = {}
+        self._units_split_at_entry: dict[tuple[int, str], list[FlatUnit]] = {}
         self._micro_batch = 0
         for unit in self.units:
             if not unit.is_root:
-                self._entered_at.setdefault(unit.first, []).append(unit)
-                self._left_at.setdefault(unit.last, []).append(unit)
+                self._units_by_first_call.setdefault(unit.first, []).append(unit)
+                self._units_by_last_call.setdefault(unit.last, []).append(unit)
         self._next_forward = dict(zip((unit.path for unit in self.units), self.units[1:], strict=False))
         self._post_forward_order: list[FlatUnit] = []
         self._tied_bytes = 0
@@ -98,12 +98,12 @@ class Fsdp1Schedule(Hooks):
         """Shards of the flat parameters in the stored type, and the optimizer's states."""
         shards = sum(unit.types.stored_bytes * unit.shard_numel for unit in self.units)
         scales = sum(unit.scale_bytes for unit in self.units)
-        parts = Updated.flat(self._trained)
-        states = lazy_states(self.training, parts)
+        tensors = UpdatedTensor.flat(self._trained)
+        states = lazy_states(self.training, tensors)
         resident = [Memory("parameters", shards + scales), states]
-        resident += paged_states(self.training, parts)
-        if self.home is not None:
-            return self.home.resident(states)
+        resident += paged_states(self.training, tensors)
+        if self.offload is not None:
+            return self.offload.resident(states)
         return [memory for memory in resident if memory.bytes]
 
     # -- unshard and reshard ----------------------------------------------------------------------------
@@ -111,18 +111,18 @@ class Fsdp1Schedule(Hooks):
     def _unshard(self, unit: FlatUnit) -> None:
         """_unshard. An offloaded shard is first copied to the GPU, and freed after the cast, or without a
         cast after the gather."""
-        if self.home is None:
+        if self.offload is None:
             self._gather(unit)
             return
         was_unsharded = self.handles[unit.path].is_unsharded
-        used = self.home.bring(unit, PRE_UNSHARD)
+        last_use = self.offload.bring(unit, PRE_UNSHARD)
         self.builder.wait_stream(UNSHARD, PRE_UNSHARD)
         self._gather(unit)
         if self.is_sharded and not unit.types.casts_shards and not was_unsharded:
             gathered = self.builder.record(UNSHARD)
             assert gathered is not None
-            used = gathered
-        self.home.drop(unit, used)
+            last_use = gathered
+        self.offload.drop(unit, last_use)
 
     def _gather(self, unit: FlatUnit) -> None:
         """Cast the shard on the pre-unshard stream, pass the rate limiter, all-gather on the unshard
@@ -134,11 +134,11 @@ class Fsdp1Schedule(Hooks):
             builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
             if low_shard:
                 builder.allocate("buffers", low_shard, owner=unit.name)
-                kernels = moves(unit.types.stored_bytes * unit.shard_numel, low_shard)
+                kernels = move_kernels(unit.types.stored_bytes * unit.shard_numel, low_shard)
                 builder.kernels(f"cast shard {unit.name}", kernels, stream=PRE_UNSHARD, module=unit.path)
                 builder.wait_stream(UNSHARD, PRE_UNSHARD)
         if self.strategy.limit_all_gathers:
-            self.limiter.before_all_gather(len(builder.ops))
+            self.limiter.log_all_gather(len(builder.ops))
         if needs_unshard:
             assert self.shard is not None
             full = unit.padded_numel * unit.types.param_bytes
@@ -164,10 +164,10 @@ class Fsdp1Schedule(Hooks):
                 builder.free_when_done("buffers", full, done, owner=unit.name)
             handle.is_unsharded = False
         if frees and self.strategy.limit_all_gathers:
-            self.limiter.freed(done)
+            self.limiter.log_free(done)
         if not self.is_sharded and unit.types.casts_shards:
-            low = unit.shard_numel * unit.types.param_bytes
-            builder.free_when_done("buffers", low, done, owner=unit.name)
+            cast_bytes = unit.shard_numel * unit.types.param_bytes
+            builder.free_when_done("buffers", cast_bytes, done, owner=unit.name)
         handle.is_prefetched = False
 
     def _wait_for_unshard(self) -> None:
@@ -192,23 +192,23 @@ class Fsdp1Schedule(Hooks):
         if self._root is not None:
             self._pre_forward(self._root)
 
-    def before_module(self, call: ModuleCall) -> None:
+    def pre_module(self, call: ModuleCall) -> None:
         """Pre-forward hooks of the units entered here, outer first. In backward, pre-backward hooks of the
         units that end here.
         """
         if self.builder.phase == "backward":
-            for unit in self._left_at.get(call.name, ()):
+            for unit in self._units_by_last_call.get(call.name, ()):
                 self._pre_backward(unit)
         else:
-            for unit in self._entered_at.get(call.name, ()):
+            for unit in self._units_by_first_call.get(call.name, ()):
                 self._pre_forward(unit)
 
-    def after_module(self, call: ModuleCall) -> None:
+    def post_module(self, call: ModuleCall) -> None:
         if self.builder.phase == "backward":
-            for unit in reversed(self._entered_at.get(call.name, ())):
+            for unit in reversed(self._units_by_first_call.get(call.name, ())):
                 self._finish_gradients(unit)
         else:
-            for unit in reversed(self._left_at.get(call.name, ())):
+            for unit in reversed(self._units_by_last_call.get(call.name, ())):
                 self._post_forward(unit)
 
     def end_forward(self) -> None:
@@ -228,14 +228,14 @@ class Fsdp1Schedule(Hooks):
         if self.strategy.forward_prefetch:
             target = self._next_forward.get(unit.path)
             if target is not None:
-                ahead = self.handles[target.path]
-                if ahead.needs_pre_forward_unshard and not ahead.is_prefetched:
+                target_handle = self.handles[target.path]
+                if target_handle.needs_pre_forward_unshard and not target_handle.is_prefetched:
                     self._prefetch(target)
                     self._split_parameter(target, target if self.strategy.before_torch_2 else unit)
 
-    def _split_parameter(self, unit: FlatUnit, entered: FlatUnit) -> None:
+    def _split_parameter(self, unit: FlatUnit, entry_unit: FlatUnit) -> None:
         if self.builder.phase == "forward":
-            self._split_at.setdefault((self._micro_batch, entered.path), []).append(unit)
+            self._units_split_at_entry.setdefault((self._micro_batch, entry_unit.path), []).append(unit)
 
     def _post_forward(self, unit: FlatUnit) -> None:
         handle = self.handles[unit.path]
@@ -250,20 +250,20 @@ class Fsdp1Schedule(Hooks):
 
     # -- backward ---------------------------------------------------------------------------------------
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         self._micro_batch = micro_batch
         self._is_syncing = is_last or not self.strategy.no_sync
         if self._root is not None:
             self._pre_backward(self._root)
 
-    def before_backward(self, segment: Segment) -> None:
+    def pre_backward(self, segment: Segment) -> None:
         """A checkpointed block is recomputed when the gradient reaches the last module that saved a tensor.
         The pre-backward hooks of units that end at this module or after it have run by then.
         """
         if segment.is_checkpointed:
             saving = [number for number, call in enumerate(segment.calls) if call.work.saved_bytes]
             for call in reversed(segment.calls[saving[-1] :]):
-                for unit in self._left_at.get(call.name, ()):
+                for unit in self._units_by_last_call.get(call.name, ()):
                     self._pre_backward(unit)
 
     def _pre_backward(self, unit: FlatUnit) -> None:
@@ -285,8 +285,8 @@ class Fsdp1Schedule(Hooks):
         """Prefetch the unit whose forward ended just before the forward of this unit."""
         if handle.post_forward_index > 0:
             target = self._post_forward_order[handle.post_forward_index - 1]
-            ahead = self.handles[target.path]
-            if ahead.needs_pre_backward_unshard and not ahead.is_prefetched:
+            target_handle = self.handles[target.path]
+            if target_handle.needs_pre_backward_unshard and not target_handle.is_prefetched:
                 self._prefetch(target)
 
     def gradient_ready(self, call: ModuleCall) -> None:
@@ -305,9 +305,9 @@ class Fsdp1Schedule(Hooks):
             builder.free("activations", size)
             self._tied_bytes = 0
 
-    def _finish_gradients(self, entered: FlatUnit) -> None:
+    def _finish_gradients(self, entry_unit: FlatUnit) -> None:
         """Run the post-backward of the units split at the entry. See [Note: when a flat gradient is done]."""
-        for unit in reversed(self._split_at.get((self._micro_batch, entered.path), ())):
+        for unit in reversed(self._units_split_at_entry.get((self._micro_batch, entry_unit.path), ())):
             self._post_backward(unit)
 
     def _post_backward(self, unit: FlatUnit) -> None:
@@ -355,19 +355,19 @@ class Fsdp1Schedule(Hooks):
 
     def optimizer_step(self) -> None:
         numels = self._trained
-        if self.home is not None:
-            self.home.step(self.shard.name if self.shard else None)
+        if self.offload is not None:
+            self.offload.step(self.shard.name if self.shard else None)
         else:
             sums = ((self.shard.name, 4),) if self.shard else ()
             clip_gradients(self.builder, self.training, numels, sums)
-            update(self.builder, self.training, Updated.flat(numels))
-            trained = (unit for unit in self.units if unit.trainable_numel)
-            size = sum(unit.types.stored_bytes * unit.shard_numel for unit in trained)
+            update(self.builder, self.training, UpdatedTensor.flat(numels))
+            trained_units = (unit for unit in self.units if unit.trainable_numel)
+            size = sum(unit.types.stored_bytes * unit.shard_numel for unit in trained_units)
             self.builder.free("gradients", size)
         self.limiter.apply(self.builder.ops)
 
 
-def _shard_size(strategy: Fsdp1, world_size: int) -> int:
+def _shard_size(strategy: Fsdp1Config, world_size: int) -> int:
     """The number of ranks that a flat parameter is sharded over."""
     shard_size = 1 if strategy.sharding_strategy == "NO_SHARD" else world_size // strategy.replicate
     if "HYBRID" in strategy.sharding_strategy and shard_size == 1 and world_size > 1:

@@ -13,9 +13,9 @@ from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.plan.workload.workload import ModuleCall, Workload
-from zsim.reading import whole_number
+from zsim.reading import parse_whole_number
 from zsim.specs.model.spec import Parameter
-from zsim.specs.strategy.frameworks import Fsdp1
+from zsim.specs.strategy.frameworks import Fsdp1Config
 
 BLOCK_WRAPPINGS = ("huggingface", "torchtitan-0.1", "torchtitan")
 WRAPPINGS = (*BLOCK_WRAPPINGS, "peft", "none", "size:N")
@@ -89,35 +89,37 @@ class FlatTypes:
         return DTYPE_BYTES[self.reduce]
 
 
-def _types(path: str, parameters: Sequence[Parameter], strategy: Fsdp1, stored: str) -> FlatTypes:
+def _flat_types(path: str, parameters: Sequence[Parameter], strategy: Fsdp1Config, stored: str) -> FlatTypes:
     """The types of a flat parameter. Raises InputError for parameters that torch does not flatten together
     (torch 2.13 distributed/fsdp/ _flat_param.py, `_validate_tensors_to_flatten`). Without `MixedPrecision` (a
     model kept in 16 bits) all is done in the type a parameter has.
     """
-    low = strategy.param_dtype if strategy.param_dtype != "fp32" else "bf16"
-    found = sorted({low if is_packed(one) else one.stored or stored for one in parameters})
+    low_dtype = strategy.param_dtype if strategy.param_dtype != "fp32" else "bf16"
+    dtypes = sorted(
+        {low_dtype if is_packed(parameter) else parameter.stored_dtype or stored for parameter in parameters}
+    )
     name = path or "the root"
-    if len(found) > 1:
+    if len(dtypes) > 1:
         raise InputError(
             f"training.lora.dtype: FSDP1 flattens the parameters of '{name}' together, which are "
-            f"{' and '.join(found)} ('Must flatten tensors with uniform dtype'); expected "
-            f"strategy.wrapping = 'peft', or training.lora.dtype = '{low}'"
+            f"{' and '.join(dtypes)} ('Must flatten tensors with uniform dtype'); expected "
+            f"strategy.wrapping = 'peft', or training.lora.dtype = '{low_dtype}'"
         )
-    if not strategy.use_orig_params and len({one.trainable for one in parameters}) > 1:
+    if not strategy.use_orig_params and len({parameter.trainable for parameter in parameters}) > 1:
         raise InputError(
             f"strategy.use_orig_params: found false, but '{name}' has frozen and trained parameters, which "
             "FSDP1 then does not flatten together ('Must flatten tensors with uniform `requires_grad`'); "
             "expected true, or strategy.wrapping = 'peft'"
         )
-    own = found[0] if found else stored
-    if stored != "fp32" and own != stored:
-        return FlatTypes(own, own, own, strategy.before_torch_2)
-    casts = strategy.before_torch_2 or strategy.param_dtype != own
-    return FlatTypes(own, strategy.param_dtype, strategy.reduce_dtype, casts)
+    dtype = dtypes[0] if dtypes else stored
+    if stored != "fp32" and dtype != stored:
+        return FlatTypes(dtype, dtype, dtype, strategy.before_torch_2)
+    casts = strategy.before_torch_2 or strategy.param_dtype != dtype
+    return FlatTypes(dtype, strategy.param_dtype, strategy.reduce_dtype, casts)
 
 
 def make_flat_units(
-    workload: Workload, strategy: Fsdp1, shard_size: int, stored_dtype: str
+    workload: Workload, strategy: Fsdp1Config, shard_size: int, stored_dtype: str
 ) -> list[FlatUnit]:
     """The FSDP1 instances that hold parameters, in the order in which forward enters them: outer before
     inner.
@@ -130,36 +132,38 @@ def make_flat_units(
     paths = _wrapped_paths(workload, strategy.wrapping, calls)
     owners: dict[str, list[ModuleCall]] = {path: [] for path in ("", *paths)}
     spans: dict[str, list[str]] = {path: [] for path in owners}
-    home: dict[str, str] = {}
+    unit_path_of_call: dict[str, str] = {}
     for call in calls:
-        inside = [path for path in _ancestors(call.name) if path in spans]
-        for path in ("", *inside):
+        enclosing_paths = [path for path in _ancestors(call.name) if path in spans]
+        for path in ("", *enclosing_paths):
             spans[path].append(call.name)
-        home[call.name] = inside[-1] if inside else ""
+        unit_path_of_call[call.name] = enclosing_paths[-1] if enclosing_paths else ""
     tied = next((call for call in calls if call.borrowed_numel), None)
     for call in calls:
         if call.numel:
             # A tied weight is in one unit only: the root, if embedding and head are in different units.
             is_shared = tied is not None and call.numel == tied.borrowed_numel
-            is_apart = tied is not None and home[call.name] != home[tied.name]
-            owners["" if is_shared and is_apart else home[call.name]].append(call)
+            is_in_other_unit = (
+                tied is not None and unit_path_of_call[call.name] != unit_path_of_call[tied.name]
+            )
+            owners["" if is_shared and is_in_other_unit else unit_path_of_call[call.name]].append(call)
     order = {call.name: position for position, call in enumerate(calls)}
     units = []
-    for path, held in owners.items():
-        parameters = [one for call in held for one in call.parameters]
-        if not held:
+    for path, unit_calls in owners.items():
+        parameters = [parameter for call in unit_calls for parameter in call.parameters]
+        if not unit_calls:
             continue
         units.append(
             FlatUnit(
                 path,
                 spans[path][0],
                 spans[path][-1],
-                tuple(call.name for call in held),
-                sum(flat_numel(one) for one in parameters),
+                tuple(call.name for call in unit_calls),
+                sum(flat_numel(parameter) for parameter in parameters),
                 shard_size,
-                sum(call.trainable_numel for call in held),
-                _types(path, parameters, strategy, stored_dtype),
-                sum(quantisation_bytes(one) for one in parameters),
+                sum(call.trainable_numel for call in unit_calls),
+                _flat_types(path, parameters, strategy, stored_dtype),
+                sum(quantisation_bytes(parameter) for parameter in parameters),
             )
         )
     return sorted(units, key=lambda unit: (order[unit.first], -order[unit.last], len(unit.path)))
@@ -174,7 +178,7 @@ def _wrapped_paths(workload: Workload, wrapping: str, calls: list[ModuleCall]) -
     if wrapping in BLOCK_WRAPPINGS:
         return [segment.name for segment in workload.segments if segment.kind == "block"]
     kind, _, threshold = wrapping.partition(":")
-    least = whole_number(threshold)
+    least = parse_whole_number(threshold)
     if kind == "size" and least and workload.model.has_encoder:
         raise NotSimulatedError(
             f"strategy.wrapping: found '{wrapping}' with '{workload.model.name}', an encoder with a decoder, "
@@ -208,24 +212,24 @@ def size_based_paths(
             children.setdefault(parent, {})[path] = None
             parent = path
     never_wrapped = {"", *module_lists}
-    wrapped: list[str] = []
+    wrapped_paths: list[str] = []
 
     def wrap(path: str) -> int:
         """Wrap modules below and at `path`, and return the number of elements wrapped."""
         if total[path] < min_num_params:
             return 0
-        done = sum(wrap(child) for child in children.get(path, ()))
-        if path in never_wrapped or total[path] - done < min_num_params:
-            return done
-        wrapped.append(path)
+        wrapped_numel = sum(wrap(child) for child in children.get(path, ()))
+        if path in never_wrapped or total[path] - wrapped_numel < min_num_params:
+            return wrapped_numel
+        wrapped_paths.append(path)
         return total[path]
 
     if total:
         wrap("")
-    return wrapped
+    return wrapped_paths
 
 
 def _ancestors(name: str) -> list[str]:
     """`a`, `a.b`, `a.b.c` for "a.b.c"."""
-    parts = name.split(".")
-    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+    components = name.split(".")
+    return [".".join(components[: count + 1]) for count in range(len(components))]

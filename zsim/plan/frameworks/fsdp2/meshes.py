@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from zsim.plan.frameworks.fsdp2.units import MeshInfo
 from zsim.plan.stage import Stage
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2Config
 
 
-def experts_mesh(stage: Stage, strategy: Fsdp2) -> MeshInfo | None:
+def experts_mesh(stage: Stage, strategy: Fsdp2Config) -> MeshInfo | None:
     """The mesh of expert-parallel routed experts ("efsdp" of torchtitan). None without expert parallelism."""
     if stage.experts is None:
         return None
@@ -18,7 +18,7 @@ def experts_mesh(stage: Stage, strategy: Fsdp2) -> MeshInfo | None:
     return MeshInfo(shard, replicate)
 
 
-def dense_mesh(stage: Stage, strategy: Fsdp2) -> MeshInfo:
+def dense_mesh(stage: Stage, strategy: Fsdp2Config) -> MeshInfo:
     """The mesh of all other parameters. Ranks that shard together are consecutive, and replicas are `shard
     size` apart.
     """

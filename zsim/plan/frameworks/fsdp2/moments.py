@@ -8,9 +8,9 @@ from zsim.plan.moments import BetweenSteps, JobMoment
 from zsim.plan.parts.full_state import sharded_moments
 
 
-def fsdp2_moments(held: BetweenSteps) -> Iterator[JobMoment]:
+def fsdp2_moments(state: BetweenSteps) -> Iterator[JobMoment]:
     """A full state dict all-gathers one DTensor at a time."""
-    largest = max(parameter.numel for _, parameter in held.job.model.named_parameters())
+    largest = max(parameter.numel for _, parameter in state.job.model.named_parameters())
     yield from sharded_moments(
-        held, largest, "full_state_dict=True", "torch 2.13 distributed/checkpoint/state_dict.py"
+        state, largest, "full_state_dict=True", "torch 2.13 distributed/checkpoint/state_dict.py"
     )

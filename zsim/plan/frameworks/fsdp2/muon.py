@@ -19,12 +19,12 @@ from collections.abc import Iterator
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.optimizers.muon import STEPS, elementwise_kernels, product
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dataclass import dataclass
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import CollectiveKind
 
-_ELEMENT = 2  # bf16
+_ELEMENT_BYTES = 2  # bf16
 _BANDWIDTH = 87.7 * 2**30 / 1e6  # bytes per microsecond, as _collective_utils.py counts (GiB per GB/s)
 
 
@@ -67,45 +67,47 @@ def muon_calls(rows: int, columns: int, costs: DTensorCosts) -> Iterator[MuonCal
     """The products and collectives of one matrix, in order. See [Note: the three products]."""
     ranks, is_tall = costs.ranks, rows > columns
     short, long = (columns, rows) if is_tall else (rows, columns)
-    gram, whole = short * short, short * long
-    by_rows = not is_tall
+    gram, matrix_numel = short * short, short * long
+    is_row_sharded = not is_tall
     yield MuonCall("all_reduce", 1)  # the norm
     for _ in range(STEPS):
-        gathers = by_rows and costs.gather(_ELEMENT * whole) <= 2 * costs.exchange(_ELEMENT * whole)
+        gathers = is_row_sharded and costs.gather(_ELEMENT_BYTES * matrix_numel) <= 2 * costs.exchange(
+            _ELEMENT_BYTES * matrix_numel
+        )
         if gathers:
-            yield MuonCall("all_gather", whole)
+            yield MuonCall("all_gather", matrix_numel)
             yield MuonCall(kernel=product(short // ranks, short, long, 0))
             yield MuonCall("all_gather", gram)
             yield MuonCall(kernel=product(short // ranks, short, short, gram // ranks))
-            yield MuonCall("all_gather", whole)
-            yield MuonCall(kernel=product(short // ranks, long, short, whole // ranks))
+            yield MuonCall("all_gather", matrix_numel)
+            yield MuonCall(kernel=product(short // ranks, long, short, matrix_numel // ranks))
             continue
-        if by_rows:
-            yield MuonCall("all_to_all", whole)
-            yield MuonCall("all_to_all", whole)
+        if is_row_sharded:
+            yield MuonCall("all_to_all", matrix_numel)
+            yield MuonCall("all_to_all", matrix_numel)
         yield MuonCall(kernel=product(short, short, long // ranks, 0))
         yield MuonCall("all_reduce", gram)
         yield MuonCall(kernel=product(short, short, short, gram))
-        stays = costs.gather(_ELEMENT * gram) + costs.gather(_ELEMENT * whole)
-        turns = costs.reduce(_ELEMENT * gram) + 2 * costs.exchange(_ELEMENT * whole)
-        if by_rows and stays <= turns:
+        row_cost = costs.gather(_ELEMENT_BYTES * gram) + costs.gather(_ELEMENT_BYTES * matrix_numel)
+        column_cost = costs.reduce(_ELEMENT_BYTES * gram) + 2 * costs.exchange(_ELEMENT_BYTES * matrix_numel)
+        if is_row_sharded and row_cost <= column_cost:
             yield MuonCall("reduce_scatter", gram)
-            yield MuonCall("all_gather", whole)
-            yield MuonCall(kernel=product(short // ranks, long, short, whole // ranks))
+            yield MuonCall("all_gather", matrix_numel)
+            yield MuonCall(kernel=product(short // ranks, long, short, matrix_numel // ranks))
             continue
         yield MuonCall("all_reduce", gram)
-        if by_rows:
-            yield MuonCall("all_to_all", whole)
-            yield MuonCall("all_to_all", whole)
-            by_rows = False
-        yield MuonCall(kernel=product(short, long // ranks, short, whole // ranks))
-    if not is_tall and not by_rows:
-        yield MuonCall("all_to_all", whole)
+        if is_row_sharded:
+            yield MuonCall("all_to_all", matrix_numel)
+            yield MuonCall("all_to_all", matrix_numel)
+            is_row_sharded = False
+        yield MuonCall(kernel=product(short, long // ranks, short, matrix_numel // ranks))
+    if not is_tall and not is_row_sharded:
+        yield MuonCall("all_to_all", matrix_numel)
 
 
 def update_matrix(
     builder: PlanBuilder,
-    tensor: Updated,
+    tensor: UpdatedTensor,
     group: str,
     costs: DTensorCosts,
     *,
@@ -113,11 +115,11 @@ def update_matrix(
     gradient_dtype: str,
 ) -> None:
     """Issue Muon's update of one sharded matrix, on the compute stream, which waits for every collective."""
-    around = elementwise_kernels(tensor.numel, stored_dtype, gradient_dtype)
-    builder.kernels("muon momentum", around, overhead="optimizer_step")
-    for call in muon_calls(tensor.whole[0], tensor.whole[1], costs):
+    momentum_kernels = elementwise_kernels(tensor.numel, stored_dtype, gradient_dtype)
+    builder.kernels("muon momentum", momentum_kernels, overhead="optimizer_step")
+    for call in muon_calls(tensor.full_shape[0], tensor.full_shape[1], costs):
         if call.kind is not None:
-            size = call.numel * _ELEMENT
+            size = call.numel * _ELEMENT_BYTES
             builder.collective(call.kind, size, "bf16", group, stream=COMPUTE, name=f"{call.kind} muon")
         elif call.kernel is not None:
             builder.kernels("muon product", (call.kernel,))

@@ -14,21 +14,21 @@ from zsim.cost.collectives.rounds import ring_rounds
 from zsim.cost.kernels.update import cast_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.frameworks.fsdp2.states import Fsdp2UnitGradient
+from zsim.plan.frameworks.fsdp2.states import ParamGroupGradient
 from zsim.plan.frameworks.fsdp2.units import ParamGroup
 from zsim.plan.ops import HostWork, Memory
 from zsim.plan.parts.host_side import CPU, HostSide
-from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.frameworks import Fsdp2Config
+from zsim.specs.strategy.training import TrainingConfig
 
 
-class Fsdp2Home:
+class Fsdp2OffloadedShards:
     """Keeps sharded parameters, gradients and optimizer states in host memory."""
 
-    def __init__(self, builder: PlanBuilder, strategy: Fsdp2) -> None:
+    def __init__(self, builder: PlanBuilder, strategy: Fsdp2Config) -> None:
         self.builder, self.strategy = builder, strategy
         self.host = HostSide(builder)
-        self._with_gradient: set[str] = set()
+        self._groups_with_gradient: set[str] = set()
         self._copies: list[int] = []
 
     def resident(self, states: Sequence[Memory]) -> list[Memory]:
@@ -38,17 +38,17 @@ class Fsdp2Home:
             for memory in states
         ]
 
-    def bring(self, unit: ParamGroup, stream: str) -> None:
+    def bring(self, group: ParamGroup, stream: str) -> None:
         """Copy the fp32 shards of a group to the GPU, for a gather whose inputs are copied on `stream`."""
-        size, builder = unit.stored_shard_bytes, self.builder
-        builder.allocate("buffers", size, owner=unit.name)
-        event = self.host.copy(f"shards of {unit.name}", "h2d", size, stream, module=unit.name)
+        size, builder = group.stored_shard_bytes, self.builder
+        builder.allocate("buffers", size, owner=group.name)
+        event = self.host.copy(f"shards of {group.name}", "h2d", size, stream, module=group.name)
         assert event is not None
-        if unit.shard_size == 1:
+        if group.shard_size == 1:
             builder.stream_wait(COMPUTE, event)
-        builder.free_when_done("buffers", size, event, owner=unit.name)
+        builder.free_when_done("buffers", size, event, owner=group.name)
 
-    def keep_gradient(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
+    def keep_gradient(self, group: ParamGroup, gradient: ParamGroupGradient, shard: int, stream: str) -> int:
         """Cast a reduced shard of `shard` bytes to fp32 and copy it to the host on `stream`. It is added to
         an earlier gradient on the CPU, if there is one. Returns the copy's event.
         """
@@ -57,23 +57,28 @@ class Fsdp2Home:
         if dtype != "fp32":
             builder.allocate("gradients", 4 * numel)
             kernels = cast_kernels(numel, dtype, "fp32")
-            builder.kernels(f"cast gradients {unit.name}", kernels, stream=stream, module=unit.name)
-            if unit.mesh.replicate is not None:
+            builder.kernels(f"cast gradients {group.name}", kernels, stream=stream, module=group.name)
+            if group.mesh.replicate is not None:
                 gradient.all_reduce_bytes = shard
             else:
-                builder.free("buffers", shard, owner=unit.name)
-        is_added = unit.name in self._with_gradient
+                builder.free("buffers", shard, owner=group.name)
+        is_added = group.name in self._groups_with_gradient
         event = self.host.copy(
-            f"gradients {unit.name} to host", "d2h", 4 * numel, stream, is_blocking=is_added, module=unit.name
+            f"gradients {group.name} to host",
+            "d2h",
+            4 * numel,
+            stream,
+            is_blocking=is_added,
+            module=group.name,
         )
         assert event is not None
         builder.free_when_done("gradients", 4 * numel, event)
         if is_added:
-            added = HostWork("copy", 12 * numel, numel)
-            builder.host_wait(builder.add(f"add gradients {unit.name}", CPU, added, module=unit.name))
+            addition = HostWork("copy", 12 * numel, numel)
+            builder.host_wait(builder.add(f"add gradients {group.name}", CPU, addition, module=group.name))
         else:
             builder.allocate("gradients", 4 * numel, "host", is_pinned=True)
-            self._with_gradient.add(unit.name)
+            self._groups_with_gradient.add(group.name)
             self._copies.append(event)
         return event
 
@@ -85,18 +90,18 @@ class Fsdp2Home:
         self.builder.host("gradients in host memory")
 
     def step(
-        self, units: Sequence[ParamGroup], training: Training, norm_sums: Sequence[tuple[str, int]]
+        self, groups: Sequence[ParamGroup], training: TrainingConfig, norm_sums: Sequence[tuple[str, int]]
     ) -> None:
         """Run torch's AdamW on the CPU. Clipping reads and scales the gradients there too, and sums their
         norms in `norm_sums`. The cost of unwrapping DTensors is left out: milliseconds, compared with
         seconds.
         """
-        numel = sum(sum(unit.trainable_shards) for unit in units)
+        numel = sum(sum(group.trainable_shards) for group in groups)
         if training.gradient_clipping > 0:
             norm = HostWork("copy", 4 * numel, numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
-            for group, size in norm_sums:
-                self._sum_on_hosts(group, size)
+            for process_group, size in norm_sums:
+                self._sum_on_hosts(process_group, size)
             self.host.scale("clip gradients", numel)
         self.host.optimizer("optimizer step", numel, training.optimizer, training.optimizer_implementation)
         self.builder.host("end of step")
@@ -113,7 +118,7 @@ class Fsdp2Home:
         if group not in groups or groups[group].size == 1:
             return
         members = groups[group].members[0]
-        nodes = len({int(rank) // self.strategy.gpus_of_node for rank in members})
+        nodes = len({int(rank) // self.strategy.job_gpus_per_node for rank in members})
         rounds = ring_rounds("all_reduce", len(members), nodes)
         self.builder.host(f"{name}: gloo", "gloo_call")
         for cost, count in (("gloo_round", rounds.intra), ("gloo_round_between_nodes", rounds.inter)):

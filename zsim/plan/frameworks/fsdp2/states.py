@@ -23,7 +23,7 @@ class ParamGroupState:
 
 
 @dataclass
-class Fsdp2UnitGradient:
+class ParamGroupGradient:
     """The gradients of one group of parameters."""
 
     unsharded_bytes: int = 0

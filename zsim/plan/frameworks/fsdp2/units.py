@@ -19,17 +19,17 @@ from zsim.cost.memory.adapters import is_packed, stored_bytes
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
-from zsim.plan.builder import moves
+from zsim.plan.builder import move_kernels
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
 from zsim.specs.model.experts import GroupedLinear, Rearrange
 from zsim.specs.model.spec import Exchange, Loss, Module, Parameter
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.specs.strategy.mesh import EXPERT
 
 WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
-_SEVERAL = re.compile(r"blocks:([1-9]\d*)")
+_BLOCKS_PATTERN = re.compile(r"blocks:([1-9]\d*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,79 +95,81 @@ class ParamGroup:
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
-        return tuple(one for one in self.parameters if one.trainable)
+        return tuple(parameter for parameter in self.parameters if parameter.trainable)
 
     @cached_property
     def trainable_numel(self) -> int:
-        return sum(one.numel for one in self.trainable)
+        return sum(parameter.numel for parameter in self.trainable)
 
     @cached_property
     def reduced_numel(self) -> int:
         """Elements of the gradients with padding."""
-        return sum(_padded(one, self.shard_size, self.shard_dimension) for one in self.trainable)
+        return sum(_padded(parameter, self.shard_size, self.shard_dimension) for parameter in self.trainable)
 
     def gathered_bytes(self, dtype: str) -> tuple[int, ...]:
         """Bytes of each gathered parameter with padding: in `dtype`, but for 4-bit weights, which stay so."""
-        found = self._gathered.get(dtype)
-        if found is None:
-            found = self._gathered[dtype] = tuple(
-                stored_bytes(one, dtype, numel) if is_packed(one) else numel * _element_bytes(one, dtype)
-                for one, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
+        sizes = self._gathered.get(dtype)
+        if sizes is None:
+            sizes = self._gathered[dtype] = tuple(
+                stored_bytes(weight, dtype, numel)
+                if is_packed(weight)
+                else numel * _element_bytes(weight, dtype)
+                for weight, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
             )
-        return found
+        return sizes
 
     def post_forward_shard_bytes(self, dtype: str) -> int:
         """Bytes of the shard over the smaller group that stays after forward."""
         assert self.post_forward is not None
         return sum(self.gathered_bytes(dtype)) // self.post_forward.size
 
-    def left_shard_bytes(self, dtype: str) -> int:
+    def leftover_shard_bytes(self, dtype: str) -> int:
         """Bytes of that shard between steps. See [Note: a shard that nothing gathers again]."""
-        is_left = self.post_forward is not None and self.post_forward.size > 1 and not self.has_backward
-        return self.post_forward_shard_bytes(dtype) if is_left else 0
+        has_leftover = self.post_forward is not None and self.post_forward.size > 1 and not self.has_backward
+        return self.post_forward_shard_bytes(dtype) if has_leftover else 0
 
     def cast_bytes(self, dtype: str) -> tuple[int, ...]:
         """Bytes of each shard that is cast to `dtype` before the gather: those kept in another type."""
         shards = zip(self.parameters, self.parameter_shards, strict=True)
         return tuple(
-            numel * _element_bytes(one, dtype)
-            for one, numel in shards
-            if not is_packed(one) and (one.stored or self.stored) != dtype
+            numel * _element_bytes(parameter, dtype)
+            for parameter, numel in shards
+            if not is_packed(parameter) and (parameter.stored_dtype or self.stored) != dtype
         )
 
-    def copies_out(self, size: int) -> tuple[Kernel, ...]:
+    def copy_out_kernels(self, size: int) -> tuple[Kernel, ...]:
         """The split of the gathered tensor. Chunks of a later dimension are joined by another copy."""
         passes = 2 if self.shard_dimension else 1
-        return moves(passes * size, passes * size)
+        return move_kernels(passes * size, passes * size)
 
-    def own_copies(self, dtype: str, size: int) -> tuple[Kernel, ...]:
+    def single_rank_copies(self, dtype: str, size: int) -> tuple[Kernel, ...]:
         """Kernels of a single rank, which gathers nothing: a cast of every parameter that is kept in another
         type than `dtype`, and a copy of each (`wait_for_unshard`, world size 1).
         """
         casts = self.cast_bytes(dtype)
-        copies = moves(size, size, launches=len(self.parameters))
+        copies = move_kernels(size, size, launches=len(self.parameters))
         read = sum(casts) * 4 // DTYPE_BYTES[dtype]
-        return (*moves(read, sum(casts), launches=len(casts)), *copies) if casts else copies
+        return (*move_kernels(read, sum(casts), launches=len(casts)), *copies) if casts else copies
 
     @cached_property
     def stored_shard_bytes(self) -> int:
         """Bytes of rank 0's shards as they are kept."""
         shards = zip(self.parameters, self.parameter_shards, strict=True)
-        return sum(stored_bytes(one, self.stored, numel) for one, numel in shards)
+        return sum(stored_bytes(parameter, self.stored, numel) for parameter, numel in shards)
 
     @cached_property
     def trainable_shards(self) -> tuple[int, ...]:
         """Elements of rank 0's shard of each parameter that is trained."""
         shards = zip(self.parameters, self.parameter_shards, strict=True)
-        return tuple(numel for one, numel in shards if one.trainable)
+        return tuple(numel for parameter, numel in shards if parameter.trainable)
 
     @cached_property
-    def parameter_parts(self) -> tuple[tuple[Parameter, tuple[int, ...]], ...]:
+    def shard_shapes(self) -> tuple[tuple[Parameter, tuple[int, ...]], ...]:
         """Each parameter that is trained with the shape of rank 0's shard."""
-        ranks, cut = self.shard_size, self.shard_dimension
+        ranks, dim = self.shard_size, self.shard_dimension
         return tuple(
-            (one, (*one.shape[:cut], -(-_rows(one, cut) // ranks), *one.shape[cut + 1 :]))
-            for one in self.trainable
+            (weight, (*weight.shape[:dim], -(-_rows(weight, dim) // ranks), *weight.shape[dim + 1 :]))
+            for weight in self.trainable
         )
 
     @cached_property
@@ -187,10 +189,10 @@ class ParamGroup:
     def fp8_numel(self) -> int:
         """Their elements, padded."""
         numels = self.padded_numels(self.shard_size)
-        return sum(numel for numel, one in zip(numels, self.parameters, strict=True) if one.in_fp8)
+        return sum(numel for numel, weight in zip(numels, self.parameters, strict=True) if weight.in_fp8)
 
 
-_MUCH_PADDED = 1.5  # times the parameters
+_PADDING_NOTE_RATIO = 1.5  # times the parameters
 
 
 def _rows(parameter: Parameter, dimension: int = 0) -> int:
@@ -203,7 +205,7 @@ def _padded(parameter: Parameter, num_ranks: int, dimension: int = 0) -> int:
 
 
 def make_param_groups(
-    stage: Stage, strategy: Fsdp2, mesh: MeshInfo, experts: MeshInfo | None = None
+    stage: Stage, strategy: Fsdp2Config, mesh: MeshInfo, experts: MeshInfo | None = None
 ) -> list[ParamGroup]:
     """FSDP2's groups of parameters in forward order, by preset. Groups without parameters are left out.
 
@@ -218,109 +220,111 @@ def make_param_groups(
     models/llama3/infra/parallelize.py (0.1, v0.2.2) and distributed/fsdp.py (0.3.0), accelerate 1.15.0
     utils/fsdp_utils.py.
     """
-    several = _SEVERAL.fullmatch(strategy.wrapping)
-    if strategy.wrapping not in WRAPPINGS[:-1] and several is None:
+    blocks_match = _BLOCKS_PATTERN.fullmatch(strategy.wrapping)
+    if strategy.wrapping not in WRAPPINGS[:-1] and blocks_match is None:
         raise InputError(
             f"strategy.wrapping: unknown preset '{strategy.wrapping}'"
             f"{did_you_mean(strategy.wrapping, WRAPPINGS)}; known: {', '.join(WRAPPINGS)}"
         )
     is_pipeline = stage.parallelism.pipeline > 1
-    groups = _param_groups(stage, strategy, mesh, is_pipeline, several, experts)
-    units = [unit for unit in groups if unit.parameters]
-    for unit in units:
-        unit.has_differentiable_input &= _takes_gradient(stage, unit)
-        unit.stored = stage.training.stored_dtype
-        own = [one for one in stage.workload.segments if one.name in unit.segments]
-        unit.has_backward = not own or any(one.has_backward for one in own)
-    stage.builder.notes += _padding_notes(units)
-    return units
+    candidates = _param_groups(stage, strategy, mesh, is_pipeline, blocks_match, experts)
+    groups = [group for group in candidates if group.parameters]
+    for group in groups:
+        group.has_differentiable_input &= _input_needs_gradient(stage, group)
+        group.stored = stage.training.stored_dtype
+        group_segments = [segment for segment in stage.workload.segments if segment.name in group.segments]
+        group.has_backward = not group_segments or any(segment.has_backward for segment in group_segments)
+    stage.builder.notes += _padding_notes(groups)
+    return groups
 
 
-def _padding_notes(units: Sequence[ParamGroup]) -> list[str]:
+def _padding_notes(groups: Sequence[ParamGroup]) -> list[str]:
     """One note, if padding makes the gathered parameters half as large again."""
-    whole, padded = sum(unit.numel for unit in units), sum(unit.unsharded_numel for unit in units)
-    if padded < _MUCH_PADDED * whole:
+    numel, padded = sum(group.numel for group in groups), sum(group.unsharded_numel for group in groups)
+    if padded < _PADDING_NOTE_RATIO * numel:
         return []
     worst = max(
-        ((one, unit) for unit in units for one in unit.parameters),
+        ((parameter, group) for group in groups for parameter in group.parameters),
         key=lambda pair: _padded(pair[0], pair[1].shard_size, pair[1].shard_dimension) - pair[0].numel,
     )
-    parameter, unit = worst
-    ranks, cut = unit.shard_size, unit.shard_dimension
-    rows, times = _rows(parameter, cut), padded / whole
+    parameter, group = worst
+    ranks, dim = group.shard_size, group.shard_dimension
+    rows, ratio = _rows(parameter, dim), padded / numel
     return [
-        f"FSDP2 cuts dimension {cut} of a parameter into as many rows as there are ranks: the {rows:,} of a "
-        f"{parameter.name} in {unit.name} are padded to {-(-rows // ranks) * ranks:,}, and {times:.3g} "
+        f"FSDP2 cuts dimension {dim} of a parameter into as many rows as there are ranks: the {rows:,} of a "
+        f"{parameter.name} in {group.name} are padded to {-(-rows // ranks) * ranks:,}, and {ratio:.3g} "
         "times the parameters are gathered and kept; fewer ranks to a shard (strategy.replicate) or, of "
         "experts, parallelism.expert, for which torchtitan cuts dimension 1, avoid it"
     ]
 
 
-def _takes_gradient(stage: Stage, unit: ParamGroup) -> bool:
+def _input_needs_gradient(stage: Stage, group: ParamGroup) -> bool:
     """Whether the input of a group's first segment needs a gradient. Otherwise FSDP2 has no hook there."""
-    if not unit.segments:  # routed experts, a group inside their block
+    if not group.segments:  # routed experts, a group inside their block
         return True
-    segment = next(one for one in stage.workload.segments if one.name == unit.segments[0])
+    segment = next(segment for segment in stage.workload.segments if segment.name == group.segments[0])
     return not segment.calls or segment.kind == "before" or segment.calls[0].module.input_gradient
 
 
 def _param_groups(
     stage: Stage,
-    strategy: Fsdp2,
+    strategy: Fsdp2Config,
     mesh: MeshInfo,
     is_pipeline: bool,
-    several: re.Match[str] | None,
+    blocks_match: re.Match[str] | None,
     experts_mesh: MeshInfo | None,
 ) -> list[ParamGroup]:
     workload = stage.workload
-    before, *inner, after = workload.segments
-    blocks = [segment for segment in inner if segment.kind == "block"]
-    between = [segment for segment in inner if segment.kind == "between" and segment.parameters]
-    reshard, smaller = strategy.reshard_after_forward, mesh.post_forward
+    first_segment, *inner_segments, last_segment = workload.segments
+    blocks = [segment for segment in inner_segments if segment.kind == "block"]
+    between = [segment for segment in inner_segments if segment.kind == "between" and segment.parameters]
+    reshard, post_forward = strategy.reshard_after_forward, mesh.post_forward
     reshards = not is_pipeline if reshard is None else bool(reshard)
     if strategy.wrapping == "none":
         names = tuple(segment.name for segment in workload.segments)
         parameters = tuple(p for segment in workload.segments for p in segment.parameters)
         return [ParamGroup("root", names, parameters, mesh, is_root=True, reshards_after_forward=False)]
-    per_unit = int(several[1]) if several else 1
-    parts = [blocks[first : first + per_unit] for first in range(0, len(blocks), per_unit)]
-    units = [
+    blocks_per_group = int(blocks_match[1]) if blocks_match else 1
+    block_runs = [
+        blocks[first : first + blocks_per_group] for first in range(0, len(blocks), blocks_per_group)
+    ]
+    groups = [
         ParamGroup(
-            _name(part), tuple(segment.name for segment in part),
-            tuple(p for segment in part for p in segment.parameters if not p.belongs_to), mesh,
-            reshards_after_forward=reshards, post_forward=smaller,
+            _name(run), tuple(segment.name for segment in run),
+            tuple(p for segment in run for p in segment.parameters if not p.rank_kind), mesh,
+            reshards_after_forward=reshards, post_forward=post_forward,
         )
-        for part in parts
+        for run in block_runs
     ]  # fmt: skip
-    is_titan = strategy.wrapping == "torchtitan" or several is not None
+    is_titan = strategy.wrapping == "torchtitan" or blocks_match is not None
     has_loss = workload.model.captured is None or any(
-        isinstance(call.module.work, Loss) for call in after.calls
+        isinstance(call.module.op_spec, Loss) for call in last_segment.calls
     )
     if is_titan and not workload.model.is_tied and not between:
         embedding = ParamGroup(
-            "tok_embeddings", (before.name,), before.parameters, mesh,
-            reshards_after_forward=reshards, post_forward=smaller, has_differentiable_input=False,
+            "tok_embeddings", (first_segment.name,), first_segment.parameters, mesh,
+            reshards_after_forward=reshards, post_forward=post_forward, has_differentiable_input=False,
         )  # fmt: skip
         head = ParamGroup(
-            "norm, output", (after.name,), after.parameters, mesh,
+            "norm, output", (last_segment.name,), last_segment.parameters, mesh,
             reshards_after_forward=is_pipeline and reshards, ends_before_loss=has_loss,
         )  # fmt: skip
         if experts_mesh is not None:
-            return _with_experts(stage, [embedding], units, [head], experts_mesh)
-        return [embedding, *units, head]
-    if strategy.wrapping == "torchtitan-0.1" and units:
-        units[-1].reshards_after_forward, units[-1].post_forward = False, None
-    rest = (before, *between, after)
+            return _add_experts(stage, [embedding], groups, [head], experts_mesh)
+        return [embedding, *groups, head]
+    if strategy.wrapping == "torchtitan-0.1" and groups:
+        groups[-1].reshards_after_forward, groups[-1].post_forward = False, None
+    root_segments = (first_segment, *between, last_segment)
     root = ParamGroup(
-        "root", tuple(segment.name for segment in rest),
-        tuple(parameter for segment in rest for parameter in segment.parameters), mesh,
+        "root", tuple(segment.name for segment in root_segments),
+        tuple(parameter for segment in root_segments for parameter in segment.parameters), mesh,
         is_root=True, reshards_after_forward=False, ends_before_loss=is_titan and has_loss,
     )  # fmt: skip
-    return [root, *(units if experts_mesh is None else _with_experts(stage, [], units, [], experts_mesh))]
+    return [root, *(groups if experts_mesh is None else _add_experts(stage, [], groups, [], experts_mesh))]
 
 
-def _with_experts(
-    stage: Stage, before: list[ParamGroup], blocks: list[ParamGroup], after: list[ParamGroup], mesh: MeshInfo
+def _add_experts(
+    stage: Stage, first: list[ParamGroup], blocks: list[ParamGroup], last: list[ParamGroup], mesh: MeshInfo
 ) -> list[ParamGroup]:
     """The groups, with those of routed experts after their blocks. They are cut on dim 1 where there are
     fewer experts than ranks. Every group names the groups that are prefetched with it, since the host waits
@@ -328,58 +332,61 @@ def _with_experts(
     embedding and head, unless the root has these.
     """
     segments = {segment.name: segment for segment in stage.workload.segments}
-    of_unit = {
-        unit.name: [_experts_of(unit, segments[name], mesh) for name in unit.segments] for unit in blocks
+    expert_groups = {
+        group.name: [_expert_group(group, segments[name], mesh) for name in group.segments]
+        for group in blocks
     }
-    inner = {name: [one for one in groups if one is not None] for name, groups in of_unit.items()}
-    names = {name: [name, *(one.name for one in groups)] for name, groups in inner.items()}
-    order = [unit for unit in (*before, *blocks, *after) if unit.parameters]
-    found = []
-    for number, unit in enumerate(order):
-        later = order[number + 1] if number + 1 < len(order) else None
-        earlier = order[number - 1] if number else None
-        is_end = unit in before, unit in after
-        if later is not None:
-            ahead = names.get(later.name, [later.name])
-            unit.forward_prefetch = tuple(ahead[:1] if is_end[0] else ahead)
-        if earlier is not None:
-            behind = names.get(earlier.name, [earlier.name])
-            unit.backward_prefetch = tuple(behind[:1] if is_end[1] else behind)
-        found += [unit, *inner.get(unit.name, ())]
-    return found
+    inner = {
+        name: [experts for experts in groups if experts is not None] for name, groups in expert_groups.items()
+    }
+    names = {name: [name, *(experts.name for experts in groups)] for name, groups in inner.items()}
+    order = [group for group in (*first, *blocks, *last) if group.parameters]
+    ordered_groups = []
+    for number, group in enumerate(order):
+        next_group = order[number + 1] if number + 1 < len(order) else None
+        previous_group = order[number - 1] if number else None
+        is_end = group in first, group in last
+        if next_group is not None:
+            next_names = names.get(next_group.name, [next_group.name])
+            group.forward_prefetch = tuple(next_names[:1] if is_end[0] else next_names)
+        if previous_group is not None:
+            previous_names = names.get(previous_group.name, [previous_group.name])
+            group.backward_prefetch = tuple(previous_names[:1] if is_end[1] else previous_names)
+        ordered_groups += [group, *inner.get(group.name, ())]
+    return ordered_groups
 
 
-def _experts_of(block: ParamGroup, segment: Segment, mesh: MeshInfo) -> ParamGroup | None:
+def _expert_group(block: ParamGroup, segment: Segment, mesh: MeshInfo) -> ParamGroup | None:
     """The group of a block's routed experts: its hooks stand around the dispatch and the combination."""
     calls = segment.calls
-    owned = tuple(p for call in calls for p in call.parameters if p.belongs_to)
-    if not owned:
+    parameters = tuple(p for call in calls for p in call.parameters if p.rank_kind)
+    if not parameters:
         return None
-    places = [number for number, call in enumerate(calls) if isinstance(call.module.work, GroupedLinear)]
-    first, last = places[0], places[-1]
+    indices = [number for number, call in enumerate(calls) if isinstance(call.module.op_spec, GroupedLinear)]
+    first, last = indices[0], indices[-1]
     while _is_dispatch(calls[first - 1].module):
         first -= 1
     while _is_dispatch(calls[last + 1].module):
         last += 1
-    local = owned[0].shape[0]
+    num_local = parameters[0].shape[0]
     return ParamGroup(
-        calls[places[0]].name.rpartition(".")[0], (), owned, mesh,
+        calls[indices[0]].name.rpartition(".")[0], (), parameters, mesh,
         reshards_after_forward=block.reshards_after_forward, post_forward=None,
-        calls=(calls[first].name, calls[last].name), shard_dimension=int(mesh.shard.size > local),
+        calls=(calls[first].name, calls[last].name), shard_dimension=int(mesh.shard.size > num_local),
     )  # fmt: skip
 
 
 def _is_dispatch(module: Module) -> bool:
     """Whether the module brings rows to or from the experts' ranks, or sorts them there."""
-    work = module.work
+    work = module.op_spec
     if isinstance(work, Rearrange):
         return work.kind in ("sort", "unsort")
     return isinstance(work, Exchange) and work.group.startswith(EXPERT)
 
 
-def _name(part: Sequence[Segment]) -> str:
+def _name(blocks: Sequence[Segment]) -> str:
     """The name of a group of blocks: the block's, or "first-number of the last"."""
-    first, last = part[0].name, part[-1].name
+    first, last = blocks[0].name, blocks[-1].name
     return first if first == last else f"{first}-{last.rpartition('.')[2]}"
 
 

@@ -30,73 +30,73 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class BufferLayout:
     """The layout of a buffer: its buckets, and the range of each parameter."""
 
     buckets: tuple[Bucket, ...]
-    places: Mapping[str, tuple[int, int]]
+    ranges: Mapping[str, tuple[int, int]]
     """(first element, end) of each parameter, in the order of backward."""
 
     @property
     def numel(self) -> int:
         return self.buckets[-1].end if self.buckets else 0
 
-    def pieces(self, ranks: int, among: Collection[str] | None = None) -> list[list[int]]:
+    def pieces(self, ranks: int, selected: Collection[str] | None = None) -> list[list[int]]:
         """Elements of each parameter (of the `selected` ones) that each of `ranks` updates. Every bucket is
         cut into equal shards.
         """
-        found: list[list[int]] = [[] for _ in range(ranks)]
+        pieces: list[list[int]] = [[] for _ in range(ranks)]
         for bucket in self.buckets:
-            each = bucket.numel // ranks
+            shard_numel = bucket.numel // ranks
             for name in bucket.names:
-                if among is not None and name not in among:
+                if selected is not None and name not in selected:
                     continue
-                start, end = (place - bucket.start for place in self.places[name])
-                for rank in range(start // each, -(-end // each)):
-                    found[rank].append(min(end, (rank + 1) * each) - max(start, rank * each))
-        return found
+                start, end = (bound - bucket.start for bound in self.ranges[name])
+                for rank in range(start // shard_numel, -(-end // shard_numel)):
+                    pieces[rank].append(min(end, (rank + 1) * shard_numel) - max(start, rank * shard_numel))
+        return pieces
 
 
 @dataclass(frozen=True)
-class BufferPart:
+class GroupBuffer:
     """A buffer, and the ranks that share it."""
 
-    buffer: Buffer
+    layout: BufferLayout
     ranks: int
     """The number of ranks of `shard`."""
     shard: Group
-    whole: Group
+    full_group: Group
     """The ranks of `shard` and `replicate`."""
     replicate: Group | None = None
     """The ranks of other instances of the optimizer."""
-    is_experts: bool = False
+    holds_experts: bool = False
     """Whether it holds routed experts that other ranks have."""
 
-    def in_order(self) -> list[tuple[int, int]]:
+    def registration_order(self) -> list[tuple[int, int]]:
         """The ranges of the parameters in the order of registration."""
-        return list(self.buffer.places.values())[::-1]
+        return list(self.layout.ranges.values())[::-1]
 
 
-def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
+def owned_numels(numels: Sequence[int], ranks: int) -> list[int]:
     """Elements of the unsharded tensors that each rank owns. Ranks that own none are left out.
 
     Tensors are assigned in order. The tensor that exceeds 1.01 times a rank's share goes to the next rank
     (InternEvo's ParamBcastSyncHandler, solver/optimizer/utils.py of v0.2.1dev20231121).
     """
     share = sum(numels) // ranks
-    owned, counted = [0], 0
+    owned, rank_numel = [0], 0
     for numel in numels:
-        counted += numel
-        if counted > 1.01 * share and len(owned) < ranks:
+        rank_numel += numel
+        if rank_numel > 1.01 * share and len(owned) < ranks:
             owned.append(0)
-            counted = 0
+            rank_numel = 0
         owned[-1] += numel
     return [numel for numel in owned if numel]
 
 
-def lay_out(
+def make_layout(
     numels: Mapping[str, int], bucket_size: int | None, ranks: int, *, is_sharded: bool, first: int = 0
-) -> Buffer:
+) -> BufferLayout:
     """The layout of a buffer of parameters that are registered in the order of `numels`, which it holds in
     reverse. `first` is the number of its first bucket.
 
@@ -104,7 +104,7 @@ def lay_out(
     parameters start at multiples of 64 and buckets end at multiples of 128 and of the number of ranks.
     """
     divisor = lcm(ranks, _BUCKET_ALIGNMENT)
-    places: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     buckets: list[Bucket] = []
     names: list[str] = []
     position = start = 0
@@ -118,11 +118,11 @@ def lay_out(
     for name in reversed(list(numels)):
         if is_sharded:
             position = -(-position // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
-        places[name] = position, position + numels[name]
+        ranges[name] = position, position + numels[name]
         position += numels[name]
         names.append(name)
         if bucket_size is not None and position - start >= bucket_size:
             position = start = close()
     if names:
         close()
-    return Buffer(tuple(buckets), places)
+    return BufferLayout(tuple(buckets), ranges)

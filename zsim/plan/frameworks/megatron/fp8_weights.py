@@ -18,16 +18,16 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import norm_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 
 class Fp8Weights:
     """The weights of one stage's fp8 products, none without fp8. If `is_primary`, they are the parameters."""
 
-    def __init__(self, model: ModelSpec, training: Training, *, is_primary: bool) -> None:
+    def __init__(self, model: ModelSpec, training: TrainingConfig, *, is_primary: bool) -> None:
         self.recipe = training.fp8
         self.is_primary = is_primary
-        is_fp8 = training.precision == "fp8" and training.fp8.is_engine
+        is_fp8 = training.precision == "fp8" and training.fp8.is_transformer_engine
         named = model.named_parameters() if is_fp8 else []
         self.numels = {name: parameter.numel for name, parameter in named if parameter.in_fp8}
 
@@ -66,7 +66,7 @@ class Fp8Weights:
 
 
 def quantize_masters(
-    builder: PlanBuilder, training: Training, stages: Sequence[Fp8Weights], ranks: int, group: str
+    builder: PlanBuilder, training: TrainingConfig, stages: Sequence[Fp8Weights], ranks: int, group: str
 ) -> None:
     """Compute the scales of the fp32 masters of which a rank has its part: each weight's maximum (with blocks
     each block's), all-reduced. The cast is part of the update. Delayed scales are known.

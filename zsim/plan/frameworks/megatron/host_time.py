@@ -6,14 +6,20 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.model.works import Attention, Exchange, Linear, Norm
-from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
-_GROWTH = 1.25  # of nanotron's wait with its tensor ranks, fitted beside `nanotron_pipelined_rank`
+_TENSOR_RANK_EXPONENT = (
+    1.25  # of nanotron's wait with its tensor ranks, fitted beside `nanotron_pipelined_rank`
+)
 
 
 def enter_block(
-    builder: PlanBuilder, strategy: Megatron, split: Parallelism, segment: Segment, passes: int
+    builder: PlanBuilder,
+    strategy: MegatronConfig,
+    parallelism: ParallelismConfig,
+    segment: Segment,
+    passes: int,
 ) -> None:
     """Host time of a block, beyond modules and launches.
 
@@ -28,24 +34,24 @@ def enter_block(
     if overhead is None or segment.kind != "block":
         return
     builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
-    for beside in (strategy.attention_overhead, strategy.pairing_overhead):
-        if beside is not None:
-            builder.host(f"enter {segment.name}", overhead=beside, events=passes)
+    for extra_overhead in (strategy.attention_overhead, strategy.pairing_overhead):
+        if extra_overhead is not None:
+            builder.host(f"enter {segment.name}", overhead=extra_overhead, events=passes)
     if any(strategy.norm_overheads):
-        events = (*strategy.norm_overheads, *strategy.linear_overheads)
-        counts = (*norms_alone(segment), *more_products(segment))
-        for beside, count in zip(events, counts, strict=True):
-            if beside is not None and count:
-                builder.host(f"enter {segment.name}", overhead=beside, events=passes * count)
-    hops = split.ring_hops if split.style == "megatron" else 1
+        item_overheads = (*strategy.norm_overheads, *strategy.linear_overheads)
+        counts = (*unfused_norms(segment), *extra_products(segment))
+        for extra_overhead, count in zip(item_overheads, counts, strict=True):
+            if extra_overhead is not None and count:
+                builder.host(f"enter {segment.name}", overhead=extra_overhead, events=passes * count)
+    hops = parallelism.ring_hops if parallelism.style == "megatron" else 1
     if hops > 1:
         builder.host(f"enter {segment.name}", overhead="megatron_core_hop", events=passes * hops)
-    if split.style == "nanotron" and split.pipeline > 1 and split.tensor > 1:
-        waits = round(passes * split.tensor**_GROWTH)
+    if parallelism.style == "nanotron" and parallelism.pipeline > 1 and parallelism.tensor > 1:
+        waits = round(passes * parallelism.tensor**_TENSOR_RANK_EXPONENT)
         builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
 
 
-def norms_alone(segment: Segment) -> tuple[int, int]:
+def unfused_norms(segment: Segment) -> tuple[int, int]:
     """Norms of a block that Transformer Engine's layers do not fuse into the product that follows: those of
     its attention, and the one that a router reads.
 
@@ -53,44 +59,51 @@ def norms_alone(segment: Segment) -> tuple[int, int]:
     linear_qkv, before a dense linear_fc1 and before the second products of latent attention. `TENorm` is that
     of queries and keys, of a layer of experts, and the first with latent attention.
     """
-    works = [call.module.work for call in segment.calls if not isinstance(call.module.work, Exchange)]
-    places = [place for place, work in enumerate(works) if isinstance(work, Norm)]
-    router = max((place for place, work in enumerate(works) if isinstance(work, Router)), default=-1)
-    routed = [place for place in places if place < router][-1:]
-    is_latent = any(isinstance(work, Attention) and work.is_latent for work in works)
-    fused = [one for one, behind in enumerate(works[1:]) if isinstance(behind, Linear)]
-    alone = [
-        place
-        for place in places
-        if place not in routed and (place not in fused or (is_latent and place == places[0]))
+    op_specs = [
+        call.module.op_spec for call in segment.calls if not isinstance(call.module.op_spec, Exchange)
     ]
-    return len(alone), len(routed)
+    norm_indices = [index for index, op_spec in enumerate(op_specs) if isinstance(op_spec, Norm)]
+    router = max((index for index, op_spec in enumerate(op_specs) if isinstance(op_spec, Router)), default=-1)
+    router_norms = [index for index in norm_indices if index < router][-1:]
+    is_latent = any(isinstance(op_spec, Attention) and op_spec.is_latent for op_spec in op_specs)
+    fused_indices = [
+        index for index, next_op_spec in enumerate(op_specs[1:]) if isinstance(next_op_spec, Linear)
+    ]
+    unfused = [
+        index
+        for index in norm_indices
+        if index not in router_norms
+        and (index not in fused_indices or (is_latent and index == norm_indices[0]))
+    ]
+    return len(unfused), len(router_norms)
 
 
-def more_products(segment: Segment) -> tuple[int, int]:
+def extra_products(segment: Segment) -> tuple[int, int]:
     """Dense products of a block beyond those of a dense layer, whose attention has two and whose MLP two: of
     attention (latent attention has four or five), and of shared experts, for routed experts' products stand
     in for the MLP's."""
-    works = [call.module.work for call in segment.calls if ".lora_" not in call.name]
-    attention = max((place for place, work in enumerate(works) if isinstance(work, Attention)), default=-1)
-    linears = [place for place, work in enumerate(works) if isinstance(work, Linear)]
-    before = sum(place < attention for place in linears)
-    behind = len(linears) - before
+    op_specs = [call.module.op_spec for call in segment.calls if ".lora_" not in call.name]
+    attention = max(
+        (index for index, op_spec in enumerate(op_specs) if isinstance(op_spec, Attention)), default=-1
+    )
+    product_indices = [index for index, op_spec in enumerate(op_specs) if isinstance(op_spec, Linear)]
+    attention_products = sum(index < attention for index in product_indices)
+    mlp_products = len(product_indices) - attention_products
     if attention < 0:
         return 0, 0
-    routed = any(isinstance(work, Router) for work in works)
-    return max(before - 1, 0), max(behind - 1 - (0 if routed else 2), 0)
+    is_routed = any(isinstance(op_spec, Router) for op_spec in op_specs)
+    return max(attention_products - 1, 0), max(mlp_products - 1 - (0 if is_routed else 2), 0)
 
 
-def enter_chunk(builder: PlanBuilder, strategy: Megatron, split: Parallelism) -> None:
+def enter_chunk(builder: PlanBuilder, strategy: MegatronConfig, parallelism: ParallelismConfig) -> None:
     """Host time of a forward or backward of one of several chunks: the interleaved schedule's own Python.
     Where timers wait for every message it is not seen (see `megatron_chunk`)."""
-    is_paid = strategy.block_overhead is not None and not strategy.synchronizes
-    if is_paid and split.style == "megatron" and split.virtual_stages > 1:
+    has_overhead = strategy.block_overhead is not None and not strategy.synchronizes_timers
+    if has_overhead and parallelism.style == "megatron" and parallelism.virtual_stages > 1:
         builder.host("enter chunk", overhead="megatron_chunk")
 
 
-def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) -> None:
+def enter_experts(builder: PlanBuilder, strategy: MegatronConfig, call: ModuleCall) -> None:
     """Host time of routed experts.
 
     Where one product computes all experts it is the time of routing, dispatch and return, in forward and in
@@ -99,7 +112,7 @@ def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) ->
     each product of forward. See `megatron_core_experts` and `megatron_core_expert` of
     presets/frameworks.toml.
     """
-    work = call.module.work
+    work = call.module.op_spec
     if not isinstance(work, Router | GroupedLinear) or ".lora_" in call.name:
         return
     overhead = strategy.expert_overheads[isinstance(work, GroupedLinear)]
@@ -110,8 +123,8 @@ def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) ->
         products = (work.num_experts - 1) * (1 if is_forward else 2)
         if products:
             builder.host(f"enter {call.name}", overhead=strategy.product_overhead, events=products)
-    if is_forward and strategy.one_expert_overhead is not None and isinstance(work, GroupedLinear):
-        builder.host(f"enter {call.name}", overhead=strategy.one_expert_overhead, events=work.num_experts)
+    if is_forward and strategy.local_expert_overhead is not None and isinstance(work, GroupedLinear):
+        builder.host(f"enter {call.name}", overhead=strategy.local_expert_overhead, events=work.num_experts)
 
 
 def run_fsdp_hooks(builder: PlanBuilder, segment: Segment, *, is_backward: bool) -> None:
@@ -125,7 +138,7 @@ def run_fsdp_hooks(builder: PlanBuilder, segment: Segment, *, is_backward: bool)
     owners = [call for call in segment.calls if call.parameters]
     if is_backward:
         tensors = [
-            (call.module.work.num_experts if isinstance(call.module.work, GroupedLinear) else 1)
+            (call.module.op_spec.num_experts if isinstance(call.module.op_spec, GroupedLinear) else 1)
             * len(call.trainable_parameters)
             for call in owners
         ]

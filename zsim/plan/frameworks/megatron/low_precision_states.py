@@ -23,9 +23,9 @@ _STORES = {"fp16": 8, "bf16": 2, "fp8": 7}
 
 def state_sizes(states: PrecisionAware, numels: Sequence[int]) -> tuple[int, ...]:
     """Bytes of the states of tensors of `numels`, in order: both moments, and masters if it has them."""
-    own = [DTYPE_BYTES[dtype] for dtype in states.moment_dtypes]
-    own += [states.master_bytes] if states.has_masters else []
-    return tuple(numel * size for numel in numels for size in own if numel)
+    bytes_per_state = [DTYPE_BYTES[dtype] for dtype in states.moment_dtypes]
+    bytes_per_state += [states.master_bytes] if states.has_masters else []
+    return tuple(numel * size for numel in numels for size in bytes_per_state if numel)
 
 
 def update_low_precision(
@@ -47,18 +47,22 @@ def _update(states: PrecisionAware, param_dtype: str, gradient_dtype: str, numel
     """One pass: reads the gradient, reads and writes the moments, in fp32 unless both are bf16, and the
     master, and writes the model's weight. It also reads the weight where the master is its remainder.
     """
-    low, gradient = DTYPE_BYTES[param_dtype], DTYPE_BYTES[gradient_dtype]
+    param_bytes, gradient = DTYPE_BYTES[param_dtype], DTYPE_BYTES[gradient_dtype]
     moments = 2 * (2 + 2) if states.fuses_casts else 2 * (_FP32 + _FP32)
     master = 2 * (states.master_bytes if states.keeps_remainders else _FP32)
-    weight = 2 * low if states.keeps_remainders else low
-    moved = numel * (gradient + moments + master + (weight if states.has_masters else 0))
-    return Kernel("optimizer", 0.0, float(moved), "fp32")
+    weight = 2 * param_bytes if states.keeps_remainders else param_bytes
+    traffic_bytes = numel * (gradient + moments + master + (weight if states.has_masters else 0))
+    return Kernel("optimizer", 0.0, float(traffic_bytes), "fp32")
 
 
 def _load(dtype: str, numels: Sequence[int]) -> tuple[Kernel, ...]:
     """Kernels that cast states to fp32. fp16's are multiplied by their scale in place."""
-    each = DTYPE_BYTES[dtype] + _FP32 + (2 * _FP32 if dtype == "fp16" else 0)
-    return (Kernel("elementwise", 0.0, float(sum(numels) * each), "fp32", (), len(numels) * _LOADS[dtype]),)
+    element_bytes = DTYPE_BYTES[dtype] + _FP32 + (2 * _FP32 if dtype == "fp16" else 0)
+    return (
+        Kernel(
+            "elementwise", 0.0, float(sum(numels) * element_bytes), "fp32", (), len(numels) * _LOADS[dtype]
+        ),
+    )
 
 
 def _store(dtype: str, numels: Sequence[int]) -> tuple[Kernel, ...]:
@@ -66,5 +70,9 @@ def _store(dtype: str, numels: Sequence[int]) -> tuple[Kernel, ...]:
     inverse in place. bf16's are cast into a new tensor, which is copied.
     """
     size = DTYPE_BYTES[dtype]
-    each = {"bf16": _FP32 + 3 * size, "fp8": 2 * _FP32 + size, "fp16": 4 * _FP32 + size}[dtype]
-    return (Kernel("elementwise", 0.0, float(sum(numels) * each), "fp32", (), len(numels) * _STORES[dtype]),)
+    element_bytes = {"bf16": _FP32 + 3 * size, "fp8": 2 * _FP32 + size, "fp16": 4 * _FP32 + size}[dtype]
+    return (
+        Kernel(
+            "elementwise", 0.0, float(sum(numels) * element_bytes), "fp32", (), len(numels) * _STORES[dtype]
+        ),
+    )

@@ -21,24 +21,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, norm_kernels, scale_kernels
-from zsim.cost.optimizers.tensors import Updated
-from zsim.plan.builder import COMPUTE, moves
+from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.frameworks.megatron.buffer import Bucket
 from zsim.plan.frameworks.megatron.schedule import NCCL, MegatronSchedule
 from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron import MegatronConfig
 
 
 class NanotronSchedule(MegatronSchedule):
     """See the module's notes."""
 
-    def __init__(self, stage: Stage, strategy: Megatron) -> None:
+    def __init__(self, stage: Stage, strategy: MegatronConfig) -> None:
         super().__init__(stage, strategy)
         self._tied_bytes = 0
-        self._held = 0  # bytes of the gradients in `.grad`
+        self._gradient_bytes = 0  # bytes of the gradients in `.grad`
         self._wraps = not strategy.distributed_optimizer and self.ranks > 1
 
     @property
@@ -52,10 +52,10 @@ class NanotronSchedule(MegatronSchedule):
         return [-(-numel // ranks) for numel in self._numels.values()]
 
     def resident(self) -> list[Memory]:
-        found = super().resident()
+        memories = super().resident()
         if self._wraps:
-            found.append(Memory("buffers", sum(self._numels.values()) * self.param_bytes))  # DDP's buckets
-        return found
+            memories.append(Memory("buffers", sum(self._numels.values()) * self.param_bytes))  # DDP's buckets
+        return memories
 
     # -- gradients --------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class NanotronSchedule(MegatronSchedule):
                     self._hook(bucket)
 
     def _hold(self, size: int) -> None:
-        self._held += size
+        self._gradient_bytes += size
         self.builder.allocate("gradients", size)
 
     def _hook(self, bucket: Bucket) -> None:
@@ -89,10 +89,10 @@ class NanotronSchedule(MegatronSchedule):
         self._add("add bucket", bucket.numel, len(bucket.names))
         self._reduce(bucket, NCCL)
 
-    def _add(self, name: str, numel: int, tensors: int) -> None:
+    def _add(self, name: str, numel: int, num_tensors: int) -> None:
         kernels = accumulate_kernels(numel, self.strategy.grad_dtype, self.strategy.param_dtype)
-        each = [replace(kernel, launches=tensors) for kernel in kernels]
-        self.builder.kernels(name, each, overhead="megatron_gradient_hook", events=tensors)
+        repeated_kernels = [replace(kernel, launches=num_tensors) for kernel in kernels]
+        self.builder.kernels(name, repeated_kernels, overhead="megatron_gradient_hook", events=num_tensors)
 
     def end_backward(self) -> None:
         """GradientAccumulator.backward: sums tensor by tensor, or with DDP copies out of its buckets."""
@@ -100,12 +100,13 @@ class NanotronSchedule(MegatronSchedule):
             return
         if self._syncs:
             self.builder.kernels(
-                "copy buckets back", moves(self._held, self._held, launches=len(self._numels))
+                "copy buckets back",
+                move_kernels(self._gradient_bytes, self._gradient_bytes, launches=len(self._numels)),
             )
         else:
             self._add("add gradients", sum(self._numels.values()), len(self._numels))
-        self.builder.free("gradients", self._held)
-        self._held = 0
+        self.builder.free("gradients", self._gradient_bytes)
+        self._gradient_bytes = 0
 
     # -- step -------------------------------------------------------------------------------------------
 
@@ -113,45 +114,49 @@ class NanotronSchedule(MegatronSchedule):
         """The norm over all gradients, which every rank has, clipping without a look at it, the update of the
         rank's pieces."""
         builder, training = self.builder, self.training
-        numels = [numel for chunk in self.chunks for numel in chunk._numels.values()]
+        numels = [numel for chunk in self.stage_hooks for numel in chunk._numels.values()]
         if training.gradient_clipping > 0:
             norms = norm_kernels(sum(numels), "fp32", len(numels))
-            builder.kernels("gradient norm", [replace(one, launches=2 * len(numels) + 2) for one in norms])
+            builder.kernels(
+                "gradient norm", [replace(kernel, launches=2 * len(numels) + 2) for kernel in norms]
+            )
             for group in self.stage.norm_groups():
                 builder.collective(
                     "all_reduce", 4, "fp32", group, stream=COMPUTE, name="all_reduce gradient norm"
                 )
             scales = scale_kernels(sum(numels), "fp32", len(numels))
-            builder.kernels("clip gradients", [replace(one, launches=len(numels)) for one in scales])
-        own = [numel for chunk in self.chunks for numel in chunk.own_numels]
+            builder.kernels("clip gradients", [replace(kernel, launches=len(numels)) for kernel in scales])
+        local_numels = [numel for chunk in self.stage_hooks for numel in chunk.own_numels]
         update(
             builder,
             training,
-            Updated.flat(own),
+            UpdatedTensor.flat(local_numels),
             gradient_dtype="fp32",
             state_dtype="fp32",
             low_precision_copy=self.strategy.param_dtype != "fp32",
         )
-        for chunk in self.chunks:
+        for chunk in self.stage_hooks:
             chunk.finish_update()
 
     def finish_update(self) -> None:
         """Run `_all_gather_params`. See [Note: pieces]."""
         if not self.strategy.distributed_optimizer or self.ranks == 1 or not self._numels:
             return
-        builder, ranks, tensors = self.builder, self.ranks, len(self._numels)
-        own = sum(self.own_numels) * self.param_bytes
-        size = own * ranks
-        builder.host("cut parameters", overhead="nanotron_piece", events=ranks * tensors)
-        builder.allocate("buffers", own + size)
-        builder.kernels("join own pieces", moves(own, own, launches=cat_launches(tensors)))
-        builder.kernels("join pieces", moves(size, size, launches=ranks * cat_launches(tensors)))
+        builder, ranks, num_tensors = self.builder, self.ranks, len(self._numels)
+        local_bytes = sum(self.own_numels) * self.param_bytes
+        size = local_bytes * ranks
+        builder.host("cut parameters", overhead="nanotron_piece", events=ranks * num_tensors)
+        builder.allocate("buffers", local_bytes + size)
+        builder.kernels(
+            "join own pieces", move_kernels(local_bytes, local_bytes, launches=cat_launches(num_tensors))
+        )
+        builder.kernels("join pieces", move_kernels(size, size, launches=ranks * cat_launches(num_tensors)))
         builder.allocate("buffers", size)
         builder.collective(
             "all_gather", size, self.strategy.param_dtype, self.shard.name, stream=COMPUTE,
             name="all_gather parameters",
         )  # fmt: skip
-        builder.kernels("copy out of the gathered", moves(size, size, launches=ranks))
+        builder.kernels("copy out of the gathered", move_kernels(size, size, launches=ranks))
         builder.free("buffers", size)
-        builder.kernels("copy pieces back", moves(size, size, launches=ranks * tensors))
-        builder.free("buffers", own + size)
+        builder.kernels("copy pieces back", move_kernels(size, size, launches=ranks * num_tensors))
+        builder.free("buffers", local_bytes + size)

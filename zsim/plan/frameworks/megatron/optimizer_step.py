@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
 from zsim.cost.optimizers.kernels import megatron_lion_kernels
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.megatron.low_precision_states import update_low_precision
 from zsim.plan.parts.host_reads import read_scalar
 from zsim.plan.parts.optimizer import UPDATE, update
-from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 
 def update_parameters(
     builder: PlanBuilder,
-    strategy: Megatron,
-    training: Training,
+    strategy: MegatronConfig,
+    training: TrainingConfig,
     numels: Sequence[int],
     groups: Sequence[str],
     *,
@@ -35,9 +35,9 @@ def update_parameters(
     the update. Megatron scales the gradients only if their norm is above the limit (`clip_coeff < 1.0`),
     which stops early in a training: no scaling is issued.
     """
-    numel, is_low, states = sum(numels), strategy.param_dtype != "fp32", strategy.states
+    numel, is_low, states = sum(numels), strategy.param_dtype != "fp32", strategy.precision_aware
     is_decoupled = states is not None and states.has_masters  # it reads gradients in their own type
-    copies = ready_gradients(builder, strategy, training, [numels], groups)
+    copies = prepare_gradients(builder, strategy, training, [numels], groups)
     if strategy.skips_update:
         builder.free("gradients", copies)
         return
@@ -57,7 +57,7 @@ def update_parameters(
     update(
         builder,
         training,
-        Updated.flat(numels),
+        UpdatedTensor.flat(numels),
         gradient_dtype="fp32",
         state_dtype="fp32",
         low_precision_copy=is_low and copies_back,
@@ -65,19 +65,19 @@ def update_parameters(
     builder.free("gradients", copies)
 
 
-def ready_gradients(
+def prepare_gradients(
     builder: PlanBuilder,
-    strategy: Megatron,
-    training: Training,
-    lists: Sequence[Sequence[int]],
+    strategy: MegatronConfig,
+    training: TrainingConfig,
+    numel_lists: Sequence[Sequence[int]],
     groups: Sequence[str],
 ) -> int:
     """Issue fp32 copies of gradients, their scale and their norm. There is one norm for each of `numel_lists`
     of tensors' elements (optimizers in a chain that do not share a group). Returns the bytes of the copies,
     which the caller frees.
     """
-    numels = [numel for one in lists for numel in one]
-    numel, states = sum(numels), strategy.states
+    numels = [numel for tensor_numels in numel_lists for numel in tensor_numels]
+    numel, states = sum(numels), strategy.precision_aware
     is_decoupled = states is not None and states.has_masters
     copies = numel * 4 if strategy.grad_dtype != "fp32" and not is_decoupled else 0
     builder.allocate("gradients", copies)
@@ -88,7 +88,7 @@ def ready_gradients(
         read_scalar(builder, "overflow", "fp32", groups)
     if training.gradient_clipping > 0 and not strategy.skips_update:
         dtype = strategy.grad_dtype if is_decoupled else "fp32"
-        for one in lists:
-            builder.kernels("gradient norm", norm_kernels(sum(one), dtype, len(one)))
+        for tensor_numels in numel_lists:
+            builder.kernels("gradient norm", norm_kernels(sum(tensor_numels), dtype, len(tensor_numels)))
             read_scalar(builder, "gradient norm", "fp32", groups)
     return copies

@@ -27,7 +27,7 @@ def placeholders(models: Iterable[ModelSpec], dtype: str) -> list[Memory]:
 
 
 def _shapes(module: Module) -> Iterable[tuple[int, ...]]:
-    if not isinstance(module.work, Linear | GroupedLinear) or not module.trains_weight:
+    if not isinstance(module.op_spec, Linear | GroupedLinear) or not module.trains_weight:
         return ()
     weights = (parameter.shape for parameter in module.parameters if len(parameter.shape) > 1)
     return [shape[-2:] for shape in weights]

@@ -35,8 +35,8 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, moves
-from zsim.plan.frameworks.megatron.buffer import Bucket, BufferPart, lay_out, owned_in_turn
+from zsim.plan.builder import COMPUTE, move_kernels
+from zsim.plan.frameworks.megatron.buffer import Bucket, GroupBuffer, make_layout, owned_numels
 from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
 from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
 from zsim.plan.frameworks.megatron.low_precision_states import state_sizes
@@ -52,7 +52,7 @@ from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Linear, Parameter
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron import MegatronConfig
 
 NCCL = "data parallel"
 
@@ -60,29 +60,31 @@ NCCL = "data parallel"
 class MegatronSchedule(BlockTimedHooks):
     """DistributedDataParallel's hooks. See the module's notes."""
 
-    def __init__(self, stage: Stage, strategy: Megatron) -> None:
+    def __init__(self, stage: Stage, strategy: MegatronConfig) -> None:
         super().__init__(stage)
         workload = stage.workload
         self.workload, self.strategy, self.training = workload, strategy, stage.training
         self.replicas = strategy.optimizer_instances
         self.ranks = stage.ranks // self.replicas
-        self.shard = self.whole = stage.group("data", self.ranks)
+        self.shard = self.full_group = stage.group("data", self.ranks)
         self.replicate: Group | None = None
         if self.replicas > 1:
-            self.whole = stage.group()  # get_grad_stats_parallel_group
-            if not strategy.has_owners:
+            self.full_group = stage.group()  # get_grad_stats_parallel_group
+            if not strategy.has_whole_tensor_owners:
                 self.replicate = stage.group("replicate", self.replicas, stride=self.ranks)
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
-        self._named = {name: one for name, one in workload.model.named_parameters() if one.trainable}
-        self._numels = {name: one.numel for name, one in self._named.items() if not one.belongs_to}
+        self._named = {name: tensor for name, tensor in workload.model.named_parameters() if tensor.trainable}
+        self._numels = {name: tensor.numel for name, tensor in self._named.items() if not tensor.rank_kind}
         self._frozen_bytes = frozen_bytes(workload, strategy.param_dtype)
         self.fp8_weights = Fp8Weights(workload.model, self.training, is_primary=strategy.fp8_param_gather)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
-        self.parts = self.lay_out_parts(strategy.bucket_size if is_bucketed else None)
-        self.buckets = [bucket for part in self.parts for bucket in part.buffer.buckets]
-        self._part_of = {bucket.number: part for part in self.parts for bucket in part.buffer.buckets}
-        self._owned = owned_in_turn(list(self._numels.values()), self.ranks)
+        self.buffers = self.make_buffers(strategy.bucket_size if is_bucketed else None)
+        self.buckets = [bucket for buffer in self.buffers for bucket in buffer.layout.buckets]
+        self._buffer_of = {
+            bucket.number: buffer for buffer in self.buffers for bucket in buffer.layout.buckets
+        }
+        self._owned_numels = owned_numels(list(self._numels.values()), self.ranks)
         self._bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
         self._missing: dict[int, int] = {}
         self._reduced: list[int] = []
@@ -90,61 +92,63 @@ class MegatronSchedule(BlockTimedHooks):
         self._joined: tuple[Bucket, int] | None = None  # reduced during backward, not copied back yet
         self._gathers: dict[int, int] = {}  # by bucket, the event of its parameters
         self._ready: set[int] = set()  # buckets whose parameters compute has waited for
-        self._micro_batch, self._is_last, self._is_told = 0, True, False
+        self._micro_batch, self._is_last, self._schedule_reduces = 0, True, False
         self._tied = TiedGradient(self.builder, strategy.param_dtype)
 
-    def lay_out_parts(self, bucket_size: int | None) -> list[BufferPart]:
+    def make_buffers(self, bucket_size: int | None) -> list[GroupBuffer]:
         """The buffers. See [Note: two buffers]."""
-        sharded = self.strategy.distributed_optimizer and not self.strategy.is_nanotron
-        dense = lay_out(self._numels, bucket_size, self.ranks, is_sharded=sharded)
-        parts = [BufferPart(dense, self.ranks, self.shard, self.whole, self.replicate)]
-        experts = {name: one.numel for name, one in self._named.items() if one.belongs_to}
+        is_sharded = self.strategy.distributed_optimizer and not self.strategy.is_nanotron
+        dense = make_layout(self._numels, bucket_size, self.ranks, is_sharded=is_sharded)
+        buffers = [GroupBuffer(dense, self.ranks, self.shard, self.full_group, self.replicate)]
+        experts = {name: parameter.numel for name, parameter in self._named.items() if parameter.rank_kind}
         first = len(dense.buckets)
-        return [*parts, self._experts_part(experts, bucket_size, first)] if experts else parts
+        return [*buffers, self._expert_buffer(experts, bucket_size, first)] if experts else buffers
 
-    def _experts_part(self, numels: dict[str, int], bucket_size: int | None, first: int) -> BufferPart:
+    def _expert_buffer(self, numels: dict[str, int], bucket_size: int | None, first: int) -> GroupBuffer:
         """The routed experts' own buffer, reduced over the ranks that hold the same ones."""
         stage, strategy = self.stage, self.strategy
         assert stage.experts is not None
         ranks = stage.experts.size // self.replicas
-        shard = whole = stage.expert_group(size=ranks)
+        shard = full_group = stage.expert_group(size=ranks)
         replicate = None
         if self.replicas > 1:
-            whole = stage.expert_group("expert_whole")
+            full_group = stage.expert_group("expert_whole")
             replicate = stage.expert_group("expert_replicate", self.replicas, ranks)
-        buffer = lay_out(numels, bucket_size, ranks, is_sharded=strategy.distributed_optimizer, first=first)
-        return BufferPart(buffer, ranks, shard, whole, replicate, is_experts=True)
+        layout = make_layout(
+            numels, bucket_size, ranks, is_sharded=strategy.distributed_optimizer, first=first
+        )
+        return GroupBuffer(layout, ranks, shard, full_group, replicate, holds_experts=True)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
     @property
     def _numel(self) -> int:
         """Elements of all buffers."""
-        return sum(part.buffer.numel for part in self.parts)
+        return sum(buffer.layout.numel for buffer in self.buffers)
 
     @property
     def _gathers_ahead(self) -> bool:
-        return self.strategy.overlap_param_gather and any(part.ranks > 1 for part in self.parts)
+        return self.strategy.overlap_param_gather and any(buffer.ranks > 1 for buffer in self.buffers)
 
     @property
     def own_numels(self) -> list[int]:
         """Elements of each tensor that the first rank updates, or one total of the tensors' largest owner."""
-        if self.strategy.has_owners:
-            return [max(self._owned)]
+        if self.strategy.has_whole_tensor_owners:
+            return [max(self._owned_numels)]
         if self.strategy.distributed_optimizer:
-            return [numel for part in self.parts for numel in part.buffer.pieces(part.ranks)[0]]
-        return [end - start for part in self.parts for start, end in part.in_order()]
+            return [numel for buffer in self.buffers for numel in buffer.layout.pieces(buffer.ranks)[0]]
+        return [end - start for buffer in self.buffers for start, end in buffer.registration_order()]
 
     def resident(self) -> list[Memory]:
         """Parameters, gradients, fp32 masters of 16-bit ones, moments that the first update allocates."""
-        owned, strategy = self.own_numels, self.strategy
-        trained = self.workload.model.trainable_numel
-        parameters = self._numel if strategy.distributed_optimizer else trained
-        master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
-        lazy = tuple(size for numel in owned for size in partition_states(self.training, numel, "fp32"))
-        states = strategy.states
+        numels, strategy = self.own_numels, self.strategy
+        trained_numel = self.workload.model.trainable_numel
+        parameters = self._numel if strategy.distributed_optimizer else trained_numel
+        master = 0 if strategy.param_dtype == "fp32" else 4 * sum(numels)
+        lazy = tuple(size for numel in numels for size in partition_states(self.training, numel, "fp32"))
+        states = strategy.precision_aware
         if states is not None:
-            lazy = state_sizes(states, owned)
+            lazy = state_sizes(states, numels)
             master = 0 if states.has_masters else master
         quantized = self.fp8_weights
         return [
@@ -162,7 +166,7 @@ class MegatronSchedule(BlockTimedHooks):
         if self.strategy.is_contiguous:
             self.builder.kernels("zero gradients", fill_kernels(self._numel * self.grad_bytes))
 
-    def before_module(self, call: ModuleCall) -> None:
+    def pre_module(self, call: ModuleCall) -> None:
         """The forward pre-hook: finish_param_sync."""
         enter_experts(self.builder, self.strategy, call)
         if not self._gathers_ahead or self.builder.phase != "forward":
@@ -176,12 +180,12 @@ class MegatronSchedule(BlockTimedHooks):
                 self.builder.stream_wait(COMPUTE, self._gathers[number])
                 self.receive(self.buckets[number])
             self._ready.add(number)
-            if number > self._part_of[number].buffer.buckets[0].number:
+            if number > self._buffer_of[number].layout.buckets[0].number:
                 self._gather(number - 1)
 
     def _gather(self, number: int) -> None:
         """start_param_sync, once per bucket and step."""
-        if number in self._gathers or self._part_of[number].ranks == 1:
+        if number in self._gathers or self._buffer_of[number].ranks == 1:
             return
         self.builder.wait_stream(NCCL, COMPUTE)
         self._gathers[number] = self.gather(self.buckets[number], NCCL)
@@ -191,7 +195,7 @@ class MegatronSchedule(BlockTimedHooks):
 
     def _broadcast(self) -> None:
         """InternEvo's broadcast_params: a broadcast from each owner. Then the host waits for the device."""
-        for number, numel in enumerate(self._owned):
+        for number, numel in enumerate(self._owned_numels):
             self.builder.collective(
                 "broadcast", numel * self.param_bytes, self.strategy.param_dtype, self.shard.name,
                 stream=COMPUTE, name=f"broadcast of owner {number}",
@@ -204,28 +208,32 @@ class MegatronSchedule(BlockTimedHooks):
         size = -(-size // self.ranks) * self.ranks
         name = f"all_gather parameters {bucket.number}"
         dtype = self.fp8_weights.gathered_dtype(self.strategy.param_dtype)
-        group = self._part_of[bucket.number].shard.name
+        group = self._buffer_of[bucket.number].shard.name
         return self.builder.collective("all_gather", size, dtype, group, stream=stream, name=name)
 
     # -- layers -----------------------------------------------------------------------------------------
 
-    def after_module(self, call: ModuleCall) -> None:
-        run_realtime_tests(self.builder, self.strategy, call, self.whole)
+    def post_module(self, call: ModuleCall) -> None:
+        run_realtime_tests(self.builder, self.strategy, call, self.full_group)
 
     def begin_forward(self, micro_batch: int) -> None:
         enter_chunk(self.builder, self.strategy, self.stage.parallelism)
 
-    def before_forward(self, segment: Segment) -> None:
+    def pre_forward(self, segment: Segment) -> None:
         enter_block(self.builder, self.strategy, self.stage.parallelism, segment, 1)
 
-    def before_backward(self, segment: Segment) -> None:
+    def pre_backward(self, segment: Segment) -> None:
         passes = 2 if segment.is_checkpointed else 1
         enter_block(self.builder, self.strategy, self.stage.parallelism, segment, passes)
 
     # -- gradients --------------------------------------------------------------------------------------
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        self._micro_batch, self._is_last, self._is_told = micro_batch, is_last, is_told
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
+        self._micro_batch, self._is_last, self._schedule_reduces = (
+            micro_batch,
+            is_last,
+            schedule_manages_sharding,
+        )
         enter_chunk(self.builder, self.strategy, self.stage.parallelism)
         self._missing = {bucket.number: len(bucket.names) for bucket in self.buckets}
 
@@ -237,13 +245,13 @@ class MegatronSchedule(BlockTimedHooks):
             self._add_gradient(call, parameter)
             bucket = self._bucket_of[call.parameter_name(parameter)]
             self._missing[bucket.number] -= 1
-            is_due = self._is_last and not self._is_told and not self._missing[bucket.number]
+            is_due = self._is_last and not self._schedule_reduces and not self._missing[bucket.number]
             if self.strategy.overlap_grad_reduce and is_due:
                 self._reduce(bucket, NCCL)
 
     def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         builder, strategy = self.builder, self.strategy
-        is_weight = isinstance(call.module.work, Linear | GroupedLinear) and parameter.name == "weight"
+        is_weight = isinstance(call.module.op_spec, Linear | GroupedLinear) and parameter.name == "weight"
         if strategy.fuses_accumulation and is_weight:
             return
         size = parameter.numel * self.param_bytes
@@ -252,8 +260,8 @@ class MegatronSchedule(BlockTimedHooks):
             builder.allocate("gradients", size)
             return
         builder.allocate("buffers", size)
-        into = strategy.grad_dtype if strategy.is_contiguous else strategy.param_dtype
-        kernels = accumulate_kernels(parameter.numel, into, strategy.param_dtype)
+        sum_dtype = strategy.grad_dtype if strategy.is_contiguous else strategy.param_dtype
+        kernels = accumulate_kernels(parameter.numel, sum_dtype, strategy.param_dtype)
         hook = "megatron_gradient_hook" if strategy.is_contiguous else None
         builder.kernels(f"add gradient {call.name}", kernels, overhead=hook, module=call.name)
         builder.free("buffers", size)
@@ -270,10 +278,10 @@ class MegatronSchedule(BlockTimedHooks):
 
     def finish_gradients(self) -> None:
         """Run `finalize_model_grads` at the end of all schedules. See [Note: sums behind the reductions]."""
-        for chunk in self.chunks:
+        for chunk in self.stage_hooks:
             chunk.finish_reductions()
-        sum_partial_gradients(self.builder, self.chunks, self.strategy.grad_dtype)
-        for chunk in self.chunks:
+        sum_partial_gradients(self.builder, self.stage_hooks, self.strategy.grad_dtype)
+        for chunk in self.stage_hooks:
             sum_tied_gradient(chunk.stage, self.strategy.grad_dtype)
 
     def finish_reductions(self) -> None:
@@ -290,8 +298,8 @@ class MegatronSchedule(BlockTimedHooks):
     def _reduce(self, bucket: Bucket, stream: str) -> None:
         """start_grad_sync of one bucket."""
         self._is_reduced.add(bucket.number)
-        part = self._part_of[bucket.number]
-        if part.ranks * self.replicas == 1 and not part.is_experts:
+        buffer = self._buffer_of[bucket.number]
+        if buffer.ranks * self.replicas == 1 and not buffer.holds_experts:
             return
         if not self.strategy.is_contiguous:
             self._reduce_joined(bucket, stream)
@@ -302,18 +310,18 @@ class MegatronSchedule(BlockTimedHooks):
             builder.kernels("bucket norm", norm_kernels(bucket.numel, strategy.grad_dtype, 1))
             read_scalar(builder, "bucket norm", "fp32", [])
         if not strategy.average_in_collective:
-            builder.kernels("average bucket", moves(size, size))
-        if part.ranks * self.replicas == 1:
+            builder.kernels("average bucket", move_kernels(size, size))
+        if buffer.ranks * self.replicas == 1:
             return
         builder.wait_stream(stream, COMPUTE)
         if not self._scatters:
             self._reduced.append(self._all_reduce(bucket, stream))
             return
-        if part.ranks > 1:
-            self._sum("reduce_scatter", size, part.shard, stream, f"reduce_scatter bucket {bucket.number}")
-        if part.replicate is not None:
-            shard, name = size // part.ranks, f"all_reduce shard of bucket {bucket.number}"
-            self._sum("all_reduce", shard, part.replicate, stream, name)
+        if buffer.ranks > 1:
+            self._sum("reduce_scatter", size, buffer.shard, stream, f"reduce_scatter bucket {bucket.number}")
+        if buffer.replicate is not None:
+            shard, name = size // buffer.ranks, f"all_reduce shard of bucket {bucket.number}"
+            self._sum("all_reduce", shard, buffer.replicate, stream, name)
 
     def _sum(self, kind: CollectiveKind, size: int, group: Group, stream: str, name: str) -> None:
         dtype = self.strategy.grad_dtype
@@ -323,11 +331,13 @@ class MegatronSchedule(BlockTimedHooks):
     @property
     def _scatters(self) -> bool:
         strategy = self.strategy
-        return strategy.distributed_optimizer and not (strategy.has_owners or strategy.is_nanotron)
+        return strategy.distributed_optimizer and not (
+            strategy.has_whole_tensor_owners or strategy.is_nanotron
+        )
 
     def _all_reduce(self, bucket: Bucket, stream: str) -> int:
         size, dtype = bucket.numel * self.grad_bytes, self.strategy.grad_dtype
-        name, group = f"all_reduce bucket {bucket.number}", self._part_of[bucket.number].whole.name
+        name, group = f"all_reduce bucket {bucket.number}", self._buffer_of[bucket.number].full_group.name
         return self.builder.collective("all_reduce", size, dtype, group, stream=stream, name=name)
 
     def _reduce_joined(self, bucket: Bucket, stream: str) -> None:
@@ -337,7 +347,7 @@ class MegatronSchedule(BlockTimedHooks):
         builder, size = self.builder, bucket.numel * self.grad_bytes
         builder.allocate("buffers", size)
         launches = cat_launches(len(bucket.names))
-        builder.kernels("join gradients", moves(size, size, launches=launches))
+        builder.kernels("join gradients", move_kernels(size, size, launches=launches))
         builder.wait_stream(stream, COMPUTE)
         event = self._all_reduce(bucket, stream)
         self._copy_back()
@@ -345,7 +355,7 @@ class MegatronSchedule(BlockTimedHooks):
         if stream == COMPUTE:
             builder.host_wait(event)
             if not self.strategy.average_in_collective:
-                builder.kernels("average gradients", moves(size, size))
+                builder.kernels("average gradients", move_kernels(size, size))
             self._copy_back()
 
     def _copy_back(self) -> None:
@@ -354,7 +364,7 @@ class MegatronSchedule(BlockTimedHooks):
         bucket, event = self._joined
         size = bucket.numel * self.grad_bytes
         self.builder.stream_wait(COMPUTE, event)
-        self.builder.kernels("copy gradients back", moves(size, size, launches=len(bucket.names)))
+        self.builder.kernels("copy gradients back", move_kernels(size, size, launches=len(bucket.names)))
         self.builder.free("buffers", size)
         self._joined = None
 
@@ -362,23 +372,23 @@ class MegatronSchedule(BlockTimedHooks):
 
     def optimizer_step(self) -> None:
         strategy = self.strategy
-        numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
+        numels = [numel for chunk in self.stage_hooks for numel in chunk.own_numels]
         update_parameters(self.builder, strategy, self.training, numels, self.norm_groups)
         if strategy.fp8_param_gather:
-            weights = [chunk.fp8_weights for chunk in self.chunks]
+            weights = [chunk.fp8_weights for chunk in self.stage_hooks]
             quantize_masters(self.builder, self.training, weights, self.ranks, self.shard.name)
-        for chunk in self.chunks:
+        for chunk in self.stage_hooks:
             chunk.finish_update()
 
     def finish_update(self) -> None:
         """Gather the updated parameters, where nothing gathers them later."""
         strategy = self.strategy
         if strategy.distributed_optimizer and not self._gathers_ahead:
-            if strategy.has_owners and self.ranks > 1:
+            if strategy.has_whole_tensor_owners and self.ranks > 1:
                 self._broadcast()
-            elif not strategy.has_owners:
+            elif not strategy.has_whole_tensor_owners:
                 for bucket in self.buckets:
-                    if self._part_of[bucket.number].ranks > 1:
+                    if self._buffer_of[bucket.number].ranks > 1:
                         self.gather(bucket, COMPUTE)
         if not strategy.is_contiguous:
             self.builder.free("gradients", self.workload.model.trainable_numel * self.grad_bytes)
@@ -390,6 +400,6 @@ class MegatronSchedule(BlockTimedHooks):
         `_get_param_groups`: stages without experts have an optimizer for them, too).
         """
         if self.strategy.shards_states:
-            return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
-        has_own = EXPERT_STAGES in self.builder.groups and self.stage.trains_experts
-        return [*self.stage.norm_groups(), *([EXPERT_STAGES] if has_own else [])]
+            return [WORLD] if WORLD in self.builder.groups else [self.full_group.name]
+        has_expert_stages = EXPERT_STAGES in self.builder.groups and self.stage.trains_experts
+        return [*self.stage.norm_groups(), *([EXPERT_STAGES] if has_expert_stages else [])]

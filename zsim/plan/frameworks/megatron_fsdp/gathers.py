@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.frameworks.megatron_fsdp.groups import ParameterGroup
 from zsim.specs.strategy.fp8 import Fp8
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp
@@ -27,7 +27,7 @@ from zsim.specs.strategy.megatron_fsdp import MegatronFsdp
 ALL_GATHER, OUTER_GATHER = "all_gather", "outer_all_gather"
 LEAST_UNIT = 1_000_000_000  # elements
 _BUFFER, _TRANSPOSED = "gathered", "transposed"
-Key = tuple[int, bool]  # group, and whether along columns
+GatherKey = tuple[int, bool]  # group, and whether along columns
 
 
 class ParameterGathers:
@@ -43,17 +43,17 @@ class ParameterGathers:
         recipe: Fp8,
         dtype: str,
         element_bytes: int,
-        ahead: int,
+        prefetch_numel: int,
     ) -> None:
         self.builder, self.groups, self.strategy, self.recipe = builder, groups, strategy, recipe
-        self.dtype, self.element_bytes, self.ahead = dtype, element_bytes, ahead
+        self.dtype, self.element_bytes, self.prefetch_numel = dtype, element_bytes, prefetch_numel
         self.is_first_micro_batch = True
-        self._events: dict[Key, int] = {}  # on their way
-        self._ready: set[Key] = set()
-        self._releasable: dict[Key, None] = {}
+        self._events: dict[GatherKey, int] = {}  # on their way
+        self._ready: set[GatherKey] = set()
+        self._releasable: dict[GatherKey, None] = {}
         self._transposed: set[int] = set()
         self._calls: dict[int, list[ParameterGroup]] = {
-            group.number: [one for one in groups if one.is_one_call_with(group)] for group in groups
+            group.number: [member for member in groups if member.shares_call_with(group)] for group in groups
         }
 
     # -- sizes ------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class ParameterGathers:
     def has_columns(self, group: ParameterGroup) -> bool:
         return group.in_fp8 and self.recipe.recipe == "mxfp8"
 
-    def _key(self, group: ParameterGroup, *, is_backward: bool) -> Key:
+    def _key(self, group: ParameterGroup, *, is_backward: bool) -> GatherKey:
         return group.number, is_backward and self.has_columns(group)
 
     # -- gathers ----------------------------------------------------------------------------------------
@@ -82,37 +82,37 @@ class ParameterGathers:
         for number in numbers:
             self._releasable.pop(self._key(self.groups[number], is_backward=is_backward), None)
         if prefetch:
-            numbers = self._with_prefetch(numbers, prefetch)
+            numbers = self._add_prefetched(numbers, prefetch)
         missing = [
             number
             for number in numbers
-            if not self._is_there(self._key(self.groups[number], is_backward=is_backward))
+            if not self._is_started(self._key(self.groups[number], is_backward=is_backward))
         ]
         while missing:
-            call = [one.number for one in self._calls[missing[0]] if one.number in missing]
+            call = [member.number for member in self._calls[missing[0]] if member.number in missing]
             missing = [number for number in missing if number not in call]
             self._issue([self.groups[number] for number in call], is_backward=is_backward)
 
-    def _is_there(self, key: Key) -> bool:
+    def _is_started(self, key: GatherKey) -> bool:
         return key in self._events or key in self._ready
 
-    def _with_prefetch(self, numbers: list[int], step: int) -> list[int]:
-        base = sum(self.groups[number].numel for number in numbers)
+    def _add_prefetched(self, numbers: list[int], step: int) -> list[int]:
+        needed_numel = sum(self.groups[number].numel for number in numbers)
         units = {self.groups[number].unit for number in numbers if self.groups[number].unit}
-        found = set(numbers)
+        chosen = set(numbers)
         while True:
-            following = min(found) if step > 0 else max(found)
-            while following in found:
-                following += step
-            if not 0 <= following < len(self.groups):
+            next_number = min(chosen) if step > 0 else max(chosen)
+            while next_number in chosen:
+                next_number += step
+            if not 0 <= next_number < len(self.groups):
                 break
-            if sum(self.groups[number].numel for number in found) - base >= self.ahead:
+            if sum(self.groups[number].numel for number in chosen) - needed_numel >= self.prefetch_numel:
                 break
-            units.add(self.groups[following].unit)
+            units.add(self.groups[next_number].unit)
             if self.strategy.has_double_buffer and len(units) > 2:
                 break
-            found |= {one.number for one in self._calls[following]}
-        return sorted(found)
+            chosen |= {member.number for member in self._calls[next_number]}
+        return sorted(chosen)
 
     def _issue(self, call: Sequence[ParameterGroup], *, is_backward: bool) -> None:
         builder, ranks = self.builder, call[0].ranks
@@ -167,13 +167,13 @@ class ParameterGathers:
 
     def _transpose(self, group: ParameterGroup) -> None:
         """Copies that are kept are made once a step."""
-        keeps = self.strategy.keeps_transposes
-        if group.number in self._transposed or (keeps and not self.is_first_micro_batch):
+        keeps_copies = self.strategy.keeps_transposes
+        if group.number in self._transposed or (keeps_copies and not self.is_first_micro_batch):
             return
         self._transposed.add(group.number)
-        if not keeps:
+        if not keeps_copies:
             self.builder.allocate("buffers", group.numel, owner=group.unit, part=_TRANSPOSED)
-        copies = moves(group.numel, group.numel, launches=len(group.names))
+        copies = move_kernels(group.numel, group.numel, launches=len(group.names))
         self.builder.kernels(f"transpose weights {group.unit}", copies, module=group.unit)
 
     # -- release ----------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class ParameterGathers:
         """
         for group in groups:
             key = self._key(group, is_backward=is_backward)
-            if not self._is_there(key):
+            if not self._is_started(key):
                 continue
             if is_lazy:
                 self._releasable[key] = None
@@ -195,7 +195,7 @@ class ParameterGathers:
                 if not self.strategy.keeps_transposes:
                     self.builder.free("buffers", group.numel, owner=group.unit, part=_TRANSPOSED)
 
-    def may_release_units(self) -> None:
+    def mark_units_releasable(self) -> None:
         """_root_pre_backward: gathered parameters of layers may be released before the next gather."""
         for group in self.groups:
             if group.unit:
@@ -212,7 +212,7 @@ class ParameterGathers:
             self._free(key)
         self._releasable = {}
 
-    def _free(self, key: Key) -> None:
+    def _free(self, key: GatherKey) -> None:
         event = self._events.pop(key, None)
         if event is not None:
             self.builder.stream_wait(COMPUTE, event)

@@ -38,7 +38,7 @@ class Ranks:
     """The same ranks on the gathers' communicator."""
     outer: Group | None
     """The ranks of other instances with the same shard, None without."""
-    owners: int
+    num_owners: int
     """The number of ranks that share its optimizer states."""
 
     @property
@@ -68,10 +68,10 @@ class ParameterGroup:
         """The name of the call that gathers and reduces it."""
         return f"{self.unit or f'parameters {self.number}'}{' experts' if self.is_expert else ''}"
 
-    def is_one_call_with(self, other: ParameterGroup) -> bool:
+    def shares_call_with(self, group: ParameterGroup) -> bool:
         """Whether both are gathered and reduced together."""
-        is_one_unit = bool(self.unit) and (self.unit, self.is_expert) == (other.unit, other.is_expert)
-        return is_one_unit or self.number == other.number
+        is_same_unit = bool(self.unit) and (self.unit, self.is_expert) == (group.unit, group.is_expert)
+        return is_same_unit or self.number == group.number
 
     @property
     def shard_numel(self) -> int:
@@ -79,11 +79,11 @@ class ParameterGroup:
 
     @property
     def owned_numel(self) -> int:
-        return self.numel // self.ranks.owners
+        return self.numel // self.ranks.num_owners
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _NamedParameter:
     name: str
     parameter: Parameter
     unit: str
@@ -114,50 +114,52 @@ def parameter_groups(
     """The groups of a stage's parameters, in the order of gathers. See [Note: what is a group]. With
     `keeps_fp8`, weights of fp8 products are parameters in fp8.
     """
-    by_key: dict[tuple[bool, bool, bool, str], list[_Named]] = {}
-    for one in _named(workload, has_units=has_units, keeps_fp8=keeps_fp8):
-        by_key.setdefault(one.key, []).append(one)
-    found: list[ParameterGroup] = []
-    for key, named in by_key.items():
-        for part in [named] if key[3] else _buckets(named, bucket_size):
+    members_per_key: dict[tuple[bool, bool, bool, str], list[_NamedParameter]] = {}
+    for entry in _named_parameters(workload, has_units=has_units, keeps_fp8=keeps_fp8):
+        members_per_key.setdefault(entry.key, []).append(entry)
+    groups: list[ParameterGroup] = []
+    for key, members in members_per_key.items():
+        for bucket in [members] if key[3] else _buckets(members, bucket_size):
             ranks = experts if key[1] else dense
-            found.append(_group(len(found), part, ranks, is_padded=is_padded))
-    return found
+            groups.append(_group(len(groups), bucket, ranks, is_padded=is_padded))
+    return groups
 
 
-def _named(workload: Workload, *, has_units: bool, keeps_fp8: bool) -> list[_Named]:
-    found = []
+def _named_parameters(workload: Workload, *, has_units: bool, keeps_fp8: bool) -> list[_NamedParameter]:
+    entries = []
     for segment in workload.segments:
         unit = segment.name if has_units and segment.kind == "block" else ""
         for call in segment.calls:
-            is_expert = isinstance(call.module.work, GroupedLinear)
-            found += [
-                _Named(call.parameter_name(one), one, unit, is_expert, keeps_fp8 and one.in_fp8)
-                for one in call.parameters
+            is_expert = isinstance(call.module.op_spec, GroupedLinear)
+            entries += [
+                _NamedParameter(
+                    call.parameter_name(parameter), parameter, unit, is_expert, keeps_fp8 and parameter.in_fp8
+                )
+                for parameter in call.parameters
             ]
-    return found
+    return entries
 
 
-def _buckets(named: Sequence[_Named], bucket_size: int | None) -> list[list[_Named]]:
+def _buckets(named: Sequence[_NamedParameter], bucket_size: int | None) -> list[list[_NamedParameter]]:
     """Runs of parameters, each closed once it holds `bucket_size` elements."""
     if bucket_size is None:
         return [list(named)]
-    parts: list[list[_Named]] = [[]]
-    for one in named:
-        if sum(other.parameter.numel for other in parts[-1]) >= bucket_size:
-            parts.append([])
-        parts[-1].append(one)
-    return parts
+    buckets: list[list[_NamedParameter]] = [[]]
+    for entry in named:
+        if sum(member.parameter.numel for member in buckets[-1]) >= bucket_size:
+            buckets.append([])
+        buckets[-1].append(entry)
+    return buckets
 
 
-def _group(number: int, named: Sequence[_Named], ranks: Ranks, *, is_padded: bool) -> ParameterGroup:
-    shapes = {f"{one.name} {place}": shape for one in named for place, shape in enumerate(one.tensors)}
+def _group(number: int, named: Sequence[_NamedParameter], ranks: Ranks, *, is_padded: bool) -> ParameterGroup:
+    shapes = {f"{entry.name} {index}": shape for entry in named for index, shape in enumerate(entry.tensors)}
     rows = row_multiple(list(shapes.values()))
-    places, length = lay_out_rows(shapes, rows)
-    divisor = ranks.owners * rows if is_padded else 1
+    ranges, length = arrange_rows(shapes, rows)
+    divisor = ranks.num_owners * rows if is_padded else 1
     numel = ceil(length / divisor) * divisor
-    owned = numel // ranks.owners
-    pieces = [min(end, owned) - start for start, end in places.values() if start < owned]
+    owned_numel = numel // ranks.num_owners
+    pieces = [min(end, owned_numel) - start for start, end in ranges.values() if start < owned_numel]
     first = named[0]
     return ParameterGroup(
         number,
@@ -165,7 +167,7 @@ def _group(number: int, named: Sequence[_Named], ranks: Ranks, *, is_padded: boo
         first.is_expert,
         first.in_fp8,
         first.parameter.trainable,
-        tuple(one.name for one in named),
+        tuple(entry.name for entry in named),
         numel,
         tuple(pieces),
         ranks,
@@ -175,50 +177,50 @@ def _group(number: int, named: Sequence[_Named], ranks: Ranks, *, is_padded: boo
 def row_multiple(shapes: Sequence[tuple[int, ...]]) -> int:
     """Elements at multiples of which every tensor's rows end, tensors shorter than it left out."""
     multiple = 1
-    for shape in sorted(shapes, key=lambda one: prod(one[1:]), reverse=True):
+    for shape in sorted(shapes, key=lambda shape: prod(shape[1:]), reverse=True):
         row, numel = prod(shape[1:]), prod(shape)
         multiple = row if multiple == 1 else multiple
-        is_whole = multiple % row == 0 and numel % multiple == 0
-        if not (row == multiple or is_whole or numel < multiple):
+        is_aligned = multiple % row == 0 and numel % multiple == 0
+        if not (row == multiple or is_aligned or numel < multiple):
             multiple = lcm(multiple, row)
     return multiple
 
 
-def lay_out_rows(
+def arrange_rows(
     shapes: Mapping[str, tuple[int, ...]], multiple: int
 ) -> tuple[dict[str, tuple[int, int]], int]:
     """First element and end of every tensor, and the length of all. See [Note: rows that stay whole]."""
     numels = {name: prod(shape) for name, shape in shapes.items()}
     small = [name for name, numel in numels.items() if numel < multiple]
     large = [name for name, numel in numels.items() if numel >= multiple]
-    places: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     length = 0
 
-    def place(name: str, start: int) -> None:
-        places[name] = start, start + numels[name]
+    def assign_range(name: str, start: int) -> None:
+        ranges[name] = start, start + numels[name]
 
     while large:
         name = large.pop(0)
-        place(name, length)
-        rest = numels[name] % multiple
+        assign_range(name, length)
+        overhang = numels[name] % multiple
         gap, length = length + numels[name], length + ceil(numels[name] / multiple) * multiple
-        if not rest:
+        if not overhang:
             continue
-        space = multiple - rest
-        for other in large:
-            remainder = numels[other] % multiple
-            if remainder and rest + remainder <= multiple:
-                large.remove(other)
-                place(other, length - remainder)
+        space = multiple - overhang
+        for candidate in large:
+            remainder = numels[candidate] % multiple
+            if remainder and overhang + remainder <= multiple:
+                large.remove(candidate)
+                assign_range(candidate, length - remainder)
                 space -= remainder
-                length += numels[other] // multiple * multiple
+                length += numels[candidate] // multiple * multiple
                 break
-        for other in list(small):
-            if numels[other] <= space:
-                small.remove(other)
-                place(other, gap)
-                gap, space = gap + numels[other], space - numels[other]
+        for candidate in list(small):
+            if numels[candidate] <= space:
+                small.remove(candidate)
+                assign_range(candidate, gap)
+                gap, space = gap + numels[candidate], space - numels[candidate]
     for name in small:
-        place(name, length)
+        assign_range(name, length)
         length += numels[name]
-    return places, length
+    return ranges, length

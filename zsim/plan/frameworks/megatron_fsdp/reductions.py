@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels.update import accumulate_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.frameworks.megatron_fsdp.groups import ParameterGroup
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp
 
 REDUCE_SCATTER, OUTER_REDUCE = "reduce_scatter", "outer_all_reduce"
-_WHOLE = "whole gradients"
+_FULL_GRADIENTS = "whole gradients"
 
 
 class GradientReductions:
@@ -46,7 +46,7 @@ class GradientReductions:
         self.groups = [group for group in groups if group.trainable]
         self._group_of = {name: group for group in self.groups for name in group.names}
         self._missing: dict[int, set[str]] = {}
-        self._whole: set[int] = set()  # groups whose whole gradients are allocated
+        self._allocated_groups: set[int] = set()  # groups whose whole gradients are allocated
         self._queue: list[tuple[int, ParameterGroup]] = []
         self._outer: int | None = None
 
@@ -57,31 +57,31 @@ class GradientReductions:
     def hold(self, name: str) -> None:
         """get_main_grad: allocate the unsharded gradients of the group of parameter `name`."""
         group = self._group_of.get(name)
-        if group is None or not self._is_sharded(group) or group.number in self._whole:
+        if group is None or not self._is_sharded(group) or group.number in self._allocated_groups:
             return
         self._wait_for_pool(group)
-        self._whole.add(group.number)
+        self._allocated_groups.add(group.number)
         if not self._is_pooled(group):
-            self.builder.allocate("buffers", self._bytes(group), owner=group.label, part=_WHOLE)
+            self.builder.allocate("buffers", self._bytes(group), owner=group.label, part=_FULL_GRADIENTS)
 
-    def ready(self, name: str, *, is_due: bool, is_last: bool) -> None:
+    def mark_ready(self, name: str, *, is_due: bool, is_last: bool) -> None:
         """A gradient is computed: reduce its call's groups if they are complete and `is_due`."""
         group = self._group_of.get(name)
         if group is None:
             return
         self._missing[group.number].discard(name)
         call = self._call(group)
-        if is_due and not any(self._missing[one.number] for one in call):
+        if is_due and not any(self._missing[member.number] for member in call):
             self._wait_for_capacity()
             self._reduce(call, is_last=is_last)
 
-    def wait(self, most: int = 0) -> None:
+    def wait(self, max_in_flight: int = 0) -> None:
         """Wait until at most `max_in_flight` groups are in flight."""
-        while len(self._queue) > most:
+        while len(self._queue) > max_in_flight:
             event, group = self._queue.pop(0)
             self.builder.stream_wait(COMPUTE, event)
             self._release(group)
-        if not most and self._outer is not None:
+        if not max_in_flight and self._outer is not None:
             self.builder.stream_wait(COMPUTE, self._outer)
             self._outer = None
 
@@ -99,7 +99,7 @@ class GradientReductions:
     # -- parts ------------------------------------------------------------------------------------------
 
     def _call(self, group: ParameterGroup) -> list[ParameterGroup]:
-        return [one for one in self.groups if one.is_one_call_with(group)]
+        return [member for member in self.groups if member.shares_call_with(group)]
 
     def _is_sharded(self, group: ParameterGroup) -> bool:
         return self.strategy.shards_gradients and group.ranks.size > 1
@@ -111,21 +111,21 @@ class GradientReductions:
         return group.numel * self.element_bytes
 
     def _release(self, group: ParameterGroup) -> None:
-        if group.number in self._whole:
-            self._whole.discard(group.number)
+        if group.number in self._allocated_groups:
+            self._allocated_groups.discard(group.number)
             if not self._is_pooled(group):
-                self.builder.free("buffers", self._bytes(group), owner=group.label, part=_WHOLE)
+                self.builder.free("buffers", self._bytes(group), owner=group.label, part=_FULL_GRADIENTS)
 
     def _wait_for_capacity(self) -> None:
-        held = sum(group.numel for _, group in self._queue)
-        most = len(self._queue)
+        in_flight_numel = sum(group.numel for _, group in self._queue)
+        num_kept = len(self._queue)
         for _, group in self._queue:
-            if held <= self.capacity:
+            if in_flight_numel <= self.capacity:
                 break
-            held -= group.numel
-            most -= 1
-        if most < len(self._queue):
-            self._wait_first(len(self._queue) - most)
+            in_flight_numel -= group.numel
+            num_kept -= 1
+        if num_kept < len(self._queue):
+            self._wait_first(len(self._queue) - num_kept)
 
     def _wait_first(self, count: int) -> None:
         for _ in range(count):
@@ -137,20 +137,20 @@ class GradientReductions:
         """_enforce_double_buffer_limit."""
         if not self._is_pooled(group):
             return
-        units, keep = {group.unit}, len(self._queue)
-        for _, other in reversed(self._queue):
-            units.add(other.unit)
+        units, num_kept = {group.unit}, len(self._queue)
+        for _, queued_group in reversed(self._queue):
+            units.add(queued_group.unit)
             if len(units - {""}) > 2:
-                keep -= 1
-        if keep < len(self._queue):
-            self._wait_first(len(self._queue) - keep)
+                num_kept -= 1
+        if num_kept < len(self._queue):
+            self._wait_first(len(self._queue) - num_kept)
 
     def _scale(self, group: ParameterGroup, stream: str) -> None:
         """Scale before the sum, unless NCCL averages, or multiplies as it sums fp32."""
-        in_nccl = self.strategy.scales_in_nccl and self.dtype != "bf16"
-        if not self.averages and not in_nccl:
+        nccl_scales = self.strategy.scales_in_nccl and self.dtype != "bf16"
+        if not self.averages and not nccl_scales:
             size = self._bytes(group)
-            self.builder.kernels(f"scale gradients {group.label}", moves(size, size), stream=stream)
+            self.builder.kernels(f"scale gradients {group.label}", move_kernels(size, size), stream=stream)
 
     def _collective(self, call: Sequence[ParameterGroup], kind: str, stream: str) -> int:
         size = sum(self._bytes(group) for group in call)
@@ -200,15 +200,17 @@ class GradientReductions:
         builder, name, outer = self.builder, call[0].label, call[0].ranks.outer
         assert outer is not None
         builder.wait_stream(OUTER_REDUCE, REDUCE_SCATTER)
-        held = sum(group.shard_numel if self._is_sharded(group) else group.numel for group in call)
-        size = held * self.element_bytes
+        numel = sum(group.shard_numel if self._is_sharded(group) else group.numel for group in call)
+        size = numel * self.element_bytes
         if self.strategy.outer_sharding == "optim":
             event = builder.collective(
                 "reduce_scatter", size, self.dtype, outer.name, stream=OUTER_REDUCE,
                 name=f"reduce_scatter shards of {name}", module=name,
             )  # fmt: skip
             part = size // outer.size
-            event = builder.kernels(f"copy shard {name}", moves(part, part), stream=OUTER_REDUCE, module=name)
+            event = builder.kernels(
+                f"copy shard {name}", move_kernels(part, part), stream=OUTER_REDUCE, module=name
+            )
         else:
             event = builder.collective(
                 "all_reduce", size, self.dtype, outer.name, stream=OUTER_REDUCE,

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, fill_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import moves
+from zsim.plan.builder import move_kernels
 from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
 from zsim.plan.frameworks.megatron.host_time import (
     enter_block,
@@ -45,7 +45,7 @@ from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Linear, Parameter
-from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp
 from zsim.specs.strategy.mesh import EXPERT_DATA
 
@@ -56,7 +56,7 @@ FORWARD, BACKWARD = 1, -1
 class MegatronFsdpSchedule(BlockTimedHooks):
     """MegatronFSDP's hooks. See the module's notes."""
 
-    def __init__(self, stage: Stage, strategy: Megatron) -> None:
+    def __init__(self, stage: Stage, strategy: MegatronConfig) -> None:
         super().__init__(stage)
         assert strategy.fsdp is not None
         self.strategy, self.fsdp, self.training = strategy, strategy.fsdp, stage.training
@@ -66,7 +66,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
             stage.workload.model, self.training, is_primary=strategy.fp8_param_gather
         )
         dense = _ranks(stage, strategy, is_expert=False)
-        self.whole = dense.shard.name
+        self.dense_group = dense.shard.name
         self.groups = parameter_groups(
             stage.workload,
             has_units=self.fsdp.shards_parameters,
@@ -80,7 +80,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         unit_size = _unit_size(self.fsdp, self.groups)
         self.gathers = ParameterGathers(
             stage.builder, self.groups, self.fsdp, self.training.fp8, strategy.param_dtype, self.param_bytes,
-            ahead=unit_size // 2,
+            prefetch_numel=unit_size // 2,
         )  # fmt: skip
         self.reductions = GradientReductions(
             stage.builder, self.groups, self.fsdp, strategy.grad_dtype, unit_size,
@@ -96,15 +96,19 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         """Parameters and gradients (or the rank's shards of them), fp32 main weights, the moments, which the
         first update allocates, and the two buffers of layers.
         """
-        fsdp, trained = self.fsdp, [group for group in self.groups if group.trainable]
+        fsdp, trained_groups = self.fsdp, [group for group in self.groups if group.trainable]
         parameters = sum(
             self.gathers.group_bytes(group)
             * (2 if self.gathers.has_columns(group) else 1)
             // (group.ranks.size if fsdp.shards_parameters else 1)
             for group in self.groups
         )
-        held = sum(group.shard_numel if fsdp.shards_gradients else group.numel for group in trained)
-        main = sum(group.owned_numel if fsdp.shards_states else group.numel for group in trained)
+        gradient_numel = sum(
+            group.shard_numel if fsdp.shards_gradients else group.numel for group in trained_groups
+        )
+        main_weights_numel = sum(
+            group.owned_numel if fsdp.shards_states else group.numel for group in trained_groups
+        )
         sizes = tuple(
             size for numel in self.own_numels for size in partition_states(self.training, numel, "fp32")
         )
@@ -113,8 +117,8 @@ class MegatronFsdpSchedule(BlockTimedHooks):
             buffers += sum(group.numel for group in self.groups if self.gathers.has_transposes(group))
         return [
             Memory("parameters", parameters),
-            Memory("gradients", held * self.grad_bytes),
-            Memory("optimizer_states", 4 * main),
+            Memory("gradients", gradient_numel * self.grad_bytes),
+            Memory("optimizer_states", 4 * main_weights_numel),
             Memory("optimizer_states", sum(sizes), lazy_tensors=sizes),
             *([Memory("buffers", buffers)] if buffers else []),
         ]
@@ -151,17 +155,17 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
     def finish_gradients(self) -> None:
         """`finalize_model_grads`, on the shards that the optimizer sees."""
-        for chunk in self.chunks:
+        for chunk in self.stage_hooks:
             chunk.finish_reductions()
-        shards = self.whole_ranks if self.fsdp.shards_states else 1
-        sum_partial_gradients(self.builder, self.chunks, "fp32", shards)
-        for chunk in self.chunks:
+        shards = self.num_state_owners if self.fsdp.shards_states else 1
+        sum_partial_gradients(self.builder, self.stage_hooks, "fp32", shards)
+        for chunk in self.stage_hooks:
             sum_tied_gradient(chunk.stage, "fp32", shards)
 
     @property
-    def whole_ranks(self) -> int:
+    def num_state_owners(self) -> int:
         """Number of ranks that share the states of dense parameters."""
-        return next((group.ranks.owners for group in self.groups if not group.is_expert), 1)
+        return next((group.ranks.num_owners for group in self.groups if not group.is_expert), 1)
 
     def finish_reductions(self) -> None:
         """finish_grad_sync."""
@@ -174,19 +178,19 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
     def optimizer_step(self) -> None:
         """Update, then copy the main weights into the parameters. See [Note: the step]."""
-        numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
-        groups = [WORLD] if WORLD in self.builder.groups else [self.whole]
+        numels = [numel for chunk in self.stage_hooks for numel in chunk.own_numels]
+        groups = [WORLD] if WORLD in self.builder.groups else [self.dense_group]
         update_parameters(self.builder, self.strategy, self.training, numels, groups, copies_back=False)
         if self.strategy.skips_update:
             return
         if self.strategy.fp8_param_gather:
-            weights = [chunk.fp8_weights for chunk in self.chunks]
-            quantize_masters(self.builder, self.training, weights, self.whole_ranks, self.whole)
+            weights = [chunk.fp8_weights for chunk in self.stage_hooks]
+            quantize_masters(self.builder, self.training, weights, self.num_state_owners, self.dense_group)
         if self.strategy.param_dtype != "fp32" or self.fsdp.shards_states:
             numel = sum(numels)
-            copies = moves(4 * numel, self.param_bytes * numel, launches=len(numels))
+            copies = move_kernels(4 * numel, self.param_bytes * numel, launches=len(numels))
             self.builder.kernels("copy main weights", copies)
-        for chunk in self.chunks:
+        for chunk in self.stage_hooks:
             chunk.finish_update()
 
     def finish_update(self) -> None:
@@ -202,14 +206,14 @@ class MegatronFsdpSchedule(BlockTimedHooks):
     def begin_forward(self, micro_batch: int) -> None:
         enter_chunk(self.builder, self.strategy, self.stage.parallelism)
 
-    def before_forward(self, segment: Segment) -> None:
+    def pre_forward(self, segment: Segment) -> None:
         enter_block(self.builder, self.strategy, self.stage.parallelism, segment, 1)
         self._run_hooks(segment, is_backward=False)
         unit = self._unit_groups(segment)
         self.gathers.gather(unit, prefetch=FORWARD)
         self.gathers.wait(unit)
 
-    def before_module(self, call: ModuleCall) -> None:
+    def pre_module(self, call: ModuleCall) -> None:
         """The hooks before modules outside of layers, and the layer's hook before its backward."""
         enter_experts(self.builder, self.strategy, call)
         groups = self._groups_of(call)
@@ -218,12 +222,12 @@ class MegatronFsdpSchedule(BlockTimedHooks):
             for parameter in call.trainable_parameters:
                 self.reductions.hold(call.parameter_name(parameter))
         elif self.fsdp.shards_states:
-            own = [group for group in groups if not group.unit]
+            root_groups = [group for group in groups if not group.unit]
             prefetch = FORWARD if self.builder.phase == "forward" else 0
-            self.gathers.gather(own, prefetch=prefetch)
-            self.gathers.wait(own)
+            self.gathers.gather(root_groups, prefetch=prefetch)
+            self.gathers.wait(root_groups)
 
-    def after_forward(self, segment: Segment) -> None:
+    def post_forward(self, segment: Segment) -> None:
         self.gathers.release(self._unit_groups(segment), is_backward=False)
 
     def _run_hooks(self, segment: Segment, *, is_backward: bool) -> None:
@@ -235,18 +239,18 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         return [group for group in self.groups if group.unit == segment.name]
 
     def _groups_of(self, call: ModuleCall) -> list[ParameterGroup]:
-        named = (self._group_of[call.parameter_name(one)] for one in call.parameters)
+        named = (self._group_of[call.parameter_name(parameter)] for parameter in call.parameters)
         return list({group.number: group for group in named}.values())
 
     # -- backward ---------------------------------------------------------------------------------------
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         self._is_last = is_last
         enter_chunk(self.builder, self.strategy, self.stage.parallelism)
-        self.gathers.may_release_units()
+        self.gathers.mark_units_releasable()
         self.reductions.begin()
 
-    def before_backward(self, segment: Segment) -> None:
+    def pre_backward(self, segment: Segment) -> None:
         """A layer that is recomputed as a whole is gathered without a look ahead."""
         passes = 2 if segment.is_checkpointed else 1
         enter_block(self.builder, self.strategy, self.stage.parallelism, segment, passes)
@@ -278,26 +282,26 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         for parameter in reversed(call.trainable_parameters):
             self._keep_gradient(call, parameter)
             name = call.parameter_name(parameter)
-            self.reductions.ready(name, is_due=is_due, is_last=self._is_last)
+            self.reductions.mark_ready(name, is_due=is_due, is_last=self._is_last)
 
     def _keep_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         """_grad_acc: copy a gradient into the whole gradients, or add it to them, if its product has not."""
         builder, strategy = self.builder, self.strategy
-        is_weight = isinstance(call.module.work, Linear | GroupedLinear) and parameter.name == "weight"
+        is_weight = isinstance(call.module.op_spec, Linear | GroupedLinear) and parameter.name == "weight"
         if strategy.fuses_accumulation and is_weight:
             return
         numel, size = parameter.numel, parameter.numel * self.param_bytes
         self._tied.finish(call, numel)
         kernels = accumulate_kernels(numel, strategy.grad_dtype, strategy.param_dtype)
         if self.fsdp.shards_gradients:
-            kernels = moves(size, numel * self.grad_bytes)
+            kernels = move_kernels(size, numel * self.grad_bytes)
         builder.allocate("buffers", size)
         builder.kernels(
             f"add gradient {call.name}", kernels, overhead="megatron_gradient_hook", module=call.name
         )
         builder.free("buffers", size)
 
-    def after_backward(self, segment: Segment) -> None:
+    def post_backward(self, segment: Segment) -> None:
         """_post_backward_release_module."""
         self.gathers.release(self._unit_groups(segment), is_backward=True)
 
@@ -316,31 +320,31 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
 def _has_experts(stage: Stage) -> bool:
     calls = (call for segment in stage.workload.segments for call in segment.calls)
-    return any(isinstance(call.module.work, GroupedLinear) for call in calls)
+    return any(isinstance(call.module.op_spec, GroupedLinear) for call in calls)
 
 
-def _ranks(stage: Stage, strategy: Megatron, *, is_expert: bool) -> Ranks:
+def _ranks(stage: Stage, strategy: MegatronConfig, *, is_expert: bool) -> Ranks:
     """The ranks that share dense parameters, or routed experts, which have a communicator of their own."""
     assert strategy.fsdp is not None
     replicas = strategy.optimizer_instances
-    spread = stage.experts if is_expert else None
-    everyone = stage.ranks if spread is None else spread.size
-    size = everyone // replicas
-    owners = everyone if strategy.fsdp.outer_sharding == "optim" else size
+    expert_ranks = stage.experts if is_expert else None
+    num_ranks = stage.ranks if expert_ranks is None else expert_ranks.size
+    size = num_ranks // replicas
+    num_owners = num_ranks if strategy.fsdp.outer_sharding == "optim" else size
     outer = None
-    if spread is not None:
+    if expert_ranks is not None:
         shard = stage.expert_group(size=size)
         if replicas > 1:
             outer = stage.expert_group("expert_replicate", replicas, size)
-        return Ranks(shard, shard, outer, owners)
+        return Ranks(shard, shard, outer, num_owners)
     shard = stage.group(EXPERT_DATA if is_expert else "data", size)
     if replicas > 1:
         outer = stage.group("expert_replicate" if is_expert else "replicate", replicas, size)
     gather = shard
-    is_apart = strategy.fsdp.has_gather_group and strategy.fsdp.outer_sharding != "optim"
-    if is_apart and not is_expert:
+    has_gather_communicator = strategy.fsdp.has_gather_group and strategy.fsdp.outer_sharding != "optim"
+    if has_gather_communicator and not is_expert:
         gather = stage.group("gather", size)
-    return Ranks(shard, gather, outer, owners)
+    return Ranks(shard, gather, outer, num_owners)
 
 
 def _unit_size(strategy: MegatronFsdp, groups: list[ParameterGroup]) -> int:

@@ -17,7 +17,7 @@ from zsim.plan.ops import Device, Group, HostWork, Memory
 from zsim.plan.parts.host_side import CPU, HostSide
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import AioConfig
-from zsim.specs.strategy.frameworks import Reference
+from zsim.specs.strategy.frameworks import ReferenceConfig
 
 _DEVICES: dict[str, Device] = {"device": "gpu", "host": "host", "nvme": "nvme"}
 # validation/zero/files.py: one thread reads, one writes, a whole buffer at a time
@@ -25,12 +25,14 @@ _FILES = AioConfig(2**20, 1, 1, use_gds=False)
 _STATE_BYTES = 12  # master weight and both moments
 
 
-class ReferenceHome:
+class ReferenceOffloadedShards:
     """The engine's `StateKeeper` and `ParameterKeeper`. `parameters` is the device of the parameter shards,
     and `states` that of gradients and optimizer states.
     """
 
-    def __init__(self, stage: Stage, strategy: Reference, units: Sequence[EngineUnit], group: Group) -> None:
+    def __init__(
+        self, stage: Stage, strategy: ReferenceConfig, units: Sequence[EngineUnit], group: Group
+    ) -> None:
         self.builder, self.strategy, self.training = stage.builder, strategy, stage.training
         self.units, self.world_size = units, group.size
         self.host = HostSide(stage.builder, _FILES)
@@ -39,15 +41,15 @@ class ReferenceHome:
         self.pins_states = self.states == "host"
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
-        self._coming: dict[str, int | None] = {}  # shards on their way to the device
-        self._reads: dict[str, int | None] = {}  # states on their way from files
-        self._writes: list[int | None] = []
+        self._pending_fetches: dict[str, int | None] = {}  # shards on their way to the device
+        self._pending_reads: dict[str, int | None] = {}  # states on their way from files
+        self._pending_writes: list[int | None] = []
 
-    def resident(self, parameters: Memory, states: Memory, owned: int) -> list[Memory]:
+    def resident(self, parameters: Memory, states: Memory, owned_numel: int) -> list[Memory]:
         """Parameters and optimizer states on their devices. With offloading fp32 weights too have separate
         masters, of `owned_numel` elements.
         """
-        masters = 4 * owned if self.param_bytes == 4 else 0
+        masters = 4 * owned_numel if self.param_bytes == 4 else 0
         return [
             Memory("parameters", parameters.bytes, self.parameters, is_pinned=self.parameters == "host"),
             Memory("optimizer_states", states.bytes + masters, self.states, is_pinned=self.pins_states),
@@ -57,7 +59,7 @@ class ReferenceHome:
 
     def fetch_ahead(self, unit: EngineUnit) -> None:
         """Start to fetch the shard of a unit whose gather has not started."""
-        if self.parameters != "gpu" and not unit.is_gathered and unit.gathered is None:
+        if self.parameters != "gpu" and not unit.is_gathered and unit.gather_event is None:
             self._fetch(unit)
 
     def bring(self, unit: EngineUnit) -> None:
@@ -65,28 +67,28 @@ class ReferenceHome:
         if self.parameters == "gpu":
             return
         self._fetch(unit)
-        event, size = self._coming.pop(unit.name), self._shard_bytes(unit)
+        event, size = self._pending_fetches.pop(unit.name), self._shard_bytes(unit)
         if self.parameters == "nvme":
             self.host.wait(event, f"shard of {unit.name} is read")
             self.builder.allocate("buffers", size, owner=unit.name)
             self.host.copy(f"fetch {unit.name}", "h2d", size, COMPUTE, module=unit.name, is_blocking=True)
 
-    def drop(self, unit: EngineUnit, gathered: int) -> None:
+    def drop(self, unit: EngineUnit, gather_event: int) -> None:
         """Free the shard that `bring` fetched, which is needed until event `gather_event`."""
         if self.parameters != "gpu":
             size = self._shard_bytes(unit)
-            self.builder.free_when_done("buffers", size, gathered, owner=unit.name)
+            self.builder.free_when_done("buffers", size, gather_event, owner=unit.name)
 
     def _fetch(self, unit: EngineUnit) -> None:
-        if unit.name in self._coming:
+        if unit.name in self._pending_fetches:
             return
         size = self._shard_bytes(unit)
         if self.parameters == "nvme":
-            self._coming[unit.name] = self.host.read(f"read {unit.name}", size, module=unit.name)
+            self._pending_fetches[unit.name] = self.host.read(f"read {unit.name}", size, module=unit.name)
         else:
             self.builder.allocate("buffers", size, owner=unit.name)
-            fetched = self.host.copy(f"fetch {unit.name}", "h2d", size, COMPUTE, module=unit.name)
-            self._coming[unit.name] = fetched
+            fetch_event = self.host.copy(f"fetch {unit.name}", "h2d", size, COMPUTE, module=unit.name)
+            self._pending_fetches[unit.name] = fetch_event
 
     def _shard_bytes(self, unit: EngineUnit) -> int:
         return unit.padded_numel // self.world_size * self.param_bytes
@@ -104,33 +106,33 @@ class ReferenceHome:
             host.wait(host.read(f"read sum {name}", size, module=name), f"sum of {name} is read")
         host.copy(f"gradients {name} to host", "d2h", size, COMPUTE, is_blocking=True, module=name)
         if not is_first:
-            added = HostWork("copy", 3 * size, numel)
-            builder.host_wait(builder.add(f"add gradients {name}", CPU, added, module=name))
+            addition = HostWork("copy", 3 * size, numel)
+            builder.host_wait(builder.add(f"add gradients {name}", CPU, addition, module=name))
         if self.states == "nvme":
-            self._writes.append(host.write(f"write gradients {name}", size, module=name))
+            self._pending_writes.append(host.write(f"write gradients {name}", size, module=name))
 
     def finish_writes(self) -> None:
         """Make the host wait for all file writes."""
-        for event in self._writes:
+        for event in self._pending_writes:
             self.builder.host_wait(event)
-        if self._writes:
+        if self._pending_writes:
             self.builder.host("all is written")
-        self._writes = []
+        self._pending_writes = []
 
-    def drop_gradients(self, owned: Sequence[int]) -> None:
-        for unit, numel in zip(self.units, owned, strict=True):
+    def drop_gradients(self, owned_numels: Sequence[int]) -> None:
+        for unit, numel in zip(self.units, owned_numels, strict=True):
             size = numel * self.reduce_bytes
             self.builder.free("gradients", size, self.states, is_pinned=self.pins_states, owner=unit.name)
 
     # -- the step ---------------------------------------------------------------------------------------
 
-    def clip(self, owned: Sequence[int]) -> bool:
+    def clip(self, owned_numels: Sequence[int]) -> bool:
         """Take the norm of the gradients on the CPU, reading them from files if they are there. Returns
         whether gradients are scaled at all.
         """
         if not self._scales:
             return False
-        for numel in owned:
+        for numel in owned_numels:
             if self.states == "nvme":
                 read = self.host.read("read gradients", numel * self.reduce_bytes)
                 self.host.wait(read, "gradients are read")
@@ -146,20 +148,20 @@ class ReferenceHome:
         """Run AdamW on the CPU on a unit's `numel` elements."""
         if self.states == "nvme":
             self._read_states(unit)
-            for following in self.units[self.units.index(unit) + 1 :][:1]:
-                self._read_states(following)
-            self.host.wait(self._reads.pop(unit.name), f"states of {unit.name} are read")
+            for next_unit in self.units[self.units.index(unit) + 1 :][:1]:
+                self._read_states(next_unit)
+            self.host.wait(self._pending_reads.pop(unit.name), f"states of {unit.name} are read")
         if self._scales:
             self.host.scale(f"scale gradients {unit.name}", numel)
         self.host.optimizer(f"adamw {unit.name}", numel, self.training.optimizer)
         if self.states == "nvme":
-            self._writes.append(self.host.write(f"write states {unit.name}", _STATE_BYTES * numel))
+            self._pending_writes.append(self.host.write(f"write states {unit.name}", _STATE_BYTES * numel))
 
     def _read_states(self, unit: EngineUnit) -> None:
-        if unit.name not in self._reads:
-            owned = unit.padded_numel // (self.world_size if self.strategy.stage else 1)
-            size = (_STATE_BYTES + self.reduce_bytes) * owned
-            self._reads[unit.name] = self.host.read(f"read states {unit.name}", size)
+        if unit.name not in self._pending_reads:
+            owned_numel = unit.padded_numel // (self.world_size if self.strategy.stage else 1)
+            size = (_STATE_BYTES + self.reduce_bytes) * owned_numel
+            self._pending_reads[unit.name] = self.host.read(f"read states {unit.name}", size)
 
     def put(self, unit: EngineUnit, numel: int) -> None:
         """Copy the new parameters to the device that keeps them."""
@@ -171,4 +173,4 @@ class ReferenceHome:
         if self.parameters == "gpu":
             host.copy(f"parameters {unit.name}", "h2d", size, COMPUTE, module=unit.name)
         elif self.parameters == "nvme":
-            self._writes.append(host.write(f"write {unit.name}", size, module=unit.name))
+            self._pending_writes.append(host.write(f"write {unit.name}", size, module=unit.name))

@@ -22,15 +22,15 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import optimizer_state_bytes
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, moves
-from zsim.plan.frameworks.reference.offload import ReferenceHome
+from zsim.plan.builder import COMPUTE, move_kernels
+from zsim.plan.frameworks.reference.offload import ReferenceOffloadedShards
 from zsim.plan.frameworks.reference.units import EngineUnit, make_engine_units
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Category, Collective, CollectiveKind, Memory
 from zsim.plan.parts.optimizer import clip_gradients
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.strategy.frameworks import Reference
+from zsim.specs.strategy.frameworks import ReferenceConfig
 
 COMMUNICATION = "communication"
 # validation/zero/adamw.py: mul_, lerp_, mul_, addcmul_, sqrt, div, add_, addcdiv_; tensors read, written
@@ -49,7 +49,7 @@ class _Bucket:
 class _Reductions:
     """Units that wait for their reduction, and reductions in flight."""
 
-    waiting: list[EngineUnit] = field(default_factory=list)
+    pending_units: list[EngineUnit] = field(default_factory=list)
     in_flight: deque[_Bucket] = field(default_factory=deque)
 
 
@@ -61,7 +61,7 @@ class ReferenceSchedule(Hooks):
         {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}
     )
 
-    def __init__(self, stage: Stage, strategy: Reference) -> None:
+    def __init__(self, stage: Stage, strategy: ReferenceConfig) -> None:
         super().__init__(stage)
         self.workload, self.strategy, self.training = stage.workload, strategy, stage.training
         self.group = stage.group()
@@ -70,11 +70,11 @@ class ReferenceSchedule(Hooks):
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
         self.shards_parameters = strategy.stage == 3
         self.units = make_engine_units(stage.workload, self.world_size, strategy)
-        self.home: ReferenceHome | None = None
+        self.offload: ReferenceOffloadedShards | None = None
         if strategy.parameter_place != "device" or strategy.optimizer_place != "device":
-            self.home = ReferenceHome(stage, strategy, self.units, self.group)
+            self.offload = ReferenceOffloadedShards(stage, strategy, self.units, self.group)
         self.root = self.units[0]
-        self._by_segment = {segment: unit for unit in self.units for segment in unit.segments}
+        self._unit_of_segment = {segment: unit for unit in self.units for segment in unit.segments}
         self._reductions = _Reductions()
         self._is_first = self._is_last = True
         for unit in self.units:
@@ -85,37 +85,37 @@ class ReferenceSchedule(Hooks):
         are padded.
         """
         numel = sum(unit.padded_numel for unit in self.units)
-        owned = sum(self._owned(unit) for unit in self.units)
+        owned_numel = sum(self._owned_numel(unit) for unit in self.units)
         moments = optimizer_state_bytes(self.training.optimizer)
         states = moments if self.param_bytes == 4 else moments + 4
-        parameters = owned if self.shards_parameters else numel
+        parameters = owned_numel if self.shards_parameters else numel
         resident = (
             Memory("parameters", self.param_bytes * parameters),
-            Memory("optimizer_states", states * owned),
+            Memory("optimizer_states", states * owned_numel),
         )
-        return list(resident) if self.home is None else self.home.resident(*resident, owned)
+        return list(resident) if self.offload is None else self.offload.resident(*resident, owned_numel)
 
-    def _owned(self, unit: EngineUnit) -> int:
+    def _owned_numel(self, unit: EngineUnit) -> int:
         return unit.padded_numel if self.strategy.stage == 0 else unit.padded_numel // self.world_size
 
     # -- gathering ------------------------------------------------------------------------------------
 
     def _start_gather(self, unit: EngineUnit) -> None:
-        if unit.is_gathered or unit.gathered is not None:
+        if unit.is_gathered or unit.gather_event is not None:
             return
-        if self.home is not None:
-            self.home.bring(unit)
+        if self.offload is not None:
+            self.offload.bring(unit)
         size = unit.padded_numel * self.param_bytes
         self.builder.allocate("buffers", size, owner=unit.name)
-        unit.gathered = self._collective("all_gather", size, self.strategy.param_dtype, unit.name)
-        if self.home is not None and unit.gathered is not None:
-            self.home.drop(unit, unit.gathered)
+        unit.gather_event = self._collective("all_gather", size, self.strategy.param_dtype, unit.name)
+        if self.offload is not None and unit.gather_event is not None:
+            self.offload.drop(unit, unit.gather_event)
 
     def _gather(self, unit: EngineUnit) -> None:
         self._start_gather(unit)
-        if unit.gathered is not None:
-            self.builder.stream_wait(COMPUTE, unit.gathered)
-            unit.gathered, unit.is_gathered = None, True
+        if unit.gather_event is not None:
+            self.builder.stream_wait(COMPUTE, unit.gather_event)
+            unit.gather_event, unit.is_gathered = None, True
 
     def _free(self, unit: EngineUnit) -> None:
         if self.shards_parameters:
@@ -128,9 +128,9 @@ class ReferenceSchedule(Hooks):
             return None
         self.builder.wait_stream(COMMUNICATION, COMPUTE)
         if self.world_size == 1:
-            kernels = moves(size, size)
+            kernels = move_kernels(size, size)
             return self.builder.kernels(f"{kind} {unit}", kernels, stream=COMMUNICATION, module=unit)
-        if not self.strategy.sums_itself:
+        if not self.strategy.emulates_reduce_scatter:
             return self.builder.collective(
                 kind, size, dtype, self.group.name, stream=COMMUNICATION, name=f"{kind} {unit}", module=unit
             )
@@ -143,27 +143,27 @@ class ReferenceSchedule(Hooks):
     # -- forward and backward -------------------------------------------------------------------------
 
     def begin_forward(self, micro_batch: int) -> None:
-        self._before_forward(self.root)
+        self._enter_unit(self.root)
 
-    def _before_forward(self, unit: EngineUnit) -> None:
+    def _enter_unit(self, unit: EngineUnit) -> None:
         self._gather(unit)
         self._gather_ahead(self.units[self.units.index(unit) + 1 :])
 
-    def _gather_ahead(self, following: Sequence[EngineUnit]) -> None:
-        ahead = self.strategy.prefetch
-        for unit in following[:ahead]:
+    def _gather_ahead(self, next_units: Sequence[EngineUnit]) -> None:
+        num_prefetched = self.strategy.prefetch
+        for unit in next_units[:num_prefetched]:
             self._start_gather(unit)
-        if self.home is not None:
-            for unit in following[ahead : ahead + 1]:
-                self.home.fetch_ahead(unit)
+        if self.offload is not None:
+            for unit in next_units[num_prefetched : num_prefetched + 1]:
+                self.offload.fetch_ahead(unit)
 
-    def before_forward(self, segment: Segment) -> None:
-        unit = self._by_segment[segment.name]
+    def pre_forward(self, segment: Segment) -> None:
+        unit = self._unit_of_segment[segment.name]
         if unit is not self.root:
-            self._before_forward(unit)
+            self._enter_unit(unit)
 
-    def after_forward(self, segment: Segment) -> None:
-        unit = self._by_segment[segment.name]
+    def post_forward(self, segment: Segment) -> None:
+        unit = self._unit_of_segment[segment.name]
         if unit is not self.root and not unit.is_kept:
             self._free(unit)
 
@@ -171,12 +171,12 @@ class ReferenceSchedule(Hooks):
         if not self.root.is_kept:
             self._free(self.root)
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         self._is_first, self._is_last = micro_batch == 0, is_last
         self._gather(self.root)
 
-    def before_backward(self, segment: Segment) -> None:
-        unit = self._by_segment[segment.name]
+    def pre_backward(self, segment: Segment) -> None:
+        unit = self._unit_of_segment[segment.name]
         if unit is self.root:
             return
         self._gather(unit)
@@ -187,18 +187,18 @@ class ReferenceSchedule(Hooks):
         ended. A tied head's contribution is not counted separately.
         """
         size = call.numel * self.param_bytes
-        unit = self._by_segment[call.segment]
+        unit = self._unit_of_segment[call.segment]
         self.builder.allocate("buffers", size, owner=unit.name)
         unit.autograd_bytes += size
 
-    def after_backward(self, segment: Segment) -> None:
-        unit = self._by_segment[segment.name]
+    def post_backward(self, segment: Segment) -> None:
+        unit = self._unit_of_segment[segment.name]
         if unit is not self.root:
             self._finish(unit)
 
     def end_backward(self) -> None:
         self._finish(self.root)
-        if self._reductions.waiting:
+        if self._reductions.pending_units:
             self._reduce()
         while self._reductions.in_flight:
             self._collect()
@@ -212,17 +212,19 @@ class ReferenceSchedule(Hooks):
         is_kept = self.strategy.stage <= 1  # gradients stay until the step
         if not is_kept or self._is_first:
             builder.allocate("gradients" if is_kept else "buffers", size, owner=unit.name)
-        added = size if is_kept and not self._is_first else 0
-        taken = moves(unit.autograd_bytes + added, size, launches=unit.num_parameters)
-        builder.kernels(f"take gradients {unit.name}", taken, module=unit.name)
+        accumulated_bytes = size if is_kept and not self._is_first else 0
+        flatten_kernels = move_kernels(
+            unit.autograd_bytes + accumulated_bytes, size, launches=unit.num_parameters
+        )
+        builder.kernels(f"take gradients {unit.name}", flatten_kernels, module=unit.name)
         builder.free("buffers", unit.autograd_bytes, owner=unit.name)
         unit.autograd_bytes = 0
         if is_kept and not self._is_last:
             return
-        builder.kernels(f"divide gradients {unit.name}", moves(size, size), module=unit.name)
-        waiting = self._reductions.waiting
-        waiting.append(unit)
-        if self._bytes(waiting) >= self.strategy.bucket_bytes:
+        builder.kernels(f"divide gradients {unit.name}", move_kernels(size, size), module=unit.name)
+        pending_units = self._reductions.pending_units
+        pending_units.append(unit)
+        if self._bytes(pending_units) >= self.strategy.bucket_bytes:
             self._reduce()
 
     def _bytes(self, units: Sequence[EngineUnit]) -> int:
@@ -232,17 +234,17 @@ class ReferenceSchedule(Hooks):
         strategy, builder, reductions = self.strategy, self.builder, self._reductions
         while len(reductions.in_flight) >= strategy.max_reductions_in_flight:
             self._collect()
-        units, reductions.waiting = reductions.waiting, []
+        units, reductions.pending_units = reductions.pending_units, []
         size, name = self._bytes(units), "+".join(unit.name for unit in units)
         if len(units) > 1:
             builder.allocate("buffers", size, owner=name)
-            builder.kernels(f"join gradients {name}", moves(size, size), module=name)
+            builder.kernels(f"join gradients {name}", move_kernels(size, size), module=name)
             for unit in units if strategy.stage >= 2 else ():
                 builder.free("buffers", self._bytes([unit]), owner=unit.name)
         if strategy.stage == 0:
             event = self._collective("all_reduce", size, strategy.reduce_dtype, name)
         else:
-            builder.allocate("buffers", size if strategy.sums_itself else 0, owner=name)
+            builder.allocate("buffers", size if strategy.emulates_reduce_scatter else 0, owner=name)
             for unit in units:
                 part = self._bytes([unit]) // self.world_size
                 builder.allocate(self._output_category(), part, owner=unit.name)
@@ -256,8 +258,8 @@ class ReferenceSchedule(Hooks):
         name, size = "+".join(unit.name for unit in bucket.units), self._bytes(bucket.units)
         part = size // self.world_size
         builder.stream_wait(COMPUTE, bucket.event)
-        if strategy.stage and strategy.sums_itself:
-            builder.kernels(f"sum gradients {name}", moves(size, part), module=name)
+        if strategy.stage and strategy.emulates_reduce_scatter:
+            builder.kernels(f"sum gradients {name}", move_kernels(size, part), module=name)
             builder.free("buffers", size, owner=name)
         if len(bucket.units) > 1:
             builder.free("buffers", size, owner=name)
@@ -268,25 +270,27 @@ class ReferenceSchedule(Hooks):
     def _keep(self, units: Sequence[EngineUnit], name: str, size: int, part: int) -> None:
         """Move reduced gradients to where the stage keeps them."""
         builder, stage = self.builder, self.strategy.stage
-        if self._has_far_states:
-            assert self.home is not None
+        if self._has_offloaded_states:
+            assert self.offload is not None
             for unit in units:
-                self.home.keep_gradient(unit, self._owned(unit), is_first=self._is_first or stage <= 1)
+                self.offload.keep_gradient(
+                    unit, self._owned_numel(unit), is_first=self._is_first or stage <= 1
+                )
             if stage:
                 self._free_parts(units)
         elif stage == 0:
             if len(units) > 1:
-                builder.kernels(f"copy gradients {name}", moves(size, size), module=name)
+                builder.kernels(f"copy gradients {name}", move_kernels(size, size), module=name)
         elif stage == 1:
-            builder.kernels(f"copy gradients {name}", moves(part, part), module=name)
+            builder.kernels(f"copy gradients {name}", move_kernels(part, part), module=name)
             self._free_parts(units)
         elif not self._is_first:
-            builder.kernels(f"accumulate gradients {name}", moves(2 * part, part), module=name)
+            builder.kernels(f"accumulate gradients {name}", move_kernels(2 * part, part), module=name)
             self._free_parts(units)
 
     @property
-    def _has_far_states(self) -> bool:
-        return self.home is not None and self.home.states != "gpu"
+    def _has_offloaded_states(self) -> bool:
+        return self.offload is not None and self.offload.states != "gpu"
 
     def _free_parts(self, units: Sequence[EngineUnit]) -> None:
         """Free the outputs of a reduce-scatter that are not the gradients themselves."""
@@ -296,17 +300,17 @@ class ReferenceSchedule(Hooks):
     def _output_category(self) -> Category:
         """The category of a reduce-scatter's output: in stages 2 and 3 the first micro-batch's are the
         gradients."""
-        is_kept = self.strategy.stage >= 2 and self._is_first and not self._has_far_states
+        is_kept = self.strategy.stage >= 2 and self._is_first and not self._has_offloaded_states
         return "gradients" if is_kept else "buffers"
 
     # -- the step -------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
         stage, builder = self.strategy.stage, self.builder
-        owned = [self._owned(unit) for unit in self.units]
-        self._clip(owned, self.group.name if stage else "")
+        owned_numels = [self._owned_numel(unit) for unit in self.units]
+        self._clip(owned_numels, self.group.name if stage else "")
         gathers = []
-        for unit, numel in zip(self.units, owned, strict=True):
+        for unit, numel in zip(self.units, owned_numels, strict=True):
             self._update(unit, numel)
             if stage in (1, 2):
                 size = unit.padded_numel * self.param_bytes
@@ -315,51 +319,51 @@ class ReferenceSchedule(Hooks):
             builder.stream_wait(COMPUTE, event)
         if gathers:
             builder.host_wait(gathers[-1])
-        self._drop_gradients(owned)
+        self._drop_gradients(owned_numels)
 
-    def _clip(self, owned: Sequence[int], group: str) -> None:
+    def _clip(self, owned_numels: Sequence[int], group: str) -> None:
         """Clip the gradients. fp16 takes the norm in any case, to detect overflows and to unscale."""
         training = self.training
-        if self._has_far_states:
-            assert self.home is not None
-            if self.home.clip(owned) and group and self.world_size > 1:
+        if self._has_offloaded_states:
+            assert self.offload is not None
+            if self.offload.clip(owned_numels) and group and self.world_size > 1:
                 self.builder.host_wait(self._collective("all_reduce", 4, "fp32", "gradient norm"))
             return
         if self.strategy.param_dtype == "fp16":
             training = replace(training, gradient_clipping=training.gradient_clipping or 1.0)
-        clip_gradients(self.builder, training, owned, ((group, 4),), dtype=self.strategy.reduce_dtype)
+        clip_gradients(self.builder, training, owned_numels, ((group, 4),), dtype=self.strategy.reduce_dtype)
 
     def _update(self, unit: EngineUnit, numel: int) -> None:
         """Update a unit on the device of its states, and copy its parameters to the device that keeps
         them."""
-        if self.home is None or not self._has_far_states:
+        if self.offload is None or not self._has_offloaded_states:
             self._update_on_device(unit, numel)
         else:
-            self.home.update(unit, numel)
-        if self.home is not None:
-            self.home.put(unit, numel)
+            self.offload.update(unit, numel)
+        if self.offload is not None:
+            self.offload.put(unit, numel)
 
     def _update_on_device(self, unit: EngineUnit, numel: int) -> None:
         """AdamW on the device. Temporaries: the root of the second moment and the quotient in fp32, and fp32
         gradients if they were reduced in 16 bits."""
         casts = self.reduce_bytes != 4
-        passing = (2 + casts) * 4 * numel
+        temporary_bytes = (2 + casts) * 4 * numel
         size = float(4 * _ADAMW_PASSES * numel)
         adamw = Kernel("optimizer", 0.0, size, "fp32", (), launches=_ADAMW_OPERATIONS)
-        kernels = (*moves(self.reduce_bytes * numel, 4 * numel), adamw) if casts else (adamw,)
-        self.builder.allocate("buffers", passing, owner=unit.name)
+        kernels = (*move_kernels(self.reduce_bytes * numel, 4 * numel), adamw) if casts else (adamw,)
+        self.builder.allocate("buffers", temporary_bytes, owner=unit.name)
         self.builder.kernels(f"adamw {unit.name}", kernels, overhead="optimizer_step", module=unit.name)
-        self.builder.free("buffers", passing, owner=unit.name)
+        self.builder.free("buffers", temporary_bytes, owner=unit.name)
         if self.param_bytes != 4:
-            low = moves(4 * numel, self.param_bytes * numel)
-            self.builder.kernels(f"copy parameters {unit.name}", low, module=unit.name)
+            copy_kernels = move_kernels(4 * numel, self.param_bytes * numel)
+            self.builder.kernels(f"copy parameters {unit.name}", copy_kernels, module=unit.name)
 
-    def _drop_gradients(self, owned: Sequence[int]) -> None:
-        if self.home is not None:
-            self.home.finish_writes()
-        if not self._has_far_states or self.strategy.stage <= 1:  # gradients on the device
-            for unit, numel in zip(self.units, owned, strict=True):
-                kept = numel if self.strategy.stage >= 2 else unit.padded_numel
-                self.builder.free("gradients", kept * self.reduce_bytes, owner=unit.name)
-        if self.home is not None and self._has_far_states:
-            self.home.drop_gradients(owned)
+    def _drop_gradients(self, owned_numels: Sequence[int]) -> None:
+        if self.offload is not None:
+            self.offload.finish_writes()
+        if not self._has_offloaded_states or self.strategy.stage <= 1:  # gradients on the device
+            for unit, numel in zip(self.units, owned_numels, strict=True):
+                gradient_numel = numel if self.strategy.stage >= 2 else unit.padded_numel
+                self.builder.free("gradients", gradient_numel * self.reduce_bytes, owner=unit.name)
+        if self.offload is not None and self._has_offloaded_states:
+            self.offload.drop_gradients(owned_numels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.dataclass import dataclass
 from zsim.plan.workload.workload import Workload
-from zsim.specs.strategy.frameworks import Reference
+from zsim.specs.strategy.frameworks import ReferenceConfig
 
 
 @dataclass
@@ -18,23 +18,26 @@ class EngineUnit:
     padded_numel: int
     is_kept: bool = False
     is_gathered: bool = True
-    gathered: int | None = None
+    gather_event: int | None = None
     """The event of a gather in flight, None if there is none."""
     autograd_bytes: int = 0
 
 
-def make_engine_units(workload: Workload, world_size: int, strategy: Reference) -> list[EngineUnit]:
+def make_engine_units(workload: Workload, world_size: int, strategy: ReferenceConfig) -> list[EngineUnit]:
     """The units: the root, then the blocks in forward order."""
-    before, *blocks, after = workload.segments
+    first_segment, *blocks, last_segment = workload.segments
     between = [segment for segment in blocks if segment.kind == "between"]
-    wrapped = [segment for segment in blocks if segment.kind == "block"]
-    parts = [("root", (before, *between, after)), *((block.name, (block,)) for block in wrapped)]
+    block_segments = [segment for segment in blocks if segment.kind == "block"]
+    named_segments = [
+        ("root", (first_segment, *between, last_segment)),
+        *((block.name, (block,)) for block in block_segments),
+    ]
     units = []
-    for name, segments in parts:
+    for name, segments in named_segments:
         parameters = [parameter for segment in segments for parameter in segment.parameters]
         numel = sum(parameter.numel for parameter in parameters)
-        padded = -(-numel // world_size) * world_size
-        is_kept = strategy.keep_gathered and (name == "root" or name == parts[-1][0])
+        padded_numel = -(-numel // world_size) * world_size
+        is_kept = strategy.keep_gathered and (name == "root" or name == named_segments[-1][0])
         names = tuple(segment.name for segment in segments)
-        units.append(EngineUnit(name, names, len(parameters), numel, padded, is_kept))
+        units.append(EngineUnit(name, names, len(parameters), numel, padded_numel, is_kept))
     return units

@@ -16,7 +16,15 @@ from collections.abc import Sequence
 from zsim.cost.kernels.attention import fused_backward, fused_forward
 from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
-from zsim.plan.workload.context.streams import CONTEXT, HEADS, RING, arrived, beside, computed, in_line
+from zsim.plan.workload.context.streams import (
+    CONTEXT,
+    HEADS,
+    RING,
+    compute_part,
+    concurrent_collective,
+    inline_collective,
+    wait_for_stream,
+)
 from zsim.plan.workload.context.te_ring import steps_backward, steps_forward
 from zsim.plan.workload.work_part import WorkPart
 
@@ -27,63 +35,66 @@ Tensors = Sequence[tuple[str, int]]
 def forward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the forward, the rotary embedding first."""
     rotary = rotary_forward(shared.work, shared.shape, shared.options)
-    whole = shared.with_whole_sequences()
-    if whole.ranks == 1:
-        core = [computed("", fused_forward(whole.work, whole.shape, whole.options))]
+    exchanged = shared.exchange_heads()
+    if exchanged.ranks == 1:
+        core = [compute_part("", fused_forward(exchanged.work, exchanged.shape, exchanged.options))]
     else:
-        core = steps_forward(whole, RING)
+        core = steps_forward(exchanged, RING)
     return (
-        *([computed("rotary", *rotary)] if rotary else []),
+        *([compute_part("rotary", *rotary)] if rotary else []),
         *(_positions(shared) if shared.share.library == "deepspeed" else []),
-        *_exchanged(shared, _inputs(whole, "q", "k", "v")),
+        *_exchange_heads(shared, _inputs(exchanged, "q", "k", "v")),
         *core,
-        *_exchanged(shared, [("output", shared.output_bytes)]),
+        *_exchange_heads(shared, [("output", shared.output_bytes)]),
     )
 
 
 def backward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the backward, the rotary embedding's last."""
     rotary = rotary_backward(shared.work, shared.shape, shared.options)
-    whole = shared.with_whole_sequences()
-    if whole.ranks == 1:
-        core = [computed("", fused_backward(whole.work, whole.shape, whole.options))]
+    exchanged = shared.exchange_heads()
+    if exchanged.ranks == 1:
+        core = [compute_part("", fused_backward(exchanged.work, exchanged.shape, exchanged.options))]
     else:
-        core = steps_backward(whole, RING)
+        core = steps_backward(exchanged, RING)
     return (
-        *_exchanged(shared, [("output's gradient", shared.output_bytes)]),
+        *_exchange_heads(shared, [("output's gradient", shared.output_bytes)]),
         *core,
-        *_exchanged(shared, _inputs(whole, "dq", "dk", "dv")),
-        *([computed("rotary", *rotary)] if rotary else []),
+        *_exchange_heads(shared, _inputs(exchanged, "dq", "dk", "dv")),
+        *([compute_part("rotary", *rotary)] if rotary else []),
     )
 
 
-def _inputs(whole: SharedAttention, q: str, k: str, v: str) -> Tensors:
+def _inputs(exchanged: SharedAttention, q: str, k: str, v: str) -> Tensors:
     """Names and bytes of the exchanged tensors. With fewer heads of K and V than ranks, they are those of the
     repeated heads.
     """
-    return [(q, whole.query_bytes), (k, whole.key_bytes), (v, whole.value_bytes)]
+    return [(q, exchanged.query_bytes), (k, exchanged.key_bytes), (v, exchanged.value_bytes)]
 
 
 def _positions(shared: SharedAttention) -> list[WorkPart]:
     """DeepSpeed gathers the token's positions in every layer."""
     size = shared.sequences * shared.length * _POSITION_BYTES
-    return [in_line("all_gather", size, "int64", "positions"), computed("positions", shared.moved(2 * size))]
+    return [
+        inline_collective("all_gather", size, "int64", "positions"),
+        compute_part("positions", shared.elementwise_kernel(2 * size)),
+    ]
 
 
-def _exchanged(shared: SharedAttention, tensors: Tensors) -> list[WorkPart]:
+def _exchange_heads(shared: SharedAttention, tensors: Tensors) -> list[WorkPart]:
     """The all-to-alls of some tensors, each between two copies that order it by ranks and by tokens."""
     dtype = shared.options.kernel_dtype
     group = CONTEXT if shared.share.method == "all-to-all" else HEADS
     is_in_line = shared.share.library == "deepspeed"
-    parts: list[WorkPart] = []
-    before: list[WorkPart] = []
+    work_parts: list[WorkPart] = []
+    pending_copies: list[WorkPart] = []
     for name, size in tensors:
-        parts.append(computed(f"{name} by ranks", shared.moved(2 * size)))
-        ordered = computed(f"{name} by tokens", shared.moved(2 * size))
+        work_parts.append(compute_part(f"{name} by ranks", shared.elementwise_kernel(2 * size)))
+        copy_by_tokens = compute_part(f"{name} by tokens", shared.elementwise_kernel(2 * size))
         if is_in_line:
-            parts += [in_line("all_to_all", size, dtype, name, group), ordered]
+            work_parts += [inline_collective("all_to_all", size, dtype, name, group), copy_by_tokens]
             continue
-        parts += [arrived()] if before else []
-        parts += [beside("all_to_all", size, dtype, name, group), *before]
-        before = [ordered]
-    return parts if is_in_line else [*parts, arrived(), *before]
+        work_parts += [wait_for_stream()] if pending_copies else []
+        work_parts += [concurrent_collective("all_to_all", size, dtype, name, group), *pending_copies]
+        pending_copies = [copy_by_tokens]
+    return work_parts if is_in_line else [*work_parts, wait_for_stream(), *pending_copies]

@@ -8,7 +8,7 @@ from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.plan.workload.context import heads, te_gather, te_ring, torch_flex, torch_ring
 from zsim.plan.workload.work_part import WorkPart
-from zsim.specs.model.spec import Attention, ContextShare
+from zsim.specs.model.spec import Attention, ContextSharding
 
 Parts = Callable[[SharedAttention], tuple[WorkPart, ...]]
 _TE: Mapping[str, tuple[Parts, Parts]] = {
@@ -36,7 +36,7 @@ def shared_backward(work: Attention, shape: BatchShape, options: WorkOptions) ->
     return _parts(shared.share)[1](shared)
 
 
-def _parts(share: ContextShare) -> tuple[Parts, Parts]:
+def _parts(share: ContextSharding) -> tuple[Parts, Parts]:
     if share.library == "torch":
         return _FLEX if share.has_masks else _TORCH
     return _TE.get(share.method, _HEADS)

@@ -12,21 +12,25 @@ HEADS, RING = "context heads", "context ring"  # the groups of "a2a+p2p"
 GRADIENTS = "context gradients"  # the same communicator; waited for by themselves
 
 
-def computed(name: str, *kernels: Kernel) -> WorkPart:
+def compute_part(name: str, *kernels: Kernel) -> WorkPart:
     """Kernels on the compute stream."""
     return WorkPart(Kernels(kernels), name)
 
 
-def arrived(stream: str = CONTEXT) -> WorkPart:
+def wait_for_stream(stream: str = CONTEXT) -> WorkPart:
     """The compute stream waits for what `stream` has transferred so far."""
     return WorkPart(None, follows=stream)
 
 
-def in_line(kind: CollectiveKind, num_bytes: int, dtype: str, name: str, group: str = CONTEXT) -> WorkPart:
+def inline_collective(
+    kind: CollectiveKind, num_bytes: int, dtype: str, name: str, group: str = CONTEXT
+) -> WorkPart:
     """A collective in the compute stream."""
     return WorkPart(Collective(kind, num_bytes, dtype, group), name)
 
 
-def beside(kind: CollectiveKind, num_bytes: int, dtype: str, name: str, group: str = CONTEXT) -> WorkPart:
+def concurrent_collective(
+    kind: CollectiveKind, num_bytes: int, dtype: str, name: str, group: str = CONTEXT
+) -> WorkPart:
     """A collective on the group's stream, after what is computed so far."""
     return WorkPart(Collective(kind, num_bytes, dtype, group), name, CONTEXT, COMPUTE)

@@ -14,7 +14,7 @@ from zsim.cost.kernels.attention import (
 )
 from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
-from zsim.plan.workload.context.streams import computed, in_line
+from zsim.plan.workload.context.streams import compute_part, inline_collective
 from zsim.plan.workload.work_part import WorkPart
 
 
@@ -26,34 +26,41 @@ def forward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     ]
     rotary = rotary_forward(shared.work, shared.shape, shared.options)
     return (
-        *([computed("rotary", *rotary)] if rotary else []),
-        *_gathered(shared),
-        computed("zeros", shared.moved(shared.output_bytes)),
-        computed("first chunk", blocks[0], shared.moved(shared.output_bytes)),
-        computed("second chunk", blocks[1], shared.moved(shared.output_bytes)),
+        *([compute_part("rotary", *rotary)] if rotary else []),
+        *_gather_keys_and_values(shared),
+        compute_part("zeros", shared.elementwise_kernel(shared.output_bytes)),
+        compute_part("first chunk", blocks[0], shared.elementwise_kernel(shared.output_bytes)),
+        compute_part("second chunk", blocks[1], shared.elementwise_kernel(shared.output_bytes)),
     )
 
 
 def backward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the backward, the rotary embedding's last."""
     full, dtype = shared.ranks * shared.key_value_bytes, shared.options.kernel_dtype
-    parts = [computed("zeros", shared.moved(full, 2)), *_gathered(shared)]
+    work_parts = [compute_part("zeros", shared.elementwise_kernel(full, 2)), *_gather_keys_and_values(shared)]
     for name, block in zip(("first chunk", "second chunk"), shared.gathered_blocks(), strict=True):
         kernel = block_backward(shared.work, shared.sequences, block, shared.options)
-        added = 3 * full * block.keys / shared.length
-        parts.append(computed(name, kernel, shared.moved(shared.query_bytes), shared.moved(added, 2)))
-    parts.append(computed("order of chunks", shared.moved(2 * full, 2)))
+        accumulated_bytes = 3 * full * block.keys / shared.length
+        work_parts.append(
+            compute_part(
+                name,
+                kernel,
+                shared.elementwise_kernel(shared.query_bytes),
+                shared.elementwise_kernel(accumulated_bytes, 2),
+            )
+        )
+    work_parts.append(compute_part("order of chunks", shared.elementwise_kernel(2 * full, 2)))
     for name, size in (("dK", shared.key_bytes), ("dV", shared.value_bytes)):
-        parts.append(in_line("reduce_scatter", shared.ranks * size, dtype, name))
+        work_parts.append(inline_collective("reduce_scatter", shared.ranks * size, dtype, name))
     rotary = rotary_backward(shared.work, shared.shape, shared.options)
-    return (*parts, *([computed("rotary", *rotary)] if rotary else []))
+    return (*work_parts, *([compute_part("rotary", *rotary)] if rotary else []))
 
 
-def _gathered(shared: SharedAttention) -> list[WorkPart]:
+def _gather_keys_and_values(shared: SharedAttention) -> list[WorkPart]:
     """K and V of all ranks, their chunks put in order."""
     dtype, ranks = shared.options.kernel_dtype, shared.ranks
     return [
-        in_line("all_gather", ranks * shared.key_bytes, dtype, "K"),
-        in_line("all_gather", ranks * shared.value_bytes, dtype, "V"),
-        computed("order of chunks", shared.moved(2 * ranks * shared.key_value_bytes, 2)),
+        inline_collective("all_gather", ranks * shared.key_bytes, dtype, "K"),
+        inline_collective("all_gather", ranks * shared.value_bytes, dtype, "V"),
+        compute_part("order of chunks", shared.elementwise_kernel(2 * ranks * shared.key_value_bytes, 2)),
     ]

@@ -22,72 +22,76 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Message, PointToPoint
-from zsim.plan.workload.context.streams import CONTEXT, arrived, computed
+from zsim.plan.workload.context.streams import CONTEXT, compute_part, wait_for_stream
 from zsim.plan.workload.work_part import WorkPart
 
 
 def forward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the forward, the rotary embedding first."""
     rotary = rotary_forward(shared.work, shared.shape, shared.options)
-    return (computed("", *rotary, _concatenated(shared)), *steps_forward(shared))
+    return (compute_part("", *rotary, _concatenate_keys_and_values(shared)), *steps_forward(shared))
 
 
 def steps_forward(shared: SharedAttention, group: str = CONTEXT) -> list[WorkPart]:
     """The steps of the ring, and the correction of their outputs to one softmax."""
     last = shared.ranks - 1
-    parts: list[WorkPart] = []
+    work_parts: list[WorkPart] = []
     for step in range(shared.ranks):
         if step:
-            parts.append(arrived())
+            work_parts.append(wait_for_stream())
         if step < last:
             hop = _hop(shared, shared.key_value_bytes, 1, group)
-            parts.append(WorkPart(hop, f"hop {step}", CONTEXT, "" if step else COMPUTE))
-            parts.append(WorkPart(None, stream=CONTEXT, follows=COMPUTE))
+            work_parts.append(WorkPart(hop, f"hop {step}", CONTEXT, "" if step else COMPUTE))
+            work_parts.append(WorkPart(None, stream=CONTEXT, follows=COMPUTE))
         block = block_forward(shared.work, shared.sequences, shared.ring_block(step), shared.options)
         passes = 3 if step else 2
-        corrected = shared.moved(passes * shared.logsumexp_bytes * _part(shared, step))
-        parts.append(computed(f"step {step}", block, corrected))
+        corrected = shared.elementwise_kernel(passes * shared.logsumexp_bytes * _query_fraction(shared, step))
+        work_parts.append(compute_part(f"step {step}", block, corrected))
     corrections = (
-        shared.moved((3 if step else 2) * shared.output_bytes * _part(shared, step))
+        shared.elementwise_kernel((3 if step else 2) * shared.output_bytes * _query_fraction(shared, step))
         for step in range(shared.ranks)
     )
-    parts.append(computed("correction", *corrections))
-    return parts
+    work_parts.append(compute_part("correction", *corrections))
+    return work_parts
 
 
 def backward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the backward, the rotary embedding's last."""
     rotary = rotary_backward(shared.work, shared.shape, shared.options)
-    return (*steps_backward(shared), *([computed("rotary", *rotary)] if rotary else []))
+    return (*steps_backward(shared), *([compute_part("rotary", *rotary)] if rotary else []))
 
 
 def steps_backward(shared: SharedAttention, group: str = CONTEXT) -> list[WorkPart]:
     """The steps of the ring in reverse."""
     last = shared.ranks - 1
-    parts = [computed("", _concatenated(shared))]
+    work_parts = [compute_part("", _concatenate_keys_and_values(shared))]
     for number in range(shared.ranks):
         step = last - number
         tensors = 1 if number in (0, last) else 2
         hop = _hop(shared, tensors * shared.key_value_bytes, -1, group)
-        parts.append(WorkPart(hop, f"hop {number}", CONTEXT, COMPUTE))
+        work_parts.append(WorkPart(hop, f"hop {number}", CONTEXT, COMPUTE))
         block = block_backward(shared.work, shared.sequences, shared.ring_block(step), shared.options)
         passes = 3 if number else 2
-        queries = shared.moved(passes * shared.query_bytes * _part(shared, step))
-        parts.append(computed(f"step {step}", block, queries))
-        parts.append(arrived())
+        queries = shared.elementwise_kernel(passes * shared.query_bytes * _query_fraction(shared, step))
+        work_parts.append(compute_part(f"step {step}", block, queries))
+        work_parts.append(wait_for_stream())
         keys = 0.5 if step and shared.sees_all_queries(step) else 1.0
-        parts.append(computed("sum of dK, dV", shared.moved(passes * shared.key_value_bytes * keys, 2)))
-    return parts
+        work_parts.append(
+            compute_part(
+                "sum of dK, dV", shared.elementwise_kernel(passes * shared.key_value_bytes * keys, 2)
+            )
+        )
+    return work_parts
 
 
-def _part(shared: SharedAttention, step: int) -> float:
+def _query_fraction(shared: SharedAttention, step: int) -> float:
     """The part of the rank's queries that a step works on."""
     return 1.0 if shared.sees_all_queries(step) else 0.5
 
 
-def _concatenated(shared: SharedAttention) -> Kernel:
+def _concatenate_keys_and_values(shared: SharedAttention) -> Kernel:
     """K and V copied into one buffer."""
-    return shared.moved(2 * shared.key_value_bytes)
+    return shared.elementwise_kernel(2 * shared.key_value_bytes)
 
 
 def _hop(shared: SharedAttention, num_bytes: int, shift: int, group: str) -> PointToPoint:

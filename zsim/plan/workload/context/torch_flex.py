@@ -14,25 +14,25 @@ from __future__ import annotations
 from zsim.cost.kernels.attention import blocks_backward, blocks_forward
 from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
-from zsim.plan.workload.context.streams import computed, in_line
+from zsim.plan.workload.context.streams import compute_part, inline_collective
 from zsim.plan.workload.work_part import WorkPart
 
 
 def forward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the forward, the rotary embedding first."""
     rotary = rotary_forward(shared.work, shared.shape, shared.options)
-    own, full = shared.key_value_bytes, shared.ranks * shared.key_value_bytes
+    local_bytes, gathered_bytes = shared.key_value_bytes, shared.ranks * shared.key_value_bytes
     core = blocks_forward(shared.work, shared.sequences, shared.gathered_blocks(), shared.options)
     gathered = [
-        in_line("all_gather", shared.ranks * size, shared.options.kernel_dtype, name)
+        inline_collective("all_gather", shared.ranks * size, shared.options.kernel_dtype, name)
         for name, size in _keys_and_values(shared)
     ]
     return (
-        *([computed("rotary", *rotary)] if rotary else []),
-        computed("contiguous K, V", shared.moved(2 * own, 2)),
+        *([compute_part("rotary", *rotary)] if rotary else []),
+        compute_part("contiguous K, V", shared.elementwise_kernel(2 * local_bytes, 2)),
         *gathered,
-        computed("K, V of all ranks", shared.moved(2 * full, 2)),
-        computed("", core),
+        compute_part("K, V of all ranks", shared.elementwise_kernel(2 * gathered_bytes, 2)),
+        compute_part("", core),
     )
 
 
@@ -40,11 +40,15 @@ def backward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the backward, the rotary embedding's last."""
     rotary = rotary_backward(shared.work, shared.shape, shared.options)
     core = blocks_backward(shared.work, shared.sequences, shared.gathered_blocks(), shared.options)
-    parts = [computed("", core)]
+    work_parts = [compute_part("", core)]
     for name, size in _keys_and_values(shared):
-        parts.append(computed(f"d{name} by rank", shared.moved(2 * shared.ranks * size)))
-        parts.append(in_line("reduce_scatter", shared.ranks * size, shared.options.kernel_dtype, f"d{name}"))
-    return (*parts, *([computed("rotary", *rotary)] if rotary else []))
+        work_parts.append(
+            compute_part(f"d{name} by rank", shared.elementwise_kernel(2 * shared.ranks * size))
+        )
+        work_parts.append(
+            inline_collective("reduce_scatter", shared.ranks * size, shared.options.kernel_dtype, f"d{name}")
+        )
+    return (*work_parts, *([compute_part("rotary", *rotary)] if rotary else []))
 
 
 def _keys_and_values(shared: SharedAttention) -> tuple[tuple[str, int], tuple[str, int]]:

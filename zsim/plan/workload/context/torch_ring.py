@@ -19,93 +19,119 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective
-from zsim.plan.workload.context.streams import CONTEXT, GRADIENTS, arrived, beside, computed
+from zsim.plan.workload.context.streams import (
+    CONTEXT,
+    GRADIENTS,
+    compute_part,
+    concurrent_collective,
+    wait_for_stream,
+)
 from zsim.plan.workload.work_part import WorkPart
 
 
 def forward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the forward, the rotary embedding first."""
     rotary = rotary_forward(shared.work, shared.shape, shared.options)
-    parts = [computed("rotary", *rotary)] if rotary else []
+    work_parts = [compute_part("rotary", *rotary)] if rotary else []
     for step in range(shared.ranks):
-        parts += _keys_and_values(shared, step)
+        work_parts += _keys_and_values(shared, step)
         block = block_forward(shared.work, shared.sequences, shared.ring_block(step), shared.options)
-        parts.append(computed(f"step {step}", block, *_merged(shared, step)))
+        work_parts.append(compute_part(f"step {step}", block, *_merge_kernels(shared, step)))
     size = shared.output_bytes // shared.options.activation_bytes
-    parts.append(computed("output", shared.moved(size * (4 + shared.options.activation_bytes))))
-    return tuple(parts)
+    work_parts.append(
+        compute_part("output", shared.elementwise_kernel(size * (4 + shared.options.activation_bytes)))
+    )
+    return tuple(work_parts)
 
 
 def backward(shared: SharedAttention) -> tuple[WorkPart, ...]:
     """Parts of the backward, the rotary embedding's last."""
     e = shared.options.activation_bytes
     queries, keys = shared.query_bytes // e, shared.key_value_bytes // e
-    parts = [computed("zeros", shared.moved(4 * queries), shared.moved(4 * keys, 2))]
+    work_parts = [
+        compute_part("zeros", shared.elementwise_kernel(4 * queries), shared.elementwise_kernel(4 * keys, 2))
+    ]
     for step in range(shared.ranks):
-        parts += _keys_and_values(shared, step)
+        work_parts += _keys_and_values(shared, step)
         block = block_backward(shared.work, shared.sequences, shared.ring_block(step), shared.options)
-        parts.append(computed(f"step {step}", block))
+        work_parts.append(compute_part(f"step {step}", block))
         if step:
-            parts.append(arrived(GRADIENTS))
+            work_parts.append(wait_for_stream(GRADIENTS))
         halves = bool(step) and shared.sees_all_queries(step)
-        parts.append(
-            computed("sum of dK, dV", *_added(shared, keys, 2, halves=halves), shared.moved(8 * keys))
+        work_parts.append(
+            compute_part(
+                "sum of dK, dV",
+                *_accumulate_kernels(shared, keys, 2, halves=halves),
+                shared.elementwise_kernel(8 * keys),
+            )
         )
-        hop = _to_next(shared, 4 * keys, "fp32")
-        parts.append(WorkPart(hop, f"dK, dV hop {step}", GRADIENTS, COMPUTE))
-        parts.append(
-            computed("sum of dQ", *_added(shared, queries, 1, halves=not shared.sees_all_queries(step)))
+        hop = _send_to_next(shared, 4 * keys, "fp32")
+        work_parts.append(WorkPart(hop, f"dK, dV hop {step}", GRADIENTS, COMPUTE))
+        work_parts.append(
+            compute_part(
+                "sum of dQ",
+                *_accumulate_kernels(shared, queries, 1, halves=not shared.sees_all_queries(step)),
+            )
         )
-    parts.append(computed("dQ", shared.moved((4 + e) * queries)))
-    parts.append(arrived(GRADIENTS))
-    parts.append(computed("dK, dV", shared.moved((4 + e) * keys)))
+    work_parts.append(compute_part("dQ", shared.elementwise_kernel((4 + e) * queries)))
+    work_parts.append(wait_for_stream(GRADIENTS))
+    work_parts.append(compute_part("dK, dV", shared.elementwise_kernel((4 + e) * keys)))
     rotary = rotary_backward(shared.work, shared.shape, shared.options)
-    return (*parts, *([computed("rotary", *rotary)] if rotary else []))
+    return (*work_parts, *([compute_part("rotary", *rotary)] if rotary else []))
 
 
 def _keys_and_values(shared: SharedAttention, step: int) -> list[WorkPart]:
     """The wait for K and V of a step, and what it sends for the next."""
     size, gathers = shared.key_value_bytes, shared.share.method == "all-gather"
-    parts = [arrived()] if step and (step == 1 or not gathers) else []
+    work_parts = [wait_for_stream()] if step and (step == 1 or not gathers) else []
     if step == shared.ranks - 1:
-        return parts
-    parts.append(computed("K and V in one", shared.moved(2 * size)))
+        return work_parts
+    work_parts.append(compute_part("K and V in one", shared.elementwise_kernel(2 * size)))
     if not gathers:
-        hop = _to_next(shared, size, shared.options.kernel_dtype)
-        parts.append(WorkPart(hop, f"hop {step}", CONTEXT, COMPUTE))
+        hop = _send_to_next(shared, size, shared.options.kernel_dtype)
+        work_parts.append(WorkPart(hop, f"hop {step}", CONTEXT, COMPUTE))
     elif step == 0:
-        parts.append(beside("all_gather", shared.ranks * size, shared.options.kernel_dtype, "K and V"))
-    return parts
+        work_parts.append(
+            concurrent_collective("all_gather", shared.ranks * size, shared.options.kernel_dtype, "K and V")
+        )
+    return work_parts
 
 
-def _to_next(shared: SharedAttention, num_bytes: int, dtype: str) -> Collective:
+def _send_to_next(shared: SharedAttention, num_bytes: int, dtype: str) -> Collective:
     """`permute_tensor`: an all-to-all of `num_bytes` to the next rank and nothing to the others."""
     ranks = range(shared.ranks)
-    parts = tuple(tuple(num_bytes * (to == (own + 1) % shared.ranks) for to in ranks) for own in ranks)
-    return Collective.all_to_all(parts, dtype, CONTEXT)
+    split_sizes = tuple(
+        tuple(num_bytes * (receiver == (sender + 1) % shared.ranks) for receiver in ranks) for sender in ranks
+    )
+    return Collective.all_to_all(split_sizes, dtype, CONTEXT)
 
 
-def _merged(shared: SharedAttention, step: int) -> list[Kernel]:
+def _merge_kernels(shared: SharedAttention, step: int) -> list[Kernel]:
     """A step's output cast to fp32 and merged: out - sigmoid(lse' - lse) (out - out'), an operator at a time
     unless compiled. A half is put back by a concatenation. The log-sum-exp's six operators are launches of
     few bytes.
     """
     e, half = shared.options.activation_bytes, not shared.sees_all_queries(step)
-    whole = shared.output_bytes // e
-    size = whole // 2 if half else whole
-    cast = [shared.moved(size * (e + 4))]
+    elements = shared.output_bytes // e
+    size = elements // 2 if half else elements
+    cast = [shared.elementwise_kernel(size * (e + 4))]
     if step == 0:
         return cast
-    put_back = [shared.moved(8 * whole)] if half else []
+    put_back = [shared.elementwise_kernel(8 * elements)] if half else []
     if shared.options.compile:
-        return [shared.moved(size * (e + 8)), *put_back]
-    statistics = shared.moved(6 * 3 * shared.logsumexp_bytes * size / whole, 6)
-    return [*cast, statistics, shared.moved(size * 32, 3), *put_back]
+        return [shared.elementwise_kernel(size * (e + 8)), *put_back]
+    statistics = shared.elementwise_kernel(6 * 3 * shared.logsumexp_bytes * size / elements, 6)
+    return [*cast, statistics, shared.elementwise_kernel(size * 32, 3), *put_back]
 
 
-def _added(shared: SharedAttention, elements: int, launches: int, *, halves: bool) -> list[Kernel]:
+def _accumulate_kernels(
+    shared: SharedAttention, elements: int, launches: int, *, halves: bool
+) -> list[Kernel]:
     """A gradient added to its fp32 sum. Half of one is put back by a concatenation."""
     e = shared.options.activation_bytes
     if not halves:
-        return [shared.moved(elements * (8 + e), launches)]
-    return [shared.moved(elements / 2 * (8 + e), launches), shared.moved(8 * elements, launches)]
+        return [shared.elementwise_kernel(elements * (8 + e), launches)]
+    return [
+        shared.elementwise_kernel(elements / 2 * (8 + e), launches),
+        shared.elementwise_kernel(8 * elements, launches),
+    ]

@@ -40,21 +40,21 @@ class Figure:
         self._add("heatmap", attributes)
 
     def _add(self, kind: str, attributes: Attributes) -> None:
-        self.data.append({"type": kind, **_nested(attributes)})
+        self.data.append({"type": kind, **_nest(attributes)})
 
     def update_xaxes(self, name: str = "xaxis", **attributes: Any) -> None:
         """Change the x axis, or another one by its name in the layout."""
-        self.layout[name] = _merged(self.layout.get(name, {}), _nested(attributes))
+        self.layout[name] = _merge(self.layout.get(name, {}), _nest(attributes))
 
     def update_yaxes(self, name: str = "yaxis", **attributes: Any) -> None:
         """Change the y axis, or another one by its name in the layout."""
         self.update_xaxes(name, **attributes)
 
     def add_annotation(self, **attributes: Any) -> None:
-        self.layout.setdefault("annotations", []).append(_nested(attributes))
+        self.layout.setdefault("annotations", []).append(_nest(attributes))
 
     def add_shape(self, **attributes: Any) -> None:
-        self.layout.setdefault("shapes", []).append(_nested(attributes))
+        self.layout.setdefault("shapes", []).append(_nest(attributes))
 
     def add_vline(self, x: float, line: Attributes, text: str = "") -> None:
         """A line from the bottom to the top, with `text` at its upper end, to the left."""
@@ -75,12 +75,12 @@ class Figure:
             middle = (x0 + x1) / 2
             self._note(text, x=middle, xanchor="center", xref="x", y=1, yanchor="top", yref="y domain")
 
-    def _note(self, text: str, **place: Any) -> None:
-        self.add_annotation(text=text, showarrow=False, **place)
+    def _note(self, text: str, **position: Any) -> None:
+        self.add_annotation(text=text, showarrow=False, **position)
 
     def to_plotly_json(self) -> Attributes:
         """{"data": traces, "layout": layout}, with arrays as plotly.js reads them."""
-        encoded: Attributes = _encoded({"data": self.data, "layout": self.layout})
+        encoded: Attributes = _encode({"data": self.data, "layout": self.layout})
         return encoded
 
     def to_json(self) -> str:
@@ -88,35 +88,35 @@ class Figure:
         return script_json(self.to_plotly_json())
 
 
-def _nested(attributes: Attributes) -> Attributes:
+def _nest(attributes: Attributes) -> Attributes:
     """`{"title_text": "GB"}` as `{"title": {"text": "GB"}}`."""
-    found: Attributes = {}
+    nested: Attributes = {}
     for name, value in attributes.items():
         outer, _, inner = name.partition("_")
-        found = _merged(found, {outer: _nested({inner: value}) if inner else value})
-    return found
+        nested = _merge(nested, {outer: _nest({inner: value}) if inner else value})
+    return nested
 
 
-def _merged(old: Attributes, new: Attributes) -> Attributes:
+def _merge(old: Attributes, new: Attributes) -> Attributes:
     """`old` with the attributes of `new`, also within attributes that both have."""
-    found = dict(old)
+    merged = dict(old)
     for name, value in new.items():
-        both = isinstance(value, dict) and isinstance(found.get(name), dict)
-        found[name] = _merged(found[name], value) if both else value
-    return found
+        are_nested = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merge(merged[name], value) if are_nested else value
+    return merged
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     """The value, its arrays as their bytes in base 64: the typed arrays of plotly.js."""
     if isinstance(value, dict):
-        return {name: _encoded(inner) for name, inner in value.items()}
+        return {name: _encode(entry) for name, entry in value.items()}
     if isinstance(value, list):
         if value and isinstance(value[0], dict):
-            return [_encoded(inner) for inner in value]
+            return [_encode(entry) for entry in value]
         return value
     if isinstance(value, np.ndarray):
-        kept = np.ascontiguousarray(value, "<f8")
-        return {"dtype": "f8", "bdata": b64encode(kept.tobytes()).decode()}
+        numbers = np.ascontiguousarray(value, "<f8")
+        return {"dtype": "f8", "bdata": b64encode(numbers.tobytes()).decode()}
     return value
 
 

@@ -98,30 +98,33 @@ def step_breakdown(report: Report) -> Figure:
 def memory_waterfall(report: Report, device: str) -> Figure:
     """Bytes at the peak, stacked by category, against the capacity."""
     peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
-    held = {category: count for category, count in peak.at_total.items() if count}
-    bases = np.cumsum([0, *held.values()])[:-1]
-    names = [_category(category).label for category in held]
+    bytes_of_category = {category: count for category, count in peak.at_total.items() if count}
+    bases = np.cumsum([0, *bytes_of_category.values()])[:-1]
+    names = [_category(category).label for category in bytes_of_category]
     top = max(peak.total, capacity or 0) / 1e9
     figure = Figure(layout(420, showlegend=False, bargap=0.2, margin=_margin(62)))
-    ends = bases + np.array(list(held.values()))
+    ends = bases + np.array(list(bytes_of_category.values()))
     figure.add_bar(
         orientation="h",
         y=[*names, "peak"],
-        x=[*(count / 1e9 for count in held.values()), peak.total / 1e9],
+        x=[*(count / 1e9 for count in bytes_of_category.values()), peak.total / 1e9],
         base=[*(bases / 1e9).tolist(), 0.0],
-        marker_color=[*(_category(category).color for category in held), _peak_color(peak.total, capacity)],
+        marker_color=[
+            *(_category(category).color for category in bytes_of_category),
+            _peak_color(peak.total, capacity),
+        ],
         hovertext=[
             *(
                 f"<b>{_category(category).label}</b><br>{format_bytes(count)} at the peak<br>"
                 f"{format_bytes(peak.by_category[category])} at its own maximum"
-                for category, count in held.items()
+                for category, count in bytes_of_category.items()
             ),
             f"<b>peak</b><br>{format_bytes(peak.total)} at {format_seconds(peak.seconds)}",
         ],
         hoverinfo="text",
     )
     # A label is to the right of its bar; without room there, inside a long bar or to the left of a short one.
-    for (category, count), base, end in zip(held.items(), bases / 1e9, ends / 1e9, strict=True):
+    for (category, count), base, end in zip(bytes_of_category.items(), bases / 1e9, ends / 1e9, strict=True):
         has_room, is_long = end < 0.72 * top, end - base > 0.3 * top
         meaning, x = _category(category), end if has_room or is_long else base
         inside = meaning.color if is_long and not has_room else None
@@ -145,14 +148,14 @@ def memory_waterfall(report: Report, device: str) -> Figure:
     return figure
 
 
-def memory_timeline(held: MemoryLevels, report: Report, device: str) -> Figure:
+def memory_timeline(usage: MemoryLevels, report: Report, device: str) -> Figure:
     """Levels over the step, stacked by category, against the capacity."""
     scale, unit = time_scale(report.step_seconds)
-    chosen = thin_out(held.totals, _MAX_POINTS)
-    levels = np.concatenate([held.levels[chosen], held.levels[-1:]]) / 1e9
-    seconds = np.concatenate([held.stream_seconds[chosen], [report.step_seconds]]) * scale
+    chosen = thin_out(usage.totals, _MAX_POINTS)
+    levels = np.concatenate([usage.levels[chosen], usage.levels[-1:]]) / 1e9
+    seconds = np.concatenate([usage.stream_seconds[chosen], [report.step_seconds]]) * scale
     figure = Figure(layout(420, hovermode="x unified", margin=_margin(86)))
-    for index, category in enumerate(held.categories):
+    for index, category in enumerate(usage.categories):
         if not levels[:, index].any():
             continue
         meaning = _category(category)
@@ -167,7 +170,7 @@ def memory_timeline(held: MemoryLevels, report: Report, device: str) -> Figure:
             hovertemplate="%{y:.2f} GB",
         )
     capacity = report.capacity_bytes.get(device)
-    top = max(float(held.totals.max(initial=0)), capacity or 0) / 1e9
+    top = max(float(usage.totals.max(initial=0)), capacity or 0) / 1e9
     figure.update_yaxes(title_text="GB", range=[0, top * 1.08], automargin=True)
     figure.update_xaxes(title_text=unit, range=[0, report.step_seconds * scale], title_standoff=6)
     if capacity:
@@ -235,18 +238,18 @@ def link_traffic(report: Report) -> Figure:
     return figure
 
 
-def thin_out(totals: Ints, most: int) -> Ints:
+def thin_out(totals: Ints, max_points: int) -> Ints:
     """Indices of at most about `max_points` events that keep the highest and the last level of every
     segment.
     """
     count = len(totals)
-    if count <= most:
+    if count <= max_points:
         return np.arange(count)
-    edges = np.linspace(0, count, most // 2 + 1).astype(np.int64)
-    kept = {int(edge) - 1 for edge in edges[1:]} | {0}
+    edges = np.linspace(0, count, max_points // 2 + 1).astype(np.int64)
+    indices = {int(edge) - 1 for edge in edges[1:]} | {0}
     for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        kept.add(start + int(totals[start:end].argmax()))
-    return np.array(sorted(kept), dtype=np.int64)
+        indices.add(start + int(totals[start:end].argmax()))
+    return np.array(sorted(indices), dtype=np.int64)
 
 
 def _category(category: str) -> Meaning:

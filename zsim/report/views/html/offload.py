@@ -33,13 +33,13 @@ def range_sentence(report: Report, section: OffloadSection) -> str:
         return ""
     fast, slow = map(format_seconds, section.range_seconds)
     grade = report.evidence.get("offload", "assumed")
-    said = (
+    sentence = (
         f"With PCIe, host memory, CPU and drives at the ends of what their evidence allows ({grade} at the "
         f"weakest), the step takes {fast} to {slow}"
     )
     if report.validation is None:
-        return f"{said}."
-    return f"{said}; the step range (80 %) takes the file's numbers to be the machine's."
+        return f"{sentence}."
+    return f"{sentence}; the step range (80 %) takes the file's numbers to be the machine's."
 
 
 def tier_rows(section: OffloadSection) -> Iterator[tuple[str, str, str]]:

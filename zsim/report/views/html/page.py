@@ -54,7 +54,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["linked"] = _linked
+    environment.filters["linked"] = _link_urls
     # plotly.offline.get_plotlyjs returns the same, and imports all that plotly can draw.
     script = importlib.resources.files("plotly").joinpath("package_data/plotly.min.js")
     return environment.get_template(template).render(
@@ -76,17 +76,17 @@ def page(title: str, kicker: str, sections: Sequence[Section], summary: str = ""
     return render("page.html.j2", title=title, kicker=kicker, sections=cards, summary=summary)
 
 
-def _linked(text: str) -> Markup:
+def _link_urls(text: str) -> Markup:
     """`text` with its URLs as links."""
     from markupsafe import Markup, escape
 
-    parts: list[str] = []
-    at = 0
+    fragments: list[str] = []
+    position = 0
     for match in _URL.finditer(text):
         url = match[0].rstrip(".")
-        parts += [
-            escape(text[at : match.start()]),
+        fragments += [
+            escape(text[position : match.start()]),
             Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(url),
         ]
-        at = match.start() + len(url)
-    return Markup("").join([*parts, escape(text[at:])])
+        position = match.start() + len(url)
+    return Markup("").join([*fragments, escape(text[position:])])

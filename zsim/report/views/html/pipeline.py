@@ -31,7 +31,7 @@ _ROW, _MAX_HEIGHT = 30, 760
 _PALETTE = ("#A9CCE8", "#F6CFA0", "#A8DDC0", "#E3B5D0", "#C9BBEA", "#F2E19A", "#BFC7D1", "#F0B5A8")
 
 
-class _Bars(NamedTuple):
+class _ScheduleBars(NamedTuple):
     """Horizontal bars of one meaning."""
 
     name: str
@@ -70,7 +70,7 @@ def schedule_figure(section: PipelineSection) -> Figure:
             hovertext=bars.hovers,
             hoverinfo="text",
         )
-    figure.update_xaxes(title_text=unit, range=[0, _short((end - begin) * scale)], title_standoff=6)
+    figure.update_xaxes(title_text=unit, range=[0, _round_digits((end - begin) * scale)], title_standoff=6)
     figure.update_yaxes(
         title_text="pipeline rank",
         tickmode="array",
@@ -83,84 +83,92 @@ def schedule_figure(section: PipelineSection) -> Figure:
     return figure
 
 
-def _all_bars(section: PipelineSection, begin: float, scale: float) -> list[_Bars]:
+def _all_bars(section: PipelineSection, begin: float, scale: float) -> list[_ScheduleBars]:
     """From the back to the front: the time between boxes, the bubbles, the boxes."""
-    between = _Bars(_BETWEEN.label, _BETWEEN.color, "#14181F", [], [], [], [], [])
-    for place, row in enumerate(section.rows):
-        said = f"rank {row.rank}: {_BETWEEN.label}"
-        _add(between, place, (row.begin_seconds - begin) * scale, section.drawn_seconds * scale, said)
-    bubbles = _Bars(_BUBBLE.label, _BUBBLE.color, "#14181F", [], [], [], [], [])
-    for place, row in enumerate(section.rows):
+    between = _ScheduleBars(_BETWEEN.label, _BETWEEN.color, "#14181F", [], [], [], [], [])
+    for row_index, row in enumerate(section.rows):
+        hover = f"rank {row.rank}: {_BETWEEN.label}"
+        _add_bar(
+            between, row_index, (row.begin_seconds - begin) * scale, section.drawn_seconds * scale, hover
+        )
+    bubbles = _ScheduleBars(_BUBBLE.label, _BUBBLE.color, "#14181F", [], [], [], [], [])
+    for row_index, row in enumerate(section.rows):
         for start, stop in row.bubbles:
             if stop - start >= _THINNEST * section.drawn_seconds:
-                said = f"rank {row.rank}: bubble<br>{format_seconds(stop - start)}"
-                _add(bubbles, place, (start - begin) * scale, (stop - start) * scale, said)
-    boxes: dict[tuple[str, int], _Bars] = {}
-    for place, row in enumerate(section.rows):
+                hover = f"rank {row.rank}: bubble<br>{format_seconds(stop - start)}"
+                _add_bar(bubbles, row_index, (start - begin) * scale, (stop - start) * scale, hover)
+    boxes: dict[tuple[str, int], _ScheduleBars] = {}
+    for row_index, row in enumerate(section.rows):
         for box in row.boxes:
             bars = boxes.get((box.kind, box.chunk))
             if bars is None:
                 bars = boxes[box.kind, box.chunk] = _box_bars(box, section.num_chunks)
-            _add(
-                bars, place, (box.start_seconds - begin) * scale, box.seconds * scale,
+            _add_bar(
+                bars, row_index, (box.start_seconds - begin) * scale, box.seconds * scale,
                 _hover(row.rank, box, section.num_chunks),
             )  # fmt: skip
             bars.texts.append(str(box.micro_batch) if box.kind else "")
     order = list(ACTIONS)
-    drawn = sorted(boxes.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
+    drawn = sorted(boxes.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1]))
     return [between, bubbles, *(bars for _, bars in drawn)]
 
 
-def _add(bars: _Bars, place: int, start: float, length: float, hover: str) -> None:
-    bars.rows.append(place)
-    bars.starts.append(_short(start))
-    bars.lengths.append(_short(length))
+def _add_bar(bars: _ScheduleBars, row_index: int, start: float, length: float, hover: str) -> None:
+    bars.rows.append(row_index)
+    bars.starts.append(_round_digits(start))
+    bars.lengths.append(_round_digits(length))
     bars.hovers.append(hover)
 
 
-def _box_bars(box: Box, num_chunks: int) -> _Bars:
+def _box_bars(box: Box, num_chunks: int) -> _ScheduleBars:
     meaning = ACTIONS[box.kind]
-    part = _PALEST * max(box.chunk, 0) / max(num_chunks - 1, 1)
+    white_fraction = _PALEST * max(box.chunk, 0) / max(num_chunks - 1, 1)
     name = meaning.label + (f", chunk {box.chunk}" if box.kind and num_chunks > 1 else "")
-    text = "#FFFFFF" if box.kind == "F" and part < 0.3 else "#14181F"
-    return _Bars(name, paler(meaning.color, part), text, [], [], [], [], [])
+    text = "#FFFFFF" if box.kind == "F" and white_fraction < 0.3 else "#14181F"
+    return _ScheduleBars(name, paler(meaning.color, white_fraction), text, [], [], [], [], [])
 
 
 def _hover(rank: int, box: Box, num_chunks: int) -> str:
     seconds = format_seconds(box.seconds)
     if not box.kind:
         return f"rank {rank}: optimizer<br>{seconds}"
-    of = f" of stage {box.stage}" if num_chunks > 1 else ""
-    return f"rank {rank}: <b>{ACTIONS[box.kind].label} {box.micro_batch}</b>{of}<br>{seconds}"
+    stage_label = f" of stage {box.stage}" if num_chunks > 1 else ""
+    return f"rank {rank}: <b>{ACTIONS[box.kind].label} {box.micro_batch}</b>{stage_label}<br>{seconds}"
 
 
-def paler(color: str, part: float) -> str:
+def paler(color: str, fraction: float) -> str:
     """The colour mixed with white, of which `fraction` is the part from 0 to 1."""
-    mixed = (round(int(color[at : at + 2], 16) * (1 - part) + 255 * part) for at in (1, 3, 5))
+    mixed = (
+        round(int(color[offset : offset + 2], 16) * (1 - fraction) + 255 * fraction) for offset in (1, 3, 5)
+    )
     return "#" + "".join(f"{value:02X}" for value in mixed)
 
 
-def _short(value: float) -> float:
+def _round_digits(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def mesh_figure(found: RankMap) -> Figure:
+def mesh_figure(rank_map: RankMap) -> Figure:
     """The first nodes, a row each, and their GPUs: each cell has its rank and coordinates, and the colour of
     its pipeline rank (of its coordinate on the slowest axis without a pipeline)."""
-    axes = found.shown_axes
+    axes = rank_map.shown_axes
     colored = "pipeline" if "pipeline" in axes else axes[0]
-    most = max(node.num_ranks for node in found.nodes)
+    max_ranks = max(node.num_ranks for node in rank_map.nodes)
     numbers: list[list[int | None]] = []
     texts: list[list[str]] = []
     hovers: list[list[str]] = []
-    for node in found.nodes:
-        empty = most - node.num_ranks
+    for node in rank_map.nodes:
+        empty = max_ranks - node.num_ranks
         ranks = range(node.num_ranks)
-        of = {axis: node.coordinates[axis] for axis in axes}
-        numbers.append([*(of[colored][at] % len(_PALETTE) for at in ranks), *[None] * empty])
-        texts.append([*(_cell(node.first_rank + at, of, at) for at in ranks), *[""] * empty])
-        hovers.append([*(_cell_hover(node.first_rank + at, of, at) for at in ranks), *[""] * empty])
-    figure = Figure(layout(96 + 42 * len(found.nodes), showlegend=False))
+        coordinates = {axis: node.coordinates[axis] for axis in axes}
+        numbers.append([*(coordinates[colored][index] % len(_PALETTE) for index in ranks), *[None] * empty])
+        texts.append(
+            [*(_cell(node.first_rank + index, coordinates, index) for index in ranks), *[""] * empty]
+        )
+        hovers.append(
+            [*(_cell_hover(node.first_rank + index, coordinates, index) for index in ranks), *[""] * empty]
+        )
+    figure = Figure(layout(96 + 42 * len(rank_map.nodes), showlegend=False))
     figure.add_heatmap(
         z=numbers, text=texts, texttemplate="%{text}", textfont={"size": 11, "color": "#14181F"},
         hovertext=hovers, hoverinfo="text", xgap=2, ygap=2, showscale=False, zmin=0, zmax=len(_PALETTE) - 1,
@@ -171,8 +179,8 @@ def mesh_figure(found: RankMap) -> Figure:
     )
     figure.update_yaxes(
         tickmode="array",
-        tickvals=list(range(len(found.nodes))),
-        ticktext=[f"node {node.node}" for node in found.nodes],
+        tickvals=list(range(len(rank_map.nodes))),
+        ticktext=[f"node {node.node}" for node in rank_map.nodes],
         autorange="reversed",
         automargin=True,
         fixedrange=True,
@@ -188,13 +196,20 @@ _INITIALS = {
 }  # fmt: skip
 
 
-def _cell(rank: int, of: dict[str, tuple[int, ...]], at: int) -> str:
-    coordinates = " ".join(f"{_INITIALS[axis]}{numbers[at]}" for axis, numbers in of.items())
+def _cell(rank: int, coordinates_of_axis: dict[str, tuple[int, ...]], index: int) -> str:
+    coordinates = " ".join(
+        f"{_INITIALS[axis]}{numbers[index]}" for axis, numbers in coordinates_of_axis.items()
+    )
     return f"<b>{rank}</b><br>{coordinates}"
 
 
-def _cell_hover(rank: int, of: dict[str, tuple[int, ...]], at: int) -> str:
-    return "<br>".join([f"<b>rank {rank}</b>", *(f"{axis} {numbers[at]}" for axis, numbers in of.items())])
+def _cell_hover(rank: int, coordinates_of_axis: dict[str, tuple[int, ...]], index: int) -> str:
+    return "<br>".join(
+        [
+            f"<b>rank {rank}</b>",
+            *(f"{axis} {numbers[index]}" for axis, numbers in coordinates_of_axis.items()),
+        ]
+    )
 
 
 def _steps(colors: Sequence[str]) -> list[tuple[float, Any]]:
@@ -219,12 +234,12 @@ def schedule_caption(section: PipelineSection) -> str:
     )
 
 
-def mesh_caption(found: RankMap) -> str:
+def mesh_caption(rank_map: RankMap) -> str:
     """Caption of the mesh: its axes, and how many of the nodes are drawn."""
-    axes = " x ".join(f"{name} {size:,}" for name, size in found.axes if size > 1)
-    experts = " x ".join(f"{name} {size:,}" for name, size in found.expert_axes if size > 1)
-    of_experts = f"; routed experts: {experts}" if experts else ""
-    shown = len(found.nodes)
-    first = "" if shown == found.num_nodes else f" The first {shown} of {found.num_nodes:,} nodes."
-    letters = ", ".join(f"{_INITIALS[axis]} {axis}" for axis in found.shown_axes)
-    return f"{axes}, the last axis on adjacent ranks{of_experts}; {letters}.{first}"
+    axes = " x ".join(f"{name} {size:,}" for name, size in rank_map.axes if size > 1)
+    experts = " x ".join(f"{name} {size:,}" for name, size in rank_map.expert_axes if size > 1)
+    expert_text = f"; routed experts: {experts}" if experts else ""
+    shown = len(rank_map.nodes)
+    first = "" if shown == rank_map.num_nodes else f" The first {shown} of {rank_map.num_nodes:,} nodes."
+    letters = ", ".join(f"{_INITIALS[axis]} {axis}" for axis in rank_map.shown_axes)
+    return f"{axes}, the last axis on adjacent ranks{expert_text}; {letters}.{first}"

@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim.files import write_whole
-from zsim.report.fit import fit_of, moment_notes, torch_words
+from zsim.files import write_atomically
+from zsim.report.fit import fit_of, format_torch_memory, moment_notes
 from zsim.report.memory import Ledger, Peak
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow
-from zsim.report.trust.trust import MEASURE, TITLE, errors_figure, near_cells, trust_of
+from zsim.report.trust.trust import MEASURE, TITLE, errors_figure, run_cells, trust_of
 from zsim.report.views.html import figures
 from zsim.report.views.html import offload as offload_page
 from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.page import Plot, plot, render
-from zsim.report.views.html.timeline import stream_timeline, views
+from zsim.report.views.html.timeline import close_ups, stream_timeline
 from zsim.report.views.meanings import EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
 from zsim.report.views.shown import Figures
 from zsim.report.views.text.irregular import irregular_tables
 from zsim.report.views.text.pipeline import parallel_tables
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
-from zsim.report.views.text.sentences import headline, trust_words
+from zsim.report.views.text.sentences import format_trust, headline
 from zsim.trace.drives import drive_rates
 from zsim.trace.trace import Trace
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
@@ -37,12 +37,12 @@ DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe o
 
 def write_html_report(report: Report, trace: Trace, path: str | Path) -> Path:
     """Write the page to `path`. The same report and trace give the same bytes."""
-    return write_whole(Path(path), html_report(report, trace))
+    return write_atomically(Path(path), html_report(report, trace))
 
 
 def html_report(report: Report, trace: Trace) -> str:
     """The whole page, plotly.js included."""
-    own = trace.on_clock_of(report.rank)
+    rank_trace = trace.rank_view(report.rank)
     return render(
         "report.html.j2",
         title=headline(report),
@@ -50,11 +50,13 @@ def html_report(report: Report, trace: Trace) -> str:
         fit=fit_of(report),
         notes=[*report.notes, *moment_notes(report)],
         gigabytes=GIGABYTES,
-        trust=trust_words(report),
+        trust=format_trust(report),
         tiles=list(tiles(report)),
         step=plot("step", STEP_CAPTION, figures.step_breakdown(report)),
-        timeline=plot("timeline", TIMELINE_CAPTION, stream_timeline(own, report.breakdown, report.rank)),
-        views=views(own, report.rank),
+        timeline=plot(
+            "timeline", TIMELINE_CAPTION, stream_timeline(rank_trace, report.breakdown, report.rank)
+        ),
+        views=close_ups(rank_trace, report.rank),
         memory=list(_memory(report, trace)),
         communication=list(_communication(report)),
         offload=_offload(report, trace),
@@ -67,7 +69,7 @@ def html_report(report: Report, trace: Trace) -> str:
         irregular=list(irregular_tables(report)),
         parallel=_parallel(report),
         sent_rows=[_sent_row(row) for row in report.sent],
-        believe=_believe(report),
+        believe=_trust_section(report),
         cost_headings=HEADINGS,
         cost_rows=list(cost_rows(report)),
         experiment=sections(report.experiment),
@@ -78,7 +80,7 @@ def html_report(report: Report, trace: Trace) -> str:
 
 def report_plots(report: Report, trace: Trace) -> Figures:
     """The figures of the page by name, as functions that make them."""
-    own = trace.on_clock_of(report.rank)
+    rank_trace = trace.rank_view(report.rank)
     ledger = Ledger.of(trace.memory)
 
     def timeline_of(device: str) -> Figure:
@@ -86,19 +88,19 @@ def report_plots(report: Report, trace: Trace) -> Figures:
             ledger.fullest(device, report.gpus_per_node, report.nodes), report, device
         )
 
-    found: dict[str, Callable[[], Figure]] = {
+    plots: dict[str, Callable[[], Figure]] = {
         "step": lambda: figures.step_breakdown(report),
-        "timeline": lambda: stream_timeline(own, report.breakdown, report.rank),
+        "timeline": lambda: stream_timeline(rank_trace, report.breakdown, report.rank),
         "memory": lambda: timeline_of("gpu"),
         "waterfall": lambda: figures.memory_waterfall(report, "gpu"),
     }
     if report.collectives:
-        found["collectives"] = lambda: figures.collectives(report)
+        plots["collectives"] = lambda: figures.collectives(report)
     if report.traffic:
-        found["links"] = lambda: figures.link_traffic(report)
+        plots["links"] = lambda: figures.link_traffic(report)
     if report.validation is not None:
-        found["errors"] = lambda: errors_figure(trust_of(report))
-    return found
+        plots["errors"] = lambda: errors_figure(trust_of(report))
+    return plots
 
 
 STEP_CAPTION = "Every instant of the step belongs to one colour, seen from the compute stream of one GPU."
@@ -127,19 +129,19 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     if tokens is not None:
         yield "Tokens/s/GPU", f"{tokens:,.0f}", f"{report.step_tokens / report.step_seconds:,.0f} in all"
     if report.mfu_fraction is not None:
-        small = format_flops(flops or 0.0)
+        mfu_text = format_flops(flops or 0.0)
         if report.mfu_peak:
-            small += f" {report.mfu_peak}, {format_flops(report.work.peak_flops_per_second or 0.0)}"
-        again = "with recomputation"
+            mfu_text += f" {report.mfu_peak}, {format_flops(report.work.peak_flops_per_second or 0.0)}"
+        hfu_text = "with recomputation"
         if report.work.is_much_masked:
-            small += f"; unmasked {_percent(report.masked_mfu_fraction)}"
-            again += f"; unmasked {_percent(report.masked_hfu_fraction)}"
-        yield "MFU", _percent(report.mfu_fraction), small
-        yield "HFU", _percent(report.hfu_fraction), again
-    of = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
+            mfu_text += f"; unmasked {_percent(report.masked_mfu_fraction)}"
+            hfu_text += f"; unmasked {_percent(report.masked_hfu_fraction)}"
+        yield "MFU", _percent(report.mfu_fraction), mfu_text
+        yield "HFU", _percent(report.hfu_fraction), hfu_text
+    capacity_text = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
     if report.allocator is not None:
-        of += f"; {torch_words(report)}"
-    yield "GPU memory", format_bytes(peak), of
+        capacity_text += f"; {format_torch_memory(report)}"
+    yield "GPU memory", format_bytes(peak), capacity_text
     if report.overlap_fraction is not None:
         yield "Overlap", _percent(report.overlap_fraction), "of communication under kernels"
 
@@ -155,7 +157,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
     for device, peak in report.peaks.items():
         if not peak.total:
             continue
-        held = ledger.fullest(device, report.gpus_per_node, report.nodes)
+        usage = ledger.fullest(device, report.gpus_per_node, report.nodes)
         yield {
             "title": DEVICES[device],
             "waterfall": plot(
@@ -166,7 +168,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
             "timeline": plot(
                 f"memory-{device}",
                 MEMORY_CAPTION,
-                figures.memory_timeline(held, report, device),
+                figures.memory_timeline(usage, report, device),
             ),
             "rows": [
                 (MEMORY[name], format_bytes(highest), format_bytes(peak.at_total[name]))
@@ -174,7 +176,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
                 if highest and name in MEMORY
             ],
             "total": format_bytes(peak.total),
-            "by_torch": torch_words(report) if device == "gpu" else "",
+            "by_torch": format_torch_memory(report) if device == "gpu" else "",
         }
 
 
@@ -192,13 +194,13 @@ def _parallel(report: Report) -> dict[str, Any] | None:
     tables = list(parallel_tables(report))
     if not tables:
         return None
-    section, found = report.pipeline, report.rank_map
+    section, mesh_ranks = report.pipeline, report.rank_map
     schedule, mesh = None, None
     if section is not None:
         caption = pipeline_page.schedule_caption(section)
         schedule = plot("schedule", caption, pipeline_page.schedule_figure(section))
-    if found is not None:
-        mesh = plot("mesh", pipeline_page.mesh_caption(found), pipeline_page.mesh_figure(found))
+    if mesh_ranks is not None:
+        mesh = plot("mesh", pipeline_page.mesh_caption(mesh_ranks), pipeline_page.mesh_figure(mesh_ranks))
     return {"schedule": schedule, "mesh": mesh, "tables": tables}
 
 
@@ -220,19 +222,22 @@ def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
     }
 
 
-def _believe(report: Report) -> dict[str, Any] | None:
+def _trust_section(report: Report) -> dict[str, Any] | None:
     """The section "Should I believe this?" of this run. None for a step that is not judged."""
     if report.validation is None:
         return None
-    found = trust_of(report)
+    trust = trust_of(report)
     caption = "Marks: the nearest validated runs. Lines: the interval, a reason at a time."
     return {
         "title": TITLE,
-        "found": found,
+        "found": trust,
         "ratio": MEASURE,
-        "errors": plot("errors", caption, errors_figure(found)),
-        "near": [near_cells(one) for one in found.near],
-        "measure": [(found.measure_words(one), one.command, one.calibrate) for one in found.measure],
+        "errors": plot("errors", caption, errors_figure(trust)),
+        "near": [run_cells(run) for run in trust.nearest],
+        "measure": [
+            (trust.format_measurement(measurement), measurement.command, measurement.calibrate)
+            for measurement in trust.measure
+        ],
     }
 
 

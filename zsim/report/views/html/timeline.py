@@ -53,13 +53,13 @@ def stream_timeline(
     """
     if rank is None and len(trace):
         rank = int(trace.ranks[0])
-    own = trace if rank is None else trace.of_rank(rank)
-    scale, unit = time_scale(own.step_seconds)
+    rank_trace = trace if rank is None else trace.select_rank(rank)
+    scale, unit = time_scale(rank_trace.step_seconds)
     most_waits = most_bars // 10
-    shown, note = _longest(own, most_bars - 2 * most_waits)
-    groups = _span_bars(own, shown)
-    _add_waits(groups, own, breakdown, most_waits)
-    rows = _row_order(own, groups)
+    drawn_spans, note = _longest(rank_trace, most_bars - 2 * most_waits)
+    groups = _span_bars(rank_trace, drawn_spans)
+    _add_waits(groups, rank_trace, breakdown, most_waits)
+    rows = _row_order(rank_trace, groups)
     figure = Figure(layout(150 + 44 * len(rows), barmode="overlay", bargap=0.22))
     # Bars thinner than a pixel are drawn a pixel wide: copies are drawn first, the longest kinds on top.
     for bars in sorted(groups.values(), key=lambda bars: (bars.meaning != SPANS["copy"], sum(bars.lengths))):
@@ -78,7 +78,7 @@ def stream_timeline(
             hovertext=bars.texts,
             hoverinfo="text",
         )
-    figure.update_xaxes(title_text=unit, range=[0, own.step_seconds * scale], title_standoff=6)
+    figure.update_xaxes(title_text=unit, range=[0, rank_trace.step_seconds * scale], title_standoff=6)
     figure.update_yaxes(
         categoryorder="array",
         categoryarray=rows[::-1],
@@ -86,7 +86,7 @@ def stream_timeline(
         fixedrange=True,
         range=[-0.6, len(rows) - 0.4],
     )
-    _shade_phases(figure, own, scale)
+    _shade_phases(figure, rank_trace, scale)
     if note:
         figure.add_annotation(
             text=note, xref="paper", yref="paper", x=1, y=-0.02, yshift=-34, showarrow=False, xanchor="right"
@@ -94,32 +94,34 @@ def stream_timeline(
     return figure
 
 
-def _longest(own: Trace, most: int) -> tuple[list[int], str]:
+def _longest(rank_trace: Trace, max_spans: int) -> tuple[list[int], str]:
     """The spans to draw, in time order, and a sentence on the spans that are left out."""
-    seconds = own.end_seconds - own.start_seconds
+    seconds = rank_trace.end_seconds - rank_trace.start_seconds
     drawable = [
-        i for i in np.flatnonzero(seconds > 0).tolist() if own.infos[own.info_indices[i]].kind != "host"
+        i
+        for i in np.flatnonzero(seconds > 0).tolist()
+        if rank_trace.infos[rank_trace.info_indices[i]].kind != "host"
     ]
-    kept = drawable
+    longest = drawable
     note = ""
-    if len(drawable) > most:
-        kept = sorted(drawable, key=lambda i: (-seconds[i], i))[:most]
-        share = float(seconds[kept].sum() / seconds[drawable].sum())
+    if len(drawable) > max_spans:
+        longest = sorted(drawable, key=lambda i: (-seconds[i], i))[:max_spans]
+        share = float(seconds[longest].sum() / seconds[drawable].sum())
         note = (
-            f"the {most:,} longest of {len(drawable):,} spans, {share * 100:.1f} % of all busy time; "
+            f"the {max_spans:,} longest of {len(drawable):,} spans, {share * 100:.1f} % of all busy time; "
             "the trace file has every one"
         )
-    return sorted(kept, key=lambda i: (own.start_seconds[i], i)), note
+    return sorted(longest, key=lambda i: (rank_trace.start_seconds[i], i)), note
 
 
-def _span_bars(own: Trace, shown: list[int]) -> dict[str, _Bars]:
+def _span_bars(rank_trace: Trace, drawn_spans: list[int]) -> dict[str, _Bars]:
     groups: dict[str, _Bars] = {}
-    for span in shown:
-        info = own.infos[own.info_indices[span]]
+    for span in drawn_spans:
+        info = rank_trace.infos[rank_trace.info_indices[span]]
         kind = "optimizer" if info.kind == "compute" and info.phase == "optimizer" else info.kind
         kind = "recompute" if info.kind == "compute" and info.phase == "recompute" else kind
         bars = groups.setdefault(kind, _Bars(span_meaning(kind), [], [], [], []))
-        start, end = float(own.start_seconds[span]), float(own.end_seconds[span])
+        start, end = float(rank_trace.start_seconds[span]), float(rank_trace.end_seconds[span])
         bars.add(info.stream, start, end, _hover(info, start, end))
     return groups
 
@@ -137,62 +139,64 @@ def _hover(info: SpanInfo, start: float, end: float) -> str:
     return "<br>".join([*lines, info.phase] if info.phase else lines)
 
 
-def _add_waits(groups: dict[str, _Bars], own: Trace, breakdown: Breakdown, most: int) -> None:
+def _add_waits(groups: dict[str, _Bars], rank_trace: Trace, breakdown: Breakdown, max_waits: int) -> None:
     """Add rows for the waits of the compute stream and for the blocks of the host."""
-    waits = sorted(breakdown.waits, key=lambda wait: -wait.seconds)[:most]
+    waits = sorted(breakdown.waits, key=lambda wait: -wait.seconds)[:max_waits]
     for wait in sorted(waits, key=lambda wait: wait.start_seconds):
         if wait.seconds <= 0:
             continue
         meaning = BREAKDOWN[wait.cause]
-        what = f"<br>for {own.infos[wait.info].name}" if wait.info is not None else ""
-        text = f"<b>{meaning.label}</b><br>{format_seconds(wait.seconds)}{what}"
+        target = f"<br>for {rank_trace.infos[wait.info].name}" if wait.info is not None else ""
+        text = f"<b>{meaning.label}</b><br>{format_seconds(wait.seconds)}{target}"
         bars = groups.setdefault(f"wait {wait.cause}", _Bars(meaning, [], [], [], []))
         bars.add(_WAITS, wait.start_seconds, wait.end_seconds, text)
-    for _, start, end, info in sorted(own.host_blocks, key=lambda block: block[1] - block[2])[:most]:
+    for _, start, end, info in sorted(rank_trace.host_blocks, key=lambda block: block[1] - block[2])[
+        :max_waits
+    ]:
         bars = groups.setdefault("host", _Bars(_BLOCKED, [], [], [], []))
         bars.add(
             _HOST,
             start,
             end,
-            f"<b>host blocked</b><br>{format_seconds(end - start)} on {own.infos[info].name}",
+            f"<b>host blocked</b><br>{format_seconds(end - start)} on {rank_trace.infos[info].name}",
         )
 
 
-def _row_order(own: Trace, groups: dict[str, _Bars]) -> list[str]:
+def _row_order(rank_trace: Trace, groups: dict[str, _Bars]) -> list[str]:
     """Waits, the compute stream, the other streams by their first span, the host."""
     used = dict.fromkeys(row for bars in groups.values() for row in bars.rows)
-    compute = compute_stream(own)
+    compute = compute_stream(rank_trace)
     first = {_WAITS: 0, compute: 1, _HOST: 3}
     return sorted(used, key=lambda row: first.get(row, 2))
 
 
-def views(trace: Trace, rank: int | None = None) -> list[tuple[str, float, float]]:
+def close_ups(trace: Trace, rank: int | None = None) -> list[tuple[str, float, float]]:
     """Intervals worth a closer look, as (name, start, end) in the units of the timeline's axis."""
-    own = trace if rank is None else trace.of_rank(rank)
-    scale, _ = time_scale(own.step_seconds)
-    whole, width = own.step_seconds, own.step_seconds * _CLOSE_UP
-    found = [("whole step", 0.0, whole), ("start", 0.0, width)]
-    runs = _phase_runs(own)
-    for (before, _, end), (after, _, _) in pairwise(runs):
-        if (before, after) == ("forward", "backward"):
-            found.append(("forward to backward", end - width / 2, end + width / 2))
+    rank_trace = trace if rank is None else trace.select_rank(rank)
+    scale, _ = time_scale(rank_trace.step_seconds)
+    step_seconds, width = rank_trace.step_seconds, rank_trace.step_seconds * _CLOSE_UP
+    intervals = [("whole step", 0.0, step_seconds), ("start", 0.0, width)]
+    runs = _phase_runs(rank_trace)
+    for (phase_before, _, end), (phase_after, _, _) in pairwise(runs):
+        if (phase_before, phase_after) == ("forward", "backward"):
+            intervals.append(("forward to backward", end - width / 2, end + width / 2))
             break
-    found.append(("end", whole - width, whole))
-    return [(name, start * scale, end * scale) for name, start, end in found]
+    intervals.append(("end", step_seconds - width, step_seconds))
+    return [(name, start * scale, end * scale) for name, start, end in intervals]
 
 
-def _phase_runs(own: Trace) -> list[tuple[str, float, float]]:
+def _phase_runs(rank_trace: Trace) -> list[tuple[str, float, float]]:
     """(phase, start, end) of each run of one phase on the compute stream. Recomputation is part of
     backward.
     """
-    compute = compute_stream(own)
+    compute = compute_stream(rank_trace)
     runs: list[tuple[str, float, float]] = []
-    for span in np.argsort(own.start_seconds, kind="stable").tolist():
-        info = own.infos[own.info_indices[span]]
+    for span in np.argsort(rank_trace.start_seconds, kind="stable").tolist():
+        info = rank_trace.infos[rank_trace.info_indices[span]]
         if info.stream != compute or not info.phase:
             continue
         phase = "backward" if info.phase == "recompute" else info.phase
-        start, end = float(own.start_seconds[span]), float(own.end_seconds[span])
+        start, end = float(rank_trace.start_seconds[span]), float(rank_trace.end_seconds[span])
         if runs and runs[-1][0] == phase:
             runs[-1] = (phase, runs[-1][1], end)
         else:
@@ -200,12 +204,12 @@ def _phase_runs(own: Trace) -> list[tuple[str, float, float]]:
     return runs
 
 
-def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
+def _shade_phases(figure: Figure, rank_trace: Trace, scale: float) -> None:
     """Shade and name the phases of the compute stream."""
-    runs = _phase_runs(own)
+    runs = _phase_runs(rank_trace)
     if not 1 < len(runs) <= _MAX_PHASES:
         return
-    named = _named_runs(runs, own.step_seconds)
+    named = _named_runs(runs, rank_trace.step_seconds)
     for index, (phase, start, end) in enumerate(runs):
         figure.add_vrect(
             x0=start * scale,
@@ -222,13 +226,15 @@ def _named_runs(runs: Sequence[tuple[str, float, float]], step_seconds: float) -
     """The runs that bear their phase's name, one per phase: the longest that leaves room for the adjacent
     names, also on a phone.
     """
-    named: dict[str, int] = {}
-    for index in sorted(range(len(runs)), key=lambda one: runs[one][1] - runs[one][2]):
+    run_of_phase: dict[str, int] = {}
+    for index in sorted(range(len(runs)), key=lambda number: runs[number][1] - runs[number][2]):
         phase, start, end = runs[index]
         is_at_end = step_seconds - (start + end) / 2 < _AT_END * step_seconds
-        if phase in named or is_at_end or end - start <= _LEAST_NAMED * step_seconds:
+        if phase in run_of_phase or is_at_end or end - start <= _LEAST_NAMED * step_seconds:
             continue
-        apart = (abs(start + end - sum(runs[other][1:])) / 2 for other in named.values())
-        if all(distance >= _NAME * step_seconds for distance in apart):
-            named[phase] = index
-    return set(named.values())
+        distances = (
+            abs(start + end - sum(runs[named_index][1:])) / 2 for named_index in run_of_phase.values()
+        )
+        if all(distance >= _NAME * step_seconds for distance in distances):
+            run_of_phase[phase] = index
+    return set(run_of_phase.values())

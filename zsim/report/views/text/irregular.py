@@ -13,7 +13,7 @@ from zsim.units import format_bytes, format_seconds
 Row = tuple[str, ...]
 
 
-class Words(NamedTuple):
+class TextTable(NamedTuple):
     """A table: the first column is text, the rest are numbers."""
 
     title: str
@@ -21,28 +21,30 @@ class Words(NamedTuple):
     rows: list[Row]
 
 
-def irregular_tables(report: Report) -> Iterator[Words]:
+def irregular_tables(report: Report) -> Iterator[TextTable]:
     """The tables for which the report has rows."""
     if report.jobs:
         rows = [_job(row) for row in report.jobs]
-        yield Words("Jobs on this fabric", ("", "GPUs", "alone", "together", "longer", ""), rows)
+        yield TextTable("Jobs on this fabric", ("", "GPUs", "alone", "together", "longer", ""), rows)
     if report.gpu_types:
         yield _gpu_types(report.gpu_types)
-    spread = report.jitter
-    if spread is not None:
-        title = f"{spread.steps:,} steps with jitter, seed {spread.seed}"
-        with_bubbles = report.pipeline is not None
-        yield Words(title, ("", *spread.step_seconds, "without"), _spread(spread, with_bubbles=with_bubbles))
+    jitter = report.jitter
+    if jitter is not None:
+        title = f"{jitter.steps:,} steps with jitter, seed {jitter.seed}"
+        has_bubbles = report.pipeline is not None
+        yield TextTable(
+            title, ("", *jitter.step_seconds, "without"), _jitter_rows(jitter, has_bubbles=has_bubbles)
+        )
     if report.ranks:
         rows = [_rank(row) for row in report.ranks]
         headings = ("", "ranks", "kernels", "exposed communication", "slowed")
-        yield Words("Ranks that differ", headings, rows)
+        yield TextTable("Ranks that differ", headings, rows)
 
 
-def _gpu_types(types: Sequence[GpuTypeRow]) -> Words:
+def _gpu_types(types: Sequence[GpuTypeRow]) -> TextTable:
     is_uneven = len({row.micro_batch_size for row in types}) > 1
     headings = ("", "GPUs", "kernels", "waits", "lost", "GPU-h/day", "GPU memory")
-    return Words("Types of GPUs", headings, [_gpu_type(row, is_uneven=is_uneven) for row in types])
+    return TextTable("Types of GPUs", headings, [_gpu_type(row, is_uneven=is_uneven) for row in types])
 
 
 def _gpu_type(row: GpuTypeRow, *, is_uneven: bool) -> Row:
@@ -62,13 +64,13 @@ def _job(row: JobRow) -> Row:
     return row.name, f"{row.gpus:,}", *times, f"{row.slowdown:.2f} times", f"{row.model}, {row.strategy}"
 
 
-def _spread(spread: StepSpread, *, with_bubbles: bool) -> list[Row]:
-    steps = [format_seconds(seconds) for seconds in spread.step_seconds.values()]
-    waits = [format_seconds(seconds) for seconds in spread.exposed_communication_seconds.values()]
-    without = format_seconds(spread.step_seconds_without)
+def _jitter_rows(jitter: StepSpread, *, has_bubbles: bool) -> list[Row]:
+    steps = [format_seconds(seconds) for seconds in jitter.step_seconds.values()]
+    waits = [format_seconds(seconds) for seconds in jitter.exposed_communication_seconds.values()]
+    plain_step = format_seconds(jitter.step_seconds_without)
     return [
-        ("step", *steps, without),
-        (f"exposed communication{' and bubbles' if with_bubbles else ''}", *waits, ""),
+        ("step", *steps, plain_step),
+        (f"exposed communication{' and bubbles' if has_bubbles else ''}", *waits, ""),
     ]
 
 

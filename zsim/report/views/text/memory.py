@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from zsim.plan.memory.peaks import Owned
+from zsim.plan.memory.peaks import MemoryKey
 from zsim.plan.moments import JobMoment
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
 from zsim.report.views.meanings import MEMORY
@@ -36,19 +36,21 @@ def profile_lines(
     peak = profile.peak
     yield f"{verdict.word.upper()}  {verdict.odds}"
     yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)}, {peak.phase}"
-    yield f"      at '{_short(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
+    yield f"      at '{_truncate(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
     if has_allocator and verdict.word != "does not fit":
         yield "      Whether torch's allocator runs short, `zsim run` says."
     yield ""
     yield from _phase_lines(profile.phases)
     yield ""
     yield from _holder_lines("Who holds it at the peak", holders(profile.at_peak), peak.total, limit)
-    kept = holders(profile.kept, "activations")
-    if kept:
+    kept_holders = holders(profile.kept_for_backward, "activations")
+    if kept_holders:
         yield ""
-        whole = sum(row.total_bytes for row in kept)
-        yield from _holder_lines(f"Kept for backward: {format_bytes(whole)}", kept, whole, limit)
-    units = _by_unit(profile.highest)
+        kept_bytes = sum(row.total_bytes for row in kept_holders)
+        yield from _holder_lines(
+            f"Kept for backward: {format_bytes(kept_bytes)}", kept_holders, kept_bytes, limit
+        )
+    units = _unit_holders(profile.highest)
     if units:
         yield ""
         yield from _unit_lines(units, profile.at_peak, limit)
@@ -67,13 +69,17 @@ def moment_lines(moments: Sequence[JobMoment]) -> list[str]:
         )
         for moment in moments
     ]
-    some = [] if all(one.is_certain for one in moments) else ["(*) where the script does so; --json says how"]
-    return [*table(columns, rows), *some]
+    footnotes = (
+        []
+        if all(moment.is_certain for moment in moments)
+        else ["(*) where the script does so; --json says how"]
+    )
+    return [*table(columns, rows), *footnotes]
 
 
 def _phase_lines(phases: Sequence[Moment]) -> list[str]:
     names = [*_SHORT.values(), "total"]
-    columns = [Column("Highest of, GB", is_left=True), *(Column(name, least=7) for name in names)]
+    columns = [Column("Highest of, GB", is_left=True), *(Column(name, min_width=7) for name in names)]
     rows = [
         (
             moment.phase,
@@ -84,39 +90,54 @@ def _phase_lines(phases: Sequence[Moment]) -> list[str]:
     return table(columns, rows)
 
 
-def _holder_lines(title: str, holding: Sequence[Holder], whole: int, limit: int) -> list[str]:
-    shown = holding if limit == 0 else holding[:limit]
+def _holder_lines(title: str, rows_of_holders: Sequence[Holder], total_bytes: int, limit: int) -> list[str]:
+    listed = rows_of_holders if limit == 0 else rows_of_holders[:limit]
     rows = [
         (
             _name(row),
             f"{row.count:,}",
             format_bytes(row.each_bytes),
             format_bytes(row.total_bytes),
-            f"{row.total_bytes / whole:.1%}",
+            f"{row.total_bytes / total_bytes:.1%}",
         )
-        for row in shown
+        for row in listed
     ]
-    if len(shown) < len(holding):
-        rest = sum(row.total_bytes for row in holding[len(shown) :])
-        rows.append((f"{len(holding) - len(shown)} more", "", "", format_bytes(rest), f"{rest / whole:.1%}"))
-    return table(named_columns(title, "count", "each", "together", "share", least=36), rows)
+    if len(listed) < len(rows_of_holders):
+        unlisted_bytes = sum(row.total_bytes for row in rows_of_holders[len(listed) :])
+        rows.append(
+            (
+                f"{len(rows_of_holders) - len(listed)} more",
+                "",
+                "",
+                format_bytes(unlisted_bytes),
+                f"{unlisted_bytes / total_bytes:.1%}",
+            )
+        )
+    return table(named_columns(title, "count", "each", "together", "share", min_width=36), rows)
 
 
-def _by_unit(highest: Mapping[Owned, int]) -> list[Holder]:
+def _unit_holders(highest: Mapping[MemoryKey, int]) -> list[Holder]:
     """Gathered parameters and unreduced gradients of each unit, each at its maximum."""
     return holders({key: size for key, size in highest.items() if key[1]}, "buffers")
 
 
-def _unit_lines(units: Sequence[Holder], at_peak: Mapping[Owned, int], limit: int) -> Iterator[str]:
-    held = {row.owner: row.total_bytes for row in holders(at_peak, "buffers")}
-    shown = units if limit == 0 else units[:limit]
+def _unit_lines(units: Sequence[Holder], at_peak: Mapping[MemoryKey, int], limit: int) -> Iterator[str]:
+    bytes_at_peak = {row.owner: row.total_bytes for row in holders(at_peak, "buffers")}
+    listed = units if limit == 0 else units[:limit]
     rows = [
-        (row.owner, f"{row.count:,}", format_bytes(row.each_bytes), format_bytes(held.get(row.owner, 0)))
-        for row in shown
+        (
+            row.owner,
+            f"{row.count:,}",
+            format_bytes(row.each_bytes),
+            format_bytes(bytes_at_peak.get(row.owner, 0)),
+        )
+        for row in listed
     ]
-    yield from table(named_columns("Unsharded by unit", "count", "each, most", "at the peak", least=36), rows)
-    if len(shown) < len(units):
-        yield f"{len(units) - len(shown)} more"
+    yield from table(
+        named_columns("Unsharded by unit", "count", "each, most", "at the peak", min_width=36), rows
+    )
+    if len(listed) < len(units):
+        yield f"{len(units) - len(listed)} more"
 
 
 def _name(row: Holder) -> str:
@@ -127,12 +148,14 @@ def _name(row: Holder) -> str:
     return f"{row.owner}: {label}" if row.owner else label
 
 
-def heading(what: str, by: By) -> str:
+def variant_heading(subject: str, by: By) -> str:
     """Heading of the lines of `variant_line`, in which `subject` is varied."""
     if by == "time":
-        return f"{_short(what, 32):<32}{'peak GB':>9}{'in':>11}{'step':>13}{'tokens/s/GPU':>15}"
+        return f"{_truncate(subject, 32):<32}{'peak GB':>9}{'in':>11}{'step':>13}{'tokens/s/GPU':>15}"
     names = PHASES if by == "phase" else _SHORT.values()
-    return f"{_short(what, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}" + _cells(names, by) + f"{'peak GB':>9}"
+    return (
+        f"{_truncate(subject, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}" + _cells(names, by) + f"{'peak GB':>9}"
+    )
 
 
 def variant_line(label: str, profile: MemoryProfile, by: By, *, verdict: Verdict) -> str:
@@ -140,7 +163,7 @@ def variant_line(label: str, profile: MemoryProfile, by: By, *, verdict: Verdict
     peak, highest = profile.peak, {moment.phase: moment.total for moment in profile.phases}
     sizes = [highest.get(name, 0) for name in PHASES] if by == "phase" else peak.by_category.values()
     cells = _cells((f"{size / 1e9:.2f}" for size in sizes), by)
-    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}{cells}{_total(peak, verdict):>9}"
+    return f"{_truncate(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}{cells}{_total(peak, verdict):>9}"
 
 
 def simulated_line(
@@ -149,12 +172,15 @@ def simulated_line(
     """The peak and the step's time, with the verdict's mark."""
     rate = "-" if tokens is None else f"{tokens:,.0f}"
     step = format_seconds(seconds)
-    return f"{_short(label, 32):<32}{_total(peak, verdict):>9}{peak.phase:>11}{step:>13}{rate:>15}"
+    return f"{_truncate(label, 32):<32}{_total(peak, verdict):>9}{peak.phase:>11}{step:>13}{rate:>15}"
 
 
 def error_line(label: str, error: str) -> str:
-    said = error.removeprefix("experiment: ")
-    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}  {_short(said, 79 - _VARIANT_COLUMNS)}"
+    message = error.removeprefix("experiment: ")
+    return (
+        f"{_truncate(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}  "
+        f"{_truncate(message, 79 - _VARIANT_COLUMNS)}"
+    )
 
 
 def _cells(texts: Iterable[str], by: By) -> str:
@@ -165,5 +191,5 @@ def _total(peak: Moment, verdict: Verdict) -> str:
     return f"{peak.total / 1e9:.2f}{verdict.mark}"
 
 
-def _short(text: str, columns: int) -> str:
+def _truncate(text: str, columns: int) -> str:
     return text if len(text) < columns else text[: columns - 4] + "..."

@@ -10,7 +10,7 @@ from zsim.report.rank_map import RankMap, ranges
 from zsim.report.report import Report
 from zsim.report.traffic import group_rows
 from zsim.report.views.meanings import MEMORY
-from zsim.report.views.text.irregular import Row, Words
+from zsim.report.views.text.irregular import Row, TextTable
 from zsim.units import format_bytes, format_seconds
 
 _MAX_RANKS = 16  # that a table lists one by one
@@ -24,7 +24,7 @@ SKETCH = (
 )
 
 
-def parallel_tables(report: Report) -> Iterator[Words]:
+def parallel_tables(report: Report) -> Iterator[TextTable]:
     """The tables of a job with more than data parallelism. There are none for others."""
     section = report.pipeline
     if section is not None:
@@ -42,20 +42,24 @@ def _chosen(section: PipelineSection) -> list[PipelineRow]:
     rows = section.rows
     if len(rows) <= _MAX_RANKS:
         return list(rows)
-    kept = {*range(_MAX_RANKS // 2), *range(len(rows) - _MAX_RANKS // 4, len(rows))}
-    kept |= {section.slowest.rank, section.fullest.rank}
-    return [row for row in rows if row.rank in kept]
+    ranks = {*range(_MAX_RANKS // 2), *range(len(rows) - _MAX_RANKS // 4, len(rows))}
+    ranks |= {section.slowest.rank, section.fullest.rank}
+    return [row for row in rows if row.rank in ranks]
 
 
-def _stage_table(section: PipelineSection, rows: Sequence[PipelineRow]) -> Words:
+def _stage_table(section: PipelineSection, rows: Sequence[PipelineRow]) -> TextTable:
     bubble = f"{section.bubble_fraction * 100:.1f} % bubble"
     title = f"Pipeline ranks: {bubble}, {section.micro_batches:,} micro-batches"
     headings = ("rank", "layers", "busy", "bubble", "of the step", "GPU memory", "")
-    return Words(title, headings, [_stage_row(section, row) for row in rows])
+    return TextTable(title, headings, [_stage_row(section, row) for row in rows])
 
 
 def _stage_row(section: PipelineSection, row: PipelineRow) -> Row:
-    said = [word for word, one in (("slowest", section.slowest), ("fullest", section.fullest)) if one is row]
+    marks = [
+        word
+        for word, extreme in (("slowest", section.slowest), ("fullest", section.fullest))
+        if extreme is row
+    ]
     return (
         f"{row.rank}",
         "-" if row.layers is None else f"{row.layers}",
@@ -63,7 +67,7 @@ def _stage_row(section: PipelineSection, row: PipelineRow) -> Row:
         format_seconds(row.bubble_seconds),
         f"{row.bubble_seconds / section.step_seconds * 100:.1f} %",
         format_bytes(row.peak.total),
-        ", ".join(said),
+        ", ".join(marks),
     )
 
 
@@ -73,9 +77,9 @@ _SHORT = {
 }  # fmt: skip
 
 
-def _memory_table(rows: Sequence[PipelineRow]) -> Words:
+def _memory_table(rows: Sequence[PipelineRow]) -> TextTable:
     names = [name for name in MEMORY if any(row.peak.at_total.get(name) for row in rows)]
-    return Words(
+    return TextTable(
         "Memory of pipeline ranks, GB",
         ("rank", *(_SHORT[name] for name in names), "peak"),
         [
@@ -89,11 +93,11 @@ def _memory_table(rows: Sequence[PipelineRow]) -> Words:
     )
 
 
-def _group_table(report: Report) -> Iterator[Words]:
+def _group_table(report: Report) -> Iterator[TextTable]:
     rows = group_rows(report.collectives)
     if rows:
         headings = ("", "calls", "bytes", "busy", "exposed")
-        yield Words(
+        yield TextTable(
             "Communication by group",
             headings,
             [
@@ -109,20 +113,20 @@ def _group_table(report: Report) -> Iterator[Words]:
         )
 
 
-def _node_table(found: RankMap) -> Words:
+def _node_table(rank_map: RankMap) -> TextTable:
     """Coordinates of the ranks of the first nodes."""
     rows: list[Row] = [
         (
             f"node {node.node}",
             f"{node.first_rank}-{node.first_rank + node.num_ranks - 1}",
-            *(ranges(node.coordinates[axis]) for axis in found.shown_axes),
+            *(ranges(node.coordinates[axis]) for axis in rank_map.shown_axes),
         )
-        for node in found.nodes[:_MAX_NODES]
+        for node in rank_map.nodes[:_MAX_NODES]
     ]
-    left = found.num_nodes - len(rows)
-    if left:
-        rows.append((f"{left:,} more", *("" for _ in range(1 + len(found.shown_axes)))))
-    return Words("Ranks by node", ("", "ranks", *found.shown_axes), rows)
+    num_unlisted = rank_map.num_nodes - len(rows)
+    if num_unlisted:
+        rows.append((f"{num_unlisted:,} more", *("" for _ in range(1 + len(rank_map.shown_axes)))))
+    return TextTable("Ranks by node", ("", "ranks", *rank_map.shown_axes), rows)
 
 
 def schedule_sketch(section: PipelineSection) -> list[str]:

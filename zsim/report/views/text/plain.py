@@ -18,7 +18,7 @@ class Column:
 
     title: str
     is_left: bool = False
-    least: int = 0
+    min_width: int = 0
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -27,9 +27,9 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]
     Where that is more than WIDTH, the first column shrinks down to 20 characters: its longest cells lose
     their beginnings, since the end of a name says most.
     """
-    first, *others = _widths(columns, rows)
-    room = WIDTH - sum(others) - len(_GAP) * len(others)
-    widths = [min(first, max(room, _LEAST)), *others]
+    first, *other_widths = _widths(columns, rows)
+    room = WIDTH - sum(other_widths) - len(_GAP) * len(other_widths)
+    widths = [min(first, max(room, _LEAST)), *other_widths]
     lines = []
     for row in ([column.title for column in columns], *rows):
         cells = [
@@ -42,38 +42,40 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]
 
 def tables(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
     """The table in parts: columns beyond WIDTH follow below, with the first column repeated."""
-    first, *others = _widths(columns, rows)
-    parts: list[list[int]] = []
+    first, *other_widths = _widths(columns, rows)
+    column_groups: list[list[int]] = []
     room = 0
-    for number, width in enumerate(others, 1):
+    for number, width in enumerate(other_widths, 1):
         room -= width + len(_GAP)
         if room < 0:
-            parts.append([0])
+            column_groups.append([0])
             room = WIDTH - first - width - len(_GAP)
-        parts[-1].append(number)
+        column_groups[-1].append(number)
     return [
         line
-        for part in parts
-        for line in table([columns[n] for n in part], [[row[n] for n in part] for row in rows])
+        for column_group in column_groups
+        for line in table(
+            [columns[n] for n in column_group], [[row[n] for n in column_group] for row in rows]
+        )
     ]
 
 
-def named_columns(first: str, *others: str, least: int = 0) -> list[Column]:
+def named_columns(first: str, *other_titles: str, min_width: int = 0) -> list[Column]:
     """The first column, left-aligned and at least `min_width` wide, and the others, right-aligned."""
-    return [Column(first, is_left=True, least=least), *(Column(title) for title in others)]
+    return [Column(first, is_left=True, min_width=min_width), *(Column(title) for title in other_titles)]
 
 
 def markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of the table in Markdown, with cells as they are."""
     lines = ([column.title for column in columns], *rows)
-    heading, *rest = (f"| {' | '.join(cells)} |" for cells in lines)
-    return [heading, f"|{'|'.join('---' if column.is_left else '---:' for column in columns)}|", *rest]
+    heading, *body = (f"| {' | '.join(cells)} |" for cells in lines)
+    return [heading, f"|{'|'.join('---' if column.is_left else '---:' for column in columns)}|", *body]
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
     lines = ([column.title for column in columns], *rows)
     return [
-        max(column.least, *(len(line[number]) for line in lines if number < len(line)))
+        max(column.min_width, *(len(line[number]) for line in lines if number < len(line)))
         for number, column in enumerate(columns)
     ]
 
@@ -87,12 +89,12 @@ def paragraph(text: str, *, first: int | str = 0, indent: int | None = None) -> 
     """The lines of a paragraph: the first begins with `first` (text, or a number of blanks), the others with
     `indent` blanks, by default as many as `first` is wide."""
     begin = " " * first if isinstance(first, int) else first
-    rest = " " * (len(begin) if indent is None else indent)
+    indentation = " " * (len(begin) if indent is None else indent)
     return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=begin,
-        subsequent_indent=rest,
+        subsequent_indent=indentation,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -101,6 +103,6 @@ def paragraph(text: str, *, first: int | str = 0, indent: int | None = None) -> 
 def shell(command: str, indent: int = 4) -> list[str]:
     """A command to copy, continued with backslashes where it is wider than 80 columns."""
     lines = textwrap.wrap(command, WIDTH - indent - 4, break_long_words=False, break_on_hyphens=False)
-    first, *rest = lines if len(command) > WIDTH - indent else [command]
-    begun = [" " * indent + first, *(" " * (indent + 2) + line for line in rest)]
-    return [*(f"{line} \\" for line in begun[:-1]), begun[-1]]
+    first, *continuations = lines if len(command) > WIDTH - indent else [command]
+    indented = [" " * indent + first, *(" " * (indent + 2) + line for line in continuations)]
+    return [*(f"{line} \\" for line in indented[:-1]), indented[-1]]

@@ -51,7 +51,7 @@ def _all_programs(plan: Plan) -> dict[str, Any]:
 
 
 def _program_on(plan: Plan, rank: int) -> dict[str, Any]:
-    program = _checked(plan, rank)
+    program = _program_of_rank(plan, rank)
     return {
         "rank": rank,
         "name": program.name,
@@ -60,7 +60,7 @@ def _program_on(plan: Plan, rank: int) -> dict[str, Any]:
     }
 
 
-def _checked(plan: Plan, rank: int) -> Program:
+def _program_of_rank(plan: Plan, rank: int) -> Program:
     if not 0 <= rank < plan.world_size:
         raise InputError(f"--rank: found {rank}, expected 0 to {plan.world_size - 1}")
     return plan.program_on(rank)
@@ -85,7 +85,7 @@ def _program(program: Program) -> dict[str, Any]:
         ],
         "collectives": [
             {"kind": work.kind, "group": work.group, "dtype": work.dtype, "bytes": work.bytes, "count": count}
-            | _parts(work)
+            | _split_sizes(work)
             for work, count in collective_counts(program).items()
         ],
         **(
@@ -107,9 +107,11 @@ def _program(program: Program) -> dict[str, Any]:
     }
 
 
-def _parts(work: Collective | PointToPoint) -> dict[str, Any]:
+def _split_sizes(work: Collective | PointToPoint) -> dict[str, Any]:
     """The table of an all-to-all of unequal parts. Empty for other calls."""
-    return {"parts": work.parts} if isinstance(work, Collective) and work.parts is not None else {}
+    return (
+        {"parts": work.split_sizes} if isinstance(work, Collective) and work.split_sizes is not None else {}
+    )
 
 
 def collective_counts(program: Program) -> Counter[Collective | PointToPoint]:
@@ -157,14 +159,14 @@ def print_plan(
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    programs = plan.programs if rank is None else (_checked(plan, rank),)
+    programs = plan.programs if rank is None else (_program_of_rank(plan, rank),)
     num_ops = ", ".join(f"{len(program.ops)}" for program in programs)
     console.print(f"{plan.framework}: {num_ops} ops per rank and step, {plan.world_size} ranks", style="bold")
     groups = ", ".join(_group_text(group) for group in plan.groups.values())
     console.print(f"groups: {groups}\n")
     if rank is not None:
-        within = (f"{name} {ranges(members)}" for name, members in _communicators(plan, rank).items())
-        console.print(f"rank {rank} is in {'; '.join(within) or 'no group'}\n")
+        memberships = (f"{name} {ranges(members)}" for name, members in _communicators(plan, rank).items())
+        console.print(f"rank {rank} is in {'; '.join(memberships) or 'no group'}\n")
     for number, program in enumerate(plan.programs):
         if program not in programs:
             continue
@@ -173,17 +175,17 @@ def print_plan(
             console.print(f"{program.name} ({ranks} rank{'' if ranks == 1 else 's'})", style="bold")
             _print_actions(program, limit, console)
         _print_program(program, limit, console)
-    for what, path in (files or {}).items():
-        console.print(f"{what}  {path}", soft_wrap=True)
+    for description, path in (files or {}).items():
+        console.print(f"{description}  {path}", soft_wrap=True)
 
 
 def _print_actions(program: Program, limit: int, console: Console) -> None:
     """The order of forwards and backwards, as torch writes actions: "0F0 0F1 0B0"."""
-    shown = program.actions if limit == 0 else program.actions[:limit]
-    left = len(program.actions) - len(shown)
-    more = f" and {left} more" if left else ""
-    if shown:
-        console.print(f"{' '.join(str(action) for _, action in shown)}{more}\n")
+    listed = program.actions if limit == 0 else program.actions[:limit]
+    num_unlisted = len(program.actions) - len(listed)
+    more = f" and {num_unlisted} more" if num_unlisted else ""
+    if listed:
+        console.print(f"{' '.join(str(action) for _, action in listed)}{more}\n")
 
 
 def _print_program(program: Program, limit: int, console: Console) -> None:
@@ -201,22 +203,24 @@ def _print_program(program: Program, limit: int, console: Console) -> None:
     for work, count in collective_counts(program).items():
         table.add_row(str(count), work.kind, work.group, format_bytes(work.bytes), work.dtype)
     console.print(table)
-    shown = program.ops if limit == 0 else program.ops[:limit]
+    listed = program.ops if limit == 0 else program.ops[:limit]
     ops = Table(box=None, pad_edge=False, title="\nOps in host issue order", title_justify="left")
     for header in ("#", "stream", "op", "work", "waits for"):
         ops.add_column(header, justify="right" if header == "#" else "left", overflow="fold")
-    for number, op in enumerate(shown):
-        waits = [str(other) for other in op.after] + [f"host {other}" for other in op.host_waits]
+    for number, op in enumerate(listed):
+        waits = [str(dependency) for dependency in op.after] + [
+            f"host {dependency}" for dependency in op.host_waits
+        ]
         ops.add_row(str(number), op.stream, op.name, _work_text(op), ", ".join(waits))
     console.print(ops)
-    if len(shown) < len(program.ops):
-        left = len(program.ops) - len(shown)
-        console.print(f"... and {left} more (--limit 0 lists all, --json writes them)")
+    if len(listed) < len(program.ops):
+        num_unlisted = len(program.ops) - len(listed)
+        console.print(f"... and {num_unlisted} more (--limit 0 lists all, --json writes them)")
 
 
 def _group_text(group: Group) -> str:
-    apart = "unequal distances" if group.stride is None else f"stride {group.stride}"
-    return f"{group.name} {group.size} ({apart})"
+    spacing = "unequal distances" if group.stride is None else f"stride {group.stride}"
+    return f"{group.name} {group.size} ({spacing})"
 
 
 def _work_text(op: Op) -> str:

@@ -11,13 +11,13 @@ from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
 from zsim.report.views.meanings import DATA_LOADING, EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
-from zsim.report.views.text.irregular import Words, irregular_tables
+from zsim.report.views.text.irregular import TextTable, irregular_tables
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
 from zsim.report.views.text.plain import WIDTH
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
 from zsim.report.views.text.sentences import headline
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
-from zsim.validated.validation import Validation, validation_words
+from zsim.validated.validation import Validation, format_validation
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,16 +38,16 @@ def print_report(
 
     console = console or Console(highlight=False, emoji=False)
     is_plain = not (console.encoding or "ascii").lower().startswith("utf")
-    for part in _parts(report, is_plain):
-        console.print(part)
+    for section in _sections(report, is_plain):
+        console.print(section)
         console.print()
-    said = [*report.notes, *moment_notes(report)]
-    for note in said:
+    notes = [*report.notes, *moment_notes(report)]
+    for note in notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
-    if said:
+    if notes:
         console.print()
-    for what, path in (files or {}).items():
-        console.print(Text.assemble((f"{what:<8}", "bold"), str(path)), soft_wrap=True)
+    for description, path in (files or {}).items():
+        console.print(Text.assemble((f"{description:<8}", "bold"), str(path)), soft_wrap=True)
 
 
 def report_lines(report: Report) -> Iterator[str]:
@@ -61,7 +61,7 @@ def report_lines(report: Report) -> Iterator[str]:
     yield from (line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
+def _sections(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
     training = report.labels.get("training")
@@ -72,13 +72,13 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
         yield _range(report, report.validation)
     yield Text(report.limit)
     yield _breakdown(report, is_plain)
-    for words in irregular_tables(report):
-        yield _words(words)
+    for text_table in irregular_tables(report):
+        yield _text_table(text_table)
     if report.pipeline is not None and (lines := schedule_sketch(report.pipeline)):
         yield Text("\n".join(("The schedule by pipeline rank", *lines)))
         yield Text(SKETCH, style="dim")
-    for words in parallel_tables(report):
-        yield _words(words)
+    for text_table in parallel_tables(report):
+        yield _text_table(text_table)
     for device in report.peaks:
         if report.peaks[device].total > 0:
             yield _memory(report, device, is_plain)
@@ -122,23 +122,23 @@ def _speed(report: Report) -> Table:
         )
     padding = report.work.padding
     if padding is not None:
-        found = padding.to_dict(report.step_seconds, report.work.gpus_per_replica)
+        lengths = padding.to_dict(report.step_seconds, report.work.gpus_per_replica)
         slowest = f"{padding.slowest_over_mean:.3f} x mean"
-        with_padding = f"{found['padded_tokens_per_second_per_gpu']:,.0f}"
-        table.add_row("with padding", with_padding, "slowest rank", slowest)
+        padded_rate = f"{lengths['padded_tokens_per_second_per_gpu']:,.0f}"
+        table.add_row("with padding", padded_rate, "slowest rank", slowest)
     table.add_row(
         "model FLOP/s/GPU",
         "-" if flops is None else format_flops(flops),
         "overlap",
         _percent(report.overlap_fraction),
     )
-    return _fitted(table)
+    return _narrow_columns(table)
 
 
 def _range(report: Report, validation: Validation) -> Text:
     from rich.text import Text
 
-    text = Text.assemble(("step range  ", "dim"), validation_words(validation, report.step_seconds))
+    text = Text.assemble(("step range  ", "dim"), format_validation(validation, report.step_seconds))
     if validation.extrapolates:
         text.append(f"\nbeyond them: {'; '.join(validation.extrapolates)}", style="yellow")
     return text
@@ -156,27 +156,27 @@ def _breakdown(report: Report, is_plain: bool) -> Table:
     return table
 
 
-def _words(words: Words) -> Table:
-    table = _table(words.title, *words.headings)
-    for row in words.rows:
+def _text_table(text_table: TextTable) -> Table:
+    table = _table(text_table.title, *text_table.headings)
+    for row in text_table.rows:
         table.add_row(*row)
     return table
 
 
 def _memory(report: Report, device: str, is_plain: bool) -> Table:
     peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
-    place = {"gpu": "GPU memory, fullest rank", "host": "Host memory, fullest node"}.get(
+    title = {"gpu": "GPU memory, fullest rank", "host": "Host memory, fullest node"}.get(
         device, "NVMe, fullest node"
     )
-    table = _table(place, "", "own peak", "at the peak", "")
+    table = _table(title, "", "own peak", "at the peak", "")
     scale = max(capacity or 0, peak.total)
     for category, highest in peak.by_category.items():
         if highest:
             meaning = MEMORY.get(category)
-            held = peak.at_total[category]
-            bar = _bar(held / scale, meaning.terminal if meaning else "white", is_plain)
+            peak_share = peak.at_total[category]
+            bar = _bar(peak_share / scale, meaning.terminal if meaning else "white", is_plain)
             label = meaning.label if meaning else category
-            table.add_row(label, format_bytes(highest), format_bytes(held), bar)
+            table.add_row(label, format_bytes(highest), format_bytes(peak_share), bar)
     is_over = capacity is not None and peak.total > capacity
     bar = _bar(peak.total / scale, "red" if is_over else "default", is_plain)
     table.add_row("total", format_bytes(peak.total), format_bytes(peak.total), bar, style="bold")
@@ -188,9 +188,9 @@ def _memory(report: Report, device: str, is_plain: bool) -> Table:
         table.add_row("capacity", "", format_bytes(capacity), bar, style="dim")
     if device == "gpu" and report.allocator is not None:
         row = report.allocator
-        of = f"of {format_bytes(row.limit_bytes)}"
+        limit_text = f"of {format_bytes(row.limit_bytes)}"
         table.add_row("allocated by torch", "", format_bytes(allocated_bytes(report)), "", style="dim")
-        table.add_row("reserved by torch", format_bytes(row.reserved_bytes), of, "", style="dim")
+        table.add_row("reserved by torch", format_bytes(row.reserved_bytes), limit_text, "", style="dim")
     return table
 
 
@@ -210,11 +210,13 @@ def _collectives(report: Report) -> Table:
             format_seconds(row.busy_seconds),
             "-" if rate is None else format_rate(rate),
         )
-    left = report.collectives[len(rows) :]
-    if left:
+    unlisted = report.collectives[len(rows) :]
+    if unlisted:
         busy = sum(row.busy_seconds for row in report.collectives) - sum(row.busy_seconds for row in rows)
-        table.add_row(f"{len(left)} more kinds and sizes", "", "", "", format_seconds(busy), "", style="dim")
-    return _fitted(table)
+        table.add_row(
+            f"{len(unlisted)} more kinds and sizes", "", "", "", format_seconds(busy), "", style="dim"
+        )
+    return _narrow_columns(table)
 
 
 def _traffic(report: Report, is_plain: bool) -> Table:
@@ -304,7 +306,7 @@ def _table(title: str, *headers: str) -> Table:
     return table
 
 
-def _fitted(table: Table) -> Table:
+def _narrow_columns(table: Table) -> Table:
     """The table with one blank between columns where two make it wider than the page."""
     cells = ([str(column.header), *map(str, column.cells)] for column in table.columns)
     if sum(2 + max(map(len, column)) for column in cells) > WIDTH:

@@ -18,14 +18,14 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
     billion_seconds = 1e9 / report.step_tokens * report.step_seconds
     gpu_hours = billion_seconds * report.simulation.world_size / 3600
     tokens = "" if cost.tokens is None else f"{cost.tokens:.4g} tokens"
-    yield "days", _shown(cost.days, "{:,.1f}"), f"{billion_seconds / 86400:,.3g}", "", tokens
+    yield "days", _format_optional(cost.days, "{:,.1f}"), f"{billion_seconds / 86400:,.3g}", "", tokens
     yield "GPU-hours", format_amount(cost.gpu_hours), f"{gpu_hours:,.1f}", "", ""
     if cost.gpu_hour_price is not None:
         yield (
             cost.currency,
             format_amount(cost.money),
-            _shown(cost.money_per_billion_tokens, "{:,.2f}"),
-            _shown(cost.money_per_parameter, "{:.3g}"),
+            _format_optional(cost.money_per_billion_tokens, "{:,.2f}"),
+            _format_optional(cost.money_per_parameter, "{:.3g}"),
             f"{cost.gpu_hour_price:g} per GPU-hour",
         )
     if energy is not None:
@@ -33,12 +33,12 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
         yield (
             "MWh",
             format_amount(cost.megawatt_hours),
-            _shown(cost.megawatt_hours_per_billion_tokens, "{:,.3g}"),
+            _format_optional(cost.megawatt_hours_per_billion_tokens, "{:,.3g}"),
             "",
             f"{servers}, PUE {cost.pue:g}",
         )
         yield "W per GPU", f"{energy.watts:.0f}", "", "", f"mean of the step; {energy.evidence}"
 
 
-def _shown(value: float | None, form: str) -> str:
+def _format_optional(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from zsim.report.memory import START_UP, OutOfMemory, Remedy
 from zsim.report.report import Report
 from zsim.units import format_bytes, format_gpus, format_seconds
-from zsim.validated.validation import validation_words
+from zsim.validated.validation import format_validation
 
 _POOLS = {
     "gpu": "GPU memory", "host": "host memory of a node", "nvme": "NVMe of a node",
@@ -25,19 +25,19 @@ def headline(report: Report) -> str:
     return " | ".join(word for word in words if word)
 
 
-def trust_words(report: Report) -> str:
+def format_trust(report: Report) -> str:
     """How far to trust the step: its interval, what the validated runs behind it have in common, and where
     the job is beyond them.
 
     Empty where the step is not judged.
     """
-    found = report.validation
-    if found is None:
+    validation = report.validation
+    if validation is None:
         return ""
-    said = f"Step {validation_words(found, report.step_seconds)}"
-    said += f" ({found.regime})" if found.runs else ""
-    beyond = f" Beyond them: {'; '.join(found.extrapolates)}." if found.extrapolates else ""
-    return f"{said}.{beyond}"
+    sentence = f"Step {format_validation(validation, report.step_seconds)}"
+    sentence += f" ({validation.regime})" if validation.runs else ""
+    beyond = f" Beyond them: {'; '.join(validation.extrapolates)}." if validation.extrapolates else ""
+    return f"{sentence}.{beyond}"
 
 
 NO_GPUS = "With these settings no number of GPUs up to 65,536 would hold all tensors"
@@ -52,7 +52,9 @@ def missing_memory(finding: OutOfMemory) -> str:
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
     pool = _POOLS.get(finding.pool, finding.pool)
     # A host that runs ahead has issued some of a step's ops before the step begins.
-    when = f"issued at {format_seconds(finding.seconds)}" if finding.seconds else "issued ahead of the step"
+    time_text = (
+        f"issued at {format_seconds(finding.seconds)}" if finding.seconds else "issued ahead of the step"
+    )
     capacity = format_bytes(finding.capacity_bytes)
     if finding.op == START_UP:
         text = (
@@ -66,10 +68,10 @@ def missing_memory(finding: OutOfMemory) -> str:
     else:
         op = f"'{finding.op}'" if finding.op else "an op"
         text = (
-            f"{pool}: {op}, {when}, is the first that exceeds {capacity}, by {missing}; by "
+            f"{pool}: {op}, {time_text}, is the first that exceeds {capacity}, by {missing}; by "
             f"{at_peak} at the peak"
         )
-    remedy = "" if finding.remedy is None else f" {remedy_words(finding.remedy)}"
+    remedy = "" if finding.remedy is None else f" {format_remedy(finding.remedy)}"
     if finding.least_gpus is not None:
         return f"{text}. {format_gpus(finding.least_gpus)} would hold all tensors.{remedy}"
     if finding.pool == "gpu" and finding.is_advised:
@@ -77,21 +79,25 @@ def missing_memory(finding: OutOfMemory) -> str:
     return f"{text}.{remedy}"
 
 
-def remedy_words(remedy: Remedy) -> str:
+def format_remedy(remedy: Remedy) -> str:
     """E.g. "training.activation_checkpointing = full would fit: 37.18 GB, step 9.500 s."."""
     step = format_seconds(remedy.step_seconds)
     text = f"{remedy.words} would fit: {format_bytes(remedy.gpu_peak_bytes)}, step {step}"
     if remedy.script_changes:
-        text += f" (needs a change of the script: {'; '.join(_script_words(remedy))})"
+        text += f" (needs a change of the script: {'; '.join(_format_script_changes(remedy))})"
     return f"{text}."
 
 
-def _script_words(remedy: Remedy) -> Iterator[str]:
+def _format_script_changes(remedy: Remedy) -> Iterator[str]:
     """Changes of the script, without repeating the remedy's words: for a single switch only the change, for
     several the key too.
     """
     switches = remedy.words.split(" and ")
     for change in remedy.script_changes:
-        said = next((switch for switch in switches if change.startswith(f"{switch}: ")), None)
-        how = change if said is None else change.removeprefix(f"{said}: ")
-        yield how if said is None or len(switches) == 1 else f"{said.partition(' = ')[0]}: {how}"
+        known_switch = next((switch for switch in switches if change.startswith(f"{switch}: ")), None)
+        description = change if known_switch is None else change.removeprefix(f"{known_switch}: ")
+        yield (
+            description
+            if known_switch is None or len(switches) == 1
+            else f"{known_switch.partition(' = ')[0]}: {description}"
+        )

@@ -25,11 +25,11 @@ from zsim.arrays import Floats
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.experiment.data.lengths import LengthsTable, check_lengths, histogram_of
-from zsim.specs.strategy.lengths import DrawnLengths
+from zsim.specs.strategy.lengths import SampledLengths
 
-_STEPS = 32  # drawn
-_MOST = 60_000  # sequences in all of them
-_LEAST = 1e-12  # of a law that must lie between its bounds
+_NUM_STEPS = 32  # drawn
+_MAX_SEQUENCES = 60_000  # sequences in all of them
+_MIN_PROBABILITY = 1e-12  # of a law that must lie between its bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,81 +44,84 @@ class BatchPlan:
     """Sequences of a micro-batch."""
     length: int
     """Largest number of tokens of a sequence."""
-    meeting: int
+    sync_group_size: int
     """Replicas of a group that waits for one another in each micro-batch."""
 
 
 def draw_lengths(
     table: LengthsTable, plan: BatchPlan, token_flops: float, pair_flops: float, multiple: int = 1
-) -> DrawnLengths:
+) -> SampledLengths:
     """The micro-batches of the mean and of the slowest rank.
 
     The tokens of a padded sequence are rounded up to `multiple`. Raises InputError for a table that names no
     lengths, or several.
     """
     check_lengths(table)
-    micro_batches = min(plan.micro_batches, max(1, _MOST // (plan.ranks * plan.sequences)))
-    each = plan.ranks * micro_batches * plan.sequences
-    steps = max(1, min(_STEPS, _MOST // each))
+    micro_batches = min(plan.micro_batches, max(1, _MAX_SEQUENCES // (plan.ranks * plan.sequences)))
+    sequences_per_step = plan.ranks * micro_batches * plan.sequences
+    steps = max(1, min(_NUM_STEPS, _MAX_SEQUENCES // sequences_per_step))
     generator = np.random.default_rng(table.seed)
     shape = (steps, micro_batches, plan.ranks, plan.sequences)
     if table.batching == "packed":
-        real, pairs = _packed(table, generator, shape, plan.length)
+        real_tokens, pairs = _pack_micro_batches(table, generator, shape, plan.length)
         tokens = np.full(shape[:3], float(plan.sequences * plan.length))
     else:
-        real, tokens, pairs = _padded(table, generator, shape, plan.length)
+        real_tokens, tokens, pairs = _pad_micro_batches(table, generator, shape, plan.length)
     if table.batching == "packed" and not table.attention_by_document:
         pairs = tokens * plan.length
     cost = token_flops * tokens + pair_flops * pairs
-    slowest_tokens, slowest_pairs = _of_slowest(cost, tokens, plan), _of_slowest(cost, pairs, plan)
+    slowest_tokens, slowest_pairs = (
+        _slowest_rank_mean(cost, tokens, plan),
+        _slowest_rank_mean(cost, pairs, plan),
+    )
     longest = ceil(slowest_tokens / plan.sequences / multiple - 1e-9) * multiple
-    return DrawnLengths(
+    return SampledLengths(
         length=min(longest, -(-plan.length // multiple) * multiple),
         span=slowest_pairs / slowest_tokens,
-        real_tokens=float(real.mean()),
+        real_tokens=float(real_tokens.mean()),
         mean_tokens=float(tokens.mean()),
-        slowest_over_mean=_of_slowest(cost, cost, plan) / float(cost.mean()),
-        by_document=table.batching == "packed" and table.attention_by_document,
+        slowest_over_mean=_slowest_rank_mean(cost, cost, plan) / float(cost.mean()),
+        masks_by_document=table.batching == "packed" and table.attention_by_document,
     )
 
 
-def _of_slowest(cost: Floats, values: Floats, plan: BatchPlan) -> float:
+def _slowest_rank_mean(cost: Floats, values: Floats, plan: BatchPlan) -> float:
     """Mean over steps and micro-batches of `values` of the slowest rank. See [Note: the slowest rank of a
     micro-batch].
     """
-    groups = (*cost.shape[:2], -1, gcd(plan.meeting, plan.ranks))
+    groups = (*cost.shape[:2], -1, gcd(plan.sync_group_size, plan.ranks))
     cost, values = cost.reshape(groups), values.reshape(groups)
-    in_group = cost.argmax(axis=3)[..., None]
-    cost = np.take_along_axis(cost, in_group, axis=3)[..., 0].mean(axis=1)
-    values = np.take_along_axis(values, in_group, axis=3)[..., 0].mean(axis=1)
+    slowest = cost.argmax(axis=3)[..., None]
+    cost = np.take_along_axis(cost, slowest, axis=3)[..., 0].mean(axis=1)
+    values = np.take_along_axis(values, slowest, axis=3)[..., 0].mean(axis=1)
     return float(np.take_along_axis(values, cost.argmax(axis=1)[:, None], axis=1).mean())
 
 
-def _lengths(table: LengthsTable, generator: np.random.Generator, count: int) -> Floats:
+def _sample_lengths(table: LengthsTable, generator: np.random.Generator, count: int) -> Floats:
     """`count` drawn lengths, in whole tokens of at least one."""
     uniform = generator.random(count)
     if table.law == "constant":
-        drawn = np.full(count, float(table.mean or 1))
+        drawn_lengths = np.full(count, float(table.mean or 1))
     elif table.law == "uniform":
         low, high = table.low or 1, table.high or 1
-        drawn = np.floor(low + uniform * (high - low + 1))
+        drawn_lengths = np.floor(low + uniform * (high - low + 1))
     elif table.low is not None or table.high is not None:
-        drawn = _bounded(table, uniform)
+        drawn_lengths = _bounded_lengths(table, uniform)
     elif table.law == "exponential":
-        drawn = -float(table.mean or 1) * np.log1p(-uniform)
+        drawn_lengths = -float(table.mean or 1) * np.log1p(-uniform)
     elif table.law == "lognormal":
         normal = np.sqrt(-2.0 * np.log1p(-uniform)) * np.cos(2.0 * pi * generator.random(count))
-        drawn = np.exp(log(table.median or 1) + (table.sigma or 0.0) * normal)
+        drawn_lengths = np.exp(log(table.median or 1) + (table.sigma or 0.0) * normal)
     else:
         values, weights = histogram_of(table)
         edges = np.cumsum(np.array(weights)) / sum(weights)
-        places = np.minimum(np.searchsorted(edges, uniform, side="right"), len(values) - 1)
-        drawn = np.array(values, dtype=np.float64)[places]
-    whole: Floats = np.maximum(np.rint(drawn), 1.0)
-    return whole
+        indices = np.minimum(np.searchsorted(edges, uniform, side="right"), len(values) - 1)
+        drawn_lengths = np.array(values, dtype=np.float64)[indices]
+    lengths: Floats = np.maximum(np.rint(drawn_lengths), 1.0)
+    return lengths
 
 
-def _bounded(table: LengthsTable, uniform: Floats) -> Floats:
+def _bounded_lengths(table: LengthsTable, uniform: Floats) -> Floats:
     """Lengths of the exponential or the lognormal law that round to the bounds or lie between them.
 
     Raises InputError where the law has almost no lengths there.
@@ -131,47 +134,52 @@ def _bounded(table: LengthsTable, uniform: Floats) -> Floats:
     else:
         middle, width = log(table.median or 1), max(table.sigma or 0.0, 1e-9)
         first, last = (1.0 if end == inf else normal.cdf((log(end) - middle) / width) for end in ends)
-    if last - first < _LEAST:
+    if last - first < _MIN_PROBABILITY:
         high = "no bound" if table.high is None else f"{table.high:,}"
         raise InputError(
             f"training.lengths: law '{table.law}' has next to no lengths from {table.low or 1:,} to {high}; "
             "expected bounds around its mean or median"
         )
-    parts = first + uniform * (last - first)
+    probabilities = first + uniform * (last - first)
     if table.law == "exponential":
-        drawn = -mean * np.log1p(-parts)
+        drawn_lengths = -mean * np.log1p(-probabilities)
     else:
-        drawn = np.exp([middle + width * normal.inv_cdf(min(max(part, _LEAST), 1 - 1e-15)) for part in parts])
-    bounded: Floats = np.clip(drawn, table.low or 1, table.high)
-    return bounded
+        drawn_lengths = np.exp(
+            [
+                middle + width * normal.inv_cdf(min(max(probability, _MIN_PROBABILITY), 1 - 1e-15))
+                for probability in probabilities
+            ]
+        )
+    lengths: Floats = np.clip(drawn_lengths, table.low or 1, table.high)
+    return lengths
 
 
-def _padded(
+def _pad_micro_batches(
     table: LengthsTable, generator: np.random.Generator, shape: tuple[int, ...], length: int
 ) -> tuple[Floats, Floats, Floats]:
     """Real tokens, tokens, and pairs of tokens of each micro-batch. A sequence is one document, padded to the
     longest.
     """
-    drawn = np.minimum(_lengths(table, generator, int(np.prod(shape))), length).reshape(shape)
-    longest = np.minimum(np.ceil(drawn.max(axis=3) / table.pad_to) * table.pad_to, length)
+    drawn_lengths = np.minimum(_sample_lengths(table, generator, int(np.prod(shape))), length).reshape(shape)
+    longest = np.minimum(np.ceil(drawn_lengths.max(axis=3) / table.pad_to) * table.pad_to, length)
     tokens = longest * shape[3]
-    return drawn.sum(axis=3), tokens, tokens * longest
+    return drawn_lengths.sum(axis=3), tokens, tokens * longest
 
 
-def _packed(
+def _pack_micro_batches(
     table: LengthsTable, generator: np.random.Generator, shape: tuple[int, ...], length: int
 ) -> tuple[Floats, Floats]:
     """Real tokens and pairs of tokens of each micro-batch, whose documents follow one another and are cut at
     the ends of sequences.
     """
     count = int(np.prod(shape))
-    total, ends, reached = count * length, [np.zeros(1)], 0.0
-    while reached < total:
-        part = reached + np.cumsum(_lengths(table, generator, 4 * count + 1024))
-        ends.append(part)
-        reached = float(part[-1])
-    found = np.concatenate(ends)
-    cuts = np.union1d(found[found < total], np.arange(count + 1, dtype=np.float64) * length)
+    total, ends, packed_tokens = count * length, [np.zeros(1)], 0.0
+    while packed_tokens < total:
+        chunk_ends = packed_tokens + np.cumsum(_sample_lengths(table, generator, 4 * count + 1024))
+        ends.append(chunk_ends)
+        packed_tokens = float(chunk_ends[-1])
+    document_ends = np.concatenate(ends)
+    cuts = np.union1d(document_ends[document_ends < total], np.arange(count + 1, dtype=np.float64) * length)
     pieces = np.diff(cuts)
     rows = (cuts[:-1] // length).astype(np.int64)
     pairs = np.bincount(rows, pieces * pieces, count).reshape(shape).sum(axis=3)

@@ -23,8 +23,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
-from zsim.errors import InputError, did_you_mean, why_unreadable
-from zsim.reading import read_text, whole_number
+from zsim.errors import InputError, did_you_mean, unreadable_reason
+from zsim.reading import parse_whole_number, read_text
 
 Length = Annotated[int, Field(gt=0, le=2**27, strict=True)]
 Positive = Annotated[float, Field(gt=0, le=2**27, allow_inf_nan=False)]
@@ -34,11 +34,11 @@ _PARAMETERS = {
     "exponential": ("mean",),
     "lognormal": ("median", "sigma"),
 }
-_BOUNDED = ("exponential", "lognormal")
+_BOUNDED_LAWS = ("exponential", "lognormal")
 _KEYS = ("mean", "median", "sigma", "low", "high")
-_MOST_LINES = 100_000
-_MOST_VALUES = 9  # of a line, for its refusal
-_LONGEST = 100  # characters of a value
+_MAX_LINES = 100_000
+_MAX_VALUES = 9  # of a line, for its refusal
+_MAX_CHARACTERS = 100  # characters of a value
 
 
 class LengthsTable(BaseModel):
@@ -48,7 +48,7 @@ class LengthsTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    documents: Annotated[tuple[Length, ...], Field(min_length=1, max_length=_MOST_LINES)] | None = Field(
+    documents: Annotated[tuple[Length, ...], Field(min_length=1, max_length=_MAX_LINES)] | None = Field(
         default=None,
         description="lengths of documents: a list, or a histogram of {length: count}; left out: for a file "
         "or a law",
@@ -93,24 +93,24 @@ class LengthsTable(BaseModel):
 
 def check_lengths(table: LengthsTable) -> None:
     """Raises InputError unless the lengths have a single source, with the parameters of their law."""
-    given = [key for key in ("documents", "file", "law") if getattr(table, key) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "none of them"
+    sources = [key for key in ("documents", "file", "law") if getattr(table, key) is not None]
+    if len(sources) != 1:
+        names = " and ".join(sources) or "none of them"
         raise InputError(
-            f"training.lengths: found {found}; expected one of `documents` (a list of lengths), `file` (a "
+            f"training.lengths: found {names}; expected one of `documents` (a list of lengths), `file` (a "
             "histogram) or `law`"
         )
-    wanted = _PARAMETERS.get(table.law or "", ())
-    of = f"law '{table.law}'" if table.law else f"`{given[0]}`"
+    required_keys = _PARAMETERS.get(table.law or "", ())
+    owner = f"law '{table.law}'" if table.law else f"`{sources[0]}`"
     for key in _KEYS:
-        if key in wanted and getattr(table, key) is None:
-            raise InputError(f"training.lengths.{key}: missing, which {of} needs")
-        if table.law in _BOUNDED and key in ("low", "high"):
+        if key in required_keys and getattr(table, key) is None:
+            raise InputError(f"training.lengths.{key}: missing, which {owner} needs")
+        if table.law in _BOUNDED_LAWS and key in ("low", "high"):
             continue
-        if key not in wanted and getattr(table, key) is not None:
-            expected = f"expected {' and '.join(wanted)}" if wanted else "it belongs to a law"
-            hint = did_you_mean(key, wanted)
-            raise InputError(f"training.lengths.{key}: {of} has no such parameter{hint}; {expected}")
+        if key not in required_keys and getattr(table, key) is not None:
+            expected = f"expected {' and '.join(required_keys)}" if required_keys else "it belongs to a law"
+            hint = did_you_mean(key, required_keys)
+            raise InputError(f"training.lengths.{key}: {owner} has no such parameter{hint}; {expected}")
     if table.low is not None and table.high is not None and table.low > table.high:
         raise InputError(
             f"training.lengths.high: found {table.high:,}, expected at least the low of {table.low:,}"
@@ -138,19 +138,19 @@ def histogram_of(table: LengthsTable) -> tuple[tuple[int, ...], tuple[float, ...
     except FileNotFoundError:
         raise InputError(f"{where}: no such file; expected lines of a length and a count") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: {why_unreadable(error)}") from None
+        raise InputError(f"{where}: {unreadable_reason(error)}") from None
     lengths: list[int] = []
     weights: list[float] = []
     for number, line in enumerate(text.splitlines(), 1):
-        row = line.split(",")[:_MOST_VALUES] if line.strip() else []
+        row = line.split(",")[:_MAX_VALUES] if line.strip() else []
         if not row or (number == 1 and not row[0].strip().isdecimal()):
             continue  # an empty line, or the header
-        length = whole_number(row[0].strip())
-        count = whole_number(row[1].strip()) if len(row) == 2 else 1 if len(row) == 1 else None
-        if not length or count is None or len(lengths) >= _MOST_LINES:
+        length = parse_whole_number(row[0].strip())
+        count = parse_whole_number(row[1].strip()) if len(row) == 2 else 1 if len(row) == 1 else None
+        if not length or count is None or len(lengths) >= _MAX_LINES:
             raise InputError(
                 f"{where}: line {number}: found {_shape(row)}, expected a length of at least 1 and how many "
-                f"documents have it, as in '512,40', in at most {_MOST_LINES:,} lines"
+                f"documents have it, as in '512,40', in at most {_MAX_LINES:,} lines"
             )
         lengths.append(length)
         weights.append(float(count))
@@ -161,10 +161,10 @@ def histogram_of(table: LengthsTable) -> tuple[tuple[int, ...], tuple[float, ...
 
 def _shape(row: Sequence[str]) -> str:
     """Describes a line without any of its content."""
-    if len(row) == 1 and len(row[0]) > _LONGEST:
+    if len(row) == 1 and len(row[0]) > _MAX_CHARACTERS:
         return "more than a line of numbers has"
     if len(row) > 2:
         return f"{len(row)} values"
-    if any(whole_number(value.strip()) is None for value in row):
+    if any(parse_whole_number(value.strip()) is None for value in row):
         return "what is no whole number"
-    return "a length of 0" if whole_number(row[0].strip()) == 0 else "one line more"
+    return "a length of 0" if parse_whole_number(row[0].strip()) == 0 else "one line more"

@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
 
 class DataTable(BaseModel):
@@ -33,7 +33,7 @@ class DataTable(BaseModel):
 
 
 def waiting_seconds(
-    table: DataTable, training: Training, gpus_per_node: int, model_ranks: int, step_seconds: float
+    table: DataTable, training: TrainingConfig, gpus_per_node: int, model_ranks: int, step_seconds: float
 ) -> float:
     """Seconds that a step of `step_seconds` waits for its samples.
 

@@ -11,24 +11,24 @@ from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.model.spec import Attention, Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.tables import DdpTable, Fsdp1Table, Fsdp2Table, ReferenceTable, StrategyTable
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.training import TrainingConfig
 
-_EVERY_MICRO_BATCH = 2  # the stage of ZeRO from which on gradients are reduced in every micro-batch
+_GRADIENT_SHARDING_STAGE = 2  # the stage of ZeRO from which on gradients are reduced in every micro-batch
 
 
-def with_lengths(
-    training: Training,
+def apply_lengths(
+    training: TrainingConfig,
     table: LengthsTable,
     model: ModelSpec,
     strategy: StrategyTable,
-    parallelism: Parallelism,
+    parallelism: ParallelismConfig,
     replicas: int,
     nodes: int = 1,
     deepspeed: DeepSpeedConfig | None = None,
-    exchanging: int = 1,
-) -> Training:
+    expert_ranks: int = 1,
+) -> TrainingConfig:
     """The training with sequences of the slowest rank's length.
 
     `nodes` is the job's number of nodes. `deepspeed` is the strategy if it is DeepSpeed's. `expert_ranks` is
@@ -37,30 +37,32 @@ def with_lengths(
     Raises InputError for a table that names no lengths. Raises NotSimulatedError for attention by document
     where the attention does not support it, or where several ranks share a sequence.
     """
-    is_apart = table.batching == "packed" and table.attention_by_document
-    if is_apart and parallelism.context > 1:
+    is_by_document = table.batching == "packed" and table.attention_by_document
+    if is_by_document and parallelism.context > 1:
         raise NotSimulatedError(
             f"training.lengths: attention by document is not simulated with parallelism.context = "
             f"{parallelism.context}; expected context = 1, or attention_by_document = false"
         )
-    if is_apart and training.attention == "math":
+    if is_by_document and training.attention == "math":
         raise NotSimulatedError(
             "training.lengths: attention 'math' computes all pairs whatever its mask; expected attention "
             "'flash', or attention_by_document = false"
         )
-    sharing = exchanging // (parallelism.tensor * parallelism.context)
+    replicas_per_expert_group = expert_ranks // (parallelism.tensor * parallelism.context)
     plan = BatchPlan(
         replicas,
         training.gradient_accumulation_steps,
         training.micro_batch_size,
         training.sequence_length,
-        meeting=max(_meeting(strategy, deepspeed, replicas, nodes), sharing),
+        sync_group_size=max(
+            _sync_group_size(strategy, deepspeed, replicas, nodes), replicas_per_expert_group
+        ),
     )
     multiple = parallelism.token_shards * (2 if parallelism.context > 1 else 1)
     if training.precision == "fp8":
-        multiple = lcm(multiple, training.fp8.multiple * parallelism.context)
-    drawn = draw_lengths(table, plan, *_flops(model), multiple)
-    return replace(training, sequence_length=drawn.length, lengths=drawn)
+        multiple = lcm(multiple, training.fp8.dimension_multiple * parallelism.context)
+    drawn_lengths = draw_lengths(table, plan, *_flops(model), multiple)
+    return replace(training, sequence_length=drawn_lengths.length, lengths=drawn_lengths)
 
 
 def _flops(model: ModelSpec) -> tuple[float, float]:
@@ -72,7 +74,7 @@ def _flops(model: ModelSpec) -> tuple[float, float]:
     products = pairs = 0.0
     for block in model.blocks:
         for module in block.modules:
-            work = module.work
+            work = module.op_spec
             if isinstance(work, Linear):
                 products += 6.0 * work.in_features * work.out_features
             elif isinstance(work, Attention):
@@ -80,7 +82,9 @@ def _flops(model: ModelSpec) -> tuple[float, float]:
     return products, pairs
 
 
-def _meeting(strategy: StrategyTable, deepspeed: DeepSpeedConfig | None, replicas: int, nodes: int) -> int:
+def _sync_group_size(
+    strategy: StrategyTable, deepspeed: DeepSpeedConfig | None, replicas: int, nodes: int
+) -> int:
     """The number of consecutive replicas that wait for one another in every micro-batch.
 
     They are those that gather parameters or reduce gradients there.
@@ -92,9 +96,9 @@ def _meeting(strategy: StrategyTable, deepspeed: DeepSpeedConfig | None, replica
     that reshard after forward free them).
     """
     if deepspeed is not None:
-        return replicas if deepspeed.stage >= _EVERY_MICRO_BATCH else 1
+        return replicas if deepspeed.stage >= _GRADIENT_SHARDING_STAGE else 1
     if isinstance(strategy, ReferenceTable):
-        return replicas if strategy.stage >= _EVERY_MICRO_BATCH else 1
+        return replicas if strategy.stage >= _GRADIENT_SHARDING_STAGE else 1
     if isinstance(strategy, DdpTable):
         return 1 if strategy.no_sync else replicas
     if isinstance(strategy, MegatronTable):

@@ -5,22 +5,25 @@ from __future__ import annotations
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.model.fp8_layers import with_fp8_layers
+from zsim.specs.model.fp8_layers import mark_fp8_layers
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.fp8 import TORCHAO, Fp8, Fp8Recipe
+from zsim.specs.strategy.fp8 import TORCHAO_RECIPES, Fp8, Fp8Recipe
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.tables import Fsdp2Table, StrategyTable
 
 # The least compute capability of each recipe: Transformer Engine 2.17 pytorch/quantization.py
 # (`_compute_fp8_support` and those after it), torchtitan v0.2.2 components/quantization/float8.py.
-_LEAST: dict[Fp8Recipe, float] = {"block": 9.0, "mxfp8": 10.0, "nvfp4": 10.0}
-_FP8_LEAST, _TRANSPOSES_UNTIL = 8.9, 10.0
+_MIN_CAPABILITIES: dict[Fp8Recipe, float] = {"block": 9.0, "mxfp8": 10.0, "nvfp4": 10.0}
+_FP8_MIN_CAPABILITY, _TRANSPOSES_UNTIL = 8.9, 10.0
 _CONSUMER_BLACKWELL = (12.0, 13.0)  # no mxfp8, and operands along one direction only
-_NEAREST: tuple[Fp8Recipe, ...] = ("mxfp8", "block", "current")
-_OF_TORCHAO: dict[Fp8Recipe, Fp8Recipe] = {"torchao-tensorwise": "current", "torchao-rowwise": "block"}
+_FALLBACKS: tuple[Fp8Recipe, ...] = ("mxfp8", "block", "current")
+_TORCHAO_EQUIVALENTS: dict[Fp8Recipe, Fp8Recipe] = {
+    "torchao-tensorwise": "current",
+    "torchao-rowwise": "block",
+}
 
 
-def with_fp8_precision(table: TrainingTable) -> TrainingTable:
+def infer_fp8_precision(table: TrainingTable) -> TrainingTable:
     """`[training]` with precision "fp8" where a recipe is set and no precision.
 
     Raises InputError for keys of fp8 with another precision.
@@ -29,9 +32,9 @@ def with_fp8_precision(table: TrainingTable) -> TrainingTable:
         return table.model_copy(update={"precision": "fp8"})
     for key in ("fp8_recipe", "bf16_first_layers", "bf16_last_layers"):
         if getattr(table, key) and table.precision != "fp8":
-            found = f"'{table.precision}'" if table.precision else "none"
+            label = f"'{table.precision}'" if table.precision else "none"
             raise InputError(
-                f"training.{key}: found {getattr(table, key)!r} with training.precision {found}, where no "
+                f"training.{key}: found {getattr(table, key)!r} with training.precision {label}, where no "
                 "product is cast; expected precision 'fp8', or no such key"
             )
     return table
@@ -49,7 +52,7 @@ def resolve_fp8(
     recipe = table.fp8_recipe or ("delayed" if is_megatron else "torchao-tensorwise")
     _check_framework(recipe, table, strategy, is_megatron=is_megatron)
     _check_gpu(recipe, gpu)
-    if recipe == "block" and (gpu.compute_capability or 0.0) >= _LEAST["mxfp8"]:
+    if recipe == "block" and (gpu.compute_capability or 0.0) >= _MIN_CAPABILITIES["mxfp8"]:
         notes.append(
             f"fp8_recipe 'block': GPU '{gpu.name}' computes it as mxfp8, with scales that are its own"
         )
@@ -62,16 +65,16 @@ def resolve_fp8(
             f"most {layers} together"
         )
     is_fsdp2 = isinstance(strategy, Fsdp2Table)
-    found = Fp8(
+    fp8 = Fp8(
         recipe,
         transposes=_transposes(gpu),
         keeps_weights=is_megatron,
-        recasts_weights=is_fsdp2 or recipe in TORCHAO,
+        recasts_weights=is_fsdp2 or recipe in TORCHAO_RECIPES,
         has_quantized_weights=_has_quantized_weights(strategy),
         sums_amaxes_over="tensor" if _is_tensor_only(strategy) else "all",
     )
-    model = with_fp8_layers(model, first_in_bf16=first, last_in_bf16=last, fuses_norms=is_megatron)
-    return found, model
+    model = mark_fp8_layers(model, first_in_bf16=first, last_in_bf16=last, fuses_norms=is_megatron)
+    return fp8, model
 
 
 def _is_tensor_only(strategy: StrategyTable) -> bool:
@@ -99,10 +102,10 @@ def _transposes(gpu: Gpu) -> bool:
 def _check_framework(
     recipe: Fp8Recipe, table: TrainingTable, strategy: StrategyTable, *, is_megatron: bool
 ) -> None:
-    if is_megatron and recipe in TORCHAO:
+    if is_megatron and recipe in TORCHAO_RECIPES:
         raise InputError(
             f"training.fp8_recipe: found '{recipe}' with strategy 'megatron', whose layers are Transformer "
-            f"Engine's; the nearest that it has is '{_OF_TORCHAO[recipe]}'"
+            f"Engine's; the nearest that it has is '{_TORCHAO_EQUIVALENTS[recipe]}'"
         )
     if isinstance(strategy, MegatronTable):
         if not is_megatron and table.fp8_recipe is not None:
@@ -132,35 +135,35 @@ def _check_framework(
 
 def _check_gpu(recipe: Fp8Recipe, gpu: Gpu) -> None:
     """Raises InputError where the GPU lacks the recipe. The message names the nearest recipe that it has."""
-    capability, least = gpu.compute_capability, _LEAST.get(recipe, _FP8_LEAST)
+    capability, lowest = gpu.compute_capability, _MIN_CAPABILITIES.get(recipe, _FP8_MIN_CAPABILITY)
     if gpu.vendor != "nvidia" or capability is None:
-        if recipe in _LEAST:
+        if recipe in _MIN_CAPABILITIES:
             raise InputError(
-                f"training.fp8_recipe: '{recipe}' needs an NVIDIA GPU of compute capability {least:g} or "
+                f"training.fp8_recipe: '{recipe}' needs an NVIDIA GPU of compute capability {lowest:g} or "
                 f"more, "
                 f"found GPU '{gpu.name}'; the nearest that it has is 'current'"
             )
         return
     low, high = _CONSUMER_BLACKWELL
-    is_refused = capability < least or (recipe == "mxfp8" and low <= capability < high)
+    is_refused = capability < lowest or (recipe == "mxfp8" and low <= capability < high)
     if not is_refused and recipe == "nvfp4" and gpu.peak.fp4 is None:
         raise InputError(
             f"training.fp8_recipe: 'nvfp4' needs a rate of fp4 products, which GPU '{gpu.name}' does not "
             f"state "
-            f"(peak.fp4); the nearest that it has is '{_nearest(capability)}'"
+            f"(peak.fp4); the nearest that it has is '{_nearest_recipe(capability)}'"
         )
     if is_refused:
         raise InputError(
             f"training.fp8_recipe: '{recipe}' is not there on GPU '{gpu.name}' of compute capability "
-            f"{capability:g} (from {least:g} on{'' if capability < least else f', but for {low:g}'}); the "
-            f"nearest that it has is '{_nearest(capability)}'"
+            f"{capability:g} (from {lowest:g} on{'' if capability < lowest else f', but for {low:g}'}); the "
+            f"nearest that it has is '{_nearest_recipe(capability)}'"
         )
 
 
-def _nearest(capability: float) -> Fp8Recipe:
+def _nearest_recipe(capability: float) -> Fp8Recipe:
     low, high = _CONSUMER_BLACKWELL
-    for recipe in _NEAREST:
+    for recipe in _FALLBACKS:
         is_left_out = recipe == "mxfp8" and low <= capability < high
-        if capability >= _LEAST.get(recipe, _FP8_LEAST) and not is_left_out:
+        if capability >= _MIN_CAPABILITIES.get(recipe, _FP8_MIN_CAPABILITY) and not is_left_out:
             return recipe
     return "current"

@@ -6,11 +6,11 @@ from math import gcd
 
 from zsim.errors import InputError
 from zsim.specs.model.spec import Activation, Attention, Linear, ModelSpec
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 
-def check_fp8_shapes(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
+def check_fp8_shapes(model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
     """Raises InputError for tokens and, on a tensor-parallel rank, features that a recipe cannot cast.
 
     The gradient of a weight sums over tokens, and fp8 products sum over multiples of 16 elements only.
@@ -26,31 +26,31 @@ def check_fp8_shapes(model: ModelSpec, training: Training, parallelism: Parallel
     if training.precision != "fp8":
         return
     _check_tokens(training, parallelism)
-    ranks, multiple = parallelism.tensor, training.fp8.multiple
-    for block in model.distinct_blocks:
-        is_behind = False
+    ranks, multiple = parallelism.tensor, training.fp8.dimension_multiple
+    for block in model.unique_blocks:
+        is_row_split = False
         for module in block.modules:
-            work = module.work
+            work = module.op_spec
             if isinstance(work, Attention | Activation):
-                is_behind = True
-            if not isinstance(work, Linear) or work.in_bf16 or not _is_marked(module.parameters):
+                is_row_split = True
+            if not isinstance(work, Linear) or work.in_bf16 or not _has_fp8_weight(module.parameters):
                 continue
-            size = work.in_features if is_behind else work.out_features
-            other = work.out_features if is_behind else work.in_features
-            is_behind = False
-            for length in (size / ranks, other):
-                if length % multiple and (ranks > 1 or training.fp8.is_engine):
+            split_size = work.in_features if is_row_split else work.out_features
+            unsplit_size = work.out_features if is_row_split else work.in_features
+            is_row_split = False
+            for length in (split_size / ranks, unsplit_size):
+                if length % multiple and (ranks > 1 or training.fp8.is_transformer_engine):
                     shape = f"{work.in_features:,} x {work.out_features:,}"
-                    on = f" on each of {ranks} tensor-parallel ranks" if ranks > 1 else ""
+                    suffix = f" on each of {ranks} tensor-parallel ranks" if ranks > 1 else ""
                     raise InputError(
                         f"training.fp8_recipe: '{training.fp8.recipe}' casts multiples of {multiple} "
                         f"elements, "
-                        f"but '{module.name}' ({shape}) has {length:,g}{on}; "
+                        f"but '{module.name}' ({shape}) has {length:,g}{suffix}; "
                         + _nearest_shape(length, multiple)
                     )
 
 
-def _is_marked(parameters: tuple[object, ...]) -> bool:
+def _has_fp8_weight(parameters: tuple[object, ...]) -> bool:
     return any(getattr(parameter, "in_fp8", False) for parameter in parameters)
 
 
@@ -60,20 +60,20 @@ def _nearest_shape(length: float, multiple: int) -> str:
     return "expected fewer tensor-parallel ranks, or precision 'bf16'"
 
 
-def _check_tokens(training: Training, parallelism: Parallelism) -> None:
-    shards, each = parallelism.context, training.fp8.multiple
+def _check_tokens(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
+    shards, multiple = parallelism.context, training.fp8.dimension_multiple
     if training.fp8.gathered_multiple > 1 and parallelism.sequence_parallel and parallelism.tensor > 1:
-        shards, each = shards * parallelism.tensor, training.fp8.gathered_multiple
-    tokens, divisor = training.micro_batch_tokens, each * shards
+        shards, multiple = shards * parallelism.tensor, training.fp8.gathered_multiple
+    tokens, divisor = training.micro_batch_tokens, multiple * shards
     if tokens % divisor == 0:
         return
     step = divisor // gcd(training.micro_batch_size, divisor)
-    on = f" ({each} on each of {shards} ranks)" if shards > 1 else ""
+    suffix = f" ({multiple} on each of {shards} ranks)" if shards > 1 else ""
     length = training.sequence_length
     nearest = max(step, round(length / step) * step)
     raise InputError(
         f"training.sequence_length: found {length:,} (times micro_batch_size {training.micro_batch_size:,}: "
-        f"{tokens:,} tokens) with precision fp8, expected a number of tokens that {divisor} divides{on}: "
+        f"{tokens:,} tokens) with precision fp8, expected a number of tokens that {divisor} divides{suffix}: "
         f"the gradients of weights are products over them, which torch refuses otherwise; the nearest "
         f"sequence_length is {nearest:,}"
     )

@@ -114,7 +114,9 @@ class CheckpointTable(BaseModel):
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
         if self.remote_every is not None and self.mode not in TWO_TIERS:
-            raise ValueError(f"remote_every has no effect with mode '{self.mode}'; it is for {_both()}")
+            raise ValueError(
+                f"remote_every has no effect with mode '{self.mode}'; it is for {_two_tier_names()}"
+            )
         if self.remote_every == "auto":
             raise ValueError(
                 "remote_every: found 'auto', expected steps (5000) or a time ('2 h'), or nothing"
@@ -130,5 +132,5 @@ class CheckpointTable(BaseModel):
         return value * step_seconds if isinstance(value, int) else parse_quantity(value, DURATION)
 
 
-def _both() -> str:
+def _two_tier_names() -> str:
     return " and ".join(f"'{mode}'" for mode in TWO_TIERS)

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from zsim.specs.cluster.table import Table
-from zsim.specs.experiment.run.presets import with_preset
+from zsim.specs.experiment.run.presets import apply_preset
 from zsim.units import Duration
 
 _FILE = "failures.toml"
@@ -156,11 +156,15 @@ class FailuresTable(Table):
             )
         if [day for day, _ in self.ageing] != sorted({day for day, _ in self.ageing}):
             raise ValueError("ageing: expected [day, factor] in the order of days")
-        rated = [cause.per_1000_node_days is not None for cause in self.causes.values()]
-        if any(rated) and (not all(rated) or self.per_1000_node_days is not None):
+        has_rate = [cause.per_1000_node_days is not None for cause in self.causes.values()]
+        if any(has_rate) and (not all(has_rate) or self.per_1000_node_days is not None):
             raise ValueError("causes have their own per_1000_node_days, all of them and without a total,"
                              " or a share each")  # fmt: skip
-        if self.causes and not any(rated) and not sum(one.share or 0.0 for one in self.causes.values()):
+        if (
+            self.causes
+            and not any(has_rate)
+            and not sum(cause.share or 0.0 for cause in self.causes.values())
+        ):
             raise ValueError("causes: the shares are all 0; expected one above 0, or no causes")
         return self
 
@@ -177,10 +181,10 @@ def resolve_failures(table: FailuresTable | None) -> FailuresTable:
     A table without any rate has the rate of preset "typical", and so has a missing table. Raises InputError
     for an unknown preset.
     """
-    found = with_preset(table or FailuresTable(preset="typical"), _FILE, "run.failures")
-    if found.per_1000_node_days is None and not any(
-        cause.per_1000_node_days is not None for cause in found.causes.values()
+    failures = apply_preset(table or FailuresTable(preset="typical"), _FILE, "run.failures")
+    if failures.per_1000_node_days is None and not any(
+        cause.per_1000_node_days is not None for cause in failures.causes.values()
     ):
-        typical = with_preset(FailuresTable(preset="typical"), _FILE, "run.failures")
-        found = found.model_copy(update={"per_1000_node_days": typical.per_1000_node_days})
-    return found
+        typical_failures = apply_preset(FailuresTable(preset="typical"), _FILE, "run.failures")
+        failures = failures.model_copy(update={"per_1000_node_days": typical_failures.per_1000_node_days})
+    return failures

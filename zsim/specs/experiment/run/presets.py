@@ -20,7 +20,7 @@ def preset_names(file: str) -> tuple[str, ...]:
     return tuple(sorted(read_toml(PRESETS / file)))
 
 
-def with_preset(table: _Preset, file: str, where: str) -> _Preset:
+def apply_preset(table: _Preset, file: str, where: str) -> _Preset:
     """The table, with the numbers of the preset that it names for all keys that it leaves out.
 
     Keys that are set in addition to a preset make it "assumed". Raises InputError for an unknown preset.
@@ -34,12 +34,14 @@ def with_preset(table: _Preset, file: str, where: str) -> _Preset:
             f"{where}.preset: unknown '{name}'{did_you_mean(name, presets)}; expected one of "
             f"{', '.join(sorted(presets))}"
         )
-    said = {key: getattr(table, key) for key in table.model_fields_set if key != "preset"}
+    user_values = {key: getattr(table, key) for key in table.model_fields_set if key != "preset"}
     try:
-        published = type(table).model_validate(presets[name])
+        preset_table = type(table).model_validate(presets[name])
     except ValidationError as error:
         raise_input_error(error, file, type(table))
-    if said:
-        said.setdefault("source", f"{published.source}; changed by the user: {', '.join(sorted(said))}")
-        said.setdefault("evidence", "assumed")
-    return published.model_copy(update={**said, "preset": name})
+    if user_values:
+        user_values.setdefault(
+            "source", f"{preset_table.source}; changed by the user: {', '.join(sorted(user_values))}"
+        )
+        user_values.setdefault("evidence", "assumed")
+    return preset_table.model_copy(update={**user_values, "preset": name})

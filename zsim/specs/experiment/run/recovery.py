@@ -17,7 +17,7 @@ from zsim.errors import NotSimulatedError
 from zsim.units import Duration
 
 RecoveryPolicy = Literal["restart", "shrink", "in-process", "per-step"]
-_REROUTING = ("bamboo", "oobleck", "recycle", "parcae", "unicron", "swift", "trainmover")
+_REROUTING_SYSTEMS = ("bamboo", "oobleck", "recycle", "parcae", "unicron", "swift", "trainmover")
 _Count = Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -70,7 +70,7 @@ class RecoveryTable(BaseModel):
     @field_validator("policy", mode="before")
     @classmethod
     def _reroutes_nothing(cls, value: Any) -> Any:
-        if isinstance(value, str) and value.lower() in _REROUTING:
+        if isinstance(value, str) and value.lower() in _REROUTING_SYSTEMS:
             raise NotSimulatedError(
                 f"run.recovery.policy: '{value}' hands the work of a lost pipeline stage to its peers, which "
                 "is not simulated; expected restart, shrink, in-process or per-step"
@@ -79,13 +79,13 @@ class RecoveryTable(BaseModel):
 
     @model_validator(mode="after")
     def _fits_its_policy(self) -> Self:
-        given = self.model_fields_set
+        set_keys = self.model_fields_set
         for key in ("stall", "rejoin", "least_replicas"):
-            if key in given and self.policy != "per-step":
+            if key in set_keys and self.policy != "per-step":
                 raise ValueError(f"{key} has no effect with policy '{self.policy}'; it is for 'per-step'")
-        if "least_nodes" in given and self.policy != "shrink":
+        if "least_nodes" in set_keys and self.policy != "shrink":
             raise ValueError(f"least_nodes has no effect with policy '{self.policy}'; it is for 'shrink'")
         for key in ("crash_detect", "hang_fraction", "hang_timeout"):
-            if key in given and self.detect is not None:
+            if key in set_keys and self.detect is not None:
                 raise ValueError(f"detect is for every failure, so {key} has no effect")
         return self

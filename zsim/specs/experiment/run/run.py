@@ -53,8 +53,8 @@ class PhaseTable(BaseModel):
 
     def overrides(self) -> dict[str, Any]:
         """The settings of the phase, as dotted keys of an experiment."""
-        said = self.model_dump(exclude={"tokens"}, exclude_none=True)
-        return {key if key == "nodes" else f"training.{key}": value for key, value in said.items()}
+        settings = self.model_dump(exclude={"tokens"}, exclude_none=True)
+        return {key if key == "nodes" else f"training.{key}": value for key, value in settings.items()}
 
 
 class EvaluationTable(BaseModel):
@@ -112,19 +112,21 @@ class TrainingRunTable(BaseModel):
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
-        given = [name for name in ("tokens", "steps", "days") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} both say how far; expected one of them")
+        lengths = [name for name in ("tokens", "steps", "days") if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            raise ValueError(f"{' and '.join(lengths)} both say how far; expected one of them")
         if self.phases:
             total = sum(phase.tokens for phase in self.phases)
             if self.tokens is not None and not math.isclose(self.tokens, total, rel_tol=1e-9):
                 raise ValueError(f"tokens is {self.tokens:.6g}, but those of the phases sum to {total:.6g}")
-            if given and given != ["tokens"]:
-                raise ValueError(f"{given[0]} and the phases' tokens both say how far; expected one of them")
+            if lengths and lengths != ["tokens"]:
+                raise ValueError(
+                    f"{lengths[0]} and the phases' tokens both say how far; expected one of them"
+                )
         return self
 
     @model_validator(mode="after")
-    def _stops_together(self) -> Self:
+    def _supports_local_training(self) -> Self:
         if self.local is not None and self.recovery.policy in ("shrink", "per-step"):
             raise NotSimulatedError(
                 f"run.recovery.policy: '{self.recovery.policy}' with [run.local], where a group loses its "

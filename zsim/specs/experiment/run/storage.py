@@ -13,7 +13,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from zsim.specs.cluster.table import Fraction, Table
-from zsim.specs.experiment.run.presets import with_preset
+from zsim.specs.experiment.run.presets import apply_preset
 from zsim.units import BytesPerSecond, Duration
 
 _FILE = "storage.toml"
@@ -71,4 +71,4 @@ def resolve_storage(table: StorageTable | None) -> StorageTable:
     A missing table has the rate that one writer thread is known to reach and no other limit. Raises
     InputError for an unknown preset.
     """
-    return with_preset(table or StorageTable(preset="writers"), _FILE, "run.storage")
+    return apply_preset(table or StorageTable(preset="writers"), _FILE, "run.storage")

@@ -11,8 +11,8 @@ from dataclasses import replace
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters
-from zsim.specs.model.expert_adapters import as_parameters, old_names
-from zsim.specs.model.expert_run import experts_of, has_experts
+from zsim.specs.model.expert_adapters import split_stacked_targets, transformers_4_names
+from zsim.specs.model.expert_run import has_experts, stacked_experts
 from zsim.specs.model.spec import Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import ExpertSplit
@@ -29,14 +29,14 @@ def check_has_experts(lora: LoraTable, model: ModelSpec) -> None:
         "share_expert_adapters": not lora.share_expert_adapters,
     }
     for key, is_given in keys.items():
-        if is_given and experts_of(model) is None:
+        if is_given and stacked_experts(model) is None:
             what = "stacked" if has_experts(model) else "routed"
             raise InputError(
                 f"training.lora.{key}: '{model.name}' has no {what} experts; expected it left out"
             )
 
 
-def on_experts(
+def adapt_experts(
     adapters: Adapters,
     lora: LoraTable,
     model: ModelSpec,
@@ -66,17 +66,17 @@ def on_experts(
         )
     if adapters.targets == (ALL_LINEAR,) and split.library != "transformers" and not lora.target_parameters:
         return adapters  # its experts are no products that PEFT finds
-    adapters = _with_parameters(adapters, lora, model)
+    adapters = _move_targets_to_parameters(adapters, lora, model)
     if adapters.parameters:
-        _check(adapters, kind, split, deepspeed)
+        _check_merged_adapters(adapters, kind, split, deepspeed)
     return adapters
 
 
-def _with_parameters(adapters: Adapters, lora: LoraTable, model: ModelSpec) -> Adapters:
+def _move_targets_to_parameters(adapters: Adapters, lora: LoraTable, model: ModelSpec) -> Adapters:
     """The adapters, whose targets that were products of experts in transformers 4 become the stacked weights
     of today.
     """
-    targets, names = adapters.targets, old_names(model.family)
+    targets, names = adapters.targets, transformers_4_names(model.family)
     if adapters.is_pattern:
         experts = "model.layers.0.mlp.experts"
         if any(re.fullmatch(targets[0], f"{experts}.{name}") for name in names):
@@ -84,33 +84,37 @@ def _with_parameters(adapters: Adapters, lora: LoraTable, model: ModelSpec) -> A
                 f"training.lora.targets: the pattern {targets[0]!r} matches experts of transformers 4, which "
                 f"PEFT takes for stacked weights and zsim does not; expected a list of names, or {_WHERE}"
             )
-        left, found = list(targets), dict[str, int]()
+        kept_targets, parameter_counts = list(targets), dict[str, int]()
     elif targets == (ALL_LINEAR,) and names:
         products = [
             module.name.rpartition(".")[2]
-            for block in model.distinct_blocks
+            for block in model.unique_blocks
             for module in block.modules
-            if isinstance(module.work, Linear) and module.parameters
+            if isinstance(module.op_spec, Linear) and module.parameters
         ]
-        left, found = as_parameters(model.family, [*dict.fromkeys(products), *names])
-        left = list(dict.fromkeys(one for one in left if one not in names))
+        kept_targets, parameter_counts = split_stacked_targets(
+            model.family, [*dict.fromkeys(products), *names]
+        )
+        kept_targets = list(dict.fromkeys(target for target in kept_targets if target not in names))
     else:
-        left, found = as_parameters(model.family, targets)
-    parameters = tuple(dict.fromkeys((*lora.target_parameters, *found)))
+        kept_targets, parameter_counts = split_stacked_targets(model.family, targets)
+    parameters = tuple(dict.fromkeys((*lora.target_parameters, *parameter_counts)))
     ranks = dict(lora.rank_pattern)
-    for name, count in found.items():
+    for name, count in parameter_counts.items():
         if count > 1:
             ranks.setdefault(re.escape(name), count * lora.rank)
     return replace(
         adapters,
-        targets=tuple(left),
+        targets=tuple(kept_targets),
         parameters=parameters,
-        ranks=ranks,
+        rank_patterns=ranks,
         experts="merged" if parameters else None,
     )
 
 
-def _check(adapters: Adapters, kind: str, split: ExpertSplit, deepspeed: DeepSpeedConfig | None) -> None:
+def _check_merged_adapters(
+    adapters: Adapters, kind: str, split: ExpertSplit, deepspeed: DeepSpeedConfig | None
+) -> None:
     """Raises for adapters merged into stacked weights that are read by code other than transformers'."""
     where = f"training.lora: {adapters.parameters[0]!r} is a weight of routed experts"
     if adapters.dropout:
@@ -141,19 +145,22 @@ def check_adapted_experts(model: ModelSpec, table: StrategyTable, split: ExpertS
     """Raises for Megatron-Bridge's adapters on experts combined with settings that zsim does not simulate
     with them.
     """
-    experts = experts_of(model)
+    experts = stacked_experts(model)
     if experts is None or experts.adapters is None or not isinstance(table, MegatronTable):
         return
-    some = 'training.lora.targets = ["linear_qkv", "linear_proj"]'
+    example = 'training.lora.targets = ["linear_qkv", "linear_proj"]'
     if split.tensor > 1:
         raise NotSimulatedError(
             f"parallelism.expert_tensor: found {split.tensor} with adapters on experts, which zsim does "
-            f"not cut among ranks; expected 1, or {some}"
+            f"not cut among ranks; expected 1, or {example}"
         )
-    asked = {"fsdp_sharding": table.fsdp_sharding, "overlap_expert_parallel": table.overlap_expert_parallel}
-    for key, value in asked.items():
+    settings = {
+        "fsdp_sharding": table.fsdp_sharding,
+        "overlap_expert_parallel": table.overlap_expert_parallel,
+    }
+    for key, value in settings.items():
         if value:
             raise NotSimulatedError(
                 f"strategy.{key}: found {value!r} with adapters on routed experts, which zsim does "
-                f"not simulate; expected it left out, or {some}"
+                f"not simulate; expected it left out, or {example}"
             )

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.fp8.recipe import with_fp8_precision
+from zsim.specs.experiment.fp8.recipe import infer_fp8_precision
 from zsim.specs.experiment.kernel_choices import (
-    as_megatron_deepspeed_runs,
-    as_megatron_runs,
-    with_one_connection,
+    apply_megatron_deepspeed_defaults,
+    apply_megatron_defaults,
+    limit_device_connections,
 )
 from zsim.specs.experiment.layout import Layout
 from zsim.specs.experiment.placement import Placement
@@ -19,27 +19,29 @@ from zsim.specs.experiment.training.batch import micro_batches_of, uneven_micro_
 from zsim.specs.strategy.megatron_table import MegatronTable
 
 
-def asked_training(experiment: Experiment, layout: Layout, sizes: tuple[int, ...]) -> TrainingTable:
+def apply_framework_settings(experiment: Experiment, layout: Layout, sizes: tuple[int, ...]) -> TrainingTable:
     """`[training]` with the settings of the framework's layers.
 
     `sizes` are the micro-batches by type of nodes, if they differ. Raises InputError for a global batch that
     is not made of the micro-batches.
     """
-    whole, placement, parallelism = layout.whole, layout.placement, layout.parallelism
-    per_micro_batch = uneven_sequences(sizes, whole, placement) if sizes else None
-    asked = _with_micro_batches(experiment, layout.replicas, per_micro_batch)
+    full_cluster, placement, parallelism = layout.full_cluster, layout.placement, layout.parallelism
+    per_micro_batch = uneven_sequences(sizes, full_cluster, placement) if sizes else None
+    training_table = _resolve_micro_batches(experiment, layout.replicas, per_micro_batch)
     if experiment.training.micro_batch_sizes:
-        asked = _with_first_size(asked, whole, placement)
+        training_table = _apply_first_size(training_table, full_cluster, placement)
     if parallelism.style == "deepspeed" and parallelism.has_megatron_layers:
-        asked = as_megatron_deepspeed_runs(asked)
+        training_table = apply_megatron_deepspeed_defaults(training_table)
     if parallelism.style == "megatron" and parallelism.tensor * parallelism.context > 1:
         table = experiment.strategy
         is_fsdp = isinstance(table, MegatronTable) and table.fsdp_sharding is not None
-        asked = asked if is_fsdp else with_one_connection(asked, layout.cluster)
-    return asked
+        training_table = (
+            training_table if is_fsdp else limit_device_connections(training_table, layout.cluster)
+        )
+    return training_table
 
 
-def _with_micro_batches(
+def _resolve_micro_batches(
     experiment: Experiment, replicas: int, per_micro_batch: int | None = None
 ) -> TrainingTable:
     """`[training]` with the number of micro-batches of its global batch, and with Megatron's defaults under
@@ -48,7 +50,7 @@ def _with_micro_batches(
     Each of `replicas` has a part of the global batch. `per_micro_batch` is the number of sequences of all
     replicas in one micro-batch, where they differ.
     """
-    table, strategy = with_fp8_precision(experiment.training), experiment.strategy
+    table, strategy = infer_fp8_precision(experiment.training), experiment.strategy
     if table.global_batch_size is not None and per_micro_batch is not None:
         steps = uneven_micro_batches(table.global_batch_size, per_micro_batch)
         if table.gradient_accumulation_steps not in (None, steps):
@@ -63,11 +65,11 @@ def _with_micro_batches(
         table = table.model_copy(update={"gradient_accumulation_steps": steps})
     if not isinstance(strategy, MegatronTable):
         return table
-    return as_megatron_runs(table, strategy.engine, strategy.version)
+    return apply_megatron_defaults(table, strategy.engine, strategy.version)
 
 
-def _with_first_size(table: TrainingTable, cluster: Cluster, placement: Placement) -> TrainingTable:
+def _apply_first_size(table: TrainingTable, cluster: Cluster, placement: Placement) -> TrainingTable:
     """`[training]` with the micro-batch of the first node of the job."""
-    name = cluster.nodes[int(cluster.type_of_node[placement.nodes[0]])].name
+    name = cluster.nodes[int(cluster.node_type_indices[placement.nodes[0]])].name
     size = table.micro_batch_sizes.get(name, table.micro_batch_size or 1)
     return table.model_copy(update={"micro_batch_size": size})

@@ -7,12 +7,12 @@ from math import ceil
 
 import numpy as np
 
-from zsim.arrays import distinct
+from zsim.arrays import unique
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 
 def micro_batches_of(global_batch_size: int, micro_batch_size: int, world_size: int) -> int:
@@ -20,7 +20,7 @@ def micro_batches_of(global_batch_size: int, micro_batch_size: int, world_size: 
     return max(1, ceil(global_batch_size / world_size / micro_batch_size))
 
 
-def sequences_of(global_batch_size: int | None, training: Training, world_size: int) -> float | None:
+def sequences_of(global_batch_size: int | None, training: TrainingConfig, world_size: int) -> float | None:
     """Sequences that one rank trains on per step, if they are not a whole number of micro-batches. Else None.
 
     Raises InputError if `global_batch_size` needs another number of micro-batches than `training` has, or
@@ -29,25 +29,25 @@ def sequences_of(global_batch_size: int | None, training: Training, world_size: 
     if global_batch_size is None:
         return None
     size, steps = training.micro_batch_size, training.gradient_accumulation_steps
-    whole, sequences = size * steps, global_batch_size / world_size
-    if sequences == whole:
+    full_batch, sequences = size * steps, global_batch_size / world_size
+    if sequences == full_batch:
         return None
     if sequences < 1:
         raise InputError(
             f"training.global_batch_size: found {global_batch_size:,} sequences for {world_size:,} GPUs; "
             f"expected at least {world_size:,}, one for each of them"
         )
-    if not whole - size < sequences <= whole:
+    if not full_batch - size < sequences <= full_batch:
         raise InputError(
             f"training.global_batch_size: found {global_batch_size:,} sequences for {world_size:,} GPUs with "
-            f"{steps:,} micro-batches of {size:,}; expected {whole * world_size:,}, or more than "
-            f"{(whole - size) * world_size:,}, so that the last micro-batch is smaller"
+            f"{steps:,} micro-batches of {size:,}; expected {full_batch * world_size:,}, or more than "
+            f"{(full_batch - size) * world_size:,}, so that the last micro-batch is smaller"
         )
     return sequences
 
 
-_UNEVEN = ("ddp", "fsdp1", "fsdp2")
-_EVEN = {
+_UNEVEN_KINDS = ("ddp", "fsdp1", "fsdp2")
+_EVEN_REASONS = {
     "deepspeed": "DeepSpeed has one train_micro_batch_size_per_gpu, and asserts that its batch is that times "
     "the number of GPUs",
     "megatron": "Megatron has one --micro-batch-size, which shapes all its messages",
@@ -56,10 +56,10 @@ _EVEN = {
 
 
 def micro_batch_sizes_of(
-    asked: Mapping[str, int],
-    other: int,
+    requested: Mapping[str, int],
+    default_size: int,
     kind: str,
-    parallelism: Parallelism,
+    parallelism: ParallelismConfig,
     cluster: Cluster,
     placement: Placement,
 ) -> tuple[int, ...]:
@@ -69,8 +69,8 @@ def micro_batch_sizes_of(
     not have, and for strategies whose ranks cannot differ.
     """
     key = "training.micro_batch_sizes"
-    names = [one.name for one in cluster.nodes]
-    for name in asked:
+    names = [node_type.name for node_type in cluster.nodes]
+    for name in requested:
         if not names:
             raise InputError(
                 f"{key}: found a size for '{name}', but all nodes of cluster '{cluster.name}' are alike; set "
@@ -81,14 +81,14 @@ def micro_batch_sizes_of(
                 f"{key}: unknown type of nodes '{name}'{did_you_mean(name, names)}; cluster '{cluster.name}' "
                 f"has {', '.join(dict.fromkeys(names))}"
             )
-    sizes = tuple(asked.get(name, other) for name in names)
-    used = distinct(cluster.type_of_node[list(placement.nodes)]) if names else []
-    if len({sizes[number] for number in used}) < 2:
+    sizes = tuple(requested.get(name, default_size) for name in names)
+    used_types = unique(cluster.node_type_indices[list(placement.nodes)]) if names else []
+    if len({sizes[number] for number in used_types}) < 2:
         return ()
-    if kind not in _UNEVEN:
-        why = _EVEN.get(kind, f"strategy '{kind}' has one")
+    if kind not in _UNEVEN_KINDS:
+        reason = _EVEN_REASONS.get(kind, f"strategy '{kind}' has one")
         raise InputError(
-            f"{key}: found several sizes with strategy '{kind}': {why}; expected one size, or strategy "
+            f"{key}: found several sizes with strategy '{kind}': {reason}; expected one size, or strategy "
             "'fsdp2', 'fsdp1' or 'ddp', whose ranks may differ"
         )
     if not parallelism.is_trivial:
@@ -102,8 +102,8 @@ def micro_batch_sizes_of(
 
 def uneven_sequences(sizes: Sequence[int], cluster: Cluster, placement: Placement) -> int:
     """Sequences in one micro-batch of all ranks, `sizes` by type of nodes."""
-    each = np.array(sizes)[cluster.type_of_node[list(placement.nodes)]]
-    return int((each * np.array(placement.gpus)).sum())
+    node_sizes = np.array(sizes)[cluster.node_type_indices[list(placement.nodes)]]
+    return int((node_sizes * np.array(placement.gpus)).sum())
 
 
 def uneven_micro_batches(global_batch_size: int, sequences: int) -> int:
@@ -112,10 +112,12 @@ def uneven_micro_batches(global_batch_size: int, sequences: int) -> int:
     Raises InputError if the batch is not a whole number of them.
     """
     if global_batch_size % sequences:
-        below = global_batch_size // sequences * sequences
-        near = f"{below:,} or {below + sequences:,}" if below else f"{sequences:,}"
+        lower_multiple = global_batch_size // sequences * sequences
+        suggestions = (
+            f"{lower_multiple:,} or {lower_multiple + sequences:,}" if lower_multiple else f"{sequences:,}"
+        )
         raise InputError(
             f"training.global_batch_size: found {global_batch_size:,}, but one micro-batch of all ranks has "
-            f"{sequences:,} sequences (training.micro_batch_sizes); expected a multiple, like {near}"
+            f"{sequences:,} sequences (training.micro_batch_sizes); expected a multiple, like {suggestions}"
         )
     return global_batch_size // sequences

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.placement import node_numbers
+from zsim.specs.experiment.placement import parse_node_numbers
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import is_core
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import AttentionKind, Checkpointing
 
 _KEY = "training.block_checkpointing"
@@ -45,10 +45,10 @@ class Recomputation:
     """Modules that are recomputed in addition to the core of attention, by Megatron's names."""
 
 
-def recomputation_of(
+def resolve_recomputation(
     experiment: Experiment,
     table: TrainingTable,
-    parallelism: Parallelism,
+    parallelism: ParallelismConfig,
     num_blocks: int,
     attention: AttentionKind,
 ) -> Recomputation:
@@ -59,33 +59,35 @@ def recomputation_of(
     """
     _check_keys(table)
     _check_policies(experiment, table)
-    found = Recomputation(table.activation_checkpointing, block_policies(table, num_blocks))
+    recomputation = Recomputation(table.activation_checkpointing, block_policies(table, num_blocks))
     stages = parallelism.layers_per_stage or (num_blocks,)
     if table.recompute_method == "block":
         count = table.recompute_layers or 1
-        return replace(found, blocks=_first_blocks(stages, count))
+        return replace(recomputation, blocks=_first_blocks(stages, count))
     if table.recompute_method == "uniform":
-        count = _uniform(stages, table.recompute_layers or 1)
+        count = _check_uniform(stages, table.recompute_layers or 1)
         _check_group(experiment, count)
-        return replace(found, layers_per_checkpoint=count)
+        return replace(recomputation, layers_per_checkpoint=count)
     if table.activation_checkpointing != "selective":
-        return found
+        return recomputation
     modules = table.recompute_modules if table.recompute_modules is not None else (CORE,)
     strategy = experiment.strategy
-    is_void = isinstance(strategy, MegatronTable) and not is_core(strategy.version) and attention == "flash"
-    has_core = CORE in modules and not is_void
-    others = tuple(name for name in modules if name != CORE)
+    is_ignored = (
+        isinstance(strategy, MegatronTable) and not is_core(strategy.version) and attention == "flash"
+    )
+    has_core = CORE in modules and not is_ignored
+    other_modules = tuple(name for name in modules if name != CORE)
     if isinstance(strategy, MegatronTable) and _keeps_norm(strategy, parallelism):
-        others = tuple("input_layernorm" if name == "layernorm" else name for name in others)
-    if LATENT in others and (attention != "flash" or parallelism.context > 1):
+        other_modules = tuple("input_layernorm" if name == "layernorm" else name for name in other_modules)
+    if LATENT in other_modules and (attention != "flash" or parallelism.context > 1):
         raise NotSimulatedError(
             f"{_MODULES}: zsim simulates recomputation of '{LATENT}' with attention 'flash' and without "
             f"context parallelism, found '{attention}' and context = {parallelism.context}"
         )
-    return replace(found, policy="selective" if has_core else "none", modules=others)
+    return replace(recomputation, policy="selective" if has_core else "none", modules=other_modules)
 
 
-def _keeps_norm(strategy: MegatronTable, parallelism: Parallelism) -> bool:
+def _keeps_norm(strategy: MegatronTable, parallelism: ParallelismConfig) -> bool:
     """Whether the norm before the router is an output of the router's CUDA graph, and therefore not
     recomputed.
 
@@ -97,8 +99,8 @@ def _keeps_norm(strategy: MegatronTable, parallelism: Parallelism) -> bool:
     return "moe_router" in graphs and not is_inside
 
 
-def with_interval(
-    table: TrainingTable, config: DeepSpeedConfig | None, parallelism: Parallelism
+def apply_pipeline_interval(
+    table: TrainingTable, config: DeepSpeedConfig | None, parallelism: ParallelismConfig
 ) -> TrainingTable:
     """`[training]` with the checkpoints that PipelineModule makes, by default reentrant ones.
 
@@ -142,8 +144,8 @@ def _check_keys(table: TrainingTable) -> None:
             "per so many layers) or 'block' (the first so many layers of a stage)"
         )
     if table.recompute_method is not None and (table.checkpoint_every > 1 or table.block_checkpointing):
-        other = "checkpoint_every" if table.checkpoint_every > 1 else "block_checkpointing"
-        raise InputError(f"{_METHOD} and training.{other} both say which blocks; expected one of them")
+        other_key = "checkpoint_every" if table.checkpoint_every > 1 else "block_checkpointing"
+        raise InputError(f"{_METHOD} and training.{other_key} both say which blocks; expected one of them")
 
 
 def _check_policies(experiment: Experiment, table: TrainingTable) -> None:
@@ -164,11 +166,13 @@ def _first_blocks(stages: tuple[int, ...], count: int) -> tuple[Checkpointing, .
     return () if all(policy == "full" for policy in policies) else tuple(policies)
 
 
-def _uniform(stages: tuple[int, ...], count: int) -> int:
+def _check_uniform(stages: tuple[int, ...], count: int) -> int:
     for layers in stages:
         if layers % count:
-            divisors = [one for one in range(1, layers + 1) if all(stage % one == 0 for stage in stages)]
-            nearest = min(divisors, key=lambda one: abs(one - count))
+            divisors = [
+                divisor for divisor in range(1, layers + 1) if all(stage % divisor == 0 for stage in stages)
+            ]
+            nearest = min(divisors, key=lambda divisor: abs(divisor - count))
             raise InputError(
                 f"{_LAYERS}: found {count}, which does not divide the {layers} layers of a stage, and "
                 f"Megatron's uniform checkpoints would run past its end; the nearest that does is {nearest}"
@@ -201,20 +205,20 @@ def block_policies(table: TrainingTable, num_blocks: int) -> tuple[Checkpointing
     if table.checkpoint_every > 1:
         raise InputError(f"{_KEY} and training.checkpoint_every both say which blocks; expected one of them")
     policies: list[Checkpointing] = [table.activation_checkpointing] * num_blocks
-    named: set[int] = set()
+    named_blocks: set[int] = set()
     for text, policy in table.block_checkpointing.items():
-        for number in _numbers(text):
+        for number in _block_numbers(text):
             if number >= num_blocks:
                 raise InputError(f"{_KEY}: found block {number}; the model has 0-{num_blocks - 1}")
-            if number in named:
+            if number in named_blocks:
                 raise InputError(f"{_KEY}: block {number} is named twice")
-            named.add(number)
+            named_blocks.add(number)
             policies[number] = policy
     return tuple(policies)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _block_numbers(text: str) -> tuple[int, ...]:
     try:
-        return node_numbers(text)
+        return parse_node_numbers(text)
     except ValueError:
         raise InputError(f"{_KEY}: found {text!r}, expected block numbers like '0-15' or '3,7'") from None

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.reading import read_text
-from zsim.specs.messages import validated
+from zsim.specs.messages import validate_table
 
 
 def _pattern(text: str) -> str:
@@ -88,14 +88,14 @@ class LoraTable(BaseModel):
 
 
 # Keys of adapter_config.json -> ours.
-_READ = {
+_CONFIG_KEYS = {
     "r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "lora_dropout": "dropout",
     "exclude_modules": "exclude", "layers_to_transform": "layers", "rank_pattern": "rank_pattern",
     "alpha_pattern": "alpha_pattern",
     "modules_to_save": "modules_to_save", "target_parameters": "target_parameters",
 }  # fmt: skip
 # Keys that change what is computed, by the value that does not.
-_OTHER_WORK: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED_KEYS: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None), "bias": ("none",), "lora_bias": (False,),
     "layer_replication": (None,), "alora_invocation_tokens": (None,), "use_qalora": (False, None),
     "megatron_config": (None,), "trainable_token_indices": (None,), "eva_config": (None,),
@@ -115,7 +115,7 @@ def read_adapter_config(path: str | Path) -> dict[str, Any]:
             f"training.lora.config: {path}: no such file; expected adapter_config.json"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"training.lora.config: {path}: {why_unreadable(error)}") from None
+        raise InputError(f"training.lora.config: {path}: {unreadable_reason(error)}") from None
     except json.JSONDecodeError as error:
         raise InputError(f"training.lora.config: {path}: is no JSON: {error}") from None
     kind = data.get("peft_type") if isinstance(data, Mapping) else None
@@ -124,30 +124,30 @@ def read_adapter_config(path: str | Path) -> dict[str, Any]:
             f"training.lora.config: {path}: found peft_type {kind!r}, expected 'LORA' (PEFT's "
             "adapter_config.json of a LoRA adapter)"
         )
-    for key, plain in _OTHER_WORK.items():
+    for key, plain in _UNSUPPORTED_KEYS.items():
         if key in data and data[key] not in plain:
             raise NotSimulatedError(
                 f"training.lora.config: {path}: {key} = {data[key]!r} is not simulated; expected {plain[0]!r}"
             )
-    found = {ours: data[key] for key, ours in _READ.items() if data.get(key) is not None}
+    settings = {lora_key: data[key] for key, lora_key in _CONFIG_KEYS.items() if data.get(key) is not None}
     for key in ("targets", "layers", "exclude", "modules_to_save", "target_parameters"):
-        value = found.get(key)
+        value = settings.get(key)
         if isinstance(value, list):
-            found[key] = tuple(sorted(value) if key == "targets" else value)
+            settings[key] = tuple(sorted(value) if key == "targets" else value)
         elif isinstance(value, int):
-            found[key] = (value,)
-    return found
+            settings[key] = (value,)
+    return settings
 
 
-def with_adapter_config(table: LoraTable) -> LoraTable:
+def merge_adapter_config(table: LoraTable) -> LoraTable:
     """The table combined with the content of its `config`. Two different values are an error."""
     if table.config is None:
         return table
-    found = read_adapter_config(table.config)
-    for key in sorted(table.model_fields_set & set(found)):
-        own = getattr(table, key)
-        if own != found[key] and own != LoraTable.model_fields[key].default:
+    data = read_adapter_config(table.config)
+    for key in sorted(table.model_fields_set & set(data)):
+        value = getattr(table, key)
+        if value != data[key] and value != LoraTable.model_fields[key].default:
             raise InputError(
-                f"training.lora.{key}: found {own!r}, but {table.config} says {found[key]!r}; leave one out"
+                f"training.lora.{key}: found {value!r}, but {table.config} says {data[key]!r}; leave one out"
             )
-    return validated(table.model_dump(exclude={*found, "config"}) | found, table.config, LoraTable)
+    return validate_table(table.model_dump(exclude={*data, "config"}) | data, table.config, LoraTable)

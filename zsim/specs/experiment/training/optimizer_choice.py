@@ -14,7 +14,7 @@ from __future__ import annotations
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.megatron import is_newer
+from zsim.specs.strategy.megatron import is_core_since
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
 from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table, StrategyTable
@@ -23,7 +23,7 @@ _WHERE = "training.optimizer"
 _MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16", "lion", "muon")
 
 
-def chosen_optimizer(
+def choose_optimizer(
     table: TrainingTable, strategy: StrategyTable, deepspeed: DeepSpeedConfig | None
 ) -> Optimizer:
     """The optimizer, checked against its strategy.
@@ -31,7 +31,7 @@ def chosen_optimizer(
     Raises InputError for pairs that the framework refuses, and for keys without effect. Raises
     NotSimulatedError for what zsim lacks.
     """
-    name = table.optimizer if deepspeed is None else _named_twice(table, deepspeed)
+    name = table.optimizer if deepspeed is None else _optimizer_name(table, deepspeed)
     optimizer = optimizer_of(name)
     _check_keys(table, optimizer)
     if deepspeed is not None:
@@ -53,7 +53,7 @@ def chosen_optimizer(
     if getattr(strategy, "cpu_offload", False) and not optimizer.is_torch_list:
         raise NotSimulatedError(
             f"{_WHERE}: '{name}' with strategy.cpu_offload is not simulated; expected torch's "
-            f"{', '.join(one.name for one in OPTIMIZERS.values() if one.is_torch_list)}"
+            f"{', '.join(candidate.name for candidate in OPTIMIZERS.values() if candidate.is_torch_list)}"
         )
     return optimizer
 
@@ -75,28 +75,28 @@ def _check_megatron(name: str, strategy: MegatronTable) -> None:
             f"{_WHERE}: Megatron keeps moments in bf16 only with --use-precision-aware-optimizer, which "
             "needs the distributed optimizer; expected strategy.distributed_optimizer = true, or 'adamw'"
         )
-    since = (0, 19) if strategy.distributed_optimizer else (0, 17)
+    release = (0, 19) if strategy.distributed_optimizer else (0, 17)
     is_of_megatron = strategy.engine == "megatron" and strategy.fsdp_sharding is None
-    if name == "lion" and not (is_of_megatron and is_newer(strategy.version, since)):
-        beside = " with the distributed optimizer" if strategy.distributed_optimizer else ""
+    if name == "lion" and not (is_of_megatron and is_core_since(strategy.version, release)):
+        suffix = " with the distributed optimizer" if strategy.distributed_optimizer else ""
         raise InputError(
-            f"{_WHERE}: Megatron-Core has 'lion'{beside} from {since[0]}.{since[1]} on; found "
+            f"{_WHERE}: Megatron-Core has 'lion'{suffix} from {release[0]}.{release[1]} on; found "
             f"strategy.version '{strategy.version}', expected a newer one under Megatron's own data "
             "parallelism, or 'adamw'"
         )
 
 
-def _named_twice(table: TrainingTable, deepspeed: DeepSpeedConfig) -> str:
+def _optimizer_name(table: TrainingTable, deepspeed: DeepSpeedConfig) -> str:
     """The JSON's optimizer where it has one. `[training]` may repeat it."""
-    named = deepspeed.optimizer.training_name
-    if named is None:
+    json_name = deepspeed.optimizer.training_name
+    if json_name is None:
         return table.optimizer
-    if table.optimizer not in ("adamw", named) and {table.optimizer, named} != {"adam", "adamw"}:
+    if table.optimizer not in ("adamw", json_name) and {table.optimizer, json_name} != {"adam", "adamw"}:
         raise InputError(
             f"{_WHERE}: found '{table.optimizer}', but {deepspeed.name} says optimizer.type, which is "
-            f"'{named}'; leave one of them out"
+            f"'{json_name}'; leave one of them out"
         )
-    return named
+    return json_name
 
 
 def _check_keys(table: TrainingTable, optimizer: Optimizer) -> None:
@@ -106,16 +106,18 @@ def _check_keys(table: TrainingTable, optimizer: Optimizer) -> None:
             "implementation; leave the key out"
         )
     if table.paged_states not in (None, "gpu") and not optimizer.is_paged:
-        paged = ", ".join(one.name for one in OPTIMIZERS.values() if one.is_paged)
+        paged_names = ", ".join(candidate.name for candidate in OPTIMIZERS.values() if candidate.is_paged)
         raise InputError(
             f"training.paged_states: the states of '{optimizer.name}' are not paged; expected {_WHERE} to be "
-            f"one of {paged}"
+            f"one of {paged_names}"
         )
     if table.stochastic_rounding and not (optimizer.rounds_stochastically and table.stored_dtype == "bf16"):
-        rounding = ", ".join(one.name for one in OPTIMIZERS.values() if one.rounds_stochastically)
+        rounding_names = ", ".join(
+            candidate.name for candidate in OPTIMIZERS.values() if candidate.rounds_stochastically
+        )
         raise InputError(
             "training.stochastic_rounding: found true, expected stored_dtype = 'bf16' and one of "
-            f"{rounding}: torchao rounds so where it writes bf16 weights"
+            f"{rounding_names}: torchao rounds so where it writes bf16 weights"
         )
 
 
@@ -134,7 +136,7 @@ def _check_fsdp2(optimizer: Optimizer) -> None:
         )
 
 
-def _check_deepspeeds_muon(config: DeepSpeedConfig) -> None:
+def _check_deepspeed_muon(config: DeepSpeedConfig) -> None:
     """Checks DeepSpeed's Muon as 0.19.8 runtime/zero/stage3.py `__init__` does.
 
     0.19.5 and earlier orthogonalize every bucket of every micro-batch (DeepSpeed's issue 8443).
@@ -145,15 +147,15 @@ def _check_deepspeeds_muon(config: DeepSpeedConfig) -> None:
             f'{where} needs "reduce_scatter": false in zero_optimization of {config.name} at stage 3 '
             "('Muon and reduce scatter cannot be used together')"
         )
-    is_as_by_default = config.stage == 3 or zero.use_multi_rank_bucket_allreduce
-    lacks = {
+    reduces_per_rank = config.stage == 3 or zero.use_multi_rank_bucket_allreduce
+    unsupported = {
         "at stage 0": config.stage == 0,
         "before DeepSpeed 0.19.8": config.release.number < (0, 19, 8),
         "with zero_optimization.offload_optimizer": zero.offload_optimizer is not None,
-        "without zero_optimization.use_multi_rank_bucket_allreduce": not is_as_by_default,
+        "without zero_optimization.use_multi_rank_bucket_allreduce": not reduces_per_rank,
         "with MiCS": zero.is_mics,
     }
-    for what, is_so in lacks.items():
+    for what, is_so in unsupported.items():
         if is_so:
             raise NotSimulatedError(
                 f"{where} is not simulated {what}; expected stages 1 to 3 of 0.19.8 on the GPU, or strategy "
@@ -165,17 +167,17 @@ def _check_deepspeed(optimizer: Optimizer, config: DeepSpeedConfig) -> None:
     """DeepSpeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check`, `_configure_optimizer`."""
     name, choice = optimizer.name, config.optimizer
     if name == "muon":
-        _check_deepspeeds_muon(config)
+        _check_deepspeed_muon(config)
     if config.stage > 0 and not optimizer.in_deepspeed and not choice.allows_untested:
-        tested = ", ".join(one.name for one in OPTIMIZERS.values() if one.in_deepspeed)
+        tested = ", ".join(candidate.name for candidate in OPTIMIZERS.values() if candidate.in_deepspeed)
         raise InputError(
             f"{_WHERE}: DeepSpeed takes '{name}' under ZeRO only with \"zero_allow_untested_optimizer\": "
             f"true in {config.name} ('You are using an untested ZeRO Optimizer'); without it one of {tested}"
         )
     if config.zero.offload_optimizer is None:
         return
-    is_own = name in ("adamw", "adam", "lion") or choice.training_name == "adagrad"
-    if not is_own and choice.forces_cpu_optimizer:
+    has_cpu_optimizer = name in ("adamw", "adam", "lion") or choice.training_name == "adagrad"
+    if not has_cpu_optimizer and choice.forces_cpu_optimizer:
         raise InputError(
             f"{_WHERE}: with zero_optimization.offload_optimizer DeepSpeed demands its own CPU optimizers, "
             f"DeepSpeedCPUAdam or DeepSpeedCPULion, unless {config.name} says "

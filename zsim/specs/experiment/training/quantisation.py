@@ -24,7 +24,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.expert_loop import has_linear_experts, has_looped_form
-from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.expert_run import stacked_experts
 from zsim.specs.model.spec import ModelSpec
 
 _WHERE = "training.lora.quantized"
@@ -61,7 +61,7 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
     lora = table.lora
     if lora is None:
         return False
-    where, is_stacked = "training.lora.preparation", experts_of(model) is not None
+    where, is_stacked = "training.lora.preparation", stacked_experts(model) is not None
     if lora.quantized is None:
         if lora.preparation is not None:
             raise InputError(
@@ -94,7 +94,7 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
     return True
 
 
-def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, prepared: bool) -> list[str]:
+def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, has_preparation: bool) -> list[str]:
     """Sentences about the weights that are not quantised, and about a mixture's experts.
 
     See [Note: what is quantised].
@@ -102,7 +102,7 @@ def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, prepared
     if lora.quantized is None:
         return []
     notes = []
-    if prepared:
+    if has_preparation:
         notes.append(
             "PEFT's preparation keeps embedding, head and norms in fp32, and so the residual stream: "
             'training.lora.preparation = "none" for software without it (unsloth, LLaMA-Factory, TRL from '
@@ -110,16 +110,16 @@ def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, prepared
         )
     elif kind == "ddp":
         notes.append("what is not in 4 bits is in 16: PEFT's preparation, which casts it to fp32, is not run")
-    return notes + _on_experts(model)
+    return notes + _expert_notes(model)
 
 
-def _on_experts(model: ModelSpec) -> list[str]:
+def _expert_notes(model: ModelSpec) -> list[str]:
     if has_linear_experts(model):
         return [f"{_WHERE}: routed experts are in 4 bits, each three linear layers, as in transformers 4"]
-    if experts_of(model) is None:
+    if stacked_experts(model) is None:
         return []
-    way = '; with training.transformers = "4.57" each is three linear layers, in 4 bits'
+    advice = '; with training.transformers = "4.57" each is three linear layers, in 4 bits'
     return [
         f"{_WHERE}: routed experts stay in 16 bits: their weights are stacked, and bitsandbytes quantises "
-        f"linear layers alone{way if has_looped_form(model.family) else ''}"
+        f"linear layers alone{advice if has_looped_form(model.family) else ''}"
     ]

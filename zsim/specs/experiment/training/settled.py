@@ -11,8 +11,8 @@ from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Training
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, TrainingConfig
 
 _DEFAULT_SEQUENCE = 4096
 _MAX_TOKENS = 2**27
@@ -22,14 +22,14 @@ _MANY_BLOCKS = (
 _MAX_PARAMETERS = 10**16
 
 
-def settled_training(
+def resolve_training(
     table: TrainingTable,
     model: ModelSpec,
     cluster: Cluster,
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
     optimizer: str,
-) -> Training:
+) -> TrainingConfig:
     """The training of `table`, with the optimizer of that name. Under DeepSpeed the values of its JSON file
     apply.
 
@@ -39,30 +39,32 @@ def settled_training(
     precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
     gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
     if getattr(gpu.peak, precision) is None:
-        offered = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
+        choices = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
         raise InputError(
-            f"training.precision: GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(offered)}"
+            f"training.precision: GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(choices)}"
         )
     attention = attention_kind(table.attention, cluster, precision)
-    longest = model.max_positions
+    max_length = model.max_positions
     length = (
         captured_length(model, table.sequence_length)
         or table.sequence_length
-        or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
+        or min(max_length or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
     )
-    if longest and length > longest:
+    if max_length and length > max_length:
         if model.learned_positions:
             raise InputError(
-                f"training.sequence_length: found {length}, but '{model.name}' has {longest} learned "
+                f"training.sequence_length: found {length}, but '{model.name}' has {max_length} learned "
                 "positions"
             )
-        notes.append(f"sequence_length {length} is beyond the {longest} positions that '{model.name}' states")
+        notes.append(
+            f"sequence_length {length} is beyond the {max_length} positions that '{model.name}' states"
+        )
     clipping = deepspeed.gradient_clipping if deepspeed else table.gradient_clipping
     connections = table.device_max_connections
     if connections != DEFAULT_CONNECTIONS and gpu.vendor != "nvidia":
         notes.append(f"training.device_max_connections is CUDA's: without effect on GPU '{gpu.name}'")
         connections = DEFAULT_CONNECTIONS
-    return Training(
+    return TrainingConfig(
         sequence_length=length,
         micro_batch_size=deepspeed.batch.micro_batch_size if deepspeed else table.micro_batch_size or 1,
         gradient_accumulation_steps=(
@@ -93,8 +95,8 @@ def settled_training(
     )
 
 
-def size_words(
-    model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
+def size_warning(
+    model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig, *, every_micro_batch: bool
 ) -> str | None:
     """A warning for a step that takes long to simulate. None for one of a usual size."""
     blocks = _num_blocks(model, training, parallelism, every_micro_batch=every_micro_batch)
@@ -108,17 +110,19 @@ def size_words(
 
 
 def _num_blocks(
-    model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
+    model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig, *, every_micro_batch: bool
 ) -> int:
     """Blocks of all micro-batches of a step that are simulated."""
     micro_batches = training.gradient_accumulation_steps
-    are_alike = parallelism.schedule in ("1f1b", "interleaved-1f1b") and parallelism.passes == 1
-    most = 3 * parallelism.pipeline if are_alike and not every_micro_batch else micro_batches
+    has_repeated_micro_batches = (
+        parallelism.schedule in ("1f1b", "interleaved-1f1b") and parallelism.passes == 1
+    )
+    most = 3 * parallelism.pipeline if has_repeated_micro_batches and not every_micro_batch else micro_batches
     return len(model.blocks) * min(micro_batches, most)
 
 
 def check_size(
-    model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
+    model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig, *, every_micro_batch: bool
 ) -> None:
     """Raises InputError for a step too large for any machine, whose simulation would exhaust this one's
     memory.

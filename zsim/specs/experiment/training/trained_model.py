@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.experiment.training.adapted_experts import check_has_experts, on_experts
-from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
+from zsim.specs.experiment.training.adapted_experts import adapt_experts, check_has_experts
+from zsim.specs.experiment.training.lora_table import LoraTable, merge_adapter_config
 from zsim.specs.experiment.training.quantisation import (
     check_quantised,
     is_prepared,
@@ -21,29 +21,29 @@ from zsim.specs.experiment.training.quantisation import (
     quantisation_notes,
 )
 from zsim.specs.experiment.training.unmatched import check_targets, unmatched_notes
-from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
+from zsim.specs.model.adapters import ALL_LINEAR, Adapters, add_adapters
 from zsim.specs.model.expert_loop import has_linear_routers
-from zsim.specs.model.expert_run import experts_of, has_experts
-from zsim.specs.model.freezing import Frozen, with_frozen
-from zsim.specs.model.fusion import MEGATRON_PRODUCTS, with_megatron_products
+from zsim.specs.model.expert_run import has_experts, stacked_experts
+from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
+from zsim.specs.model.fusion import MEGATRON_PRODUCTS, fuse_megatron_products
 from zsim.specs.model.spec import Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import Precision
 
 # Projections that PEFT 0.21.2 adapts where nothing is named (utils/constants.py,
 # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING): of these the first that the model has.
 _DEFAULT_TARGETS = (("q_proj", "v_proj"), ("query_key_value",), ("c_attn",), ("qkv_proj",), ("Wqkv",))
-_OWN_TYPES = ("deepspeed", "megatron")
+_CASTING_KINDS = ("deepspeed", "megatron")
 
 
-def trained_model(
+def apply_training(
     model: ModelSpec,
     table: TrainingTable,
     kind: str,
     precision: Precision,
-    parallelism: Parallelism,
+    parallelism: ParallelismConfig,
     experts: ExpertSplit,
     notes: list[str],
     *,
@@ -61,49 +61,49 @@ def trained_model(
             return model
         _check_parallelism("training.frozen", kind, parallelism)
         _check_deepspeed("training.frozen", deepspeed)
-        return with_frozen(model, Frozen(table.frozen, stored=table.frozen_dtype or ""))
+        return freeze_parameters(model, FrozenParameters(table.frozen, stored_dtype=table.frozen_dtype or ""))
     _check_parallelism("training.lora", kind, parallelism)
     if is_offloaded and kind == "fsdp1":
         raise NotSimulatedError(
             "training.lora: not simulated with FSDP1 and strategy.cpu_offload yet; expected strategy 'fsdp2'"
         )
     _check_deepspeed("training.lora", deepspeed)
-    lora = with_adapter_config(lora)
+    lora = merge_adapter_config(lora)
     low = {"fp8": "bf16"}.get(precision, precision)
     check_quantised(lora, kind, low)
     _check_layers(lora, model)
-    if kind == "megatron" and _names_megatrons(lora, model, parallelism):
-        model, lora = _as_megatron_bridge(lora, model, parallelism)
+    if kind == "megatron" and _uses_megatron_bridge(lora, model, parallelism):
+        model, lora = _convert_to_megatron_bridge(lora, model, parallelism)
     check_has_experts(lora, model)
-    prepared = is_prepared(table, kind, model)
-    adapters = _adapters(lora, table, kind, low, model, prepared=prepared)
-    if experts_of(model) is not None:
-        adapters = on_experts(adapters, lora, model, kind, experts, deepspeed)
+    has_preparation = is_prepared(table, kind, model)
+    adapters = _adapters(lora, table, kind, low, model, has_preparation=has_preparation)
+    if stacked_experts(model) is not None:
+        adapters = adapt_experts(adapters, lora, model, kind, experts, deepspeed)
         if table.recompute_modules and "moe_act" in table.recompute_modules and adapters.experts:
             raise NotSimulatedError(
                 "training.recompute_modules: found 'moe_act' with adapters on routed experts, which zsim "
                 "does not simulate; expected 'moe', or targets without linear_fc1 and linear_fc2"
             )
-    plain = model
-    model, adapted = with_adapters(plain, adapters)
-    check_targets(plain, adapters, adapted)
-    notes += unmatched_notes(lora, plain, adapters, adapted)
-    notes += quantisation_notes(lora, plain, kind, prepared=prepared)
-    frozen = Frozen(
+    base_model = model
+    model, adapted = add_adapters(base_model, adapters)
+    check_targets(base_model, adapters, adapted)
+    notes += unmatched_notes(lora, base_model, adapters, adapted)
+    notes += quantisation_notes(lora, base_model, kind, has_preparation=has_preparation)
+    frozen = FrozenParameters(
         table.frozen,
         all_but_adapters=True,
-        keeps=lora.modules_to_save,
-        copies=kind != "megatron",
-        stored="fp32" if prepared else _base_type(table, kind, low),
-        products_stored=product_type(lora),
-        quantises_routers=has_linear_routers(plain),
-        has_fp32_stream=prepared,
+        modules_to_save=lora.modules_to_save,
+        keeps_originals=kind != "megatron",
+        stored_dtype="fp32" if has_preparation else _base_type(table, kind, low),
+        product_dtype=product_type(lora),
+        quantises_routers=has_linear_routers(base_model),
+        has_fp32_stream=has_preparation,
         inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),
     )
-    return with_frozen(model, frozen)
+    return freeze_parameters(model, frozen)
 
 
-def _names_megatrons(lora: LoraTable, model: ModelSpec, parallelism: Parallelism) -> bool:
+def _uses_megatron_bridge(lora: LoraTable, model: ModelSpec, parallelism: ParallelismConfig) -> bool:
     """Whether the adapters are Megatron-Bridge's, on Megatron's own products.
 
     They are if they have its names, if the job has model parallelism, or where a mixture of experts has no
@@ -115,8 +115,8 @@ def _names_megatrons(lora: LoraTable, model: ModelSpec, parallelism: Parallelism
     return is_named or is_all or not parallelism.is_trivial
 
 
-def _as_megatron_bridge(
-    lora: LoraTable, model: ModelSpec, parallelism: Parallelism
+def _convert_to_megatron_bridge(
+    lora: LoraTable, model: ModelSpec, parallelism: ParallelismConfig
 ) -> tuple[ModelSpec, LoraTable]:
     """The model with Megatron's products, and the adapters on them. Without names the adapters are on all
     four products (Megatron-Bridge 0.6.0 peft/lora.py).
@@ -143,9 +143,11 @@ def _as_megatron_bridge(
             "parallelism.async_tensor: found true with training.lora, which zsim does not simulate; "
             "expected false"
         )
-    model = with_megatron_products(model)
-    here = [name for name in names if _has_product(model, name) or (has_experts(model) and "_fc" in name)]
-    return model, lora.model_copy(update={"targets": tuple(here) if lora.targets is None else names})
+    model = fuse_megatron_products(model)
+    model_targets = [
+        name for name in names if _has_product(model, name) or (has_experts(model) and "_fc" in name)
+    ]
+    return model, lora.model_copy(update={"targets": tuple(model_targets) if lora.targets is None else names})
 
 
 def _has_product(model: ModelSpec, name: str) -> bool:
@@ -153,11 +155,11 @@ def _has_product(model: ModelSpec, name: str) -> bool:
 
 
 def _adapters(
-    lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec, *, prepared: bool
+    lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec, *, has_preparation: bool
 ) -> Adapters:
     """See [Note: the types of adapters and of frozen weights]."""
-    is_plain = lora.quantized is None or prepared
-    own = "" if kind in _OWN_TYPES else lora.dtype or "fp32"
+    is_plain = lora.quantized is None or has_preparation
+    stored_dtype = "" if kind in _CASTING_KINDS else lora.dtype or "fp32"
     is_low = table.stored_dtype != "fp32"
     targets, is_pattern = _targets(lora, model)
     return Adapters(
@@ -170,15 +172,15 @@ def _adapters(
         (lora.exclude,) if isinstance(lora.exclude, str) else lora.exclude,
         isinstance(lora.exclude, str),
         lora.modules_to_save,
-        stored=own,
-        computed="fp32" if own == "fp32" and is_low else "",
+        stored_dtype=stored_dtype,
+        compute_dtype="fp32" if stored_dtype == "fp32" and is_low else "",
         routers_are_linear=has_linear_routers(model),
-        recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low and is_plain,
+        recasts=stored_dtype == "fp32" and kind == "ddp" and low != "fp32" and not is_low and is_plain,
     )
 
 
 def _base_type(table: TrainingTable, kind: str, low: str) -> str:
-    if kind in _OWN_TYPES or table.stored_dtype != "fp32" or low == "fp32":
+    if kind in _CASTING_KINDS or table.stored_dtype != "fp32" or low == "fp32":
         return table.frozen_dtype or ""
     return table.frozen_dtype or low
 
@@ -192,7 +194,7 @@ def _targets(lora: LoraTable, model: ModelSpec) -> tuple[tuple[str, ...], bool]:
     if lora.targets is not None:
         return (lora.targets,), True
     block = model.blocks[0].modules if model.blocks else ()
-    names = {module.name.rpartition(".")[2] for module in block if isinstance(module.work, Linear)}
+    names = {module.name.rpartition(".")[2] for module in block if isinstance(module.op_spec, Linear)}
     for targets in _DEFAULT_TARGETS:
         if names.issuperset(targets):
             return targets, False
@@ -202,13 +204,15 @@ def _targets(lora: LoraTable, model: ModelSpec) -> tuple[tuple[str, ...], bool]:
     )
 
 
-def _check_parallelism(key: str, kind: str, parallelism: Parallelism) -> None:
+def _check_parallelism(key: str, kind: str, parallelism: ParallelismConfig) -> None:
     if kind == "reference":
         raise NotSimulatedError(
             f"{key}: the reference engine trains every parameter; expected another strategy"
         )
-    lacking = {"megatron": (), "fsdp2": ("tensor", "pipeline")}.get(kind, ("tensor", "pipeline", "context"))
-    for name in lacking:
+    unsupported = {"megatron": (), "fsdp2": ("tensor", "pipeline")}.get(
+        kind, ("tensor", "pipeline", "context")
+    )
+    for name in unsupported:
         if getattr(parallelism, name) > 1:
             raise NotSimulatedError(
                 f"{key}: not simulated with {name} parallelism under strategy '{kind}'; expected {name} = "
@@ -221,7 +225,7 @@ def _check_deepspeed(key: str, config: DeepSpeedConfig | None) -> None:
         return
     zero = config.zero
     param = zero.offload_param
-    asked = {
+    features = {
         "mics_shard_size": zero.is_mics,
         "zero_hpz_partition_size": zero.zero_hpz_partition_size > 1,
         "zero_quantized_weights": zero.zero_quantized_weights,
@@ -229,7 +233,7 @@ def _check_deepspeed(key: str, config: DeepSpeedConfig | None) -> None:
         "zero_quantized_nontrainable_weights": zero.zero_quantized_nontrainable_weights,
         "offload_param.device 'nvme'": param is not None and param.device == "nvme",
     }
-    for setting, is_on in asked.items():
+    for setting, is_on in features.items():
         if is_on:
             raise NotSimulatedError(
                 f"{key}: not simulated with {config.name}: zero_optimization.{setting} yet; expected stage 3 "
@@ -238,9 +242,9 @@ def _check_deepspeed(key: str, config: DeepSpeedConfig | None) -> None:
 
 
 def _check_layers(lora: LoraTable, model: ModelSpec) -> None:
-    beyond = [number for number in lora.layers if not 0 <= number < len(model.blocks)]
-    if beyond:
+    invalid_numbers = [number for number in lora.layers if not 0 <= number < len(model.blocks)]
+    if invalid_numbers:
         raise InputError(
-            f"training.lora.layers: found {beyond[0]}, but '{model.name}' has the blocks 0 to "
+            f"training.lora.layers: found {invalid_numbers[0]}, but '{model.name}' has the blocks 0 to "
             f"{len(model.blocks) - 1}"
         )

@@ -9,7 +9,7 @@ import re
 
 from zsim.errors import InputError
 from zsim.specs.model.expert_loop import has_looped_form
-from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.expert_run import stacked_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.release import parse_release
 from zsim.specs.strategy.experts import ExpertSplit
@@ -18,7 +18,7 @@ from zsim.specs.strategy.tables import DeepSpeedTable, StrategyTable
 _KEY = "training.transformers"
 NEWEST, LAST_OF_MODULES = "5.23", "4.57"
 # transformers 5.0.0 is of January 2026, DeepSpeed 0.18.5 the first release behind it.
-_FIRST_BESIDE_5 = (0, 18, 5)
+_FIRST_DEEPSPEED_AFTER_5 = (0, 18, 5)
 
 
 def runs_experts_one_by_one(
@@ -31,8 +31,8 @@ def runs_experts_one_by_one(
 
     Raises InputError for a release that does not exist, and together with code that is not transformers'.
     """
-    number = None if release is None else _major(release)
-    if experts_of(model) is None:
+    number = None if release is None else _major_release(release)
+    if stacked_experts(model) is None:
         notes += [f"{_KEY} is without effect: '{model.name}' has no routed experts"] if release else []
         return False
     if split.library != "transformers":
@@ -45,7 +45,7 @@ def runs_experts_one_by_one(
     if not has_looped_form(model.family):
         return False
     if number is not None:
-        notes += _newer_deepspeed(strategy) if number < 5 else []
+        notes += _default_release_notes(strategy) if number < 5 else []
         return number < 5
     if isinstance(strategy, DeepSpeedTable) and _is_before_5(strategy):
         notes.append(
@@ -64,10 +64,10 @@ def runs_experts_one_by_one(
 
 def _is_before_5(strategy: DeepSpeedTable) -> bool:
     """Whether a release of DeepSpeed is older than transformers 5."""
-    return parse_release(strategy.version, "strategy.version").number < _FIRST_BESIDE_5
+    return parse_release(strategy.version, "strategy.version").number < _FIRST_DEEPSPEED_AFTER_5
 
 
-def _newer_deepspeed(strategy: StrategyTable) -> list[str]:
+def _default_release_notes(strategy: StrategyTable) -> list[str]:
     """A note where the release of DeepSpeed is a default. It fetches such experts differently from older
     releases.
     """
@@ -84,11 +84,11 @@ def _newer_deepspeed(strategy: StrategyTable) -> list[str]:
     ]
 
 
-def _major(release: str) -> int:
-    found = re.fullmatch(r"([345])(\.\d{1,3}){0,2}", release)
-    if not found:
+def _major_release(release: str) -> int:
+    match = re.fullmatch(r"([345])(\.\d{1,3}){0,2}", release)
+    if not match:
         raise InputError(
             f"{_KEY}: found '{release}', expected a release of Hugging Face's transformers, as in '{NEWEST}' "
             f"or '{LAST_OF_MODULES}'"
         )
-    return int(found[1])
+    return int(match[1])

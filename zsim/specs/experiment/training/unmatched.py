@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, is_named_by, matches_pattern
-from zsim.specs.model.expert_adapters import products_of
+from zsim.specs.model.expert_adapters import adaptable_products
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.freezing import is_saved
 from zsim.specs.model.spec import Linear, ModelSpec, Module
@@ -23,30 +23,32 @@ from zsim.specs.model.spec import Linear, ModelSpec, Module
 _WHERE = "training.lora"
 
 
-def check_targets(model: ModelSpec, adapters: Adapters, adapted: Collection[str]) -> None:
+def check_targets(model: ModelSpec, adapters: Adapters, adapted_names: Collection[str]) -> None:
     """Raises InputError for targets that match nothing, and where nothing is adapted. The message names the
     model's products.
 
     `adapted` holds the full names of the modules with an adapter. `model` is the model without adapters.
     """
     products = list(dict.fromkeys(name.rpartition(".")[2] for name in _product_names(model)))
-    asked = () if adapters.is_pattern or adapters.targets == (ALL_LINEAR,) else adapters.targets
-    _check_parameters(model, adapters, adapted)
-    excluded = [name for name in _product_names(model) if adapters.is_excluded(name)]
-    missing = [
-        target for target in asked if not any(is_named_by(name, (target,)) for name in (*adapted, *excluded))
+    targets = () if adapters.is_pattern or adapters.targets == (ALL_LINEAR,) else adapters.targets
+    _check_parameters(model, adapters, adapted_names)
+    excluded_names = [name for name in _product_names(model) if adapters.is_excluded(name)]
+    missing_targets = [
+        target
+        for target in targets
+        if not any(is_named_by(name, (target,)) for name in (*adapted_names, *excluded_names))
     ]
-    if not missing and (adapted or adapters.parameters):
+    if not missing_targets and (adapted_names or adapters.parameters):
         return
     if not adapters.targets:
         raise InputError(
             f"{_WHERE}.targets: found none, expected products of '{model.name}': {', '.join(products)}, "
             f'or "{ALL_LINEAR}"'
         )
-    if not missing and excluded:
+    if not missing_targets and excluded_names:
         key = "exclude" if adapters.excludes else "modules_to_save"
         raise InputError(f"{_WHERE}.{key}: leaves no product that gets an adapter; expected fewer names")
-    name = missing[0] if missing else adapters.targets[0]
+    name = missing_targets[0] if missing_targets else adapters.targets[0]
     hint = did_you_mean(name.rpartition(".")[2], products).removesuffix("?")
     raise InputError(
         f"{_WHERE}.targets: '{name}' matches no product of '{model.name}'{hint}; its products are "
@@ -54,61 +56,69 @@ def check_targets(model: ModelSpec, adapters: Adapters, adapted: Collection[str]
     )
 
 
-def _check_parameters(model: ModelSpec, adapters: Adapters, adapted: Collection[str]) -> None:
+def _check_parameters(model: ModelSpec, adapters: Adapters, adapted_names: Collection[str]) -> None:
     """Raises InputError for `target_parameters` that match nothing. The message names the model's stacked
     weights.
     """
-    full = [
-        one.name
+    weight_names = [
+        weight.name
         for module in (model.blocks[-1].modules if model.blocks else ())
-        for one in products_of(module, module.name, "merged")
-        if isinstance(module.work, Experts)
+        for weight in adaptable_products(module, module.name, "merged")
+        if isinstance(module.op_spec, Experts)
     ]
     for target in adapters.parameters:
-        if any(is_named_by(name, (target,)) for name in adapted):
+        if any(is_named_by(name, (target,)) for name in adapted_names):
             continue
-        hint = did_you_mean(target.rpartition(".")[2], [name.rpartition(".")[2] for name in full])
-        stacked = f"; its stacked weights are {', '.join(full)}" if full else ", which has no experts"
+        hint = did_you_mean(target.rpartition(".")[2], [name.rpartition(".")[2] for name in weight_names])
+        weights_phrase = (
+            f"; its stacked weights are {', '.join(weight_names)}"
+            if weight_names
+            else ", which has no experts"
+        )
         raise InputError(
             f"{_WHERE}.target_parameters: '{target}' matches no stacked weight of experts of "
-            f"'{model.name}'{hint.removesuffix('?')}{stacked}"
+            f"'{model.name}'{hint.removesuffix('?')}{weights_phrase}"
         )
 
 
 def unmatched_notes(
-    lora: LoraTable, model: ModelSpec, adapters: Adapters, adapted: Collection[str]
+    lora: LoraTable, model: ModelSpec, adapters: Adapters, adapted_names: Collection[str]
 ) -> list[str]:
     """One sentence per name of `lora` that matches nothing. See [Note: names that match nothing].
 
     `adapted` holds the full names of the modules with an adapter. `model` is the model without adapters.
     """
-    every = list(_module_names(model))
-    found = []
+    module_names = list(_module_names(model))
+    notes = []
     for key, patterns in (("rank_pattern", lora.rank_pattern), ("alpha_pattern", lora.alpha_pattern)):
-        found += [
+        notes += [
             f"{_WHERE}.{key}: '{pattern}' matches nothing that has an adapter, and changes nothing"
-            f"{_near(pattern, adapted)}"
+            f"{_nearest_hint(pattern, adapted_names)}"
             for pattern in patterns
-            if not any(matches_pattern(name, pattern) for name in adapted)
+            if not any(matches_pattern(name, pattern) for name in adapted_names)
         ]
     for name in adapters.excludes:
-        is_end = any(is_named_by(module, (name,)) for module in every)
+        is_end = any(is_named_by(module, (name,)) for module in module_names)
         is_there = is_end
         if adapters.is_exclude_pattern:
-            is_there = any(re.fullmatch(name, module) for module in every)
+            is_there = any(re.fullmatch(name, module) for module in module_names)
         if not is_there:
-            hint = f"; a pattern is of whole names, such as '.*{name}'" if is_end else _near(name, every)
-            found.append(f"{_WHERE}.exclude: '{name}' excludes nothing of '{model.name}'{hint}")
-    found += [
-        f"{_WHERE}.modules_to_save: '{kept}' is no module of '{model.name}', and nothing is trained for it"
-        f"{_near(kept, every)}"
-        for kept in lora.modules_to_save
-        if not any(is_saved(f"{name}.weight", kept) for name in every)
+            hint = (
+                f"; a pattern is of whole names, such as '.*{name}'"
+                if is_end
+                else _nearest_hint(name, module_names)
+            )
+            notes.append(f"{_WHERE}.exclude: '{name}' excludes nothing of '{model.name}'{hint}")
+    notes += [
+        f"{_WHERE}.modules_to_save: '{target}' is no module of '{model.name}', and nothing is trained for it"
+        f"{_nearest_hint(target, module_names)}"
+        for target in lora.modules_to_save
+        if not any(is_saved(f"{name}.weight", target) for name in module_names)
     ]
-    return found
+    return notes
 
 
-def _near(name: str, options: Iterable[str]) -> str:
+def _nearest_hint(name: str, options: Iterable[str]) -> str:
     """A hint that names the nearest of the last parts of `options`."""
     last = dict.fromkeys(option.rpartition(".")[2] for option in options)
     return did_you_mean(name.rpartition(".")[2], last)
@@ -116,20 +126,20 @@ def _near(name: str, options: Iterable[str]) -> str:
 
 def _module_names(model: ModelSpec) -> Iterator[str]:
     """Full names of modules, and of the weights of routed experts."""
-    for prefix, module in _prefixed(model):
+    for prefix, module in _prefixed_modules(model):
         yield prefix + module.name
-        if isinstance(module.work, Experts):
-            yield from (one.name for one in products_of(module, prefix + module.name, "merged"))
+        if isinstance(module.op_spec, Experts):
+            yield from (weight.name for weight in adaptable_products(module, prefix + module.name, "merged"))
 
 
 def _product_names(model: ModelSpec) -> Iterator[str]:
     """Full names of the products of the blocks, and of the head."""
-    for prefix, module in _prefixed(model):
-        if isinstance(module.work, Linear):
+    for prefix, module in _prefixed_modules(model):
+        if isinstance(module.op_spec, Linear):
             yield prefix + module.name
 
 
-def _prefixed(model: ModelSpec) -> Iterator[tuple[str, Module]]:
+def _prefixed_modules(model: ModelSpec) -> Iterator[tuple[str, Module]]:
     yield from (("", module) for module in model.before)
     for number, block in enumerate(model.blocks, model.first_block):
         yield from ((f"{model.block_prefix}.{number}.", module) for module in block.modules)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
-from zsim.reading import whole_number
+from zsim.reading import parse_whole_number
 from zsim.specs.formats.torchtitan.parallel_degrees import ROTATE_METHODS
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -24,7 +24,7 @@ _KEYS = (
     "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload", "fsdp_limit_all_gathers",
     "fsdp_ignored_modules",
 )  # fmt: skip
-_NO_EFFECT_IN_2 = ("fsdp_backward_prefetch", "fsdp_sharding_strategy", "fsdp_limit_all_gathers")
+_IGNORED_IN_FSDP2 = ("fsdp_backward_prefetch", "fsdp_sharding_strategy", "fsdp_limit_all_gathers")
 _PARALLELISM = "parallelism_config_"
 
 
@@ -33,103 +33,105 @@ def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mappin
 
     As the launcher allows, keys may lack the prefix `fsdp_`.
     """
-    given = {key if str(key).startswith("fsdp_") else f"fsdp_{key}": value for key, value in config.items()}
-    note_idle(file, "fsdp_config: ", given, _IDLE)
-    note_unknown(file, "fsdp_config: ", given, (*_KEYS, *_IDLE))
-    if given.get("fsdp_ignored_modules"):
+    keys = {key if str(key).startswith("fsdp_") else f"fsdp_{key}": value for key, value in config.items()}
+    note_idle_keys(file, "fsdp_config: ", keys, _IDLE)
+    note_unknown_keys(file, "fsdp_config: ", keys, (*_KEYS, *_IDLE))
+    if keys.get("fsdp_ignored_modules"):
         raise NotSimulatedError(f"{file.name}: fsdp_ignored_modules: zsim shards every module")
-    if _flag(file, given, "fsdp_activation_checkpointing_offload"):
+    if _flag(file, keys, "fsdp_activation_checkpointing_offload"):
         raise NotSimulatedError(
             f"{file.name}: fsdp_activation_checkpointing_offload: zsim does not simulate checkpoints that "
             "FSDP2 keeps on the host yet"
         )
-    if _flag(file, given, "fsdp_activation_checkpointing"):
-        file.says["training.activation_checkpointing"] = "full"
-    file.assumes["strategy.no_sync"] = True  # `accelerator.accumulate` and the Trainer
-    precision = file.says.get("training.precision", "fp32")
-    low = "bf16" if precision == "fp8" else precision
-    file.says |= {"strategy.param_dtype": low, "strategy.reduce_dtype": low}
-    version = str(given.get("fsdp_version", 1))
+    if _flag(file, keys, "fsdp_activation_checkpointing"):
+        file.settings["training.activation_checkpointing"] = "full"
+    file.defaults["strategy.no_sync"] = True  # `accelerator.accumulate` and the Trainer
+    precision = file.settings.get("training.precision", "fp32")
+    low_dtype = "bf16" if precision == "fp8" else precision
+    file.settings |= {"strategy.param_dtype": low_dtype, "strategy.reduce_dtype": low_dtype}
+    version = str(keys.get("fsdp_version", 1))
     if version == "1":
-        _read_fsdp1(file, given)
+        _read_fsdp1(file, keys)
     elif version == "2":
-        _read_fsdp2(file, given, parallelism)
+        _read_fsdp2(file, keys, parallelism)
     else:
         raise InputError(f"{file.name}: fsdp_version: found {version}, expected 1 or 2")
 
 
-def note_idle(file: TrainingFile, block: str, data: Mapping[str, Any], idle: tuple[str, ...]) -> None:
+def note_idle_keys(file: TrainingFile, block: str, data: Mapping[str, Any], idle: tuple[str, ...]) -> None:
     """Add one note for the keys that have no effect on a step."""
-    found = [key for key in data if key in idle]
-    if found:
-        file.note(f"{block}no effect on a step: {', '.join(found)}")
+    idle_keys = [key for key in data if key in idle]
+    if idle_keys:
+        file.note(f"{block}no effect on a step: {', '.join(idle_keys)}")
 
 
-def note_unknown(file: TrainingFile, block: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def note_unknown_keys(
+    file: TrainingFile, block: str, data: Mapping[str, Any], valid_keys: tuple[str, ...]
+) -> None:
     """Add a note for each key that the launcher does not know and so ignores."""
     for key in data:
-        if key not in known:
-            file.note(f"{block}no effect: Accelerate knows no '{key}'{did_you_mean(str(key), known)}")
+        if key not in valid_keys:
+            file.note(f"{block}no effect: Accelerate knows no '{key}'{did_you_mean(str(key), valid_keys)}")
 
 
-def _read_fsdp1(file: TrainingFile, given: Mapping[str, Any]) -> None:
-    says = file.says
-    says["strategy.kind"] = "fsdp1"
-    asked = given.get("fsdp_reshard_after_forward")
+def _read_fsdp1(file: TrainingFile, keys: Mapping[str, Any]) -> None:
+    settings = file.settings
+    settings["strategy.kind"] = "fsdp1"
+    reshard = keys.get("fsdp_reshard_after_forward")
     strategy = _word(
-        file, "fsdp_sharding_strategy", given.get("fsdp_sharding_strategy", "FULL_SHARD"), SHARDING
+        file, "fsdp_sharding_strategy", keys.get("fsdp_sharding_strategy", "FULL_SHARD"), SHARDING
     )
-    if asked is not None and "fsdp_sharding_strategy" not in given:
-        wanted = _word(file, "fsdp_reshard_after_forward", asked, SHARDING)
-        if wanted != strategy:
+    if reshard is not None and "fsdp_sharding_strategy" not in keys:
+        reshard_strategy = _word(file, "fsdp_reshard_after_forward", reshard, SHARDING)
+        if reshard_strategy != strategy:
             file.note(
-                f"fsdp_reshard_after_forward {wanted}: no effect: `accelerate launch` also passes "
+                f"fsdp_reshard_after_forward {reshard_strategy}: no effect: `accelerate launch` also passes "
                 "fsdp_sharding_strategy, FULL_SHARD by default, which wins; give fsdp_sharding_strategy"
             )
-    says["strategy.sharding_strategy"] = strategy.replace("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2")
+    settings["strategy.sharding_strategy"] = strategy.replace("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2")
     prefetch = _word(
-        file, "fsdp_backward_prefetch", given.get("fsdp_backward_prefetch", "NO_PREFETCH"), _PREFETCH
+        file, "fsdp_backward_prefetch", keys.get("fsdp_backward_prefetch", "NO_PREFETCH"), _PREFETCH
     )
-    table = says if "fsdp_backward_prefetch" in given else file.assumes
+    table = settings if "fsdp_backward_prefetch" in keys else file.defaults
     table["strategy.backward_prefetch"] = "none" if prefetch == "NO_PREFETCH" else prefetch
     for key in ("forward_prefetch", "limit_all_gathers"):
-        if f"fsdp_{key}" in given:
-            says[f"strategy.{key}"] = _flag(file, given, f"fsdp_{key}")
-    if _flag(file, given, "fsdp_offload_params"):
-        says["strategy.cpu_offload"] = True
-    wrapping = _wrapping(file, given)
+        if f"fsdp_{key}" in keys:
+            settings[f"strategy.{key}"] = _flag(file, keys, f"fsdp_{key}")
+    if _flag(file, keys, "fsdp_offload_params"):
+        settings["strategy.cpu_offload"] = True
+    wrapping = _wrapping(file, keys)
     if wrapping == "NO_WRAP":
-        says["strategy.wrapping"] = "none"
+        settings["strategy.wrapping"] = "none"
     elif wrapping == "SIZE_BASED_WRAP":
-        says["strategy.wrapping"] = f"size:{given.get('fsdp_min_num_params', 10**8)}"
-        if "training.activation_checkpointing" in says:
+        settings["strategy.wrapping"] = f"size:{keys.get('fsdp_min_num_params', 10**8)}"
+        if "training.activation_checkpointing" in settings:
             file.note(
                 "fsdp_activation_checkpointing: blocks are simulated as checkpointed, not wrapped modules"
             )
     else:
-        says["strategy.wrapping"] = "huggingface"
+        settings["strategy.wrapping"] = "huggingface"
 
 
-def _read_fsdp2(file: TrainingFile, given: Mapping[str, Any], parallelism: Mapping[str, Any]) -> None:
-    says = file.says
-    says["strategy.kind"] = "fsdp2"
-    idle = [key for key in _NO_EFFECT_IN_2 if key in given]
+def _read_fsdp2(file: TrainingFile, keys: Mapping[str, Any], parallelism: Mapping[str, Any]) -> None:
+    settings = file.settings
+    settings["strategy.kind"] = "fsdp2"
+    idle = [key for key in _IGNORED_IN_FSDP2 if key in keys]
     if idle:
         file.note(f"fsdp_config: no effect with fsdp_version 2: {', '.join(idle)}")
-    if _flag(file, given, "fsdp_forward_prefetch"):
+    if _flag(file, keys, "fsdp_forward_prefetch"):
         raise InputError(f"{file.name}: fsdp_forward_prefetch: Accelerate refuses it with fsdp_version 2")
     key = "fsdp_reshard_after_forward"
-    table = says if key in given else file.assumes
-    table["strategy.reshard_after_forward"] = _flag(file, given, key, default=True)
-    if _flag(file, given, "fsdp_offload_params"):
-        says["strategy.cpu_offload"] = True
-    wrapping = _wrapping(file, given)
+    table = settings if key in keys else file.defaults
+    table["strategy.reshard_after_forward"] = _flag(file, keys, key, default=True)
+    if _flag(file, keys, "fsdp_offload_params"):
+        settings["strategy.cpu_offload"] = True
+    wrapping = _wrapping(file, keys)
     if wrapping != "TRANSFORMER_BASED_WRAP":
         raise NotSimulatedError(
             f"{file.name}: fsdp_auto_wrap_policy: zsim does not simulate {wrapping} of FSDP2, only "
             "TRANSFORMER_BASED_WRAP"
         )
-    file.assumes["strategy.wrapping"] = "torchtitan"
+    file.defaults["strategy.wrapping"] = "torchtitan"
     file.note(
         "units as Accelerate 1.15 makes them (embedding alone; norm and head together); older ones leave "
         "both to the root: strategy.wrapping=huggingface"
@@ -163,10 +165,10 @@ def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> Non
         )
     if not parallelism:
         return
-    file.says["strategy.replicate"] = replicate
+    file.settings["strategy.replicate"] = replicate
     file.shard_degree = shard
     if tensor > 1:
-        file.says |= {"parallelism.tensor": tensor, "parallelism.sequence_parallel": False}
+        file.settings |= {"parallelism.tensor": tensor, "parallelism.sequence_parallel": False}
         file.note(
             f"{_PARALLELISM}tp_size: simulated as torchtitan splits layers, without sequence parallelism"
         )
@@ -176,7 +178,10 @@ def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> Non
                 f"{file.name}: {_PARALLELISM}cp_comm_strategy: found {method!r}, expected "
                 f"{' or '.join(ROTATE_METHODS)}"
             )
-        file.says |= {"parallelism.context": context, "parallelism.context_method": ROTATE_METHODS[method]}
+        file.settings |= {
+            "parallelism.context": context,
+            "parallelism.context_method": ROTATE_METHODS[method],
+        }
 
 
 def _sizes(file: TrainingFile, parallelism: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,37 +208,39 @@ def read_sequence_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]
     sizes = _sizes(file, parallelism)
     for key in ("tp_size", "cp_size"):
         if sizes.get(key, 1) > 1:
-            own = "tensor_parallel.autotp_size in the JSON" if key == "tp_size" else f"{_PARALLELISM}sp_size"
+            alternative = (
+                "tensor_parallel.autotp_size in the JSON" if key == "tp_size" else f"{_PARALLELISM}sp_size"
+            )
             raise InputError(
                 f"{file.name}: {_PARALLELISM}{key}: found {sizes[key]} with DEEPSPEED, which reads none; "
-                f"expected {own}"
+                f"expected {alternative}"
             )
     if sizes.get("sp_size", 1) > 1:
-        file.says["parallelism.context"] = sizes["sp_size"]
+        file.settings["parallelism.context"] = sizes["sp_size"]
 
 
-def _wrapping(file: TrainingFile, given: Mapping[str, Any]) -> str:
-    return _word(file, "fsdp_auto_wrap_policy", given.get("fsdp_auto_wrap_policy") or "NO_WRAP", _WRAPPING)
+def _wrapping(file: TrainingFile, keys: Mapping[str, Any]) -> str:
+    return _word(file, "fsdp_auto_wrap_policy", keys.get("fsdp_auto_wrap_policy") or "NO_WRAP", _WRAPPING)
 
 
-def _word(file: TrainingFile, key: str, value: Any, options: tuple[str, ...]) -> str:
+def _word(file: TrainingFile, key: str, value: Any, choices: tuple[str, ...]) -> str:
     """The choice that `value` names, or whose number it is (counted from 1)."""
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(options):
-        return options[value - 1]
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(choices):
+        return choices[value - 1]
     word = str(value).upper().removeprefix("_")
-    number = whole_number(word)
-    if number is not None and 1 <= number <= len(options):
-        return options[number - 1]
-    if word not in options:
+    number = parse_whole_number(word)
+    if number is not None and 1 <= number <= len(choices):
+        return choices[number - 1]
+    if word not in choices:
         raise InputError(
-            f"{file.name}: {key}: found {value!r}, expected one of {', '.join(options)}"
-            f"{did_you_mean(word, options)}"
+            f"{file.name}: {key}: found {value!r}, expected one of {', '.join(choices)}"
+            f"{did_you_mean(word, choices)}"
         )
     return word
 
 
-def _flag(file: TrainingFile, given: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
-    value = given.get(key, default)
+def _flag(file: TrainingFile, keys: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
+    value = keys.get(key, default)
     word = str(value).lower()
     if word not in ("true", "false", "yes", "no", "1", "0"):
         raise InputError(f"{file.name}: {key}: found {value!r}, expected true or false")

@@ -44,8 +44,8 @@ _FLAGS = {
 }
 # Of the network, which the script's model decides.
 _NETWORK = ("attention_dropout", "hidden_dropout", "use_rotary_position_embeddings")
-_OWN = ("num_micro_batches", "attention_backend")
-_ASKED = {
+_SPECIAL_KEYS = ("num_micro_batches", "attention_backend")
+_REQUIRED = {
     "context_parallel_size": "2 ranks for every sequence",
     "recompute_granularity": "recomputation of every layer",
 }
@@ -58,73 +58,74 @@ def read_megatron_lm(file: TrainingFile, config: Mapping[str, Any]) -> None:
     Raises InputError for unknown keys and for missing keys that Accelerate fills in surprisingly. Whatever
     Megatron's own flags raise passes through.
     """
-    given = {str(key).removeprefix(_PREFIX): value for key, value in config.items() if value is not None}
-    known = (*_FLAGS, *_NETWORK, *_OWN)
-    for key in given:
-        if key not in known:
+    values = {str(key).removeprefix(_PREFIX): value for key, value in config.items() if value is not None}
+    valid_keys = (*_FLAGS, *_NETWORK, *_SPECIAL_KEYS)
+    for key in values:
+        if key not in valid_keys:
             raise InputError(
-                f"{file.name}: megatron_lm_config: unknown key '{_PREFIX}{key}'{did_you_mean(key, known)}"
+                f"{file.name}: megatron_lm_config: unknown key "
+                f"'{_PREFIX}{key}'{did_you_mean(key, valid_keys)}"
             )
-    for key, what in _ASKED.items():
-        if key not in given:
+    for key, default in _REQUIRED.items():
+        if key not in values:
             raise InputError(
                 f"{file.name}: megatron_lm_config: {_PREFIX}{key}: missing, for which Accelerate "
-                f"takes {what}; expected it to be said"
+                f"takes {default}; expected it to be said"
             )
-    found = _arguments(file, given)
-    read = settings_of(found)
-    file.says |= read.says
-    file.assumes |= read.assumes
-    file.notes += read.notes
-    file.by_layers = _last_stage(found)
+    arguments = _arguments(file, values)
+    megatron_file = settings_of(arguments)
+    file.settings |= megatron_file.settings
+    file.defaults |= megatron_file.defaults
+    file.notes += megatron_file.notes
+    file.resolve_stages = _stage_resolver(arguments)
 
 
-def _arguments(file: TrainingFile, given: Mapping[str, Any]) -> Arguments:
-    found = Arguments(file.name)
-    precision = file.says.pop("training.precision", "fp32")
+def _arguments(file: TrainingFile, values: Mapping[str, Any]) -> Arguments:
+    arguments = Arguments(file.name)
+    precision = file.settings.pop("training.precision", "fp32")
     if precision in ("bf16", "fp16"):
-        found.values[precision] = True
-    for key, value in given.items():
+        arguments.values[precision] = True
+    for key, value in values.items():
         flag = _FLAGS.get(key)
         if flag is None or str(value).lower() == "none":
             continue
         if flag not in SWITCHES:
-            found.values[flag] = str(value)
+            arguments.values[flag] = str(value)
         elif str(value).lower() not in ("true", "false"):
             raise InputError(
                 f"{file.name}: megatron_lm_config: {_PREFIX}{key}: found {value!r}, expected true or false"
             )
         elif str(value).lower() == "true":
-            found.values[flag] = True
-    if str(given.get("attention_backend", True)).lower() == "true":
-        found.values["attention-backend"] = "flash"
-    if str(given.get("recompute_granularity")).lower() == "full":
-        found.values.setdefault("recompute-method", "uniform")
-        found.values.setdefault("recompute-num-layers", "1")
-    count = given.get("num_micro_batches")
-    if count is not None and int(found.values.get("pipeline-model-parallel-size", 1)) > 1:
+            arguments.values[flag] = True
+    if str(values.get("attention_backend", True)).lower() == "true":
+        arguments.values["attention-backend"] = "flash"
+    if str(values.get("recompute_granularity")).lower() == "full":
+        arguments.values.setdefault("recompute-method", "uniform")
+        arguments.values.setdefault("recompute-num-layers", "1")
+    count = values.get("num_micro_batches")
+    if count is not None and int(arguments.values.get("pipeline-model-parallel-size", 1)) > 1:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(
                 f"{file.name}: megatron_lm_config: {_PREFIX}num_micro_batches: found {count!r}, expected a "
                 "whole number of at least 1"
             )
-        file.says["training.gradient_accumulation_steps"] = count
-    idle = [f"{_PREFIX}{key}" for key in _NETWORK if key in given]
+        file.settings["training.gradient_accumulation_steps"] = count
+    idle = [f"{_PREFIX}{key}" for key in _NETWORK if key in values]
     if idle:
         file.note(f"megatron_lm_config: the model is the experiment's: {', '.join(idle)}")
-    return found
+    return arguments
 
 
-def _last_stage(found: Arguments) -> Any:
+def _stage_resolver(arguments: Arguments) -> Any:
     """The function from a number of layers to the split into stages, where the last stage has its own number
     of layers. None where it has not.
     """
-    if not found.has("decoder-last-pipeline-num-layers"):
+    if not arguments.has("decoder-last-pipeline-num-layers"):
         return None
 
-    def by_layers(num_layers: int) -> Mapping[str, Any]:
-        whole = Arguments(found.where, {**found.values, "num-layers": str(num_layers)})
-        layers = read_degrees(whole).get("layers_per_stage")
+    def resolve_stages(num_layers: int) -> Mapping[str, Any]:
+        layer_arguments = Arguments(arguments.where, {**arguments.values, "num-layers": str(num_layers)})
+        layers = read_degrees(layer_arguments).get("layers_per_stage")
         return {} if layers is None else {"parallelism.layers_per_stage": layers}
 
-    return by_layers
+    return resolve_stages

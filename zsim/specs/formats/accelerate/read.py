@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
 from zsim.reading import read_text
 from zsim.specs.formats.accelerate.fsdp_keys import (
-    note_idle,
-    note_unknown,
+    note_idle_keys,
+    note_unknown_keys,
     read_fsdp,
     read_sequence_parallelism,
 )
@@ -56,7 +56,7 @@ def read_accelerate(path: str) -> TrainingFile:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected an Accelerate YAML") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     data = load_yaml(text, path)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of `accelerate config` at the top")
@@ -64,7 +64,7 @@ def read_accelerate(path: str) -> TrainingFile:
     for key in data:  # ClusterConfig refuses them
         if key not in (*_READ, *_IDLE):
             raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*_READ, *_IDLE))}")
-    note_idle(file, "", data, _IDLE)
+    note_idle_keys(file, "", data, _IDLE)
     _read_machines(file, data)
     _read_precision(file, data)
     _read_compiler(file, data)
@@ -77,7 +77,7 @@ def read_accelerate(path: str) -> TrainingFile:
     elif kind == "MEGATRON_LM":
         read_megatron_lm(file, _section(file, data, "megatron_lm_config"))
     elif kind in ("MULTI_GPU", "NO", "FALSE"):
-        file.says["strategy.kind"] = "ddp"
+        file.settings["strategy.kind"] = "ddp"
     elif not kind:
         raise InputError(
             f"{path}: distributed_type: missing; expected DEEPSPEED, FSDP, MEGATRON_LM, MULTI_GPU or NO"
@@ -92,10 +92,10 @@ def read_accelerate(path: str) -> TrainingFile:
 
 def _section(file: TrainingFile, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The keys below `key`. The mapping is empty where the file has none."""
-    found = data.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise InputError(f"{file.name}: {key}: found {found!r}, expected keys and values below it")
-    return found
+    section = data.get(key) or {}
+    if not isinstance(section, Mapping):
+        raise InputError(f"{file.name}: {key}: found {section!r}, expected keys and values below it")
+    return section
 
 
 def _read_machines(file: TrainingFile, data: Mapping[str, Any]) -> None:
@@ -104,20 +104,26 @@ def _read_machines(file: TrainingFile, data: Mapping[str, Any]) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number")
     if processes > 0:
-        file.says |= {"gpus": processes} if nodes == 1 else {"nodes": nodes, "gpus": processes}
+        file.settings |= {"gpus": processes} if nodes == 1 else {"nodes": nodes, "gpus": processes}
 
 
 def _read_precision(file: TrainingFile, data: Mapping[str, Any]) -> None:
-    given = data.get("mixed_precision")
-    word = "fp16" if given is None and data.get("fp16") else str(given if given is not None else "no").lower()
+    mixed_precision = data.get("mixed_precision")
+    word = (
+        "fp16"
+        if mixed_precision is None and data.get("fp16")
+        else str(mixed_precision if mixed_precision is not None else "no").lower()
+    )
     word = "no" if word == "false" else word  # YAML 1.1 reads no as false
     if word not in ("no", "fp16", "bf16", "fp8"):
-        raise InputError(f"{file.name}: mixed_precision: found {given!r}, expected no, fp16, bf16 or fp8")
-    named = _section(file, data, "deepspeed_config").get("deepspeed_config_file")
+        raise InputError(
+            f"{file.name}: mixed_precision: found {mixed_precision!r}, expected no, fp16, bf16 or fp8"
+        )
+    config_file = _section(file, data, "deepspeed_config").get("deepspeed_config_file")
     if word != "no":
-        file.says["training.precision"] = word
-    elif str(data.get("distributed_type")).upper() != "DEEPSPEED" or not named:  # else the JSON says it
-        file.says["training.precision"] = "fp32"
+        file.settings["training.precision"] = word
+    elif str(data.get("distributed_type")).upper() != "DEEPSPEED" or not config_file:  # else the JSON says it
+        file.settings["training.precision"] = "fp32"
     fp8 = _section(file, data, "fp8_config")
     if word == "fp8" and str(fp8.get("backend", "")).upper() == "MSAMP":
         raise NotSimulatedError(f"{file.name}: fp8_config.backend: zsim does not simulate MS-AMP yet")
@@ -127,7 +133,7 @@ def _read_compiler(file: TrainingFile, data: Mapping[str, Any]) -> None:
     config = _section(file, data, "dynamo_config")
     backend = str(data.get("dynamo_backend", config.get("dynamo_backend", "no"))).upper()
     if backend == "INDUCTOR":
-        file.says["training.compile"] = True
+        file.settings["training.compile"] = True
     elif backend not in ("NO", "FALSE", "EAGER", "AOT_EAGER"):
         raise NotSimulatedError(
             f"{file.name}: dynamo_backend: zsim does not simulate {backend}, only INDUCTOR"
@@ -139,30 +145,32 @@ def _read_compiler(file: TrainingFile, data: Mapping[str, Any]) -> None:
 
 def _read_deepspeed(file: TrainingFile, config: Mapping[str, Any], folder: Path) -> None:
     """Read the JSON that is named, or the one that DeepSpeedPlugin writes from the keys."""
-    note_idle(file, "deepspeed_config: ", config, _DEEPSPEED_IDLE)
-    note_unknown(file, "deepspeed_config: ", config, (*_DEEPSPEED, *_DEEPSPEED_IDLE))
-    file.says["strategy.kind"] = "deepspeed"
+    note_idle_keys(file, "deepspeed_config: ", config, _DEEPSPEED_IDLE)
+    note_unknown_keys(file, "deepspeed_config: ", config, (*_DEEPSPEED, *_DEEPSPEED_IDLE))
+    file.settings["strategy.kind"] = "deepspeed"
     if classes := config.get("deepspeed_moe_layer_cls_names"):
-        file.says["strategy.leaf_modules"] = [one.strip() for one in str(classes).split(",")]
-    named = config.get("deepspeed_config_file")
-    if named:
-        beside_json = ("deepspeed_config_file", "deepspeed_moe_layer_cls_names")
-        others = [key for key in _DEEPSPEED if key in config and key not in beside_json]
-        if others:
+        file.settings["strategy.leaf_modules"] = [
+            class_name.strip() for class_name in str(classes).split(",")
+        ]
+    config_file = config.get("deepspeed_config_file")
+    if config_file:
+        compatible_keys = ("deepspeed_config_file", "deepspeed_moe_layer_cls_names")
+        extra_keys = [key for key in _DEEPSPEED if key in config and key not in compatible_keys]
+        if extra_keys:
             raise InputError(
-                f"{file.name}: deepspeed_config: {', '.join(others)}: Accelerate refuses them together "
+                f"{file.name}: deepspeed_config: {', '.join(extra_keys)}: Accelerate refuses them together "
                 "with deepspeed_config_file; set them in the JSON"
             )
-        beside = folder / str(named)
-        file.says["strategy.config"] = str(beside if os.path.isfile(beside) else named)
+        sibling = folder / str(config_file)
+        file.settings["strategy.config"] = str(sibling if os.path.isfile(sibling) else config_file)
         return
     zero: dict[str, Any] = {"stage": config.get("zero_stage", 2)}
     for name in ("optimizer", "param"):
         device = str(config.get(f"offload_{name}_device", "none")).lower()
         path = config.get(f"offload_{name}_nvme_path")
         zero[f"offload_{name}"] = {"device": device, **({"nvme_path": path} if device == "nvme" else {})}
-    file.says["strategy.config_name"] = file.name
-    file.says["strategy.config"] = {
+    file.settings["strategy.config_name"] = file.name
+    file.settings["strategy.config"] = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": config.get("gradient_accumulation_steps", "auto"),

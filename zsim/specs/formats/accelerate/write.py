@@ -9,9 +9,9 @@ from typing import Any
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.torchtitan.parallel_degrees import ROTATE_METHODS
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
-from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
+from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 DEEPSPEED_FILE = "ds_config.json"
 
@@ -25,9 +25,9 @@ def why_not_accelerate(job: Job) -> str | None:
         if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != "autotp"):
             return "it prepares whole models for DeepSpeed, without a pipeline or layers split by the model"
         return None
-    if isinstance(strategy, Megatron):
+    if isinstance(strategy, MegatronConfig):
         return "it starts Megatron through a plugin of its own, which zsim does not write"
-    if isinstance(strategy, Reference):
+    if isinstance(strategy, ReferenceConfig):
         return "it has no engine but DeepSpeed's and PyTorch's own"
     if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
         return "it reduces gradients after the last micro-batch only (no_sync)"
@@ -35,7 +35,7 @@ def why_not_accelerate(job: Job) -> str | None:
         reason = _why_not_degrees(job)
         if reason is not None:
             return reason
-    if isinstance(strategy, Ddp):
+    if isinstance(strategy, DdpConfig):
         return None
     if strategy.param_dtype != training.precision or strategy.reduce_dtype != training.precision:
         return (
@@ -46,7 +46,7 @@ def why_not_accelerate(job: Job) -> str | None:
         return "it checkpoints every block or none, not each block in its own way"
     if training.activation_checkpointing not in ("none", "full") or training.checkpoint_every != 1:
         return f"it checkpoints every block or none, not '{training.activation_checkpointing}'"
-    if isinstance(strategy, Fsdp2):
+    if isinstance(strategy, Fsdp2Config):
         reshard = strategy.reshard_after_forward
         if reshard is not None and not isinstance(reshard, bool):
             return "it reshards after forward to all ranks or not at all"
@@ -67,11 +67,11 @@ def _why_not_degrees(job: Job) -> str | None:
     parallelism, strategy = job.parallelism, job.strategy
     if parallelism.pipeline > 1:
         return "it has no pipeline under PyTorch's own engines"
-    if not isinstance(strategy, Fsdp2):
+    if not isinstance(strategy, Fsdp2Config):
         return "it splits layers and sequences with FSDP2 only"
     if parallelism.sequence_parallel or parallelism.async_tensor:
         return "its tensor parallelism is without sequence parallelism, and in whole products"
-    if parallelism.order != Parallelism().order:
+    if parallelism.order != ParallelismConfig().order:
         return "its mesh has one order"
     shard = job.data_parallel_size // strategy.replicate
     if job.data_parallel_size % strategy.replicate or (shard == 1 and parallelism.context == 1):
@@ -91,11 +91,11 @@ def accelerate_yaml(job: Job) -> str:
         data |= {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
         if job.parallelism.context > 1:
             data["parallelism_config"] = {"parallelism_config_sp_size": job.parallelism.context}
-    elif isinstance(strategy, Fsdp2):
+    elif isinstance(strategy, Fsdp2Config):
         data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp2(job, strategy)}
         if strategy.replicate > 1 or not job.parallelism.is_trivial:
             data["parallelism_config"] = _sizes(job, strategy)
-    elif isinstance(strategy, Fsdp1):
+    elif isinstance(strategy, Fsdp1Config):
         data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp1(job, strategy)}
     else:
         data["distributed_type"] = "MULTI_GPU" if job.world_size > 1 else "NO"
@@ -108,7 +108,7 @@ def accelerate_yaml(job: Job) -> str:
     return "\n".join(_lines(data)) + "\n"
 
 
-def _sizes(job: Job, strategy: Fsdp2) -> dict[str, Any]:
+def _sizes(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
     parallelism = job.parallelism
     sizes: dict[str, Any] = {
         "parallelism_config_dp_replicate_size": strategy.replicate,
@@ -117,12 +117,12 @@ def _sizes(job: Job, strategy: Fsdp2) -> dict[str, Any]:
         "parallelism_config_cp_size": parallelism.context,
     }
     if parallelism.context > 1:
-        methods = {own: name for name, own in ROTATE_METHODS.items()}
+        methods = {method: name for name, method in ROTATE_METHODS.items()}
         sizes["parallelism_config_cp_comm_strategy"] = methods[parallelism.context_method]
     return sizes
 
 
-def _fsdp2(job: Job, strategy: Fsdp2) -> dict[str, Any]:
+def _fsdp2(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
     reshard = strategy.reshard_after_forward
     return {
         "fsdp_version": 2,
@@ -133,7 +133,7 @@ def _fsdp2(job: Job, strategy: Fsdp2) -> dict[str, Any]:
     }
 
 
-def _fsdp1(job: Job, strategy: Fsdp1) -> dict[str, Any]:
+def _fsdp1(job: Job, strategy: Fsdp1Config) -> dict[str, Any]:
     block: dict[str, Any] = {
         "fsdp_version": 1,
         "fsdp_sharding_strategy": strategy.sharding_strategy.removeprefix("_"),

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
-from zsim.reading import read_text, whole_number
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
+from zsim.reading import parse_whole_number, read_text
 from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES
 from zsim.specs.formats.megatron.shell import run_script
 
 # Flags that Megatron's parser still has in order to name their successors.
-_GONE = {
+_REMOVED = {
     "batch-size": "micro-batch-size",
     "warmup": "lr-warmup-fraction",
     "model-parallel-size": "tensor-model-parallel-size",
@@ -34,11 +34,11 @@ _RENAMED = {
     "encoder-num-layers": "num-layers",
     "distribute-checkpointed-activations": "distribute-saved-activations",
 }
-_LAUNCHER = {
+_LAUNCHER_OPTIONS = {
     "nproc_per_node": "per_node", "nproc-per-node": "per_node", "nnodes": "nodes", "num_gpus": "per_node",
     "num_nodes": "nodes", "ntasks-per-node": "per_node", "nodes": "nodes",
 }  # fmt: skip
-_SHORT = {"-N": "nodes", "-n": "tasks"}
+_SHORT_OPTIONS = {"-N": "nodes", "-n": "tasks"}
 _EXACT, _MAX_LIST = 3, 10_000
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 
@@ -58,17 +58,17 @@ class Arguments:
     gpus: int | None = None
     """Number of GPUs on all nodes, as the launcher's options give it."""
     notes: list[str] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
+    read_flags: set[str] = field(default_factory=set)
     """Flags that were looked up. The others have no effect on a step."""
 
     def has(self, *flags: str) -> bool:
         """Whether one of the flags is given."""
-        self.asked.update(flags)
+        self.read_flags.update(flags)
         return any(flag in self.values for flag in flags)
 
     def text(self, flag: str, default: str | None = None, options: Sequence[str] = ()) -> str | None:
         """A flag's text, one of `options` if there are any."""
-        self.asked.add(flag)
+        self.read_flags.add(flag)
         value = self.values.get(flag, default)
         if value is None:
             return None
@@ -81,11 +81,11 @@ class Arguments:
 
     def integer(self, flag: str, default: int | None = None, *, minimum: int = 1) -> int | None:
         """A flag's whole number. Without the flag it is the default."""
-        self.asked.add(flag)
+        self.read_flags.add(flag)
         value = self.values.get(flag)
         if value is None:
             return default
-        number = whole_number(str(value))
+        number = parse_whole_number(str(value))
         if number is None or number < minimum:
             raise InputError(
                 f"{self.where}: --{flag}: found '{value}', expected a whole number of at least {minimum}"
@@ -95,13 +95,13 @@ class Arguments:
 
     def count(self, flag: str, default: int = 1) -> int:
         """A flag's whole number of at least 1."""
-        found = self.integer(flag, default)
-        assert found is not None
-        return found
+        number = self.integer(flag, default)
+        assert number is not None
+        return number
 
     def number(self, flag: str, default: float) -> float:
         """A flag's number of at least 0."""
-        self.asked.add(flag)
+        self.read_flags.add(flag)
         value = self.values.get(flag, default)
         try:
             number = float(value)
@@ -113,9 +113,9 @@ class Arguments:
 
     def texts(self, flag: str) -> list[str]:
         """The texts of a flag that takes several."""
-        self.asked.add(flag)
+        self.read_flags.add(flag)
         value = self.values.get(flag, [])
-        return [str(one) for one in value] if isinstance(value, list) else str(value).split()
+        return [str(entry) for entry in value] if isinstance(value, list) else str(value).split()
 
 
 def _how_to_set(value: str, where: str) -> str:
@@ -130,21 +130,21 @@ def is_command_line(words: Sequence[str]) -> bool:
     if any(Path(word).name.startswith("pretrain_") and word.endswith(".py") for word in words):
         return True
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-    known = sum(flag in FLAGS for flag in flags)
-    return known > 0 and 2 * known >= len(flags)
+    num_megatron_flags = sum(flag in FLAGS for flag in flags)
+    return num_megatron_flags > 0 and 2 * num_megatron_flags >= len(flags)
 
 
 def names_script(words: Sequence[str]) -> bool:
     """Whether the words name a shell script, with variables for it before and flags after it."""
-    return _script_at(words) is not None
+    return _script_index(words) is not None
 
 
-def _script_at(words: Sequence[str]) -> int | None:
+def _script_index(words: Sequence[str]) -> int | None:
     """The index of the script among the words, or None if they name none."""
-    at = next((number for number, word in enumerate(words) if "=" not in word), None)
-    if at is None or Path(words[at]).suffix not in _SCRIPTS:
+    index = next((number for number, word in enumerate(words) if "=" not in word), None)
+    if index is None or Path(words[index]).suffix not in _SCRIPTS:
         return None
-    return at if at + 1 == len(words) or words[at + 1].startswith("--") else None
+    return index if index + 1 == len(words) or words[index + 1].startswith("--") else None
 
 
 def read_arguments(config: str | Sequence[str]) -> Arguments:
@@ -154,36 +154,36 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     flags and numbers of values that Megatron's parser refuses.
     """
     if not isinstance(config, str):
-        return _parsed([str(word) for word in config], "strategy.config")
+        return _parse([str(word) for word in config], "strategy.config")
     words = _words(config)
-    at = _script_at(words)
-    if at is None:
-        return _parsed(words, "command line")
-    path, more = words[at], words[at + 1 :]
-    environment = dict(word.partition("=")[::2] for word in words[:at])
+    script_index = _script_index(words)
+    if script_index is None:
+        return _parse(words, "command line")
+    path, extra_flags = words[script_index], words[script_index + 1 :]
+    environment = dict(word.partition("=")[::2] for word in words[:script_index])
     try:
         text = read_text(Path(path))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a script that starts Megatron") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     try:
         script = run_script(text, environment)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    starts = [command for command in script.commands if is_command_line(command)]
-    words = starts[-1] if starts else _words_of_variables(script.variables.values)
+    megatron_commands = [command for command in script.commands if is_command_line(command)]
+    words = megatron_commands[-1] if megatron_commands else _flags_in_variables(script.variables.values)
     if not words:
         raise InputError(
             f"{path}: starts no Megatron: expected pretrain_gpt.py with --num-layers and the like"
         )
-    found = _parsed([*words, *more], path)
+    arguments = _parse([*words, *extra_flags], path)
     variables = script.variables.values
-    found.environment = {name: values[0] for name, values in variables.items() if values}
-    found.notes = list(dict.fromkeys(script.notes))
-    if len(starts) > 1:
-        found.notes.append(f"{len(starts)} commands start Megatron; the last one is simulated")
-    return found
+    arguments.environment = {name: values[0] for name, values in variables.items() if values}
+    arguments.notes = list(dict.fromkeys(script.notes))
+    if len(megatron_commands) > 1:
+        arguments.notes.append(f"{len(megatron_commands)} commands start Megatron; the last one is simulated")
+    return arguments
 
 
 def _words(config: str) -> list[str]:
@@ -195,92 +195,95 @@ def _words(config: str) -> list[str]:
         raise InputError(f"'{config[:60]}': cannot be read as a command line: {error}") from None
 
 
-def _words_of_variables(variables: Mapping[str, list[str]]) -> list[str]:
+def _flags_in_variables(variables: Mapping[str, list[str]]) -> list[str]:
     """The flags in all variables of a script that starts nothing itself, without variables that another one
     contains.
     """
-    parts: list[list[str]] = []
+    flag_groups: list[list[str]] = []
     for values in variables.values():
-        words = [one for value in values for one in value.split()]
+        words = [flag_word for value in values for flag_word in value.split()]
         if any(word[2:].partition("=")[0] in FLAGS for word in words if word.startswith("--")):
-            parts = [part for part in parts if not _holds(words, part)]
-            if not any(_holds(part, words) for part in parts):
-                parts.append(words)
-    return [word for part in parts for word in part]
+            flag_groups = [group for group in flag_groups if not _contains(words, group)]
+            if not any(_contains(group, words) for group in flag_groups):
+                flag_groups.append(words)
+    return [word for group in flag_groups for word in group]
 
 
-def _holds(whole: list[str], part: list[str]) -> bool:
-    return any(whole[at : at + len(part)] == part for at in range(len(whole) - len(part) + 1))
+def _contains(words: list[str], group: list[str]) -> bool:
+    return any(words[start : start + len(group)] == group for start in range(len(words) - len(group) + 1))
 
 
-def _parsed(words: Sequence[str], where: str) -> Arguments:
-    found = Arguments(where)
-    at = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
-    launcher = _launcher(words[: at + 1] if at >= 0 else words)
-    _set_shape(found, launcher)
-    rest = list(words[at + 1 :])
-    while rest:
-        word = rest.pop(0)
+def _parse(words: Sequence[str], where: str) -> Arguments:
+    arguments = Arguments(where)
+    program_index = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
+    launcher = _launcher(words[: program_index + 1] if program_index >= 0 else words)
+    _set_shape(arguments, launcher)
+    remaining_words = list(words[program_index + 1 :])
+    while remaining_words:
+        word = remaining_words.pop(0)
         if not word.startswith("--"):
-            if at >= 0 and not word.startswith("$"):
+            if program_index >= 0 and not word.startswith("$"):
                 raise InputError(f"{where}: found '{word}' where a flag is expected, such as --num-layers 32")
             continue
         flag, equals, value = word[2:].partition("=")
-        if at < 0 and flag in _LAUNCHER:
+        if program_index < 0 and flag in _LAUNCHER_OPTIONS:
             continue
         if flag not in FLAGS:
             raise InputError(f"{where}: --{flag}: Megatron has no such flag{did_you_mean(flag, FLAGS)}")
-        if flag in _GONE:
-            raise InputError(f"{where}: --{flag}: is no longer Megatron's; expected --{_GONE[flag]}")
+        if flag in _REMOVED:
+            raise InputError(f"{where}: --{flag}: is no longer Megatron's; expected --{_REMOVED[flag]}")
         values = [value] if equals else []
-        while rest and not _is_flag(rest[0]) and not equals and flag not in SWITCHES:
-            values.append(rest.pop(0))
+        while remaining_words and not _is_flag(remaining_words[0]) and not equals and flag not in SWITCHES:
+            values.append(remaining_words.pop(0))
             if flag not in LISTS or len(values) >= _MAX_LIST:
                 break
-        _put(found, flag, values)
-    return found
+        _set_flag(arguments, flag, values)
+    return arguments
 
 
 def _is_flag(word: str) -> bool:
     return word.startswith("--") and len(word) > _EXACT - 1
 
 
-def _put(found: Arguments, flag: str, values: list[str]) -> None:
+def _set_flag(arguments: Arguments, flag: str, values: list[str]) -> None:
     if flag in SWITCHES:
         if values:
-            raise InputError(f"{found.where}: --{flag}: takes no value, found '{values[0]}'")
+            raise InputError(f"{arguments.where}: --{flag}: takes no value, found '{values[0]}'")
     elif not values and flag not in LISTS:
-        raise InputError(f"{found.where}: --{flag}: expected a value after it")
+        raise InputError(f"{arguments.where}: --{flag}: expected a value after it")
     if flag == "activations-checkpoint-method":  # of whole layers, one by one unless a number is given
-        found.values["recompute-granularity"] = "full"
-        found.values.setdefault("recompute-num-layers", "1")
-    new, _, fixed = _RENAMED.get(flag, flag).partition("=")
-    if fixed:
-        found.values[new] = fixed
+        arguments.values["recompute-granularity"] = "full"
+        arguments.values.setdefault("recompute-num-layers", "1")
+    current_flag, _, fixed_value = _RENAMED.get(flag, flag).partition("=")
+    if fixed_value:
+        arguments.values[current_flag] = fixed_value
     elif flag in SWITCHES:
-        found.values[new] = True
+        arguments.values[current_flag] = True
     else:
-        found.values[new] = values if flag in LISTS else values[0]
+        arguments.values[current_flag] = values if flag in LISTS else values[0]
 
 
 def _launcher(words: Sequence[str]) -> dict[str, str]:
     """The options of torchrun, srun and similar launchers that give numbers of nodes and GPUs."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for number, word in enumerate(words):
         flag, equals, value = word.removeprefix("--").partition("=")
-        key = _LAUNCHER.get(flag) if word.startswith("--") else _SHORT.get(word)
+        key = _LAUNCHER_OPTIONS.get(flag) if word.startswith("--") else _SHORT_OPTIONS.get(word)
         if key is not None:
-            found[key] = value if equals else (words[number + 1] if number + 1 < len(words) else "")
-    return found
+            options[key] = value if equals else (words[number + 1] if number + 1 < len(words) else "")
+    return options
 
 
-def _set_shape(found: Arguments, launcher: Mapping[str, str]) -> None:
-    nodes, per_node = whole_number(launcher.get("nodes", "1")), whole_number(launcher.get("per_node", ""))
+def _set_shape(arguments: Arguments, launcher: Mapping[str, str]) -> None:
+    nodes, per_node = (
+        parse_whole_number(launcher.get("nodes", "1")),
+        parse_whole_number(launcher.get("per_node", "")),
+    )
     if nodes and per_node:
-        found.nodes, found.gpus = nodes, nodes * per_node
+        arguments.nodes, arguments.gpus = nodes, nodes * per_node
 
 
-def refuse(found: Arguments, flag: str, what: str) -> None:
+def refuse(arguments: Arguments, flag: str, feature: str) -> None:
     """Raises NotSimulatedError for a flag that is set to anything but 0 or "none"."""
-    if found.has(flag) and str(found.values[flag]).lower() not in ("0", "none"):
-        raise NotSimulatedError(f"{found.where}: --{flag}: zsim does not simulate {what} yet")
+    if arguments.has(flag) and str(arguments.values[flag]).lower() not in ("0", "none"):
+        raise NotSimulatedError(f"{arguments.where}: --{flag}: zsim does not simulate {feature} yet")

@@ -27,7 +27,7 @@ _REFUSED = {
     "pipeline-model-parallel-split-rank": "encoders with decoders",
     "standalone-embedding-stage": "a stage of the embedding alone",
 }
-_IN_LINE = (
+_BLOCKING_REDUCE = (
     "no-async-tensor-model-parallel-allreduce",
     "disable-async-tensor-model-parallel-allreduce",
 )
@@ -39,169 +39,192 @@ _TENSOR_OVERLAP = (
 )  # fmt: skip
 
 
-def read_degrees(found: Arguments) -> dict[str, Any]:
+def read_degrees(arguments: Arguments) -> dict[str, Any]:
     """The keys of `[parallelism]` that the flags give.
 
     Raises InputError for what Megatron refuses, NotSimulatedError for what zsim lacks.
     """
-    for flag, what in _REFUSED.items():
-        refuse(found, flag, what)
-    tensor, context = found.count("tensor-model-parallel-size"), found.count("context-parallel-size")
-    given = {"tensor": found.has("tensor-model-parallel-size"), "context": found.has("context-parallel-size")}
-    keys: dict[str, Any] = {
-        key: degree for key, degree in (("tensor", tensor), ("context", context)) if given[key]
+    for flag, feature in _REFUSED.items():
+        refuse(arguments, flag, feature)
+    tensor, context = arguments.count("tensor-model-parallel-size"), arguments.count("context-parallel-size")
+    is_set = {
+        "tensor": arguments.has("tensor-model-parallel-size"),
+        "context": arguments.has("context-parallel-size"),
     }
-    keys |= _tensor(found, tensor) | _context(found, context) | _pipeline(found)
-    if found.has("use-tp-pp-dp-mapping"):
+    keys: dict[str, Any] = {
+        key: degree for key, degree in (("tensor", tensor), ("context", context)) if is_set[key]
+    }
+    keys |= _tensor(arguments, tensor) | _context(arguments, context) | _pipeline(arguments)
+    if arguments.has("use-tp-pp-dp-mapping"):
         keys["order"] = "tp-cp-pp-dp"
     return keys
 
 
-def _tensor(found: Arguments, tensor: int) -> dict[str, Any]:
-    is_sequence_parallel = found.has("sequence-parallel") and tensor > 1  # switched off with one rank
-    overlaps = found.has("tp-comm-overlap")
+def _tensor(arguments: Arguments, tensor: int) -> dict[str, Any]:
+    is_sequence_parallel = arguments.has("sequence-parallel") and tensor > 1  # switched off with one rank
+    overlaps = arguments.has("tp-comm-overlap")
     if overlaps and not is_sequence_parallel:
         raise InputError(
-            f"{found.where}: --tp-comm-overlap: Megatron refuses it without --sequence-parallel"
+            f"{arguments.where}: --tp-comm-overlap: Megatron refuses it without --sequence-parallel"
             f"{'' if tensor > 1 else ' and --tensor-model-parallel-size above 1'}; expected both"
         )
-    changed = [flag for flag in _TENSOR_OVERLAP if found.has(flag)]
-    if overlaps and changed:
+    overlap_changes = [flag for flag in _TENSOR_OVERLAP if arguments.has(flag)]
+    if overlaps and overlap_changes:
         raise NotSimulatedError(
-            f"{found.where}: --{changed[0]}: zsim does not simulate a part of --tp-comm-overlap yet"
+            f"{arguments.where}: --{overlap_changes[0]}: zsim does not simulate a part of --tp-comm-overlap "
+            "yet"
         )
     keys: dict[str, Any] = {"sequence_parallel": True} if is_sequence_parallel else {}
-    given = [flag for flag in _IN_LINE if found.has(flag)]
-    if given and tensor > 1 and not is_sequence_parallel:  # which always overlaps
+    blocking_flags = [flag for flag in _BLOCKING_REDUCE if arguments.has(flag)]
+    if blocking_flags and tensor > 1 and not is_sequence_parallel:  # which always overlaps
         keys["overlap_tensor_reduce"] = False
     return keys | ({"async_tensor": True} if overlaps else {})
 
 
-def _context(found: Arguments, context: int) -> dict[str, Any]:
-    kinds = list(dict.fromkeys(found.texts("cp-comm-type"))) or ["p2p"]
-    sizes = found.texts("hierarchical-context-parallel-sizes")
+def _context(arguments: Arguments, context: int) -> dict[str, Any]:
+    kinds = list(dict.fromkeys(arguments.texts("cp-comm-type"))) or ["p2p"]
+    sizes = arguments.texts("hierarchical-context-parallel-sizes")
     for kind in kinds:
         if kind not in CONTEXT_METHODS:
             raise InputError(
-                f"{found.where}: --cp-comm-type: found '{kind}', expected one of {', '.join(CONTEXT_METHODS)}"
+                f"{arguments.where}: --cp-comm-type: found '{kind}', expected one of "
+                f"{', '.join(CONTEXT_METHODS)}"
             )
     if context == 1:
         return {}
     if len(kinds) > 1:
         raise NotSimulatedError(
-            f"{found.where}: --cp-comm-type: zsim does not simulate a method that differs by layer yet"
+            f"{arguments.where}: --cp-comm-type: zsim does not simulate a method that differs by layer yet"
         )
     if kinds == ["a2a+p2p"] and not sizes:
         raise InputError(
-            f"{found.where}: --hierarchical-context-parallel-sizes: missing, as Megatron asks for it with "
+            f"{arguments.where}: --hierarchical-context-parallel-sizes: missing, as Megatron asks for it "
+            "with "
             "--cp-comm-type a2a+p2p"
         )
     return {"context_method": CONTEXT_METHODS[kinds[0]]}
 
 
-def _pipeline(found: Arguments) -> dict[str, Any]:
-    pipeline, where = found.count("pipeline-model-parallel-size"), found.where
-    layers = found.integer("num-layers")
-    first, last = found.integer(_FIRST), found.integer(_LAST)
-    ends = (int(found.has(_EMBEDDING)), int(found.has(_LOSS)))
-    layout = found.text(_LAYOUT)
-    given = [flag for flag in (_PER_VIRTUAL, _VIRTUAL, _LAYOUT) if found.has(flag)]
-    if len(given) > 1:
-        raise InputError(f"{where}: --{given[1]}: Megatron refuses it beside --{given[0]}; give one of them")
+def _pipeline(arguments: Arguments) -> dict[str, Any]:
+    pipeline, where = arguments.count("pipeline-model-parallel-size"), arguments.where
+    layers = arguments.integer("num-layers")
+    first, last = arguments.integer(_FIRST), arguments.integer(_LAST)
+    end_layers = (int(arguments.has(_EMBEDDING)), int(arguments.has(_LOSS)))
+    layout = arguments.text(_LAYOUT)
+    split_flags = [flag for flag in (_PER_VIRTUAL, _VIRTUAL, _LAYOUT) if arguments.has(flag)]
+    if len(split_flags) > 1:
+        raise InputError(
+            f"{where}: --{split_flags[1]}: Megatron refuses it beside --{split_flags[0]}; give one of them"
+        )
     if pipeline == 1:
-        found.has(_VIRTUAL, _PER_VIRTUAL, _LAYOUT)
+        arguments.has(_VIRTUAL, _PER_VIRTUAL, _LAYOUT)
         return {}
     keys: dict[str, Any] = {"pipeline": pipeline, "schedule": "1f1b"}
     if layout is not None:
-        return keys | _from_layout(found, layout, pipeline)
-    virtual = _virtual_stages(found, pipeline, layers, ends)
+        return keys | _parse_layout(arguments, layout, pipeline)
+    virtual = _virtual_stages(arguments, pipeline, layers, end_layers)
     if virtual > 1:
         keys |= {"schedule": "interleaved-1f1b", "virtual_stages": virtual}
     if first is not None or last is not None:
-        if any(ends):
+        if any(end_layers):
             raise InputError(
-                f"{where}: --{_EMBEDDING if ends[0] else _LOSS}: Megatron refuses it beside "
+                f"{where}: --{_EMBEDDING if end_layers[0] else _LOSS}: Megatron refuses it beside "
                 f"--{_FIRST if first is not None else _LAST}; give one of them"
             )
         if layers is not None:
-            keys["layers_per_stage"] = _uneven(found, layers, pipeline, virtual, first, last)
-    elif any(ends):
-        keys |= {"first_stage_less_layers": ends[0], "last_stage_less_layers": ends[1]}
+            keys["layers_per_stage"] = _uneven_stages(arguments, layers, pipeline, virtual, first, last)
+    elif any(end_layers):
+        keys |= {"first_stage_less_layers": end_layers[0], "last_stage_less_layers": end_layers[1]}
     return keys
 
 
-def _virtual_stages(found: Arguments, pipeline: int, layers: int | None, ends: tuple[int, int]) -> int:
-    virtual, each = found.integer(_VIRTUAL), found.integer(_PER_VIRTUAL)
-    if virtual is not None or each is None or layers is None:
+def _virtual_stages(
+    arguments: Arguments, pipeline: int, layers: int | None, end_layers: tuple[int, int]
+) -> int:
+    virtual, layers_per_stage = arguments.integer(_VIRTUAL), arguments.integer(_PER_VIRTUAL)
+    if virtual is not None or layers_per_stage is None or layers is None:
         return virtual or 1
-    if found.has(_FIRST, _LAST):
+    if arguments.has(_FIRST, _LAST):
         raise InputError(
-            f"{found.where}: --{_PER_VIRTUAL}: Megatron refuses it with uneven stages; expected --{_VIRTUAL}"
+            f"{arguments.where}: --{_PER_VIRTUAL}: Megatron refuses it with uneven stages; expected "
+            f"--{_VIRTUAL}"
         )
-    total = layers + sum(ends)
-    if total % pipeline or (total // pipeline) % each:
+    total = layers + sum(end_layers)
+    if total % pipeline or (total // pipeline) % layers_per_stage:
         rank = total // pipeline
-        divisors = [one for one in range(1, rank + 1) if rank % one == 0]
-        nearest = min(divisors, key=lambda one: abs(one - each), default=1)
+        divisors = [divisor for divisor in range(1, rank + 1) if rank % divisor == 0]
+        nearest = min(divisors, key=lambda divisor: abs(divisor - layers_per_stage), default=1)
         hint = f"; the nearest that does is {nearest}" if total % pipeline == 0 else ""
         raise InputError(
-            f"{found.where}: --{_PER_VIRTUAL}: found {each}: {total} layers on {pipeline} pipeline ranks are "
+            f"{arguments.where}: --{_PER_VIRTUAL}: found {layers_per_stage}: {total} layers on {pipeline} "
+            "pipeline ranks are "
             f"not a whole number of such stages on each{hint}"
         )
-    return total // pipeline // each
+    return total // pipeline // layers_per_stage
 
 
-def _uneven(
-    found: Arguments, layers: int, pipeline: int, virtual: int, first: int | None, last: int | None
+def _uneven_stages(
+    arguments: Arguments, layers: int, pipeline: int, virtual: int, first: int | None, last: int | None
 ) -> list[int]:
     """The number of layers of every virtual stage, in model order. Chunk c of rank r is stage `c x pipeline +
     r`.
     """
-    middle = pipeline - (first is not None) - (last is not None)
-    rest = layers - (first or 0) - (last or 0)
-    if rest < 0 or (middle == 0) != (rest == 0) or (middle and rest % middle):
+    num_middle = pipeline - (first is not None) - (last is not None)
+    remaining_layers = layers - (first or 0) - (last or 0)
+    if (
+        remaining_layers < 0
+        or (num_middle == 0) != (remaining_layers == 0)
+        or (num_middle and remaining_layers % num_middle)
+    ):
         raise InputError(
-            f"{found.where}: --{_FIRST if first is not None else _LAST}: {rest} layers are left for {middle} "
-            f"stages, which Megatron refuses; expected a multiple of {middle}"
+            f"{arguments.where}: --{_FIRST if first is not None else _LAST}: {remaining_layers} layers are "
+            f"left for {num_middle} "
+            f"stages, which Megatron refuses; expected a multiple of {num_middle}"
         )
-    ranks = [rest // middle if middle else 0] * pipeline
+    ranks = [remaining_layers // num_middle if num_middle else 0] * pipeline
     if first is not None:
         ranks[0] = first
     if last is not None:
         ranks[-1] = last
-    for each in ranks:
-        if each % virtual:
-            divisors = [one for one in range(1, each + 1) if each % one == 0]
-            nearest = min(divisors, key=lambda one: abs(one - virtual))
+    for num_layers in ranks:
+        if num_layers % virtual:
+            divisors = [divisor for divisor in range(1, num_layers + 1) if num_layers % divisor == 0]
+            nearest = min(divisors, key=lambda divisor: abs(divisor - virtual))
             raise InputError(
-                f"{found.where}: --{_VIRTUAL}: found {virtual}, which does not divide the {each} layers of a "
+                f"{arguments.where}: --{_VIRTUAL}: found {virtual}, which does not divide the {num_layers} "
+                "layers of a "
                 f"pipeline rank; the nearest that does is {nearest}"
             )
-    return [each // virtual for _ in range(virtual) for each in ranks]
+    return [num_layers // virtual for _ in range(virtual) for num_layers in ranks]
 
 
-def _from_layout(found: Arguments, layout: str, pipeline: int) -> dict[str, Any]:
+def _parse_layout(arguments: Arguments, layout: str, pipeline: int) -> dict[str, Any]:
     """The stages of a layout that is written out, as in `Et*3|(tt|)*29,m|L`."""
     text = layout.replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d{1,5})", r"(.)\*(\d{1,5})"):
-        text = re.sub(pattern, lambda one: one[1] * int(one[2]), text)
+        text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
     stages = text.split("|")
-    strange = set(text) - set("EtLm|")
-    if strange:
+    invalid = set(text) - set("EtLm|")
+    if invalid:
         raise InputError(
-            f"{found.where}: --{_LAYOUT}: found '{min(strange)}' in '{layout[:50]}', expected E, t, m, L or |"
+            f"{arguments.where}: --{_LAYOUT}: found '{min(invalid)}' in '{layout[:50]}', expected E, t, m, "
+            "L or |"
         )
     if len(stages) % pipeline:
         nearest = max(1, round(len(stages) / pipeline)) * pipeline
         raise InputError(
-            f"{found.where}: --{_LAYOUT}: found {len(stages)} stages on {pipeline} pipeline ranks, expected "
+            f"{arguments.where}: --{_LAYOUT}: found {len(stages)} stages on {pipeline} pipeline ranks, "
+            "expected "
             f"a multiple; the nearest is {nearest}"
         )
     if "m" in text:
-        raise NotSimulatedError(f"{found.where}: --{_LAYOUT}: zsim does not simulate multi-token prediction")
+        raise NotSimulatedError(
+            f"{arguments.where}: --{_LAYOUT}: zsim does not simulate multi-token prediction"
+        )
     if "E" not in stages[0] or "L" not in stages[-1]:
         raise NotSimulatedError(
-            f"{found.where}: --{_LAYOUT}: zsim puts the embedding on the first and the loss on the last stage"
+            f"{arguments.where}: --{_LAYOUT}: zsim puts the embedding on the first and the loss on the last "
+            "stage"
         )
     keys: dict[str, Any] = {"layers_per_stage": [stage.count("t") for stage in stages]}
     virtual = len(stages) // pipeline

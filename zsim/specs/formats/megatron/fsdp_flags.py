@@ -19,57 +19,61 @@ _SWITCHES = (
     ("keep-fp8-transpose-cache", "keep_fp8_transpose_cache"),
 )
 _TYPES = ("fp32", "bf16", "fp16", "auto")
-_WITHOUT = (
+_SHARDING_FLAGS = (
     "data-parallel-sharding-strategy",
     "outer-dp-sharding-strategy",
     "suggested-communication-unit-size",
 )
 
 
-def read_fsdp(found: Arguments, file: TrainingFile) -> None:
+def read_fsdp(arguments: Arguments, file: TrainingFile) -> None:
     """Read the flags of Megatron-FSDP. They have no effect without `--use-megatron-fsdp`."""
-    says = file.says
-    if not found.has("use-megatron-fsdp"):
-        found.asked |= set(_WITHOUT)
+    settings = file.settings
+    if not arguments.has("use-megatron-fsdp"):
+        arguments.read_flags |= set(_SHARDING_FLAGS)
         return
-    says["strategy.fsdp_sharding"] = found.text("data-parallel-sharding-strategy", "no_shard", _SHARDING)
-    outer = found.text("outer-dp-sharding-strategy", "no_shard", ("no_shard", "optim"))
-    if found.has("enable-full-sharding-in-hsdp"):
-        outer = "optim"
-    if outer != "no_shard":
-        says["strategy.fsdp_outer_sharding"] = outer
-    size = found.integer("suggested-communication-unit-size")
+    settings["strategy.fsdp_sharding"] = arguments.text(
+        "data-parallel-sharding-strategy", "no_shard", _SHARDING
+    )
+    outer_sharding = arguments.text("outer-dp-sharding-strategy", "no_shard", ("no_shard", "optim"))
+    if arguments.has("enable-full-sharding-in-hsdp"):
+        outer_sharding = "optim"
+    if outer_sharding != "no_shard":
+        settings["strategy.fsdp_outer_sharding"] = outer_sharding
+    size = arguments.integer("suggested-communication-unit-size")
     if size is not None:
-        says["strategy.fsdp_unit_size"] = size
-    if found.has("fsdp-double-buffer", "use-nccl-ub"):
-        says["strategy.fsdp_double_buffer"] = True
-    if found.has("no-gradient-reduce-div-fusion"):
-        says["strategy.gradient_reduce_div_fusion"] = False
+        settings["strategy.fsdp_unit_size"] = size
+    if arguments.has("fsdp-double-buffer", "use-nccl-ub"):
+        settings["strategy.fsdp_double_buffer"] = True
+    if arguments.has("no-gradient-reduce-div-fusion"):
+        settings["strategy.gradient_reduce_div_fusion"] = False
     for flag, key in _SWITCHES:
-        if found.has(flag):
-            says[f"strategy.{key}"] = True
-    if found.text("megatron-fsdp-main-params-dtype", "fp32", _TYPES) != "fp32":
+        if arguments.has(flag):
+            settings[f"strategy.{key}"] = True
+    if arguments.text("megatron-fsdp-main-params-dtype", "fp32", _TYPES) != "fp32":
         raise NotSimulatedError(
-            f"{found.where}: --megatron-fsdp-main-params-dtype: zsim simulates main weights in fp32 alone; "
+            f"{arguments.where}: --megatron-fsdp-main-params-dtype: zsim simulates main weights in fp32 "
+            "alone; "
             "expected fp32"
         )
 
 
-def fsdp_gradients(found: Arguments) -> str | None:
+def fsdp_gradients(arguments: Arguments) -> str | None:
     """The type of main gradients and of their reduction, if a flag of Megatron-FSDP sets it, else None.
 
     Raises NotSimulatedError for gradients that are reduced in another type than they are kept in.
     """
-    main = found.text("megatron-fsdp-main-grads-dtype", "auto", _TYPES)
-    sent = found.text("megatron-fsdp-grad-comm-dtype", "auto", _TYPES)
-    if not found.has("use-megatron-fsdp") or main == "auto":
+    main_dtype = arguments.text("megatron-fsdp-main-grads-dtype", "auto", _TYPES)
+    communication_dtype = arguments.text("megatron-fsdp-grad-comm-dtype", "auto", _TYPES)
+    if not arguments.has("use-megatron-fsdp") or main_dtype == "auto":
         return None
-    if sent not in ("auto", main):
+    if communication_dtype not in ("auto", main_dtype):
         raise NotSimulatedError(
-            f"{found.where}: --megatron-fsdp-grad-comm-dtype: zsim simulates gradients that are reduced in "
-            f"the type that they are kept in; expected {main}"
+            f"{arguments.where}: --megatron-fsdp-grad-comm-dtype: zsim simulates gradients that are reduced "
+            "in "
+            f"the type that they are kept in; expected {main_dtype}"
         )
-    return main
+    return main_dtype
 
 
 def fsdp_flags(table: MegatronTable) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.formats.megatron.arguments import Arguments, refuse
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.strategy.megatron import is_newer
+from zsim.specs.strategy.megatron import is_core_since
 from zsim.specs.strategy.megatron_table import MegatronTable
 
 MUONS = ("muon", "dist_muon")
@@ -19,43 +19,44 @@ _MODES = ("blockwise", "duplicated", "distributed")
 _WITHOUT_GRAM_SQUARE = "cubic5"  # of Emerging-Optimizers after 0.4
 
 
-def read_muon(found: Arguments, file: TrainingFile) -> None:
+def read_muon(arguments: Arguments, file: TrainingFile) -> None:
     """Read the flags of Muon, where `--optimizer` is one of `MUONS`.
 
     Raises InputError for what torch refuses, NotSimulatedError for what zsim lacks.
     """
-    says = file.says
-    says["training.optimizer"] = "muon"
-    if found.text("optimizer") == "dist_muon":
-        says["strategy.layer_wise_optimizer"] = True
-    precision = found.text("muon-fp32-matmul-prec", "medium", ("low", "medium", "high"))
+    settings = file.settings
+    settings["training.optimizer"] = "muon"
+    if arguments.text("optimizer") == "dist_muon":
+        settings["strategy.layer_wise_optimizer"] = True
+    precision = arguments.text("muon-fp32-matmul-prec", "medium", ("low", "medium", "high"))
     if precision == "low":
         raise InputError(
-            f"{found.where}: --muon-fp32-matmul-prec: found 'low', which torch does not know; expected "
+            f"{arguments.where}: --muon-fp32-matmul-prec: found 'low', which torch does not know; expected "
             "medium or high"
         )
     if precision != "medium":
-        says["strategy.muon_fp32_matmul_prec"] = precision
-    mode = found.text("muon-tp-mode", "blockwise", _MODES)
+        settings["strategy.muon_fp32_matmul_prec"] = precision
+    mode = arguments.text("muon-tp-mode", "blockwise", _MODES)
     if mode != "blockwise":
-        says["strategy.muon_tp_mode"] = mode
-    steps = found.integer("muon-num-ns-steps", 5)
+        settings["strategy.muon_tp_mode"] = mode
+    steps = arguments.integer("muon-num-ns-steps", 5)
     if steps != 5:
-        says["strategy.muon_num_ns_steps"] = steps
-    others = found.text("muon-scalar-optimizer", "adam", ("adam", "lion"))
-    if others != "adam":
-        says["strategy.muon_scalar_optimizer"] = others
-    if found.has("muon-no-split-qkv"):
-        says["strategy.muon_split_qkv"] = False
-    if found.has("muon-use-nesterov", "muon-nesterov"):
-        says["strategy.muon_nesterov"] = True
-    if found.text("muon-coefficient-type", "quintic") == _WITHOUT_GRAM_SQUARE:
+        settings["strategy.muon_num_ns_steps"] = steps
+    scalar_optimizer = arguments.text("muon-scalar-optimizer", "adam", ("adam", "lion"))
+    if scalar_optimizer != "adam":
+        settings["strategy.muon_scalar_optimizer"] = scalar_optimizer
+    if arguments.has("muon-no-split-qkv"):
+        settings["strategy.muon_split_qkv"] = False
+    if arguments.has("muon-use-nesterov", "muon-nesterov"):
+        settings["strategy.muon_nesterov"] = True
+    if arguments.text("muon-coefficient-type", "quintic") == _WITHOUT_GRAM_SQUARE:
         raise NotSimulatedError(
-            f"{found.where}: --muon-coefficient-type: {_WITHOUT_GRAM_SQUARE} leaves a product out, which is "
+            f"{arguments.where}: --muon-coefficient-type: {_WITHOUT_GRAM_SQUARE} leaves a product out, "
+            "which is "
             "not simulated; expected quintic"
         )
-    refuse(found, "muon-use-syrk", "products of which half is computed")
-    refuse(found, "no-use-layer-wise-param-layout", "owners in turn from 0.18 on")
+    refuse(arguments, "muon-use-syrk", "products of which half is computed")
+    refuse(arguments, "no-use-layer-wise-param-layout", "owners in turn from 0.18 on")
 
 
 def muon_flags(table: MegatronTable) -> Iterator[str]:
@@ -71,4 +72,4 @@ def muon_flags(table: MegatronTable) -> Iterator[str]:
     if not table.muon_split_qkv:
         yield "--muon-no-split-qkv"
     if table.muon_nesterov:
-        yield "--muon-nesterov" if is_newer(table.version, (0, 18)) else "--muon-use-nesterov"
+        yield "--muon-nesterov" if is_core_since(table.version, (0, 18)) else "--muon-use-nesterov"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.reading import read_text
 from zsim.specs.formats.megatron.arguments import Arguments
 from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES
@@ -47,7 +47,7 @@ _NAMES = {
     "qk_layernorm": "qk-layernorm",
 }
 # Field -> the flag that switches it off.
-_OFF = {
+_NEGATED_FLAGS = {
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
     "add_bias_linear": "disable-bias-linear",
     "bias": "disable-bias-linear",
@@ -59,7 +59,7 @@ _OFF = {
 }
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 # Name of a mixed precision -> its flags (training/mixed_precision.py of Megatron-Bridge of August 2026).
-_MIXED: dict[str, dict[str, Any]] = {
+_MIXED_PRECISIONS: dict[str, dict[str, Any]] = {
     "fp8_current_scaling": {
         "fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": True,
         "first-last-layers-bf16": True,
@@ -74,7 +74,7 @@ _ACTIVATIONS = {
     "swiglu": "swiglu", "fast-swiglu": "swiglu", "silu": "swiglu", "squared-relu": "squared-relu",
     "squared_relu": "squared-relu", "quick_gelu": "quick-geglu", "openai-gelu": "openai-gelu",
 }  # fmt: skip
-_LAST = ("mixed_precision", "comm_overlap")  # both are written over the other sections when a run starts
+_READ_LAST = ("mixed_precision", "comm_overlap")  # both are written over the other sections when a run starts
 _READ = (
     "devices", "num_nodes", "precision", "mixed_precision", "activation", "activation_func",
     "gated_linear_unit", "num_query_groups", "params_dtype", "optim.name", "fp8_hybrid", "fp8_e4m3",
@@ -92,7 +92,7 @@ _LORA = {
     "target_modules": ("targets", [*MEGATRON_PRODUCTS]),
     "share_expert_adapters": ("share_expert_adapters", True),
 }
-_PLAIN_LORA: dict[str, Any] = {
+_LORA_DEFAULTS: dict[str, Any] = {
     "dropout_position": "pre", "a2a_experimental": False, "sequence_parallel_input_regather": False,
     "normalize_moe_lora": False, "exclude_modules": [], "experts_shared_outer_loras": False,
 }  # fmt: skip
@@ -120,13 +120,13 @@ def read_recipe(path: str) -> TrainingFile:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a recipe of Megatron-Bridge or NeMo") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of a recipe at the top")
     peft = data.get("peft")
     file = settings_of(_arguments(path, {key: value for key, value in data.items() if key != "peft"}))
     if isinstance(peft, Mapping):
-        file.says |= _adapters(path, peft)
+        file.settings |= _adapters(path, peft)
     return file
 
 
@@ -138,18 +138,18 @@ def _adapters(where: str, peft: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(peft.get("_target_", "LoRA")).rpartition(".")[2]
     if kind != "LoRA":
         raise NotSimulatedError(f"{where}: peft: zsim does not simulate {kind}, only LoRA")
-    for field, plain in _PLAIN_LORA.items():
-        if peft.get(field, plain) not in (plain, None):
+    for field, neutral in _LORA_DEFAULTS.items():
+        if peft.get(field, neutral) not in (neutral, None):
             raise NotSimulatedError(
-                f"{where}: peft.{field}: zsim does not simulate {peft[field]!r}; expected {plain!r}"
+                f"{where}: peft.{field}: zsim does not simulate {peft[field]!r}; expected {neutral!r}"
             )
-    asked = {ours: peft.get(field, default) for field, (ours, default) in _LORA.items()}
-    return {f"training.lora.{key}": value for key, value in asked.items()}
+    lora_values = {lora_key: peft.get(field, default) for field, (lora_key, default) in _LORA.items()}
+    return {f"training.lora.{key}": value for key, value in lora_values.items()}
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted path, value) of every value. The sections for mixed precision and overlap come last."""
-    names = sorted(data, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)
+    names = sorted(data, key=lambda name: _READ_LAST.index(name) + 1 if name in _READ_LAST else 0)
     for name in names:
         value = data[name]
         if isinstance(value, Mapping):
@@ -159,12 +159,12 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _arguments(where: str, data: Mapping[str, Any]) -> Arguments:
-    found, fields = Arguments(where), dict(_leaves(data))
-    last: dict[str, Any] = {}
+    arguments, fields = Arguments(where), dict(_leaves(data))
+    last_values: dict[str, Any] = {}
     unknown: list[str] = []
     for path, value in fields.items():
         name = path.rpartition(".")[2]
-        last[name] = value
+        last_values[name] = value
         if path.startswith("ENV_VARS."):
             continue
         if name in _READ or path in _READ:
@@ -175,54 +175,54 @@ def _arguments(where: str, data: Mapping[str, Any]) -> Arguments:
                 "rate of; expected false"
             )
         flag = name.removeprefix("--") if name.startswith("--") else _flag(name)
-        if name in _OFF:
-            _set(found, _OFF[name], value is False)
+        if name in _NEGATED_FLAGS:
+            _set_flag(arguments, _NEGATED_FLAGS[name], value is False)
         elif flag in FLAGS:
-            _set(found, flag, value)
+            _set_flag(arguments, flag, value)
         elif f"no-{flag}" in SWITCHES:
-            _set(found, f"no-{flag}", value is False)
+            _set_flag(arguments, f"no-{flag}", value is False)
         else:
             unknown.append(path)
-    _set_shape(found, last)
-    _set_precision(found, last)
-    _set_network(found, last)
+    _set_shape(arguments, last_values)
+    _set_precision(arguments, last_values)
+    _set_network(arguments, last_values)
     if str(fields.get("model.optim.name", fields.get("optim.name", ""))).startswith("distributed_"):
-        _set(found, "use-distributed-optimizer", True)
+        _set_flag(arguments, "use-distributed-optimizer", True)
     environment = data.get("ENV_VARS")
     if isinstance(environment, Mapping):
-        found.environment = {str(name): str(value) for name, value in environment.items()}
-    has_flags = any(name.startswith("--") for name in last)
-    if "tokenizer-type" not in found.values and not has_flags:  # a recipe names its tokenizer by a model
-        found.values["tokenizer-type"] = "HuggingFaceTokenizer"
-        found.asked.add("tokenizer-type")
+        arguments.environment = {str(name): str(value) for name, value in environment.items()}
+    has_flags = any(name.startswith("--") for name in last_values)
+    if "tokenizer-type" not in arguments.values and not has_flags:  # a recipe names its tokenizer by a model
+        arguments.values["tokenizer-type"] = "HuggingFaceTokenizer"
+        arguments.read_flags.add("tokenizer-type")
     if unknown:
         more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
-        found.notes.append(f"not read: {', '.join(unknown[:_MAX_NAMED])}{more}")
-    return found
+        arguments.notes.append(f"not read: {', '.join(unknown[:_MAX_NAMED])}{more}")
+    return arguments
 
 
 def _flag(name: str) -> str:
     return _NAMES.get(name, name.replace("_", "-"))
 
 
-def _set(found: Arguments, flag: str, value: Any) -> None:
+def _set_flag(arguments: Arguments, flag: str, value: Any) -> None:
     """Set a flag: a switch if the value is true, a list or a text otherwise."""
     if flag in SWITCHES:
         if value is True:
-            found.values[flag] = True
+            arguments.values[flag] = True
         elif value is False:
-            found.values.pop(flag, None)
+            arguments.values.pop(flag, None)
         else:
             raise InputError(
-                f"{found.where}: {flag.replace('-', '_')}: found {value!r}, expected true or false"
+                f"{arguments.where}: {flag.replace('-', '_')}: found {value!r}, expected true or false"
             )
     elif flag in LISTS:
         values = value if isinstance(value, list) else str(value).split()
-        found.values[flag] = [str(one) for one in values]
+        arguments.values[flag] = [str(entry) for entry in values]
     elif not isinstance(value, bool):
-        found.values[flag] = _word(flag, value)
+        arguments.values[flag] = _word(flag, value)
     elif flag == "fp8-format" and value:
-        found.values[flag] = "hybrid"
+        arguments.values[flag] = "hybrid"
 
 
 def _word(flag: str, value: Any) -> str:
@@ -233,49 +233,53 @@ def _word(flag: str, value: Any) -> str:
     return _NORMS.get(word.lower(), word) if flag == "normalization" else word
 
 
-def _set_shape(found: Arguments, fields: Mapping[str, Any]) -> None:
+def _set_shape(arguments: Arguments, fields: Mapping[str, Any]) -> None:
     devices, nodes = fields.get("devices"), fields.get("num_nodes", 1)
     if isinstance(devices, int) and isinstance(nodes, int) and devices > 0 and nodes > 0:
-        found.nodes, found.gpus = nodes, nodes * devices
+        arguments.nodes, arguments.gpus = nodes, nodes * devices
 
 
-def _set_precision(found: Arguments, fields: Mapping[str, Any]) -> None:
+def _set_precision(arguments: Arguments, fields: Mapping[str, Any]) -> None:
     """Set the flags of precision.
 
     `precision` is bf16-mixed, bf16 or 16. `mixed_precision` names a function, as in
     bf16_with_fp8_current_scaling_mixed.
     """
-    asked = [str(fields[key]) for key in ("precision", "mixed_precision", "params_dtype") if key in fields]
-    if not {"bf16", "fp16"} & set(found.values):
-        for text in asked:
+    precisions = [
+        str(fields[key]) for key in ("precision", "mixed_precision", "params_dtype") if key in fields
+    ]
+    if not {"bf16", "fp16"} & set(arguments.values):
+        for text in precisions:
             if "bf" in text:
-                found.values["bf16"] = True
+                arguments.values["bf16"] = True
             elif "16" in text:
-                found.values["fp16"] = True
-    named = [(word, flags) for word, flags in _MIXED.items() if any(word in text for text in asked)]
-    if named:
-        _, flags = named[0]
+                arguments.values["fp16"] = True
+    matches = [
+        (word, flags) for word, flags in _MIXED_PRECISIONS.items() if any(word in text for text in precisions)
+    ]
+    if matches:
+        _, flags = matches[0]
         for flag, value in flags.items():
-            found.values.setdefault(flag, value)
-    elif any("fp8" in text for text in asked):
-        found.values.setdefault("fp8-format", "hybrid")
-    if "bf16" not in found.values:
-        found.values.pop("grad-reduce-in-bf16", None)
+            arguments.values.setdefault(flag, value)
+    elif any("fp8" in text for text in precisions):
+        arguments.values.setdefault("fp8-format", "hybrid")
+    if "bf16" not in arguments.values:
+        arguments.values.pop("grad-reduce-in-bf16", None)
         if fields.get("grad_reduce_in_fp32") is True:
-            found.values["accumulate-allreduce-grads-in-fp32"] = True
+            arguments.values["accumulate-allreduce-grads-in-fp32"] = True
 
 
-def _set_network(found: Arguments, fields: Mapping[str, Any]) -> None:
+def _set_network(arguments: Arguments, fields: Mapping[str, Any]) -> None:
     groups = fields.get("num_query_groups")
     if groups is not None:
-        found.values |= {"group-query-attention": True, "num-query-groups": str(groups)}
+        arguments.values |= {"group-query-attention": True, "num-query-groups": str(groups)}
     text = str(fields.get("activation", fields.get("activation_func", "gelu")))
     name = text.rpartition(".")[2].lower()
     flag = _ACTIVATIONS.get(name)
     is_gated = fields.get("gated_linear_unit", name in ("swiglu", "fast-swiglu"))
     if flag == "swiglu" and not is_gated:
-        raise InputError(f"{found.where}: activation_func: Megatron's flags have silu with a gate only")
+        raise InputError(f"{arguments.where}: activation_func: Megatron's flags have silu with a gate only")
     if flag is not None:
-        found.values[flag] = True
-    if "seq-length" in found.values:
-        found.values.setdefault("max-position-embeddings", found.values["seq-length"])
+        arguments.values[flag] = True
+    if "seq-length" in arguments.values:
+        arguments.values.setdefault("max-position-embeddings", arguments.values["seq-length"])

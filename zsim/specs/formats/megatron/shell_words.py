@@ -38,7 +38,7 @@ class Token:
     array: str | None = None
 
 
-def tokens(script: str) -> list[Token]:
+def tokenize(script: str) -> list[Token]:
     """The tokens of a script. Raises InputError for a quote or bracket without its end."""
     return list(_Lexer(script.replace("\\\r\n", " ").replace("\\\n", " ").replace("\r", "")).run())
 
@@ -46,106 +46,111 @@ def tokens(script: str) -> list[Token]:
 class _Lexer:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
+        self.position = 0
 
     def run(self) -> Iterator[Token]:
-        while self.at < len(self.text):
-            here = self.text[self.at]
-            if here in " \t":
-                self.at += 1
-            elif here == "#":
+        while self.position < len(self.text):
+            character = self.text[self.position]
+            if character in " \t":
+                self.position += 1
+            elif character == "#":
                 self._skip_line()
-            elif here in "<>" or re.match(r"\d?>", self.text[self.at : self.at + 2]):
+            elif character in "<>" or re.match(r"\d?>", self.text[self.position : self.position + 2]):
                 self._skip_redirection()
             elif (
-                found := next((one for one in _BREAKS if self.text.startswith(one, self.at)), None)
+                separator := next(
+                    (candidate for candidate in _BREAKS if self.text.startswith(candidate, self.position)),
+                    None,
+                )
             ) is not None:
-                self.at += len(found)
-                yield Token(found, is_operator=True)
+                self.position += len(separator)
+                yield Token(separator, is_operator=True)
             else:
-                yield self._word()
+                yield self._read_word()
 
     def _skip_line(self) -> None:
-        end = self.text.find("\n", self.at)
-        self.at = len(self.text) if end < 0 else end
+        end = self.text.find("\n", self.position)
+        self.position = len(self.text) if end < 0 else end
 
     def _skip_redirection(self) -> None:
         """Skip `2>&1`, `> file` and `<<EOF ... EOF`."""
-        found = re.compile(r"\d?(<<-?|>>|[<>])&?[ \t]*").match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
-        start = self.at
-        if self.at < len(self.text) and self.text[self.at] not in "\n;|&":
-            self._word()
-        if found[1].startswith("<<"):
-            mark = self.text[start : self.at].strip("'\"")
-            end = re.compile(rf"^\s*{re.escape(mark)}\s*$", re.MULTILINE).search(self.text, self.at)
-            self.at = len(self.text) if end is None else end.end()
+        redirection = re.compile(r"\d?(<<-?|>>|[<>])&?[ \t]*").match(self.text, self.position)
+        assert redirection is not None
+        self.position = redirection.end()
+        start = self.position
+        if self.position < len(self.text) and self.text[self.position] not in "\n;|&":
+            self._read_word()
+        if redirection[1].startswith("<<"):
+            delimiter = self.text[start : self.position].strip("'\"")
+            end = re.compile(rf"^\s*{re.escape(delimiter)}\s*$", re.MULTILINE).search(
+                self.text, self.position
+            )
+            self.position = len(self.text) if end is None else end.end()
 
-    def _word(self) -> Token:
-        start = self.at
-        while self.at < len(self.text):
-            here = self.text[self.at]
-            if here in " \t\n;|&<>)":
+    def _read_word(self) -> Token:
+        start = self.position
+        while self.position < len(self.text):
+            character = self.text[self.position]
+            if character in " \t\n;|&<>)":
                 break
-            if here == "(":
-                found = _ARRAY.fullmatch(self.text[start : self.at + 1])
-                if found is None:
+            if character == "(":
+                match = _ARRAY.fullmatch(self.text[start : self.position + 1])
+                if match is None:
                     break
-                inner = self._bracket()[1:-1]
-                return Token(inner, array=f"{found[1]}{found[2]}")
-            self._piece()
-        return Token(self.text[start : self.at])
+                inner = self._read_bracket()[1:-1]
+                return Token(inner, array=f"{match[1]}{match[2]}")
+            self._skip_piece()
+        return Token(self.text[start : self.position])
 
-    def _piece(self) -> None:
+    def _skip_piece(self) -> None:
         """Move past one character, or past one quoted or bracketed piece."""
-        here, after = self.text[self.at], self.text[self.at + 1 : self.at + 2]
-        if here == "\\":
-            self.at += 2
-        elif here in "'\"`":
-            self._quoted(here)
-        elif here == "$" and after and after in "({":
-            self.at += 1
-            self._bracket()
+        character, next_character = self.text[self.position], self.text[self.position + 1 : self.position + 2]
+        if character == "\\":
+            self.position += 2
+        elif character in "'\"`":
+            self._skip_quoted(character)
+        elif character == "$" and next_character and next_character in "({":
+            self.position += 1
+            self._read_bracket()
         else:
-            self.at += 1
+            self.position += 1
 
-    def _quoted(self, quote: str) -> None:
-        start = self.at
-        self.at += 1
-        while self.at < len(self.text) and self.text[self.at] != quote:
-            if quote == '"' and self.text[self.at] == "\\":
-                self.at += 1
-            elif quote == '"' and self.text[self.at : self.at + 2] in ("$(", "${"):
-                self.at += 1
-                self._bracket()
+    def _skip_quoted(self, quote: str) -> None:
+        start = self.position
+        self.position += 1
+        while self.position < len(self.text) and self.text[self.position] != quote:
+            if quote == '"' and self.text[self.position] == "\\":
+                self.position += 1
+            elif quote == '"' and self.text[self.position : self.position + 2] in ("$(", "${"):
+                self.position += 1
+                self._read_bracket()
                 continue
-            elif quote == '"' and self.text[self.at] == "`":
-                self._quoted("`")
+            elif quote == '"' and self.text[self.position] == "`":
+                self._skip_quoted("`")
                 continue
-            self.at += 1
-        if self.at >= len(self.text):
-            raise InputError(f"line {self._line(start)}: {quote} without its end")
-        self.at += 1
+            self.position += 1
+        if self.position >= len(self.text):
+            raise InputError(f"line {self._line_number(start)}: {quote} without its end")
+        self.position += 1
 
-    def _bracket(self) -> str:
-        start, opening = self.at, self.text[self.at]
-        self.at += 1
-        while self.at < len(self.text) and self.text[self.at] != _CLOSING[opening]:
-            here = self.text[self.at]
-            if here == "#" and self.text[self.at - 1] in " \t\n(" and opening == "(":
+    def _read_bracket(self) -> str:
+        start, opening = self.position, self.text[self.position]
+        self.position += 1
+        while self.position < len(self.text) and self.text[self.position] != _CLOSING[opening]:
+            character = self.text[self.position]
+            if character == "#" and self.text[self.position - 1] in " \t\n(" and opening == "(":
                 self._skip_line()
-            elif here == opening:
-                self._bracket()
+            elif character == opening:
+                self._read_bracket()
             else:
-                self._piece()
-        if self.at >= len(self.text):
-            raise InputError(f"line {self._line(start)}: {opening} without its end")
-        self.at += 1
-        return self.text[start : self.at]
+                self._skip_piece()
+        if self.position >= len(self.text):
+            raise InputError(f"line {self._line_number(start)}: {opening} without its end")
+        self.position += 1
+        return self.text[start : self.position]
 
-    def _line(self, at: int) -> int:
-        return self.text.count("\n", 0, at) + 1
+    def _line_number(self, position: int) -> int:
+        return self.text.count("\n", 0, position) + 1
 
 
 @dataclass
@@ -161,80 +166,80 @@ class Variables:
         """The fields that a word becomes."""
         fields: list[str] = []
         current: str | None = None
-        for text, is_quoted, parts in self._pieces(word):
-            if parts is not None:
-                words = parts if is_quoted else [one for part in parts for one in part.split()]
-                starts = not is_quoted and bool(parts) and parts[0][:1].isspace()
-                if starts and current is not None:
+        for text, is_quoted, values in self._split_pieces(word):
+            if values is not None:
+                words = values if is_quoted else [piece for value in values for piece in value.split()]
+                starts_with_space = not is_quoted and bool(values) and values[0][:1].isspace()
+                if starts_with_space and current is not None:
                     fields.append(current)
                     current = None
-                for number, one in enumerate(words):
+                for number, piece in enumerate(words):
                     if number and current is not None:
                         fields.append(current)
                         current = None
-                    current = one if current is None else current + one
+                    current = piece if current is None else current + piece
                 continue
             current = text if current is None else current + text
             if len(current) > _MAX_WORD:
                 raise InputError(f"a word of more than {_MAX_WORD:,} characters")
         return fields if current is None else [*fields, current]
 
-    def one(self, word: str, *, unset: str | None = None) -> str:
+    def expand_text(self, word: str, *, unset: str | None = None) -> str:
         """The text that a word becomes, its fields joined.
 
         `unset` replaces the text of a word that is only an unset variable.
         """
-        found = " ".join(self.expand(word))
-        if unset is not None and re.fullmatch(r"\$\{?[A-Za-z0-9_@*#]+\}?", found):
+        expansion = " ".join(self.expand(word))
+        if unset is not None and re.fullmatch(r"\$\{?[A-Za-z0-9_@*#]+\}?", expansion):
             return unset
-        return found
+        return expansion
 
-    def _pieces(self, word: str) -> Iterator[tuple[str, bool, list[str] | None]]:
+    def _split_pieces(self, word: str) -> Iterator[tuple[str, bool, list[str] | None]]:
         """(literal text, whether it was quoted, the values of an expansion or None)."""
-        at, in_double = 0, False
-        while at < len(word):
-            here = word[at]
-            if here == "'" and not in_double:
-                end = _end(word, "'", at + 1)
-                yield word[at + 1 : end], True, None
-                at = end + 1
-            elif here == '"':
-                in_double = not in_double
-                if in_double and word[at + 1 : at + 2] == '"':
+        position, is_double_quoted = 0, False
+        while position < len(word):
+            character = word[position]
+            if character == "'" and not is_double_quoted:
+                end = _quote_end(word, "'", position + 1)
+                yield word[position + 1 : end], True, None
+                position = end + 1
+            elif character == '"':
+                is_double_quoted = not is_double_quoted
+                if is_double_quoted and word[position + 1 : position + 2] == '"':
                     yield "", True, None
-                at += 1
-            elif here == "\\" and (not in_double or word[at + 1 : at + 2] in '$"\\`'):
-                yield word[at + 1 : at + 2], True, None
-                at += 2
-            elif here in "$`":
-                text, at = _expansion(word, at)
+                position += 1
+            elif character == "\\" and (not is_double_quoted or word[position + 1 : position + 2] in '$"\\`'):
+                yield word[position + 1 : position + 2], True, None
+                position += 2
+            elif character in "$`":
+                text, position = _read_expansion(word, position)
                 if text == "$":
-                    yield "$", in_double, None
+                    yield "$", is_double_quoted, None
                 else:
-                    yield "", in_double, self._values(text)
+                    yield "", is_double_quoted, self._expand_expression(text)
             else:
-                end = at + 1
+                end = position + 1
                 while end < len(word) and word[end] not in "'\"\\$`":
                     end += 1
-                yield word[at:end], in_double, None
-                at = end
+                yield word[position:end], is_double_quoted, None
+                position = end
 
-    def _values(self, text: str) -> list[str]:
+    def _expand_expression(self, text: str) -> list[str]:
         """The values of `$NAME`, `${...}` or `$((...))`. The output of a command is unknown, so the command
         stays as written.
         """
         if text.startswith("$(("):
-            number = self._arithmetic(text[3:-2])
+            number = self._evaluate_arithmetic(text[3:-2])
             return [text if number is None else str(number)]
         if text.startswith(("$(", "`")):
             return [text]
         inner = text[2:-1] if text.startswith("${") else text[1:]
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]+)(\[[^\]]*\])?(:?[-=+])?(.*)", inner, re.DOTALL
         )
-        if found is None or (found[4] and not found[3]):
+        if match is None or (match[4] and not match[3]):
             return [text]
-        name, index, sign, word = found[1], found[2], found[3], found[4]
+        name, index, sign, word = match[1], match[2], match[3], match[4]
         values = self.values.get(name)
         is_empty = values is None or (sign is not None and sign.startswith(":") and values in ([""], []))
         if sign is not None and sign.endswith("+"):
@@ -252,49 +257,51 @@ class Variables:
         number = int(index[1:-1]) if index is not None and index[1:-1].isdecimal() else 0
         return values[number : number + 1]
 
-    def _arithmetic(self, text: str) -> int | None:
+    def _evaluate_arithmetic(self, text: str) -> int | None:
         """The value of an expression of whole numbers, variables, + - * / % and brackets, or None for any
         other.
         """
         words = re.sub(r"\$\{?(\w+)\}?", r"\1", text)
-        words = _NAME.sub(lambda found: self.one(f"${found[0]}"), words).replace("/", "//")
+        words = _NAME.sub(lambda match: self.expand_text(f"${match[0]}"), words).replace("/", "//")
         try:
-            return _whole(ast.parse(words.strip(), mode="eval").body) if len(words) < 1000 else None
+            return (
+                _evaluate_integer(ast.parse(words.strip(), mode="eval").body) if len(words) < 1000 else None
+            )
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
             return None
 
 
-def _whole(node: ast.expr) -> int:
+def _evaluate_integer(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 10**15:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_whole(node.operand)
+        return -_evaluate_integer(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_whole(node.left), _whole(node.right))
+        return _OPERATIONS[type(node.op)](_evaluate_integer(node.left), _evaluate_integer(node.right))
     raise ValueError("not a whole number")
 
 
-def _end(word: str, quote: str, start: int) -> int:
+def _quote_end(word: str, quote: str, start: int) -> int:
     """The index at which a quote ends, or the word's length if nothing ends it."""
     end = word.find(quote, start)
     return len(word) if end < 0 else end
 
 
-def _expansion(word: str, at: int) -> tuple[str, int]:
+def _read_expansion(word: str, start: int) -> tuple[str, int]:
     """(the expansion that begins at `start`, the index after it). A dollar sign that begins none
     gives "$".
     """
-    if word[at] == "`":
-        end = _end(word, "`", at + 1)
-        return word[at : end + 1], end + 1
-    after = word[at + 1 : at + 2]
-    if after and after in "({":
-        depth, end = 0, at + 1
+    if word[start] == "`":
+        end = _quote_end(word, "`", start + 1)
+        return word[start : end + 1], end + 1
+    next_character = word[start + 1 : start + 2]
+    if next_character and next_character in "({":
+        depth, end = 0, start + 1
         while end < len(word):
-            depth += (word[end] == after) - (word[end] == _CLOSING[after])
+            depth += (word[end] == next_character) - (word[end] == _CLOSING[next_character])
             end += 1
             if depth == 0:
                 break
-        return word[at:end], end
-    found = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$]").match(word, at + 1)
-    return ("$", at + 1) if found is None else (word[at : found.end()], found.end())
+        return word[start:end], end
+    match = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$]").match(word, start + 1)
+    return ("$", start + 1) if match is None else (word[start : match.end()], match.end())

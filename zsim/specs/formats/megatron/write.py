@@ -14,15 +14,15 @@ from zsim.specs.formats.megatron.muon_flags import muon_flags
 from zsim.specs.formats.megatron.written_network import network_flags, why_not_network
 from zsim.specs.library import Library
 from zsim.specs.model.expert_run import has_experts
-from zsim.specs.model.fp8_layers import without_fp8_layers
-from zsim.specs.model.prediction import without_prediction
-from zsim.specs.strategy.megatron import Megatron, is_core
+from zsim.specs.model.fp8_layers import unmark_fp8_layers
+from zsim.specs.model.prediction import remove_prediction_layers
+from zsim.specs.strategy.megatron import MegatronConfig, is_core
 from zsim.specs.strategy.megatron_table import VOCABULARY_MULTIPLE, MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 SCRIPT = "megatron.sh"
-_METHODS = {own: name for name, own in CONTEXT_METHODS.items()}
+_METHODS = {method: name for name, method in CONTEXT_METHODS.items()}
 _ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
 _LOSSES = ("megatron", "megatron-fused", "fused")
 _RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
@@ -46,7 +46,7 @@ def why_not_megatron(job: Job) -> str | None:
         return "its mesh has the orders tp-cp-dp-pp and tp-cp-pp-dp"
     if parallelism.passes > 1:
         return "it runs one pipeline a step"
-    return why_not_network(without_prediction(without_fp8_layers(job.model)))
+    return why_not_network(remove_prediction_layers(unmark_fp8_layers(job.model)))
 
 
 def megatron_script(job: Job) -> str:
@@ -77,7 +77,7 @@ def _environment(job: Job) -> Iterator[str]:
 
 def _network(job: Job) -> Iterator[str]:
     vocabulary = Library().model(job.experiment.model).vocab_size
-    model = without_prediction(without_fp8_layers(job.model))
+    model = remove_prediction_layers(unmark_fp8_layers(job.model))
     yield from network_flags(model, vocabulary, job.training.sequence_length)
     table = job.experiment.strategy
     assert isinstance(table, MegatronTable)
@@ -89,13 +89,15 @@ def _attention_backend(job: Job) -> str:
     """The backend of Transformer Engine. "flash" keeps it from cuDNN's kernels."""
     if job.training.attention != "flash":
         return "unfused"
-    asked = job.experiment
-    chosen = attention_of(asked.training, asked.strategy, job.cluster.gpus, job.model, job.parallelism)
+    experiment = job.experiment
+    chosen = attention_of(
+        experiment.training, experiment.strategy, job.cluster.gpus, job.model, job.parallelism
+    )
     return "fused" if chosen in ("cudnn", "cudnn-deterministic") else "flash"
 
 
 def _training(job: Job) -> Iterator[str]:
-    training, asked = job.training, job.experiment.training
+    training, training_table = job.training, job.experiment.training
     steps = training.gradient_accumulation_steps
     yield f"--seq-length {training.sequence_length}"
     yield f"--micro-batch-size {training.micro_batch_size}"
@@ -118,33 +120,33 @@ def _training(job: Job) -> Iterator[str]:
         yield "--cross-entropy-loss-fusion"
     if training.cross_entropy == "fused":
         yield "--cross-entropy-fusion-impl te"
-    yield from _recomputation(asked)
+    yield from _recomputation(training_table)
 
 
 def _low_precision(job: Job) -> Iterator[str]:
-    recipe, asked = job.training.fp8.recipe, job.experiment.training
+    recipe, training_table = job.training.fp8.recipe, job.experiment.training
     table = job.experiment.strategy
     assert isinstance(table, MegatronTable)
     yield "--fp4-format e2m1" if recipe == "nvfp4" else "--fp8-format hybrid"
     if recipe in _RECIPES:
         yield f"--fp8-recipe {_RECIPES[recipe]}"
-    ends = asked.bf16_first_layers, asked.bf16_last_layers
-    if max(ends):
+    end_layers = training_table.bf16_first_layers, training_table.bf16_last_layers
+    if max(end_layers):
         yield "--first-last-layers-bf16"
-        yield f"--num-layers-at-start-in-bf16 {ends[0]} --num-layers-at-end-in-bf16 {ends[1]}"
+        yield f"--num-layers-at-start-in-bf16 {end_layers[0]} --num-layers-at-end-in-bf16 {end_layers[1]}"
     if table.fp8_param_gather:
         yield "--fp8-param-gather"
     if table.tp_only_amax_red:
         yield "--tp-only-amax-red"
 
 
-def _recomputation(asked: TrainingTable) -> Iterator[str]:
-    if asked.activation_checkpointing == "selective":
+def _recomputation(training_table: TrainingTable) -> Iterator[str]:
+    if training_table.activation_checkpointing == "selective":
         yield "--recompute-granularity selective"
-        if asked.recompute_modules is not None:
-            yield " ".join(("--recompute-modules", *asked.recompute_modules))
-    elif asked.activation_checkpointing == "full":
-        method, layers = asked.recompute_method or "uniform", asked.recompute_layers or 1
+        if training_table.recompute_modules is not None:
+            yield " ".join(("--recompute-modules", *training_table.recompute_modules))
+    elif training_table.activation_checkpointing == "full":
+        method, layers = training_table.recompute_method or "uniform", training_table.recompute_layers or 1
         yield f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {layers}"
 
 
@@ -166,7 +168,7 @@ def _parallelism(job: Job) -> Iterator[str]:
         if parallelism.context_method == "a2a+p2p":
             inner = parallelism.context_inner
             yield f"--hierarchical-context-parallel-sizes {inner} {parallelism.context // inner}"
-    if parallelism.order != Parallelism().order:
+    if parallelism.order != ParallelismConfig().order:
         yield "--use-tp-pp-dp-mapping"
     if has_experts(job.model):
         yield from _experts(job)
@@ -178,7 +180,7 @@ def _experts(job: Job) -> Iterator[str]:
     assert isinstance(table, MegatronTable)
     yield f"--expert-model-parallel-size {experts.ranks}"
     yield f"--expert-tensor-parallel-size {experts.tensor}"
-    types = {own: name for name, own in DISPATCHERS.items() if name != "alltoall_seq"}
+    types = {dispatcher: name for name, dispatcher in DISPATCHERS.items() if name != "alltoall_seq"}
     if experts.dispatcher in types:
         yield f"--moe-token-dispatcher-type {types[experts.dispatcher]}"
     else:
@@ -212,23 +214,23 @@ def _stages(job: Job) -> Iterator[str]:
     split is a layout.
     """
     parallelism, table = job.parallelism, job.experiment.parallelism
-    ends = (table.first_stage_less_layers or 0, table.last_stage_less_layers or 0)
-    if table.layers_per_stage is not None or max(ends) > 1:
+    missing_layers = (table.first_stage_less_layers or 0, table.last_stage_less_layers or 0)
+    if table.layers_per_stage is not None or max(missing_layers) > 1:
         stages = ["t" * layers for layers in parallelism.layers_per_stage]
         yield f"--pipeline-model-parallel-layout 'E{'|'.join(stages)}L'"
         return
     if parallelism.virtual_stages > 1:
         yield f"--num-virtual-stages-per-pipeline-rank {parallelism.virtual_stages}"
-    if ends[0]:
+    if missing_layers[0]:
         yield "--account-for-embedding-in-pipeline-split"
-    if ends[1]:
+    if missing_layers[1]:
         yield "--account-for-loss-in-pipeline-split"
 
 
 def _data_parallelism(job: Job) -> Iterator[str]:
     table, strategy = job.experiment.strategy, job.strategy
     assert isinstance(table, MegatronTable)
-    assert isinstance(strategy, Megatron)
+    assert isinstance(strategy, MegatronConfig)
     for key, flag in (
         ("distributed_optimizer", "--use-distributed-optimizer"),
         ("overlap_grad_reduce", "--overlap-grad-reduce"),

@@ -13,150 +13,157 @@ _BIASES = ((True, True), (True, False), (False, False))
 _FLAGS = {"relu2": "--squared-relu"}
 
 
-class _Parts:
+class _Network:
     """The modules of a model that Megatron has flags for."""
 
     def __init__(self, model: ModelSpec) -> None:
         self.block = model.blocks[0]
         modules = self.block.modules
-        self.cores = [module.work for module in modules if isinstance(module.work, Attention)]
-        self.acts = [module.work for module in modules if isinstance(module.work, Activation)]
-        self.experts = next((module.work for module in modules if isinstance(module.work, Experts)), None)
-        self.router = next((module.work for module in modules if isinstance(module.work, Router)), None)
-        self.shared_width = self.acts[0].width if self.experts and self.acts else 0
+        self.cores = [module.op_spec for module in modules if isinstance(module.op_spec, Attention)]
+        self.activations = [module.op_spec for module in modules if isinstance(module.op_spec, Activation)]
+        self.experts = next(
+            (module.op_spec for module in modules if isinstance(module.op_spec, Experts)), None
+        )
+        self.router = next((module.op_spec for module in modules if isinstance(module.op_spec, Router)), None)
+        self.shared_width = self.activations[0].width if self.experts and self.activations else 0
         self.has_shared_gate = any(_is_gate(module) for module in modules)
         if self.experts is not None:
-            own = Activation(self.experts.expert_features, self.experts.is_gated, self.experts.act)
-            self.acts = [own]
-        self.norms = [module for module in modules if isinstance(module.work, Norm)]
-        self.places = [
+            expert_activation = Activation(
+                self.experts.expert_features, self.experts.is_gated, self.experts.act
+            )
+            self.activations = [expert_activation]
+        self.norms = [module for module in modules if isinstance(module.op_spec, Norm)]
+        self.position_tables = [
             module
             for module in model.before
-            if isinstance(module.work, Embedding) and module.work.rows != model.vocab_size
+            if isinstance(module.op_spec, Embedding) and module.op_spec.rows != model.vocab_size
         ]
 
     @property
     def products(self) -> list[Module]:
-        return [module for module in self.block.modules if isinstance(module.work, Linear)]
+        return [module for module in self.block.modules if isinstance(module.op_spec, Linear)]
 
     @property
-    def heads_with_norm(self) -> list[Module]:
+    def head_norms(self) -> list[Module]:
         """The norms of queries and keys, which stand between their products and the core of attention."""
         modules = list(self.block.modules)
-        first, core = modules.index(self.products[0]), self.core_at
-        return [module for module in modules[first:core] if isinstance(module.work, Norm)]
+        first, core = modules.index(self.products[0]), self.core_index
+        return [module for module in modules[first:core] if isinstance(module.op_spec, Norm)]
 
     @property
-    def core_at(self) -> int:
+    def core_index(self) -> int:
         modules = self.block.modules
-        return next(at for at, module in enumerate(modules) if isinstance(module.work, Attention))
+        return next(index for index, module in enumerate(modules) if isinstance(module.op_spec, Attention))
 
     @property
     def biases(self) -> tuple[bool | None, bool | None]:
         """Whether the products before attention have biases, and whether those after it do. None means that
         only some of them do.
         """
-        modules, core = self.block.modules, self.core_at
-        return _bias_of(modules[:core]), _bias_of(modules[core:])
+        modules, core = self.block.modules, self.core_index
+        return _has_bias(modules[:core]), _has_bias(modules[core:])
 
     @property
     def dropout(self) -> float:
-        found = (getattr(module.work, "dropout", 0.0) for module in reversed(self.block.modules))
-        return next(found, 0.0)
+        dropouts = (getattr(module.op_spec, "dropout", 0.0) for module in reversed(self.block.modules))
+        return next(dropouts, 0.0)
 
 
 def _is_gate(module: Module) -> bool:
     """Whether a module is the gate of shared experts, which gives one number per token."""
-    return isinstance(module.work, Linear) and module.work.out_features == 1
+    return isinstance(module.op_spec, Linear) and module.op_spec.out_features == 1
 
 
-def _bias_of(modules: Sequence[Module]) -> bool | None:
-    found = {
-        any(one.name == "bias" for one in module.parameters)
+def _has_bias(modules: Sequence[Module]) -> bool | None:
+    biases = {
+        any(parameter.name == "bias" for parameter in module.parameters)
         for module in modules
-        if isinstance(module.work, Linear)
+        if isinstance(module.op_spec, Linear)
     }
-    return found.pop() if len(found) == 1 else None
+    return biases.pop() if len(biases) == 1 else None
 
 
 def why_not_network(model: ModelSpec) -> str | None:
     """The reason why Megatron's flags cannot express a model, or None if they can."""
     if any(block is not model.blocks[0] and block != model.blocks[0] for block in model.blocks):
         return "its layers are all alike, this model's are not"
-    parts = _Parts(model)
-    if len(parts.cores) != 1 or len(parts.acts) != 1 or len(parts.products) not in range(3, 9):
-        return f"it has no layer like {parts.block.kind}"
-    if parts.cores[0].qk_head_dim != parts.cores[0].v_head_dim:
+    network = _Network(model)
+    if len(network.cores) != 1 or len(network.activations) != 1 or len(network.products) not in range(3, 9):
+        return f"it has no layer like {network.block.kind}"
+    if network.cores[0].qk_head_dim != network.cores[0].v_head_dim:
         return "its heads are as wide for values as for keys"
-    if any(norm.work.kind not in _NORMS for norm in parts.norms if isinstance(norm.work, Norm)):
-        return f"it has no norm like those of {parts.block.kind}"
-    if len(parts.norms) - len(parts.heads_with_norm) != 2 or _is_parallel(parts.block):
+    if any(norm.op_spec.kind not in _NORMS for norm in network.norms if isinstance(norm.op_spec, Norm)):
+        return f"it has no norm like those of {network.block.kind}"
+    if len(network.norms) - len(network.head_norms) != 2 or _is_parallel(network.block):
         return "it has two norms in a layer, one after the other"
     if any(
-        norm.work.kind == "layer" and len(norm.parameters) < 2
-        for norm in parts.norms
-        if isinstance(norm.work, Norm)
+        norm.op_spec.kind == "layer" and len(norm.parameters) < 2
+        for norm in network.norms
+        if isinstance(norm.op_spec, Norm)
     ):
         return "its LayerNorm has a weight and a bias"
-    if parts.biases not in _BIASES:
+    if network.biases not in _BIASES:
         return "it has biases on all products, on those of attention's input, or on none"
-    if any(isinstance(module.work, Norm) for module in model.before):
+    if any(isinstance(module.op_spec, Norm) for module in model.before):
         return "it has no norm behind the embedding"
     if any(
-        one.name == "bias" for module in model.after if module.name == "lm_head" for one in module.parameters
+        parameter.name == "bias"
+        for module in model.after
+        if module.name == "lm_head"
+        for parameter in module.parameters
     ):
         return "its head has no bias"
-    act = parts.acts[0]
-    known = ("silu",) if act.gated else (*_GELUS, *_FLAGS)
-    if act.name not in known:
-        return f"it has no activation '{act.name}'{' with a gate' if act.gated else ''}"
+    activation = network.activations[0]
+    activation_names = ("silu",) if activation.gated else (*_GELUS, *_FLAGS)
+    if activation.name not in activation_names:
+        return f"it has no activation '{activation.name}'{' with a gate' if activation.gated else ''}"
     return None
 
 
 def _is_parallel(block: Block) -> bool:
-    return any(module.shares_input for module in block.modules if isinstance(module.work, Norm))
+    return any(module.shares_input for module in block.modules if isinstance(module.op_spec, Norm))
 
 
-def network_flags(model: ModelSpec, vocabulary: int, longest: int) -> Iterator[str]:
+def network_flags(model: ModelSpec, vocabulary: int, min_positions: int) -> Iterator[str]:
     """The flags of a model.
 
     `vocabulary` is the size of the vocabulary before padding. The model gets at least `min_positions`
     positions.
     """
-    parts = _Parts(model)
-    core, act = parts.cores[0], parts.acts[0]
+    network = _Network(model)
+    core, activation = network.cores[0], network.activations[0]
     yield f"--num-layers {len(model.blocks)}"
     yield f"--hidden-size {model.hidden_size}"
-    yield f"--ffn-hidden-size {act.width}"
+    yield f"--ffn-hidden-size {activation.width}"
     yield f"--num-attention-heads {core.num_heads}"
     yield f"--kv-channels {core.qk_head_dim}"
     if core.num_kv_heads != core.num_heads:
         yield f"--group-query-attention --num-query-groups {core.num_kv_heads}"
-    yield f"--max-position-embeddings {max(model.max_positions or 0, longest)}"
-    yield f"--position-embedding-type {_positions(parts, rotary=core.rotary)}"
-    norm = parts.norms[0].work
+    yield f"--max-position-embeddings {max(model.max_positions or 0, min_positions)}"
+    yield f"--position-embedding-type {_positions(network, rotary=core.rotary)}"
+    norm = network.norms[0].op_spec
     assert isinstance(norm, Norm)
     yield f"--normalization {_NORMS[norm.kind]}"
-    if act.gated:
+    if activation.gated:
         yield "--swiglu"
-    elif act.name in _FLAGS:
-        yield _FLAGS[act.name]
-    yield from _biases(parts)
-    yield from _experts(parts)
-    if parts.heads_with_norm:
+    elif activation.name in _FLAGS:
+        yield _FLAGS[activation.name]
+    yield from _biases(network)
+    yield from _experts(network)
+    if network.head_norms:
         yield "--qk-layernorm"
     if not model.is_tied:
         yield "--untie-embeddings-and-output-weights"
     if core.window is not None:
         yield f"--window-size {core.window - 1},0"
-    yield f"--attention-dropout {core.dropout:g} --hidden-dropout {parts.dropout:g}"
+    yield f"--attention-dropout {core.dropout:g} --hidden-dropout {network.dropout:g}"
     # NullTokenizer adds the end of a document.
     yield f"--tokenizer-type NullTokenizer --vocab-size {vocabulary - 1}"
 
 
-def _experts(parts: _Parts) -> Iterator[str]:
+def _experts(network: _Network) -> Iterator[str]:
     """The routed experts of every layer, and their router."""
-    experts, router = parts.experts, parts.router
+    experts, router = network.experts, network.router
     if experts is None or router is None:
         return
     yield f"--num-experts {experts.num_experts} --moe-router-topk {experts.top_k}"
@@ -167,19 +174,19 @@ def _experts(parts: _Parts) -> Iterator[str]:
         yield f"--moe-router-num-groups {router.num_groups} --moe-router-group-topk {router.top_groups}"
     if router.has_choice_bias:
         yield "--moe-router-enable-expert-bias"
-    if parts.shared_width:
-        yield f"--moe-shared-expert-intermediate-size {parts.shared_width}"
-    if parts.has_shared_gate:
+    if network.shared_width:
+        yield f"--moe-shared-expert-intermediate-size {network.shared_width}"
+    if network.has_shared_gate:
         yield "--moe-shared-expert-gate"
 
 
-def _positions(parts: _Parts, *, rotary: bool) -> str:
-    return "rope" if rotary else "learned_absolute" if parts.places else "none"
+def _positions(network: _Network, *, rotary: bool) -> str:
+    return "rope" if rotary else "learned_absolute" if network.position_tables else "none"
 
 
-def _biases(parts: _Parts) -> Iterator[str]:
-    of_input, of_rest = parts.biases
-    if not of_rest:
+def _biases(network: _Network) -> Iterator[str]:
+    input_bias, other_bias = network.biases
+    if not other_bias:
         yield "--disable-bias-linear"
-        if of_input:
+        if input_bias:
             yield "--add-qkv-bias"

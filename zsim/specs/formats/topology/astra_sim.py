@@ -13,13 +13,13 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.formats.safe_yaml import load_yaml
-from zsim.specs.formats.topology.found import FoundTopology
+from zsim.specs.formats.topology.found import ImportedTopology
 
 _KINDS = ("Ring", "Switch", "FullyConnected")
 _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 
 
-def read_astra_sim(text: str, file: str, base: str | None) -> FoundTopology:
+def read_astra_sim(text: str, file: str, base: str | None) -> ImportedTopology:
     """The topology over the preset `base` (default dgx-h100), which gives GPUs and host."""
     content = load_yaml(text, file)
     if not isinstance(content, dict):
@@ -36,17 +36,17 @@ def read_astra_sim(text: str, file: str, base: str | None) -> FoundTopology:
     for kind in columns["topology"]:
         if kind not in _KINDS:
             raise InputError(f"{file}: topology: found '{kind}', expected one of {', '.join(_KINDS)}")
-    counts = [_positive(value, "npus_count", file, whole=True) for value in columns["npus_count"]]
+    counts = [_positive(value, "npus_count", file, is_integer=True) for value in columns["npus_count"]]
     rates = [_positive(value, "bandwidth", file) for value in columns["bandwidth"]]
-    delays = [_positive(value, "latency", file, zero=True) for value in columns["latency"]]
+    delays = [_positive(value, "latency", file, allows_zero=True) for value in columns["latency"]]
     base = base or "dgx-h100"
     source = f"imported from {file} (ASTRA-sim analytical network)"
     kind = "switch" if columns["topology"][0] == "Switch" else "mesh"
-    inside: dict[str, Any] = {
+    node_link: dict[str, Any] = {
         "source": source, "evidence": "assumed", "kind": kind, "bandwidth": f"{rates[0]:g} GB/s",
         "efficiency": 1.0, "latency": f"{delays[0]:g} ns",
     }  # fmt: skip
-    tables: dict[str, dict[str, Any]] = {"node_link": inside}
+    tables: dict[str, dict[str, Any]] = {"node_link": node_link}
     notes = (
         ["a ring inside the node is taken as direct links to all"] if columns["topology"][0] == "Ring" else []
     )
@@ -58,7 +58,7 @@ def read_astra_sim(text: str, file: str, base: str | None) -> FoundTopology:
         }  # fmt: skip
         tables["network"] = _network(columns, counts, rates, delays, source, notes)
         notes.append(f"use it with --nodes {math.prod(int(count) for count in counts[1:])}")
-    return FoundTopology(
+    return ImportedTopology(
         base, f"imported from {file} over {base}", tables, {"gpus_per_node": per_node}, tuple(notes)
     )
 
@@ -105,23 +105,23 @@ def astra_sim_yaml(cluster: Cluster, num_nodes: int) -> str:
             "one bandwidth; expected a cluster of one of them"
         )
     link, nic = cluster.node_link, cluster.nic
-    inside = (
+    node_rate = (
         link.bandwidth * link.efficiency
         if link.kind != "none"
         else (cluster.pcie.bandwidth * cluster.pcie.efficiency)
     )
-    between = nic.per_node * nic.bandwidth * nic.efficiency / cluster.gpus_per_node
+    network_rate = nic.per_node * nic.bandwidth * nic.efficiency / cluster.gpus_per_node
     local = {"switch": "Switch", "mesh": "FullyConnected", "none": "Switch"}[link.kind]
     segment = link.segment(num_nodes)
     domain = cluster.gpus_per_node * segment
     outer = -(-num_nodes // segment)
     rows: list[tuple[str, int, float, float]] = [(local, min(domain, cluster.gpus_per_node * num_nodes),
-                                                 inside, link.latency)]  # fmt: skip
+                                                 node_rate, link.latency)]  # fmt: skip
     if outer > 1:
         if cluster.network.kind == "torus":
-            rows += [("Ring", size, between, cluster.network.latency) for size in cluster.network.shape]
+            rows += [("Ring", size, network_rate, cluster.network.latency) for size in cluster.network.shape]
         else:
-            rows.append(("Switch", outer, between, nic.latency + cluster.network.latency))
+            rows.append(("Switch", outer, network_rate, nic.latency + cluster.network.latency))
     lines = [f"# {cluster.name}, {num_nodes} nodes; bandwidth in GB/s per NPU, latency in ns"]
     lines.append("topology: [ " + ", ".join(row[0] for row in rows) + " ]")
     lines.append("npus_count: [ " + ", ".join(str(row[1]) for row in rows) + " ]")
@@ -130,10 +130,12 @@ def astra_sim_yaml(cluster: Cluster, num_nodes: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _positive(value: object, key: str, file: str, *, whole: bool = False, zero: bool = False) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (value == 0 and not zero) or (whole and value != int(value)):  # type: ignore[operator, call-overload]
-        what = "whole number" if whole else "number"
+def _positive(
+    value: object, key: str, file: str, *, is_integer: bool = False, allows_zero: bool = False
+) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (value == 0 and not allows_zero) or (is_integer and value != int(value)):  # type: ignore[operator, call-overload]
+        what = "whole number" if is_integer else "number"
         raise InputError(f"{file}: {key}: found {str(value)[:40]!r}, expected a positive {what}")
     if value > 1e7:  # type: ignore[operator]
         raise InputError(f"{file}: {key}: {value} is more than hardware has")

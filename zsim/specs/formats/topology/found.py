@@ -12,7 +12,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTopology:
+class ImportedTopology:
     """An imported topology: tables over the preset `base`, keys of the top level, and notes for the user."""
 
     base: str

@@ -16,9 +16,9 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.specs.formats.topology.found import FoundTopology, gigabits, natural_order
+from zsim.specs.formats.topology.found import ImportedTopology, gigabits, natural_order
 
-_LANE = {
+_LANE_GBPS = {
     "SDR": 2.5,
     "DDR": 5,
     "QDR": 10,
@@ -49,79 +49,83 @@ class _Fabric:
     """{(the switch's GUID, the peer's GUID, Gb/s): cables as this end counts them}"""
 
 
-def read_ibnetdiscover(text: str, file: str, base: str | None) -> FoundTopology:
+def read_ibnetdiscover(text: str, file: str, base: str | None) -> ImportedTopology:
     """A network of links between switches and hosts.
 
     Hosts stand in the order of their names. They are those with the number of cards that covers most cards.
     """
     base = base or "dgx-h100"
-    fabric = _parsed(text, file)
+    fabric = _parse(text, file)
     hosts = _hosts(fabric, file)
-    total = Counter({len(cards): 0 for cards in hosts.values()})
+    num_cards = Counter({len(cards): 0 for cards in hosts.values()})
     for cards in hosts.values():
-        total[len(cards)] += len(cards)
-    usual = total.most_common(1)[0][0]  # by cards: a cluster's few login hosts have one each
-    nodes = {host: cards for host, cards in hosts.items() if len(cards) == usual}
-    ends = {
+        num_cards[len(cards)] += len(cards)
+    cards_per_node = num_cards.most_common(1)[0][0]  # by cards: a cluster's few login hosts have one each
+    nodes = {host: cards for host, cards in hosts.items() if len(cards) == cards_per_node}
+    endpoints = {
         guid: f"node{number}.nic{card}"
         for number, cards in enumerate(nodes.values())
         for card, guid in enumerate(cards)
     }
-    ends |= _switch_names(fabric)
-    links, rates = _links(fabric, ends)
+    endpoints |= _switch_names(fabric)
+    links, rates = _links(fabric, endpoints)
     source = f"imported from {file}: ibnetdiscover's cables and their active rates"
     tables: dict[str, dict[str, Any]] = {
         "network": {"source": source, "evidence": "data sheet", "kind": "links", "links": links},
         "nic": {
             "source": source,
             "evidence": "data sheet",
-            "per_node": usual,
+            "per_node": cards_per_node,
             "bandwidth": gigabits(max(rates)),
         },
     }
     number = len(nodes)
     notes = [
-        f"{number} nodes of {usual} cards under {len(fabric.switches)} switches: use it with --nodes "
+        f"{number} nodes of {cards_per_node} cards under {len(fabric.switches)} switches: use it with "
+        "--nodes "
         f"{number} or fewer",
         f"the fabric says nothing of GPUs, NVLink and PCIe: taken from {base}",
     ]
     if len(nodes) < len(hosts):
-        others = [host for host in hosts if host not in nodes]
-        notes.append(f"left out, with another number of cards: {', '.join(others[:5])} ({len(others)} hosts)")
-    return FoundTopology(base, f"imported from {file} over {base}", tables, {}, tuple(notes))
+        omitted_hosts = [host for host in hosts if host not in nodes]
+        notes.append(
+            f"left out, with another number of cards: {', '.join(omitted_hosts[:5])} ({len(omitted_hosts)} "
+            "hosts)"
+        )
+    return ImportedTopology(base, f"imported from {file} over {base}", tables, {}, tuple(notes))
 
 
-def _parsed(text: str, file: str) -> _Fabric:
+def _parse(text: str, file: str) -> _Fabric:
     fabric = _Fabric()
-    here: tuple[str, str] | None = None
+    current: tuple[str, str] | None = None
     for number, line in enumerate(text.splitlines(), 1):
         head = _HEAD.match(line)
         if head is not None:
             kind, guid, name = head[2].upper(), _guid(head[3]), head[4]
-            here = kind, guid
-            known = fabric.switches if kind == "S" else fabric.cards
-            known[guid] = name
+            current = kind, guid
+            names = fabric.switches if kind == "S" else fabric.cards
+            names[guid] = name
             if len(fabric.cards) > _MAX_CARDS:
                 raise InputError(f"{file}: more than {_MAX_CARDS:,} cards")
             continue
         port = _PORT.match(line)
         if port is None:
             continue
-        if here is None:
+        if current is None:
             raise InputError(f"{file}: line {number}: a port before any Switch or Ca; is the file cut?")
-        if here[0] != "S":
+        if current[0] != "S":
             continue
         rate = _RATE.search(port[6])
-        if rate is None or rate[2] not in _LANE:
+        if rate is None or rate[2] not in _LANE_GBPS:
             raise InputError(
                 f"{file}: line {number}: found no width and speed as in 4xNDR, expected one of "
-                f"{', '.join(_LANE)}"
+                f"{', '.join(_LANE_GBPS)}"
             )
         kind, guid = port[2].upper(), _guid(port[3])
         name = _NAME.search(port[6])
         if kind == "H":
             fabric.cards.setdefault(guid, name[1] if name else "")
-        fabric.links[here[1], guid, int(rate[1]) * _LANE[rate[2]]] += 1
+        fabric.links[current[1], guid, int(rate[1]) * _LANE_GBPS[rate[2]]] += 1
     if not fabric.links:
         raise InputError(f"{file}: no switch has a cable; expected the output of ibnetdiscover")
     return fabric
@@ -137,10 +141,10 @@ def _hosts(fabric: _Fabric, file: str) -> Mapping[str, list[str]]:
     Cards without a switch are left out. So are those that switches have for themselves (SHARP's aggregation
     nodes).
     """
-    joined = {guid for _, guid, _ in fabric.links}
-    found: dict[str, list[tuple[Any, str]]] = {}
+    linked = {guid for _, guid, _ in fabric.links}
+    cards_per_host: dict[str, list[tuple[Any, str]]] = {}
     for guid, name in fabric.cards.items():
-        if guid not in joined or "aggregation node" in name.lower():
+        if guid not in linked or "aggregation node" in name.lower():
             continue
         host, _, device = name.partition(" ")
         if not host or _UNNAMED.match(host):
@@ -148,10 +152,13 @@ def _hosts(fabric: _Fabric, file: str) -> Mapping[str, list[str]]:
                 f"{file}: card {guid} is called '{name}', which names no host; expected descriptions such as "
                 "'node018 mlx5_0' (rdma-ndd sets them; or run ibnetdiscover with --node-name-map)"
             )
-        found.setdefault(host, []).append((natural_order(device), guid))
-    if not found:
+        cards_per_host.setdefault(host, []).append((natural_order(device), guid))
+    if not cards_per_host:
         raise InputError(f"{file}: no card of a host is on a switch")
-    return {host: [guid for _, guid in sorted(found[host])] for host in sorted(found, key=natural_order)}
+    return {
+        host: [guid for _, guid in sorted(cards_per_host[host])]
+        for host in sorted(cards_per_host, key=natural_order)
+    }
 
 
 def _switch_names(fabric: _Fabric) -> dict[str, str]:
@@ -162,24 +169,24 @@ def _switch_names(fabric: _Fabric) -> dict[str, str]:
     }
 
 
-def _links(fabric: _Fabric, ends: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[float]]:
+def _links(fabric: _Fabric, endpoints: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[float]]:
     """The cables between known endpoints, and the rates of the cards' cables in Gb/s.
 
     Both switches of a cable list it. The larger of the two counts is taken.
     """
     links: list[dict[str, Any]] = []
     rates: list[float] = []
-    between: dict[tuple[str, str, float], int] = {}
+    switch_cables: dict[tuple[str, str, float], int] = {}
     for (switch, peer, rate), count in fabric.links.items():
         if peer in fabric.switches:
             first, second = sorted((switch, peer))
             key = first, second, rate
-            between[key] = max(between.get(key, 0), count)
-        elif peer in ends:
+            switch_cables[key] = max(switch_cables.get(key, 0), count)
+        elif peer in endpoints:
             rates.append(rate)
-            link = {"from": ends[peer], "to": ends[switch], "bandwidth": gigabits(rate)}
+            link = {"from": endpoints[peer], "to": endpoints[switch], "bandwidth": gigabits(rate)}
             links.append(link if count == 1 else {**link, "count": count})
-    for (first, second, rate), count in sorted(between.items()):
-        link = {"from": ends[first], "to": ends[second], "bandwidth": gigabits(rate)}
+    for (first, second, rate), count in sorted(switch_cables.items()):
+        link = {"from": endpoints[first], "to": endpoints[second], "bandwidth": gigabits(rate)}
         links.append({**link, "count": count, "tier": "switch-switch"})
     return links, rates

@@ -16,20 +16,20 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.formats.topology.found import FoundTopology, gigabits, natural_order
+from zsim.specs.formats.topology.found import ImportedTopology, gigabits, natural_order
 
 _KEY = re.compile(r"^(?:([^\s:]+):\s*)?lldp\.(\S+?)\.(via|chassis|port)(\.[^=]*)?=(.*)$")
 _PLAIN = re.compile(
     r"^(?:([^\s:]+):\s*)?\s*(Interface|SysName|PortID|PortDescr|Capability|MAU oper type):\s*(.*)$"
 )
 _RATE = re.compile(r"(\d+)\s*(G?)base", re.IGNORECASE)
-_HERE = "this machine"
+_LOCAL_MACHINE = "this machine"
 _MAX_CABLES = 200_000
 Pair = tuple[str, str]
 
 
 @dataclass
-class _Seen:
+class _Neighbour:
     """A neighbour that `machine` sees on its `interface`."""
 
     machine: str
@@ -40,7 +40,7 @@ class _Seen:
     """The neighbour's port."""
     rate: float = 0.0
     """Gb/s, 0 where nothing says it."""
-    bridges: bool | None = None  # None: nothing says
+    is_bridge: bool | None = None  # None: nothing says
     """Whether the neighbour is a bridge or router, None where nothing says it."""
 
 
@@ -51,7 +51,7 @@ def is_lldp(text: str) -> bool:
     )
 
 
-def read_lldp(text: str, file: str, base: str | None) -> FoundTopology:
+def read_lldp(text: str, file: str, base: str | None) -> ImportedTopology:
     """A network of links between machines and switches.
 
     Machines stand in the order of their names, and their cards in the order of their interfaces. Where
@@ -61,41 +61,42 @@ def read_lldp(text: str, file: str, base: str | None) -> FoundTopology:
     Raises InputError for text without a neighbour that has a name.
     """
     base = base or "dgx-h100"
-    seen = [one for one in _neighbours(text) if one.peer]
-    if not seen:
+    neighbours = [neighbour for neighbour in _neighbours(text) if neighbour.peer]
+    if not neighbours:
         raise InputError(
             f"{file}: no neighbour has a name; expected the output of lldpctl, such as "
             "'lldp.eth0.chassis.name=leaf01' or 'SysName: leaf01'"
         )
-    if len(seen) > _MAX_CABLES:
+    if len(neighbours) > _MAX_CABLES:
         raise InputError(f"{file}: more than {_MAX_CABLES:,} neighbours")
-    switches = _switches(seen)
-    usual = load_cluster(base).nic.bandwidth * 8 / 1e9
-    cards, notes = _cards(seen, switches, usual)
+    switches = _switches(neighbours)
+    default_gbps = load_cluster(base).nic.bandwidth * 8 / 1e9
+    cards, notes = _cards(neighbours, switches, default_gbps)
     if not cards:
         raise InputError(
             f"{file}: no machine is plugged into a switch; found only {', '.join(sorted(switches)[:5])}"
         )
-    sizes = Counter({len(own): 0 for own in cards.values()})
-    for own in cards.values():
-        sizes[len(own)] += len(own)
+    sizes = Counter({len(machine_cards): 0 for machine_cards in cards.values()})
+    for machine_cards in cards.values():
+        sizes[len(machine_cards)] += len(machine_cards)
     per_node = sizes.most_common(1)[0][0]
-    nodes = {name: own for name, own in cards.items() if len(own) == per_node}
+    nodes = {name: machine_cards for name, machine_cards in cards.items() if len(machine_cards) == per_node}
     if len(nodes) < len(cards):
-        others = [name for name in cards if name not in nodes]
+        omitted_machines = [name for name in cards if name not in nodes]
         notes.append(
-            f"left out, with another number of cards: {', '.join(others[:5])} ({len(others)} machines)"
+            f"left out, with another number of cards: {', '.join(omitted_machines[:5])} "
+            f"({len(omitted_machines)} machines)"
         )
     links: list[dict[str, Any]] = [
-        {"from": f"node{number}.nic{card}", "to": _named(switch), "bandwidth": gigabits(rate)}
-        for number, own in enumerate(nodes.values())
-        for card, (_, switch, rate) in enumerate(own)
+        {"from": f"node{number}.nic{card}", "to": _switch_name(switch), "bandwidth": gigabits(rate)}
+        for number, machine_cards in enumerate(nodes.values())
+        for card, (_, switch, rate) in enumerate(machine_cards)
     ]
-    links += _between(seen, switches, usual)
-    fastest = max(rate for own in nodes.values() for _, _, rate in own)
+    links += _switch_links(neighbours, switches, default_gbps)
+    fastest = max(rate for machine_cards in nodes.values() for _, _, rate in machine_cards)
     source = f"imported from {file}: lldpctl's neighbours"
-    if not any(one.rate for one in seen):
-        notes.append(f"nothing in {file} says a cable's rate: {usual:g} Gb/s, as a card of {base}")
+    if not any(neighbour.rate for neighbour in neighbours):
+        notes.append(f"nothing in {file} says a cable's rate: {default_gbps:g} Gb/s, as a card of {base}")
     notes = [
         f"{len(nodes)} nodes of {per_node} cards under {len(switches)} switches: use it with --nodes "
         f"{len(nodes)} or fewer",
@@ -108,123 +109,145 @@ def read_lldp(text: str, file: str, base: str | None) -> FoundTopology:
             "source": source, "evidence": "data sheet", "per_node": per_node, "bandwidth": gigabits(fastest),
         },
     }  # fmt: skip
-    return FoundTopology(base, f"imported from {file} over {base}", tables, {}, tuple(notes))
+    return ImportedTopology(base, f"imported from {file} over {base}", tables, {}, tuple(notes))
 
 
-def _neighbours(text: str) -> Iterator[_Seen]:
+def _neighbours(text: str) -> Iterator[_Neighbour]:
     """One entry per neighbour, from either format."""
-    known: dict[Pair, _Seen] = {}
-    here: dict[str, _Seen] = {}  # by machine: the entry that plain lines go on
+    entries: dict[Pair, _Neighbour] = {}
+    current_entries: dict[str, _Neighbour] = {}  # by machine: the entry that plain lines go on
     for line in text.splitlines():
-        found = _KEY.match(line)
-        if found is not None:
-            machine, interface = _short(found[1] or _HERE), found[2]
-            one = known.setdefault((machine, interface), _Seen(machine, interface))
-            _take_key(one, found[3] + (found[4] or ""), found[5].strip().strip('"'))
+        match = _KEY.match(line)
+        if match is not None:
+            machine, interface = _short_name(match[1] or _LOCAL_MACHINE), match[2]
+            entry = entries.setdefault((machine, interface), _Neighbour(machine, interface))
+            _read_key(entry, match[3] + (match[4] or ""), match[5].strip().strip('"'))
             continue
         plain = _PLAIN.match(line)
         if plain is None:
             continue
-        machine, name, value = _short(plain[1] or _HERE), plain[2], plain[3].strip()
+        machine, name, value = _short_name(plain[1] or _LOCAL_MACHINE), plain[2], plain[3].strip()
         if name == "Interface":
             interface = value.partition(",")[0]
-            here[machine] = known.setdefault((machine, interface), _Seen(machine, interface))
-        elif machine in here:
-            _take_plain(here[machine], name, value)
-    yield from known.values()
+            current_entries[machine] = entries.setdefault(
+                (machine, interface), _Neighbour(machine, interface)
+            )
+        elif machine in current_entries:
+            _read_plain(current_entries[machine], name, value)
+    yield from entries.values()
 
 
-def _take_key(one: _Seen, key: str, value: str) -> None:
-    if key == "chassis.name" and not one.peer:
-        one.peer = _short(value)
-    elif key in ("port.ifname", "port.local", "port.descr") and not one.port:
-        one.port = value
+def _read_key(neighbour: _Neighbour, key: str, value: str) -> None:
+    if key == "chassis.name" and not neighbour.peer:
+        neighbour.peer = _short_name(value)
+    elif key in ("port.ifname", "port.local", "port.descr") and not neighbour.port:
+        neighbour.port = value
     elif key in ("chassis.Bridge.enabled", "chassis.Router.enabled"):
-        one.bridges = bool(one.bridges) or value == "on"
+        neighbour.is_bridge = bool(neighbour.is_bridge) or value == "on"
     elif key == "port.auto-negotiation.current":
-        one.rate = _gigabits(value)
+        neighbour.rate = _gigabits(value)
 
 
-def _take_plain(one: _Seen, name: str, value: str) -> None:
-    if name == "SysName" and not one.peer:
-        one.peer = _short(value)
-    elif name in ("PortID", "PortDescr") and not one.port:
-        one.port = value.removeprefix("ifname ")
+def _read_plain(neighbour: _Neighbour, name: str, value: str) -> None:
+    if name == "SysName" and not neighbour.peer:
+        neighbour.peer = _short_name(value)
+    elif name in ("PortID", "PortDescr") and not neighbour.port:
+        neighbour.port = value.removeprefix("ifname ")
     elif name == "Capability":
-        what, _, state = value.partition(",")
-        if what in ("Bridge", "Router"):
-            one.bridges = bool(one.bridges) or state.strip() == "on"
+        capability, _, state = value.partition(",")
+        if capability in ("Bridge", "Router"):
+            neighbour.is_bridge = bool(neighbour.is_bridge) or state.strip() == "on"
     elif name == "MAU oper type":
-        one.rate = _gigabits(value)
+        neighbour.rate = _gigabits(value)
 
 
 def _gigabits(text: str) -> float:
     """100 for "100GbaseCR4", 1 for "1000BaseTFD", 0 where nothing says a rate."""
-    found = _RATE.search(text)
-    return 0.0 if found is None else float(found[1]) * (1.0 if found[2] else 1e-3)
+    match = _RATE.search(text)
+    return 0.0 if match is None else float(match[1]) * (1.0 if match[2] else 1e-3)
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """A name without its domain. Addresses are kept in full."""
     return name if re.fullmatch(r"[\d.]+", name) else name.partition(".")[0]
 
 
-def _switches(seen: list[_Seen]) -> set[str]:
+def _switches(neighbours: list[_Neighbour]) -> set[str]:
     """The names of the switches.
 
     A machine is a switch if it is a bridge, if it sees a machine that is not a bridge, or if it is known only
     as a neighbour of a machine that is no switch.
     """
-    switches = {one.peer for one in seen if one.bridges}
-    switches |= {one.machine for one in seen if one.bridges is False and one.peer not in switches}
-    machines = {one.machine for one in seen}
-    return switches | {one.peer for one in seen if one.machine not in switches and one.peer not in machines}
+    switches = {neighbour.peer for neighbour in neighbours if neighbour.is_bridge}
+    switches |= {
+        neighbour.machine
+        for neighbour in neighbours
+        if neighbour.is_bridge is False and neighbour.peer not in switches
+    }
+    machines = {neighbour.machine for neighbour in neighbours}
+    return switches | {
+        neighbour.peer
+        for neighbour in neighbours
+        if neighbour.machine not in switches and neighbour.peer not in machines
+    }
 
 
 def _cards(
-    seen: list[_Seen], switches: set[str], usual: float
+    neighbours: list[_Neighbour], switches: set[str], default_gbps: float
 ) -> tuple[dict[str, list[tuple[str, str, float]]], list[str]]:
     """{machine: [(interface, switch, Gb/s)]}, and notes.
 
     Entries come from the machine's own text, or from that of its switches.
     """
-    found: dict[str, dict[str, tuple[str, float]]] = {}
-    own_text = {one.machine for one in seen}
-    for one in seen:
-        if one.machine not in switches and one.peer in switches:
-            found.setdefault(one.machine, {})[one.interface] = (one.peer, one.rate)
-        elif one.machine in switches and one.peer not in switches and one.peer not in own_text:
-            card = one.port or f"{one.machine} {one.interface}"
-            found.setdefault(one.peer, {})[card] = (one.machine, one.rate)
-    cards, slow = {}, 0
-    for machine in sorted(found, key=natural_order):
-        own = found[machine]
-        most = max(rate for _, rate in own.values())
-        kept = {card: end for card, end in own.items() if not end[1] or end[1] == most}
-        slow += len(own) - len(kept)
+    ends_per_machine: dict[str, dict[str, tuple[str, float]]] = {}
+    reporters = {neighbour.machine for neighbour in neighbours}
+    for neighbour in neighbours:
+        if neighbour.machine not in switches and neighbour.peer in switches:
+            ends_per_machine.setdefault(neighbour.machine, {})[neighbour.interface] = (
+                neighbour.peer,
+                neighbour.rate,
+            )
+        elif (
+            neighbour.machine in switches
+            and neighbour.peer not in switches
+            and neighbour.peer not in reporters
+        ):
+            card = neighbour.port or f"{neighbour.machine} {neighbour.interface}"
+            ends_per_machine.setdefault(neighbour.peer, {})[card] = (neighbour.machine, neighbour.rate)
+    cards, num_slow = {}, 0
+    for machine in sorted(ends_per_machine, key=natural_order):
+        ends = ends_per_machine[machine]
+        fastest = max(rate for _, rate in ends.values())
+        fast_ends = {card: end for card, end in ends.items() if not end[1] or end[1] == fastest}
+        num_slow += len(ends) - len(fast_ends)
         cards[machine] = [
-            (card, kept[card][0], kept[card][1] or usual) for card in sorted(kept, key=natural_order)
+            (card, fast_ends[card][0], fast_ends[card][1] or default_gbps)
+            for card in sorted(fast_ends, key=natural_order)
         ]
-    return cards, [f"left out: {slow} cards that are slower than their machine's fastest"] if slow else []
+    return cards, [
+        f"left out: {num_slow} cards that are slower than their machine's fastest"
+    ] if num_slow else []
 
 
-def _between(seen: list[_Seen], switches: set[str], usual: float) -> Iterator[dict[str, Any]]:
+def _switch_links(
+    neighbours: list[_Neighbour], switches: set[str], default_gbps: float
+) -> Iterator[dict[str, Any]]:
     """The cables between switches. The larger of the counts of both ends is taken."""
     counts: Counter[Pair] = Counter()
     rates: dict[Pair, float] = {}
-    for one in seen:
-        if one.machine in switches and one.peer in switches:
-            counts[one.machine, one.peer] += 1
-            pair = min(one.machine, one.peer), max(one.machine, one.peer)
-            rates[pair] = max(rates.get(pair, 0.0), one.rate)
+    for neighbour in neighbours:
+        if neighbour.machine in switches and neighbour.peer in switches:
+            counts[neighbour.machine, neighbour.peer] += 1
+            pair = min(neighbour.machine, neighbour.peer), max(neighbour.machine, neighbour.peer)
+            rates[pair] = max(rates.get(pair, 0.0), neighbour.rate)
     for (first, second), rate in sorted(rates.items()):
         count = max(counts[first, second], counts[second, first])
         yield {
-            "from": _named(first), "to": _named(second), "bandwidth": gigabits(rate or usual), "count": count,
-            "tier": "switch-switch",
+            "from": _switch_name(first), "to": _switch_name(second),
+            "bandwidth": gigabits(rate or default_gbps), "count": count, "tier": "switch-switch",
         }  # fmt: skip
 
 
-def _named(switch: str) -> str:
+def _switch_name(switch: str) -> str:
     """A switch's name, changed if it could be taken for a node's."""
     return f"switch {switch}" if re.match(r"node\d", switch) else switch

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.found import FoundTopology
+from zsim.specs.formats.topology.found import ImportedTopology
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -31,44 +31,44 @@ _MAX_DEPTH, _MAX_ELEMENTS = 40, 20_000
 _NVSWITCH = "0x068000"
 
 
-def read_nccl_topology(text: str, file: str, base: str | None) -> FoundTopology:
+def read_nccl_topology(text: str, file: str, base: str | None) -> ImportedTopology:
     """The topology of one node. The preset `base` is guessed from the GPUs' SM version if it is None."""
     root = _parse(text, file)
     parents = {child: parent for parent in root.iter() for child in parent}
     gpus = [element for element in root.iter("gpu") if element.get("dev") is not None]
     skeleton = [e for e in root.iter("pci") if (e.get("class") or "").startswith(_GPU_CLASSES)]
-    places = [parents[gpu] for gpu in gpus] if gpus else skeleton
+    devices = [parents[gpu] for gpu in gpus] if gpus else skeleton
     notes: list[str] = []
-    if not places:
+    if not devices:
         raise InputError(
             f"{file}: no GPU in it, neither <gpu> nor a PCI device of class 0x0302; is it complete?"
         )
     sm = _number(gpus[0].get("sm"), 0.0, file) if gpus else 0.0
-    base = base or _guess_base(file, sm, places, notes)
+    base = base or _guess_base(file, sm, devices, notes)
     if not gpus:
         notes.append(f"{file} is a PCIe skeleton without GPUs, NVLinks and cards: those are {base}'s")
     source = f"imported from {file} with NCCL's planning numbers (NVIDIA/nccl src/graph/topo.h)"
     tables: dict[str, dict[str, Any]] = {}
-    tables["pcie"] = _pcie(places, parents, source, file, notes)
+    tables["pcie"] = _pcie(devices, parents, source, file, notes)
     nvlink = _nvlink(gpus, parents, sm, source, file, notes)
     if nvlink:
         tables["node_link"] = nvlink
-    nic = _cards(root, len(places), source, file, notes)
+    nic = _cards(root, len(devices), source, file, notes)
     if nic:
         tables["nic"] = nic
-    return FoundTopology(
-        base, f"imported from {file} over {base}", tables, {"gpus_per_node": len(places)}, tuple(notes)
+    return ImportedTopology(
+        base, f"imported from {file} over {base}", tables, {"gpus_per_node": len(devices)}, tuple(notes)
     )
 
 
-def _guess_base(file: str, sm: float, places: list[Element], notes: list[str]) -> str:
+def _guess_base(file: str, sm: float, devices: list[Element], notes: list[str]) -> str:
     """A preset by the GPUs' SM version, else by the file's name, else a guess by the PCIe generation."""
     if sm:
         return next((name for least, name in reversed(_BASES) if sm >= least), _BASES[0][1])
     for preset, word in _CLOUDS:
         if word in file.lower():
             return preset
-    speeds = {(place.get("link_speed") or "").replace("GT/s", "").strip() for place in places}
+    speeds = {(device.get("link_speed") or "").replace("GT/s", "").strip() for device in devices}
     preset = "dgx-h100" if "32" in speeds else "dgx-a100-80gb" if "16" in speeds else "dgx-2"
     notes.append(
         f"{file} does not say which GPUs these are: {preset} is a guess from PCIe speeds, which such files "
@@ -104,26 +104,26 @@ def _parse(text: str, file: str) -> Element:
 
 
 def _pcie(
-    places: list[Element], parents: dict[Element, Element], source: str, file: str, notes: list[str]
+    devices: list[Element], parents: dict[Element, Element], source: str, file: str, notes: list[str]
 ) -> dict[str, Any]:
     """The slowest path of a GPU up to its CPU, and how many GPUs share the switch above them."""
-    rates, sharing = [], []
-    are_gpus = set(places)
-    beneath: dict[Element, int] = {}
-    for place in places:
-        chain = list(_chain(place, parents))
+    rates, gpus_sharing = [], []
+    gpu_devices = set(devices)
+    gpus_below: dict[Element, int] = {}
+    for device in devices:
+        chain = list(_chain(device, parents))
         rates.append(min(_pcie_rate(element, file) for element in chain))
-        above = chain[1] if len(chain) > 1 else None
-        if above is not None and above not in beneath:
-            beneath[above] = sum(element in are_gpus for element in above.iter("pci"))
-        sharing.append(beneath[above] if above is not None else 1)
+        switch = chain[1] if len(chain) > 1 else None
+        if switch is not None and switch not in gpus_below:
+            gpus_below[switch] = sum(element in gpu_devices for element in switch.iter("pci"))
+        gpus_sharing.append(gpus_below[switch] if switch is not None else 1)
     if len(set(rates)) > 1:
         notes.append(
             f"{file}: GPUs have PCIe links of {min(rates):g} to {max(rates):g} GB/s; the slowest is taken"
         )
-    if any((place.get("link_speed") or "") == "" for place in places):
+    if any((device.get("link_speed") or "") == "" for device in devices):
         notes.append(f"{file}: empty PCIe speeds (a virtual machine) count as 8 GT/s, as in NCCL; check them")
-    per_switch = max(set(sharing), key=sharing.count)
+    per_switch = max(set(gpus_sharing), key=gpus_sharing.count)
     return {
         "source": source,
         "evidence": "assumed",
@@ -133,12 +133,12 @@ def _pcie(
     }
 
 
-def _chain(place: Element, parents: dict[Element, Element]) -> Iterator[Element]:
+def _chain(device: Element, parents: dict[Element, Element]) -> Iterator[Element]:
     """A PCI device and the switches above it."""
-    here: Element | None = place
-    while here is not None and here.tag == "pci":
-        yield here
-        here = parents.get(here)
+    element: Element | None = device
+    while element is not None and element.tag == "pci":
+        yield element
+        element = parents.get(element)
 
 
 def _pcie_rate(element: Element, file: str) -> float:
@@ -152,16 +152,16 @@ def _nvlink(
     gpus: list[Element], parents: dict[Element, Element], sm: float, source: str, file: str, notes: list[str]
 ) -> dict[str, Any]:
     """NVLink per GPU: kind "switch" if links go to an NVSwitch, else a mesh of direct links."""
-    counts, has_switch, own_goals = [], False, 0
+    counts, has_switch, self_links = [], False, 0
     for gpu in gpus:
         links = list(gpu.iter("nvlink"))
-        useful = [link for link in links if link.get("target") != parents[gpu].get("busid")]
-        own_goals += len(links) - len(useful)
-        counts.append(sum(_number(link.get("count"), 1.0, file) for link in useful))
-        has_switch |= any((link.get("tclass") or "").lower() == _NVSWITCH for link in useful)
-    if own_goals:
+        external_links = [link for link in links if link.get("target") != parents[gpu].get("busid")]
+        self_links += len(links) - len(external_links)
+        counts.append(sum(_number(link.get("count"), 1.0, file) for link in external_links))
+        has_switch |= any((link.get("tclass") or "").lower() == _NVSWITCH for link in external_links)
+    if self_links:
         notes.append(
-            f"{file}: {own_goals} NVLinks whose target is the GPU itself connect nothing and are left out"
+            f"{file}: {self_links} NVLinks whose target is the GPU itself connect nothing and are left out"
         )
     if not gpus:
         return {}

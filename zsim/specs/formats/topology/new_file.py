@@ -23,7 +23,7 @@ _COMMENTS = {
 }
 
 
-def fabric_of(text: str) -> str:
+def parse_fabric(text: str) -> str:
     """The kind of fabric. Raises InputError for a name that is none."""
     if text not in KEYS:
         raise InputError(
@@ -32,7 +32,7 @@ def fabric_of(text: str) -> str:
     return text
 
 
-def shape_of(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
     """The numbers of nodes along each dimension of a torus, from "4x4". Raises InputError for another
     form.
     """
@@ -66,7 +66,7 @@ class NewTopology:
 
         Raises InputError for what a topology file refuses.
         """
-        fabric_of(self.fabric)
+        parse_fabric(self.fabric)
         origin = {
             "source": self.source or "not stated; written by zsim topology new",
             "evidence": "data sheet" if self.source else "assumed",
@@ -80,8 +80,8 @@ class NewTopology:
                 if (value := getattr(self, key)) is not None
             },
         }
-        asked = {"per_node": self.cards, "bandwidth": self.card_bandwidth}
-        nic = {key: value for key, value in asked.items() if value is not None}
+        card_keys = {"per_node": self.cards, "bandwidth": self.card_bandwidth}
+        nic = {key: value for key, value in card_keys.items() if value is not None}
         head = {
             "schema": 1,
             "extends": self.like,
@@ -90,13 +90,13 @@ class NewTopology:
         }
         content = toml_text({**head, "network": network, **({"nic": {**origin, **nic}} if nic else {})})
         self.cluster(content)
-        return "\n".join(_commented(line) for line in content.splitlines()) + "\n"
+        return "\n".join(_add_comment(line) for line in content.splitlines()) + "\n"
 
     def cluster(self, content: str) -> Cluster:
         """The cluster that the file describes."""
         return load_cluster(parse_toml(content, f"{self.name}.toml"))
 
 
-def _commented(line: str) -> str:
+def _add_comment(line: str) -> str:
     comment = _COMMENTS.get(line.partition(" = ")[0])
     return f"{line:<36} # {comment}" if comment else line

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.found import FoundTopology
+from zsim.specs.formats.topology.found import ImportedTopology
 
 _CELL = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS)$")
 _MAXIMUM = 512
@@ -18,7 +18,7 @@ _MAXIMUM = 512
 _LINKS = {6: (25.0, "dgx-2"), 12: (25.0, "dgx-a100-80gb"), 18: (25.0, "dgx-h100")}
 
 
-def read_nvidia_smi(text: str, file: str, base: str | None) -> FoundTopology:
+def read_nvidia_smi(text: str, file: str, base: str | None) -> ImportedTopology:
     """The topology of one node, from its matrix. The preset is guessed from the number of NVLinks unless
     `base` is given.
     """
@@ -27,7 +27,7 @@ def read_nvidia_smi(text: str, file: str, base: str | None) -> FoundTopology:
     cards = [name for name in rows if name.startswith(("NIC", "mlx", "bnxt", "efa"))]
     if not gpus:
         raise InputError(f"{file}: no row for a GPU; expected what `nvidia-smi topo -m` prints")
-    pairs = [rows[one][other] for one in gpus for other in gpus if one != other]
+    pairs = [rows[gpu][peer] for gpu in gpus for peer in gpus if gpu != peer]
     links = [int(cell[2:]) for cell in pairs if cell.startswith("NV")]
     notes = ["nvidia-smi gives no rates: bandwidths are the preset's"]
     per_gpu = 0
@@ -36,7 +36,9 @@ def read_nvidia_smi(text: str, file: str, base: str | None) -> FoundTopology:
     if links and len(links) == len(pairs) and len(set(links)) == 1 and links[0] in _LINKS:
         per_gpu, kind = links[0], "switch"
     elif links:
-        per_gpu = sum(int(rows[gpus[0]][o][2:]) for o in gpus[1:] if rows[gpus[0]][o].startswith("NV"))
+        per_gpu = sum(
+            int(rows[gpus[0]][peer][2:]) for peer in gpus[1:] if rows[gpus[0]][peer].startswith("NV")
+        )
         kind = "mesh"
     else:
         kind = "none"
@@ -52,16 +54,17 @@ def read_nvidia_smi(text: str, file: str, base: str | None) -> FoundTopology:
             "evidence": "assumed", "kind": "mesh", "bandwidth": f"{rate:g} GB/s", "efficiency": 0.8,
         }  # fmt: skip
         notes.append("NVLinks between GPUs directly: taken as spread evenly over all pairs")
-    near = [sum(rows[one][other] == "PIX" for other in gpus) + 1 for one in gpus]
+    gpus_per_switch = [sum(rows[gpu][peer] == "PIX" for peer in gpus) + 1 for gpu in gpus]
     tables["pcie"] = {
-        "source": source, "evidence": "assumed", "gpus_per_switch": max(set(near), key=near.count),
+        "source": source, "evidence": "assumed",
+        "gpus_per_switch": max(set(gpus_per_switch), key=gpus_per_switch.count),
     }  # fmt: skip
     if cards:
-        used = min(len(cards), len(gpus))
-        if used < len(cards):
-            notes.append(f"{len(cards)} cards for {len(gpus)} GPUs: {used} are taken")
-        tables["nic"] = {"source": source, "evidence": "assumed", "per_node": used}
-    return FoundTopology(
+        num_cards = min(len(cards), len(gpus))
+        if num_cards < len(cards):
+            notes.append(f"{len(cards)} cards for {len(gpus)} GPUs: {num_cards} are taken")
+        tables["nic"] = {"source": source, "evidence": "assumed", "per_node": num_cards}
+    return ImportedTopology(
         base, f"imported from {file} over {base}", tables, {"gpus_per_node": len(gpus)}, tuple(notes)
     )
 

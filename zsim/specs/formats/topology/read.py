@@ -12,11 +12,11 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
-from zsim.reading import read_given
+from zsim.reading import read_user_file
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.topology.astra_sim import read_astra_sim
-from zsim.specs.formats.topology.found import FoundTopology
+from zsim.specs.formats.topology.found import ImportedTopology
 from zsim.specs.formats.topology.ibnetdiscover import read_ibnetdiscover
 from zsim.specs.formats.topology.lldp import is_lldp, read_lldp
 from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
@@ -27,7 +27,7 @@ _MAX_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class TopologyToml:
     """A topology TOML as text, and notes for the user."""
 
     toml: str
@@ -41,7 +41,7 @@ def import_topology(
     base: str | None = None,
     network: Path | None = None,
     name: str | None = None,
-) -> Imported:
+) -> TopologyToml:
     """Read the topology description in `path`. The format is recognised from the content if `format_` is
     None.
 
@@ -49,7 +49,7 @@ def import_topology(
     is a TOML file whose `[network]` table joins the nodes. Raises InputError for files that are not what they
     claim.
     """
-    readers: dict[str, Callable[[str, str, str | None], FoundTopology]] = {
+    readers: dict[str, Callable[[str, str, str | None], ImportedTopology]] = {
         "nccl": read_nccl_topology,
         "nvidia-smi": read_nvidia_smi,
         "ibnetdiscover": read_ibnetdiscover,
@@ -58,25 +58,30 @@ def import_topology(
         "astra-sim": read_astra_sim,
     }
     text = _read(path)
-    kind = format_ or _guess(path, text)
+    kind = format_ or _guess_format(path, text)
     if kind not in readers:
         expected = ", ".join(readers)
         raise InputError(f"--format: found '{kind}', expected one of {expected}{did_you_mean(kind, readers)}")
-    found = readers[kind](text, path.name, base)
-    tables = dict(found.tables)
-    notes = list(found.notes)
+    topology = readers[kind](text, path.name, base)
+    tables = dict(topology.tables)
+    notes = list(topology.notes)
     if network is not None:
-        own = read_toml(network).get("network")
-        if not isinstance(own, dict):
+        network_table = read_toml(network).get("network")
+        if not isinstance(network_table, dict):
             raise InputError(f"{network.name}: expected a [network] table")
-        tables["network"] = own
+        tables["network"] = network_table
     elif "network" not in tables:
-        notes.append(f"nothing in {path.name} says what joins the nodes: taken from {found.base}")
-    head = {"schema": 1, "extends": found.base, "name": name or path.stem, "description": found.description}
-    return Imported(toml_text(_cleaned(head | dict(found.top) | tables)), tuple(notes))
+        notes.append(f"nothing in {path.name} says what joins the nodes: taken from {topology.base}")
+    head = {
+        "schema": 1,
+        "extends": topology.base,
+        "name": name or path.stem,
+        "description": topology.description,
+    }
+    return TopologyToml(toml_text(_replace_unprintable(head | dict(topology.top) | tables)), tuple(notes))
 
 
-def _guess(path: Path, text: str) -> str:
+def _guess_format(path: Path, text: str) -> str:
     start = text.lstrip()[:2000].lower()
     if start.startswith("<"):
         return "nccl"
@@ -98,17 +103,17 @@ def _guess(path: Path, text: str) -> str:
 
 
 def _read(path: Path) -> str:
-    content = read_given(path, _MAX_BYTES)
+    content = read_user_file(path, _MAX_BYTES)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path.name}: not UTF-8 text") from None
 
 
-def _cleaned(value: Any) -> Any:
+def _replace_unprintable(value: Any) -> Any:
     """The value with unprintable characters replaced by spaces: names from files are printed on terminals."""
     if isinstance(value, str):
         return "".join(character if character.isprintable() else " " for character in value)
     if isinstance(value, Mapping):
-        return {_cleaned(key): _cleaned(entry) for key, entry in value.items()}
-    return [_cleaned(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {_replace_unprintable(key): _replace_unprintable(entry) for key, entry in value.items()}
+    return [_replace_unprintable(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.found import FoundTopology
+from zsim.specs.formats.topology.found import ImportedTopology
 
 _MAX_NODES = 20_000
 _PART = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
@@ -20,27 +20,27 @@ _RANGES = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
-def read_slurm_topology(text: str, file: str, base: str | None) -> FoundTopology:
+def read_slurm_topology(text: str, file: str, base: str | None) -> ImportedTopology:
     """A network of switches and nodes. Nodes are numbered in the order of the file."""
     base = base or "dgx-h100"
     is_yaml = "SwitchName=" not in text and "BlockName=" not in text
-    nodes_of, parent = _from_yaml(text, file) if is_yaml else _from_conf(text, file)
+    nodes_of, parent = _parse_yaml(text, file) if is_yaml else _parse_conf(text, file)
     order = [node for nodes in nodes_of.values() for node in nodes]
     if not order:
         raise InputError(f"{file}: no switch has nodes; expected SwitchName=... Nodes=... or block entries")
     if len(set(order)) < len(order):
         raise InputError(f"{file}: a node is under two switches")
-    below = {name: len(nodes) for name, nodes in nodes_of.items()}
+    nodes_below = {name: len(nodes) for name, nodes in nodes_of.items()}
     for name in nodes_of:
-        here = parent.get(name)
+        ancestor = parent.get(name)
         seen = {name}
-        while here is not None:
-            if here in seen:
-                raise InputError(f"{file}: switch '{here}' is above itself")
-            seen.add(here)
-            below[here] = below.get(here, 0) + len(nodes_of[name])
-            here = parent.get(here)
-    roots = {name for name in below if parent.get(name) is None}
+        while ancestor is not None:
+            if ancestor in seen:
+                raise InputError(f"{file}: switch '{ancestor}' is above itself")
+            seen.add(ancestor)
+            nodes_below[ancestor] = nodes_below.get(ancestor, 0) + len(nodes_of[name])
+            ancestor = parent.get(ancestor)
+    roots = {name for name in nodes_below if parent.get(name) is None}
     if len(roots) > 1:
         for name in sorted(roots):
             parent[name] = "slurm-top"
@@ -50,10 +50,10 @@ def read_slurm_topology(text: str, file: str, base: str | None) -> FoundTopology
         links += [
             {"from": f"node{number[node]}", "to": _safe(name), "bandwidth": "400 Gb/s"} for node in nodes
         ]
-    for name, up in parent.items():
-        if up is not None and below.get(name):
-            ends = {"from": _safe(name), "to": _safe(up), "bandwidth": "400 Gb/s"}
-            links.append(ends | {"count": below[name] * 8, "tier": "switch-switch"})
+    for name, parent_name in parent.items():
+        if parent_name is not None and nodes_below.get(name):
+            ends = {"from": _safe(name), "to": _safe(parent_name), "bandwidth": "400 Gb/s"}
+            links.append(ends | {"count": nodes_below[name] * 8, "tier": "switch-switch"})
     table = {
         "source": f"imported from {file}: Slurm says who is under which switch, not how fast or how thick; "
         "eight 400 Gb/s cables per node between switches, so that nothing blocks, are assumed",
@@ -65,7 +65,7 @@ def read_slurm_topology(text: str, file: str, base: str | None) -> FoundTopology
         f"{len(order)} nodes under {len(nodes_of)} leaf switches: use it with --nodes {len(order)} or fewer",
         f"Slurm gives no rates: the nodes are {base}'s, links between switches never block",
     )
-    return FoundTopology(base, f"imported from {file} over {base}", {"network": table}, {}, notes)
+    return ImportedTopology(base, f"imported from {file} over {base}", {"network": table}, {}, notes)
 
 
 def expand_hostlist(text: str, file: str) -> list[str]:
@@ -73,7 +73,9 @@ def expand_hostlist(text: str, file: str) -> list[str]:
     names: list[str] = []
     for part in _PART.findall(text):
         words = _RANGES.split(part.strip())  # text and the content of brackets, alternately
-        choices = [_numbers(word, part, file) if place % 2 else [word] for place, word in enumerate(words)]
+        choices = [
+            _expand_ranges(word, part, file) if index % 2 else [word] for index, word in enumerate(words)
+        ]
         if "[" in "".join(words[::2]):
             raise InputError(f"{file}: '{part[:60]}' is not a host list")
         if len(names) + math.prod(map(len, choices)) > _MAX_NODES:
@@ -82,7 +84,7 @@ def expand_hostlist(text: str, file: str) -> list[str]:
     return names
 
 
-def _numbers(ranges: str, part: str, file: str) -> list[str]:
+def _expand_ranges(ranges: str, part: str, file: str) -> list[str]:
     """`0-2,7` -> 0, 1, 2, 7, each with as many digits as the first number of its range."""
     numbers: list[str] = []
     for piece in ranges.split(","):
@@ -96,7 +98,7 @@ def _numbers(ranges: str, part: str, file: str) -> list[str]:
     return numbers
 
 
-def _from_conf(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+def _parse_conf(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
     nodes_of: dict[str, list[str]] = {}
     parent: dict[str, str | None] = {}
     for line in text.splitlines():
@@ -113,7 +115,7 @@ def _from_conf(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, st
     return nodes_of, parent
 
 
-def _from_yaml(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+def _parse_yaml(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
     from zsim.specs.formats.safe_yaml import load_yaml
 
     content = load_yaml(text, file)

@@ -22,8 +22,8 @@ class TitanSettings:
         """Set `target` to a value: as a setting if the file has any of `sources`, else as torchtitan's
         default.
         """
-        is_said = any(source in self.values for source in sources)
-        (self.file.says if is_said else self.file.assumes)[target] = value
+        is_explicit = any(source in self.values for source in sources)
+        (self.file.settings if is_explicit else self.file.defaults)[target] = value
 
     def choose(self, key: str, default: str, options: dict[str, Any]) -> Any:
         value = self.get(key, default)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean, why_unreadable
-from zsim.reading import parse_json, parse_toml, read_text, whole_number
+from zsim.errors import InputError, did_you_mean, unreadable_reason
+from zsim.reading import parse_json, parse_toml, parse_whole_number, read_text
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.torchtitan.keys import KEYS, REGISTERED, RENAMED, SECTIONS
 
@@ -23,25 +23,25 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     """(name for messages, dotted settings in today's spelling, whether they are 0.3.0's)."""
     words = [config] if os.path.isfile(config) else _words(config)
     shape, options = _split_launcher(words)
-    given = dict(_parse_options(options))
-    file = given.pop(_CONFIG_FILE, None)
-    plain = [word for word in words if word.endswith((".toml", ".json")) and not word.startswith("--")]
-    if file is None and plain and plain[0] == words[0]:
-        file = plain[0]
-    module, registered = given.pop("module", None), given.pop("config", None)
+    command_line_settings = dict(_parse_options(options))
+    file = command_line_settings.pop(_CONFIG_FILE, None)
+    file_words = [word for word in words if word.endswith((".toml", ".json")) and not word.startswith("--")]
+    if file is None and file_words and file_words[0] == words[0]:
+        file = file_words[0]
+    module, registered = command_line_settings.pop("module", None), command_line_settings.pop("config", None)
     settings: dict[str, Any] = {}
     is_new = module is not None or registered is not None
     if is_new:
-        settings |= _registered(str(module), str(registered))
+        settings |= _registered_settings(str(module), str(registered))
     if file is not None:
         if not os.path.exists(file):
             raise InputError(f"{file}: no such file; expected a torchtitan TOML")
         is_new = file.endswith(".json")
         data = _read(Path(file))
-        settings |= dict(_flat(_with_mode(data) if is_new else data))
+        settings |= dict(_flatten(_add_checkpointing_mode(data) if is_new else data))
     name = file or ("torchtitan" if module is None else f"torchtitan {registered}")
-    settings |= given
-    return str(name), {**_renamed(settings, str(name)), **shape}, is_new
+    settings |= command_line_settings
+    return str(name), {**_rename_keys(settings, str(name)), **shape}, is_new
 
 
 def _words(command: str) -> list[str]:
@@ -57,7 +57,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = parse_json(read_text(path), path)
     except OSError as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
     except ValueError as error:
         raise InputError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(data, dict):
@@ -65,7 +65,7 @@ def _read(path: Path) -> dict[str, Any]:
     return data
 
 
-def _with_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
+def _add_checkpointing_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Name the checkpointing policy by its keys, since 0.3 saves it without its name."""
     policy = saved.get("activation_checkpoint", {})
     if not isinstance(policy, Mapping):
@@ -74,8 +74,8 @@ def _with_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
         mode = "memory_budget"
     else:
         mode = "selective" if "force_recompute_mm_shapes_by_fqns" in policy else "full"
-    known = {key: value for key, value in saved.items() if value is not None}
-    return {**known, "activation_checkpoint": {**(policy or {}), "mode": mode}}
+    settings = {key: value for key, value in saved.items() if value is not None}
+    return {**settings, "activation_checkpoint": {**(policy or {}), "mode": mode}}
 
 
 def is_saved_config(path: Path) -> bool:
@@ -87,33 +87,36 @@ def is_saved_config(path: Path) -> bool:
     return isinstance(data, dict) and "parallelism" in data and "training" in data
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}", value
 
 
-def _registered(module: str, config: str) -> dict[str, Any]:
+def _registered_settings(module: str, config: str) -> dict[str, Any]:
     if (module, config) not in REGISTERED:
-        known = [f"--module {name} --config {function}" for name, function in REGISTERED]
+        choices = [f"--module {name} --config {function}" for name, function in REGISTERED]
         raise InputError(
-            f"torchtitan: --module {module} --config {config}: zsim knows {', '.join(known)}; of any other, "
+            f"torchtitan: --module {module} --config {config}: zsim knows {', '.join(choices)}; of any "
+            "other, "
             "give the JSON that --debug.save_config_file writes"
         )
     return {"model.name": module, **REGISTERED[module, config]}
 
 
-def _renamed(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _rename_keys(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The settings in today's spelling. Raises InputError for two different values of one setting."""
-    found: dict[str, Any] = {}
+    current_settings: dict[str, Any] = {}
     for key, value in settings.items():
-        new = RENAMED.get(key, key)
-        if new in found and found[new] != value:
-            raise InputError(f"{name}: '{key}' is the old name of '{new}', and both are there; give one")
-        found[new] = value
-    return found
+        current_key = RENAMED.get(key, key)
+        if current_key in current_settings and current_settings[current_key] != value:
+            raise InputError(
+                f"{name}: '{key}' is the old name of '{current_key}', and both are there; give one"
+            )
+        current_settings[current_key] = value
+    return current_settings
 
 
 def _split_launcher(words: list[str]) -> tuple[dict[str, int], list[str]]:
@@ -122,17 +125,17 @@ def _split_launcher(words: list[str]) -> tuple[dict[str, int], list[str]]:
     """
     options: list[str] = []
     counts: dict[str, int] = {}
-    waiting = ""
+    pending_option = ""
     for word in words:
         key, _, value = word.partition("=")
         key = key.replace("-", "_")
-        if waiting:
-            counts[waiting], waiting = _count(word, waiting), ""
+        if pending_option:
+            counts[pending_option], pending_option = _count(word, pending_option), ""
         elif key in ("__nproc_per_node", "__nnodes"):
             if value:
                 counts[key] = _count(value, key)
             else:
-                waiting = key
+                pending_option = key
         elif key == "NGPU":
             counts["__nproc_per_node"] = _count(value, key)
         elif key == "CONFIG_FILE":
@@ -146,10 +149,10 @@ def _split_launcher(words: list[str]) -> tuple[dict[str, int], list[str]]:
 
 
 def _count(text: str, option: str) -> int:
-    count = whole_number(text)
+    count = parse_whole_number(text)
     if not count:
-        found = text[:40]
-        raise InputError(f"{option.replace('__', '--')}: found '{found}', expected a number of at least 1")
+        excerpt = text[:40]
+        raise InputError(f"{option.replace('__', '--')}: found '{excerpt}', expected a number of at least 1")
     return count
 
 

@@ -17,8 +17,8 @@ from zsim.specs.formats.torchtitan.written_degrees import (
     local_batch_size,
     why_not_degrees,
 )
-from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.training import Training
+from zsim.specs.strategy.frameworks import Fsdp2Config
+from zsim.specs.strategy.training import TrainingConfig
 
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
 _LOSSES = ("eager", "fused")  # "fused" if it is compiled
@@ -31,7 +31,7 @@ _POLICIES = {None: "default", True: "always", False: "never"}
 def why_not_torchtitan(job: Job) -> str | None:
     """The reason why torchtitan's TOML cannot express this job, or None if it can."""
     strategy, training = job.strategy, job.training
-    if not isinstance(strategy, Fsdp2):
+    if not isinstance(strategy, Fsdp2Config):
         return "it shards with FSDP2 only"
     if job.model.has_encoder:
         return "its trainer has decoders alone"
@@ -93,7 +93,7 @@ def _options_of_0_3(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple
 
 def _sections(job: Job) -> dict[str, dict[str, Any]]:
     strategy, training = job.strategy, job.training
-    assert isinstance(strategy, Fsdp2)
+    assert isinstance(strategy, Fsdp2Config)
     reshard = strategy.reshard_after_forward
     assert reshard is None or isinstance(reshard, bool)
     checkpoint: dict[str, Any] = {"mode": _MODES[training.activation_checkpointing]}
@@ -134,7 +134,7 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _quantize(strategy: Fsdp2, training: Training) -> dict[str, Any]:
+def _quantize(strategy: Fsdp2Config, training: TrainingConfig) -> dict[str, Any]:
     """`[quantize.linear]`: no `recipe_name` is torchao's tensorwise scaling, which alone gathers in fp8."""
     if training.fp8.recipe == "mxfp8":
         return {"mx": {"recipe_name": "mxfp8_cublas"}}
@@ -146,24 +146,30 @@ def _quantize(strategy: Fsdp2, training: Training) -> dict[str, Any]:
     return {"float8": gathers}
 
 
-def _compile(training: Training) -> dict[str, Any]:
+def _compile(training: TrainingConfig) -> dict[str, Any]:
     """The section `[compile]`. Model and loss are compiled, or one of them (`components`). A loss that is not
     compiled is eager.
     """
     is_fused = training.cross_entropy == "fused"
-    parts = [name for name, is_it in (("model", training.compile), ("loss", is_fused)) if is_it]
-    return {"enable": bool(parts), **({"components": parts} if len(parts) == 1 else {})}
+    components = [
+        name for name, is_compiled in (("model", training.compile), ("loss", is_fused)) if is_compiled
+    ]
+    return {"enable": bool(components), **({"components": components} if len(components) == 1 else {})}
 
 
 def torchtitan_model(job: Job) -> tuple[str, str] | None:
     """The name and flavor of the job's model in torchtitan 0.2, or None if it has none."""
-    asked = job.experiment.model
-    return next((key for key, preset in PRESETS.items() if preset == asked and key not in _NOT_IN_0_2), None)
+    job_model = job.experiment.model
+    return next(
+        (key for key, preset in PRESETS.items() if preset == job_model and key not in _NOT_IN_0_2), None
+    )
 
 
 def _model(job: Job) -> dict[str, Any]:
-    found = torchtitan_model(job)
-    model: dict[str, Any] = {} if found is None else {"name": found[0], "flavor": found[1]}
+    name_and_flavor = torchtitan_model(job)
+    model: dict[str, Any] = (
+        {} if name_and_flavor is None else {"name": name_and_flavor[0], "flavor": name_and_flavor[1]}
+    )
     if job.training.precision != "fp8":
         return model
     kind = "mx" if job.training.fp8.recipe == "mxfp8" else "float8"

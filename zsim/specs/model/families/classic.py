@@ -10,15 +10,15 @@ from __future__ import annotations
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.parts import (
     attention,
+    attention_mlp_block,
     embedding,
     language_model,
     layer_norm,
     linear,
     plain_mlp,
-    register,
     residual,
     separate_qkv,
-    two_part_block,
+    set_registration,
     word_embedding,
 )
 from zsim.specs.model.spec import Block, ModelSpec
@@ -38,7 +38,7 @@ def falcon(config: ConfigReader) -> ModelSpec:
     num_norms = config.integer("num_ln_in_parallel_attn", 2) if is_new else 1
     has_bias = config.boolean("bias", False)
     attention_dropout = config.fraction("attention_dropout", 0.0)
-    attend = [
+    attention_modules = [
         linear("self_attention.query_key_value", hidden, (heads + 2 * kv_heads) * head_dim, bias=has_bias),
         attention(
             "self_attention.core",
@@ -55,8 +55,8 @@ def falcon(config: ConfigReader) -> ModelSpec:
     norms = [layer_norm("input_layernorm", hidden)]
     if not is_parallel:
         # The attention's output is dropped out at the attention's own rate before the add.
-        attend.append(residual("attention_residual", hidden, attention_dropout))
-        attend.append(layer_norm("post_attention_layernorm", hidden))
+        attention_modules.append(residual("attention_residual", hidden, attention_dropout))
+        attention_modules.append(layer_norm("post_attention_layernorm", hidden))
     elif num_norms == 2:
         norms = [layer_norm("ln_attn", hidden), layer_norm("ln_mlp", hidden, shares_input=True)]
     inner, act = config.integer("ffn_hidden_size", 4 * hidden), config.string("activation", "gelu")
@@ -68,7 +68,7 @@ def falcon(config: ConfigReader) -> ModelSpec:
         "self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
         "ln_attn", "ln_mlp", "post_attention_layernorm", "input_layernorm",
     )  # fmt: skip
-    block = register(Block("FalconDecoderLayer", (*norms, *attend, *mlp, *adds)), *order)
+    block = set_registration(Block("FalconDecoderLayer", (*norms, *attention_modules, *mlp, *adds)), *order)
     words = word_embedding(config, hidden, "transformer.word_embeddings")
     blocks = [block] * config.num_blocks("num_hidden_layers")
     positions = config.integer("max_position_embeddings", 2048)
@@ -88,7 +88,7 @@ def mpt(config: ConfigReader) -> ModelSpec:
     if not config.boolean("no_bias", True):
         raise config.error("'no_bias' is false; expected true, because transformers' MPT has no biases")
     dropout = details.fraction("attn_pdrop", 0.0)
-    attend = [
+    attention_modules = [
         linear("attn.Wqkv", hidden, (heads + 2 * kv_heads) * head_dim),
         attention("attn.core", heads, kv_heads, head_dim, rotary=False, dropout=dropout),
         linear("attn.out_proj", hidden, hidden),
@@ -96,7 +96,9 @@ def mpt(config: ConfigReader) -> ModelSpec:
     mlp = plain_mlp(("ffn.up_proj", "ffn.act", "ffn.down_proj"), hidden, inner, "gelu", bias=False)
     norms = layer_norm("norm_1", hidden, bias=False), layer_norm("norm_2", hidden, bias=False)
     adds = residual("resid_attn_dropout", hidden, dropout), residual("ffn.dropout", hidden, dropout)
-    blocks = [two_part_block("MptBlock", norms, attend, mlp, adds)] * config.num_blocks("n_layers")
+    blocks = [attention_mlp_block("MptBlock", norms, attention_modules, mlp, adds)] * config.num_blocks(
+        "n_layers"
+    )
     words, positions = word_embedding(config, hidden), config.integer("max_seq_len", 2048)
     final = [layer_norm("transformer.norm_f", hidden, bias=False)]
     return language_model(
@@ -110,7 +112,7 @@ def bloom(config: ConfigReader) -> ModelSpec:
     head_dim = config.head_dim(hidden, heads)
     dropout = config.fraction("hidden_dropout", 0.0)
     attention_dropout = config.fraction("attention_dropout", 0.0)
-    attend = [
+    attention_modules = [
         linear("self_attention.query_key_value", hidden, 3 * hidden, bias=True),
         attention("self_attention.core", heads, heads, head_dim, rotary=False, dropout=attention_dropout),
         linear("self_attention.dense", hidden, hidden, bias=True),
@@ -122,7 +124,9 @@ def bloom(config: ConfigReader) -> ModelSpec:
         residual("self_attention.residual", hidden, dropout),
         residual("mlp.residual", hidden, dropout),
     )
-    blocks = [two_part_block("BloomBlock", norms, attend, mlp, adds)] * config.num_blocks("n_layer")
+    blocks = [attention_mlp_block("BloomBlock", norms, attention_modules, mlp, adds)] * config.num_blocks(
+        "n_layer"
+    )
     words = word_embedding(config, hidden, "transformer.word_embeddings")
     embeddings = [words, layer_norm("transformer.word_embeddings_layernorm", hidden)]
     return language_model(config, hidden, embeddings, blocks, None, is_tied=True)
@@ -170,10 +174,10 @@ def _opt_block(config: ConfigReader, hidden: int, *, is_before: bool, is_affine:
     heads = config.integer("num_attention_heads")
     head_dim = config.head_dim(hidden, heads)
     has_bias = config.boolean("enable_bias", True)
-    dropout, of_scores = config.fraction("dropout", 0.1), config.fraction("attention_dropout", 0.0)
-    attend = [
+    dropout, score_dropout = config.fraction("dropout", 0.1), config.fraction("attention_dropout", 0.0)
+    attention_modules = [
         *separate_qkv("self_attn", hidden, bias=has_bias),
-        attention("self_attn.core", heads, heads, head_dim, rotary=False, dropout=of_scores),
+        attention("self_attn.core", heads, heads, head_dim, rotary=False, dropout=score_dropout),
         linear("self_attn.out_proj", hidden, hidden, bias=has_bias),
         residual("self_attn.residual", hidden, dropout),
     ]
@@ -184,9 +188,11 @@ def _opt_block(config: ConfigReader, hidden: int, *, is_before: bool, is_affine:
     ]
     first = layer_norm("self_attn_layer_norm", hidden, affine=is_affine)
     second = layer_norm("final_layer_norm", hidden, affine=is_affine)
-    modules = (first, *attend, second, *mlp) if is_before else (*attend, first, *mlp, second)
+    modules = (
+        (first, *attention_modules, second, *mlp) if is_before else (*attention_modules, first, *mlp, second)
+    )
     order = (
         "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj", "self_attn.out_proj",
         "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
     )  # fmt: skip
-    return register(Block("OPTDecoderLayer", modules), *order)
+    return set_registration(Block("OPTDecoderLayer", modules), *order)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.llama import layer_windows, one_block_per_window
+from zsim.specs.model.families.llama import build_unique_blocks, layer_windows
 from zsim.specs.model.families.parts import (
     activation,
     attention,
@@ -18,9 +18,9 @@ from zsim.specs.model.families.parts import (
     layer_norm,
     linear,
     plain_mlp,
-    register,
+    replace_op_fields,
     residual,
-    varied,
+    set_registration,
 )
 from zsim.specs.model.spec import Block, Linear, Loss, ModelSpec, Module, Parameter
 
@@ -39,7 +39,7 @@ def roberta(config: ConfigReader) -> ModelSpec:
 
 def _bert(config: ConfigReader, kind: str, root: str, *, spare_rows: int) -> ModelSpec:
     _check_architecture(config, kind)
-    config = config.with_defaults(vocab_size=30522 if kind == "Bert" else 50265)
+    config = config.add_defaults(vocab_size=30522 if kind == "Bert" else 50265)
     hidden, vocab = config.integer("hidden_size", 768), config.integer("vocab_size")
     positions, types = config.integer("max_position_embeddings", 512), config.integer("type_vocab_size", 2)
     dropout, act = config.fraction("hidden_dropout_prob", 0.1), config.string("hidden_act", "gelu")
@@ -56,20 +56,22 @@ def _bert(config: ConfigReader, kind: str, root: str, *, spare_rows: int) -> Mod
     order = ("word", "position", "token_type") if kind == "Bert" else ("word", "token_type", "position")
     names = [f"{root}.embeddings.{name}_embeddings" for name in order]
     names.insert(3 if kind == "Bert" else 2, f"{root}.embeddings.LayerNorm")
-    head, within = ("cls.predictions", "cls.predictions.transform") if kind == "Bert" else ("lm_head",) * 2
+    head, head_layer = (
+        ("cls.predictions", "cls.predictions.transform") if kind == "Bert" else ("lm_head",) * 2
+    )
     norm = "LayerNorm" if kind == "Bert" else "layer_norm"
-    dense = linear(f"{within}.dense", hidden, hidden, bias=True)
-    squeeze = activation(f"{within}.act", hidden, act if kind == "Bert" else "gelu")
+    dense = linear(f"{head_layer}.dense", hidden, hidden, bias=True)
+    squeeze = activation(f"{head_layer}.act", hidden, act if kind == "Bert" else "gelu")
     return _masked_model(
         config,
         before,
         [block] * config.num_blocks("num_hidden_layers"),
-        [dense, squeeze, layer_norm(f"{within}.{norm}", hidden)],
+        [dense, squeeze, layer_norm(f"{head_layer}.{norm}", hidden)],
         head,
         root=f"{root}.encoder.layer",
         positions=positions - spare_rows,
         early=names,
-        late=[head, f"{within}.dense", f"{within}.{norm}"],
+        late=[head, f"{head_layer}.dense", f"{head_layer}.{norm}"],
     )
 
 
@@ -79,9 +81,9 @@ def _bert_block(config: ConfigReader, kind: str, hidden: int, dropout: float, ac
     for key in ("is_decoder", "add_cross_attention"):
         if config.boolean(key, False):
             raise config.error(f"'{key}' is true; expected false: zsim has {kind} as an encoder only")
-    own = "attention.self"
+    prefix = "attention.self"
     core = attention(
-        f"{own}.core",
+        f"{prefix}.core",
         heads,
         heads,
         head_dim,
@@ -90,10 +92,10 @@ def _bert_block(config: ConfigReader, kind: str, hidden: int, dropout: float, ac
         upcasts_softmax=False,
     )
     modules = (
-        linear(f"{own}.query", hidden, hidden, bias=True),
-        linear(f"{own}.key", hidden, hidden, bias=True, shares_input=True),
-        linear(f"{own}.value", hidden, hidden, bias=True, shares_input=True),
-        varied(core, is_causal=False),
+        linear(f"{prefix}.query", hidden, hidden, bias=True),
+        linear(f"{prefix}.key", hidden, hidden, bias=True, shares_input=True),
+        linear(f"{prefix}.value", hidden, hidden, bias=True, shares_input=True),
+        replace_op_fields(core, is_causal=False),
         linear("attention.output.dense", hidden, hidden, bias=True),
         residual("attention.output.dropout", hidden, dropout),
         layer_norm("attention.output.LayerNorm", hidden),
@@ -117,31 +119,42 @@ def modernbert(config: ConfigReader) -> ModelSpec:
     every = config.integer("global_attn_every_n_layers", 3)
     half = config.integer("local_attention", 128) // 2
     windows = layer_windows(config, layers, half, [index % every != 0 for index in range(layers)])
-    norm_bias, of_mlp = config.boolean("norm_bias", False), config.boolean("mlp_bias", False)
+    norm_bias, mlp_bias = config.boolean("norm_bias", False), config.boolean("mlp_bias", False)
     has_bias = config.boolean("attention_bias", False)
-    spread, dropout = config.fraction("attention_dropout", 0.0), config.fraction("mlp_dropout", 0.0)
+    attention_dropout, dropout = (
+        config.fraction("attention_dropout", 0.0),
+        config.fraction("mlp_dropout", 0.0),
+    )
 
     def block(kind: tuple[bool, int | None]) -> Block:
         is_first, window = kind
         core = attention(
-            "attn.core", heads, heads, head_dim, dropout=spread, window=window, splits_fused_qkv=True
+            "attn.core",
+            heads,
+            heads,
+            head_dim,
+            dropout=attention_dropout,
+            window=window,
+            splits_fused_qkv=True,
         )
         modules = [
             linear("attn.Wqkv", hidden, 3 * hidden, bias=has_bias),
-            varied(core, is_causal=False),
+            replace_op_fields(core, is_causal=False),
             linear("attn.Wo", hidden, hidden, bias=has_bias),
-            residual("attn.out_drop", hidden, spread),
+            residual("attn.out_drop", hidden, attention_dropout),
             layer_norm("mlp_norm", hidden, bias=norm_bias),
-            linear("mlp.Wi", hidden, 2 * inner, bias=of_mlp),
+            linear("mlp.Wi", hidden, 2 * inner, bias=mlp_bias),
             activation("mlp.act", inner, act, gated=True),
             *([activation("mlp.drop", inner, "dropout")] if dropout else []),
-            linear("mlp.Wo", inner, hidden, bias=of_mlp),
+            linear("mlp.Wo", inner, hidden, bias=mlp_bias),
             residual("mlp.residual", hidden),
         ]
         if not is_first:
             modules.insert(0, layer_norm("attn_norm", hidden, bias=norm_bias))
-        whole = Block("ModernBertEncoderLayer", tuple(modules))
-        return register(whole, "attn_norm", "attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo")
+        encoder_layer = Block("ModernBertEncoderLayer", tuple(modules))
+        return set_registration(
+            encoder_layer, "attn_norm", "attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo"
+        )
 
     before = [
         embedding("model.embeddings.tok_embeddings", config.integer("vocab_size"), hidden),
@@ -158,7 +171,7 @@ def modernbert(config: ConfigReader) -> ModelSpec:
     return _masked_model(
         config,
         before,
-        one_block_per_window([(index == 0, window) for index, window in enumerate(windows)], block),
+        build_unique_blocks([(index == 0, window) for index, window in enumerate(windows)], block),
         final,
         "decoder",
         root="model.layers",

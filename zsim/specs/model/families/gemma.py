@@ -14,12 +14,12 @@ from zsim.specs.model.families.llama import (
     QkNorm,
     Shape,
     attention_modules,
+    build_unique_blocks,
     decoder,
     gated_mlp,
     layer_windows,
-    one_block_per_window,
 )
-from zsim.specs.model.families.parts import register, residual, rms_norm, varied
+from zsim.specs.model.families.parts import replace_op_fields, residual, rms_norm, set_registration
 from zsim.specs.model.spec import Attention, Block, ModelSpec
 
 _NORM = "gemma_rms"
@@ -40,7 +40,7 @@ def gemma3(config: ConfigReader) -> ModelSpec:
 
     A multimodal file leaves out what is as in the class.
     """
-    config = config.with_defaults(
+    config = config.add_defaults(
         vocab_size=262_208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26,
         num_attention_heads=8,
     )  # fmt: skip
@@ -84,10 +84,10 @@ def _model(
         modules = (
             rms_norm("input_layernorm", shape.hidden, kind=_NORM),
             *(
-                varied(one, softcaps=caps_scores, is_causal=is_causal)
-                if isinstance(one.work, Attention)
-                else one
-                for one in core
+                replace_op_fields(module, softcaps=caps_scores, is_causal=is_causal)
+                if isinstance(module.op_spec, Attention)
+                else module
+                for module in core
             ),
             rms_norm("post_attention_layernorm", shape.hidden, kind=_NORM),
             residual("self_attn.residual", shape.hidden),
@@ -96,12 +96,12 @@ def _model(
             rms_norm("post_feedforward_layernorm", shape.hidden, kind=_NORM),
             residual("mlp.residual", shape.hidden),
         )
-        return register(Block(kind, modules), *REGISTRATION)
+        return set_registration(Block(kind, modules), *REGISTRATION)
 
     return decoder(
         config,
         shape,
-        one_block_per_window(windows, block),
+        build_unique_blocks(windows, block),
         is_tied=True,
         max_positions=max_positions,
         softcaps_logits=caps_logits,

@@ -11,20 +11,20 @@ from collections.abc import Callable
 from functools import partial
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.llama import one_block_per_window
+from zsim.specs.model.families.llama import build_unique_blocks
 from zsim.specs.model.families.parts import (
     activation,
     attention,
+    attention_mlp_block,
     conv1d,
     embedding,
     language_model,
     layer_norm,
     linear,
     plain_mlp,
-    register,
     residual,
     separate_qkv,
-    two_part_block,
+    set_registration,
     word_embedding,
 )
 from zsim.specs.model.spec import Block, ModelSpec, Module
@@ -47,18 +47,18 @@ def _gpt2(config: ConfigReader, kind: str, product: Product, kv_heads: int, act:
     hidden, heads = config.integer("n_embd"), config.integer("n_head")
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("n_inner", 4 * hidden)
-    dropout, of_scores = config.fraction("resid_pdrop", 0.1), config.fraction("attn_pdrop", 0.1)
+    dropout, score_dropout = config.fraction("resid_pdrop", 0.1), config.fraction("attn_pdrop", 0.1)
     act = config.string("activation_function", act)
     qkv = product("attn.c_attn", hidden, (heads + 2 * kv_heads) * head_dim)
     core = attention(
-        "attn.core", heads, kv_heads, head_dim, rotary=False, dropout=of_scores, upcasts_softmax=False
+        "attn.core", heads, kv_heads, head_dim, rotary=False, dropout=score_dropout, upcasts_softmax=False
     )
-    attend = [qkv, core, product("attn.c_proj", hidden, hidden)]
+    attention_modules = [qkv, core, product("attn.c_proj", hidden, hidden)]
     up, down = product("mlp.c_fc", hidden, inner), product("mlp.c_proj", inner, hidden)
     mlp = [up, activation("mlp.act", inner, act), down]
     norms = layer_norm("ln_1", hidden), layer_norm("ln_2", hidden)
     adds = residual("attn.resid_dropout", hidden, dropout), residual("mlp.dropout", hidden, dropout)
-    block = two_part_block(kind, norms, attend, mlp, adds)
+    block = attention_mlp_block(kind, norms, attention_modules, mlp, adds)
     embeddings = _embeddings(
         config, hidden, config.integer("n_positions"), config.fraction("embd_pdrop", 0.1)
     )
@@ -68,8 +68,8 @@ def _gpt2(config: ConfigReader, kind: str, product: Product, kv_heads: int, act:
 
 def _embeddings(config: ConfigReader, hidden: int, positions: int, dropout: float) -> list[Module]:
     """Word and learned position embeddings, their sum and its dropout."""
-    places = embedding("transformer.wpe", positions, hidden)
-    return [word_embedding(config, hidden), places, residual("transformer.drop", hidden, dropout)]
+    position_embedding = embedding("transformer.wpe", positions, hidden)
+    return [word_embedding(config, hidden), position_embedding, residual("transformer.drop", hidden, dropout)]
 
 
 def gpt_neo(config: ConfigReader) -> ModelSpec:
@@ -77,7 +77,7 @@ def gpt_neo(config: ConfigReader) -> ModelSpec:
     hidden, heads = config.integer("hidden_size"), config.integer("num_heads")
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("intermediate_size", 4 * hidden)
-    dropout, of_scores = config.fraction("resid_dropout", 0.0), config.fraction("attention_dropout", 0.0)
+    dropout, score_dropout = config.fraction("resid_dropout", 0.0), config.fraction("attention_dropout", 0.0)
     act = config.string("activation_function", "gelu_new")
     root = "attn.attention"
     norms = layer_norm("ln_1", hidden), layer_norm("ln_2", hidden)
@@ -86,17 +86,19 @@ def gpt_neo(config: ConfigReader) -> ModelSpec:
     mlp = plain_mlp(("mlp.c_fc", "mlp.act", "mlp.c_proj"), hidden, inner, act)
 
     def block(window: int | None) -> Block:
-        attend = [
+        attention_modules = [
             *separate_qkv(root, hidden),
-            attention(f"{root}.core", heads, heads, head_dim, rotary=False, dropout=of_scores, window=window),
+            attention(
+                f"{root}.core", heads, heads, head_dim, rotary=False, dropout=score_dropout, window=window
+            ),
             linear(f"{root}.out_proj", hidden, hidden, bias=True),
         ]
-        whole = two_part_block("GPTNeoBlock", norms, attend, mlp, adds)
-        return register(whole, "ln_1", *products, "ln_2", "mlp.c_fc", "mlp.c_proj")
+        transformer_block = attention_mlp_block("GPTNeoBlock", norms, attention_modules, mlp, adds)
+        return set_registration(transformer_block, "ln_1", *products, "ln_2", "mlp.c_fc", "mlp.c_proj")
 
     positions = config.integer("max_position_embeddings", 2048)
     embeddings = _embeddings(config, hidden, positions, config.fraction("embed_dropout", 0.0))
-    blocks = one_block_per_window(_gpt_neo_windows(config), block)
+    blocks = build_unique_blocks(_gpt_neo_windows(config), block)
     return language_model(config, hidden, embeddings, blocks, positions, is_tied=True)
 
 
@@ -124,19 +126,19 @@ def gptj(config: ConfigReader) -> ModelSpec:
     hidden, heads = config.integer("n_embd"), config.integer("n_head")
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("n_inner", 4 * hidden)
-    dropout, of_scores = config.fraction("resid_pdrop", 0.0), config.fraction("attn_pdrop", 0.0)
+    dropout, score_dropout = config.fraction("resid_pdrop", 0.0), config.fraction("attn_pdrop", 0.0)
     act = config.string("activation_function", "gelu_new")
     modules = (
         layer_norm("ln_1", hidden),
         *separate_qkv("attn", hidden),
-        attention("attn.core", heads, heads, head_dim, dropout=of_scores),
+        attention("attn.core", heads, heads, head_dim, dropout=score_dropout),
         linear("attn.out_proj", hidden, hidden),
         residual("attn.resid_dropout", hidden, dropout),
         *plain_mlp(("mlp.fc_in", "mlp.act", "mlp.fc_out"), hidden, inner, act, shares_input=True),
         residual("mlp.dropout", hidden, dropout),
     )
     order = ("ln_1", "attn.k_proj", "attn.v_proj", "attn.q_proj", "attn.out_proj", "mlp.fc_in", "mlp.fc_out")
-    blocks = [register(Block("GPTJBlock", modules), *order)] * config.num_blocks("n_layer")
+    blocks = [set_registration(Block("GPTJBlock", modules), *order)] * config.num_blocks("n_layer")
     positions = config.integer("n_positions", 2048)
     words = word_embedding(config, hidden)
     return language_model(config, hidden, [words], blocks, positions, head_bias=True)
@@ -148,10 +150,10 @@ def gpt_neox(config: ConfigReader) -> ModelSpec:
     head_dim = config.head_dim(hidden, heads)
     inner, act = config.integer("intermediate_size"), config.string("hidden_act", "gelu")
     has_bias = config.boolean("attention_bias", True)
-    dropout, of_scores = config.fraction("hidden_dropout", 0.0), config.fraction("attention_dropout", 0.0)
-    attend = [
+    dropout, score_dropout = config.fraction("hidden_dropout", 0.0), config.fraction("attention_dropout", 0.0)
+    attention_modules = [
         linear("attention.query_key_value", hidden, 3 * hidden, bias=has_bias),
-        attention("attention.core", heads, heads, head_dim, dropout=of_scores, splits_fused_qkv=True),
+        attention("attention.core", heads, heads, head_dim, dropout=score_dropout, splits_fused_qkv=True),
         linear("attention.dense", hidden, hidden, bias=has_bias),
     ]
     mlp = plain_mlp(("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h"), hidden, inner, act)
@@ -161,7 +163,9 @@ def gpt_neox(config: ConfigReader) -> ModelSpec:
         residual("post_attention_dropout", hidden, dropout),
         residual("post_mlp_dropout", hidden, dropout),
     )
-    block = two_part_block("GPTNeoXLayer", (layer_norm("input_layernorm", hidden), second), attend, mlp, adds)
+    block = attention_mlp_block(
+        "GPTNeoXLayer", (layer_norm("input_layernorm", hidden), second), attention_modules, mlp, adds
+    )
     order = (
         "input_layernorm", "post_attention_layernorm", "attention.query_key_value", "attention.dense",
         "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
@@ -169,7 +173,7 @@ def gpt_neox(config: ConfigReader) -> ModelSpec:
     embeddings = [word_embedding(config, hidden, "gpt_neox.embed_in")]
     if dropout:
         embeddings.append(residual("gpt_neox.emb_dropout", hidden, dropout))
-    blocks = [register(block, *order)] * config.num_blocks("num_hidden_layers")
+    blocks = [set_registration(block, *order)] * config.num_blocks("num_hidden_layers")
     positions = config.integer("max_position_embeddings", 2048)
     final = [layer_norm("gpt_neox.final_layer_norm", hidden)]
     return language_model(config, hidden, embeddings, blocks, positions, root="gpt_neox.layers", final=final)

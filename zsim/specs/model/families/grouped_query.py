@@ -9,13 +9,13 @@ from __future__ import annotations
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.llama import REGISTRATION, Shape, attention_modules
 from zsim.specs.model.families.parts import (
+    attention_mlp_block,
     embedding,
     language_model,
     layer_norm,
     plain_mlp,
-    register,
     residual,
-    two_part_block,
+    set_registration,
 )
 from zsim.specs.model.spec import Block, ModelSpec
 
@@ -65,7 +65,7 @@ def _block(
         residual("mlp.residual", shape.hidden, dropout),
     )
     order = (*REGISTRATION[:4], names[0], names[2], "input_layernorm", "post_attention_layernorm")
-    return register(two_part_block(kind, norms, core, mlp, adds), *order)
+    return set_registration(attention_mlp_block(kind, norms, core, mlp, adds), *order)
 
 
 def _decoder(config: ConfigReader, shape: Shape, block: Block, *, is_tied: bool) -> ModelSpec:

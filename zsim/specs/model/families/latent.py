@@ -12,7 +12,7 @@ from dataclasses import replace
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Router
 from zsim.specs.model.families.llama import Shape, decoder, gated_mlp, pre_norm_block
-from zsim.specs.model.families.moe import EXPERTS_FIRST, order_of, routed
+from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
 from zsim.specs.model.families.parts import linear, rms_norm
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module
 
@@ -85,19 +85,19 @@ def _model(
     )
     core = latent_attention(config, hidden, heads, shape.dropout)
     sparse = [
-        *routed(config, hidden, width, experts, top_k, choice),
+        *routed_mlp(config, hidden, width, experts, top_k, choice),
         *gated_mlp("mlp.shared_experts", hidden, width * shared, shape.act),
     ]
-    order = order_of(EXPERTS_FIRST, _LATENT)
+    order = registration_order(EXPERTS_FIRST, _LATENT)
     dense_block = pre_norm_block(kind, shape, core, registration=order)
     sparse_block = pre_norm_block(kind, shape, core, sparse, registration=order)
     first = min(first, shape.layers)
     blocks = [dense_block] * first + [sparse_block] * (shape.layers - first)
     model = decoder(config, shape, blocks, max_positions=max_positions)
-    return with_prediction_modules(config, model, sparse_block)
+    return count_prediction_modules(config, model, sparse_block)
 
 
-def with_prediction_modules(config: ConfigReader, model: ModelSpec, block: Block) -> ModelSpec:
+def count_prediction_modules(config: ConfigReader, model: ModelSpec, block: Block) -> ModelSpec:
     """The model with its modules for multi-token prediction counted.
 
     Each is a block like `block`, a product of two hidden states to one, and three norms. Embedding and head

@@ -14,13 +14,13 @@ from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.parts import (
     activation,
     attention,
+    attention_mlp_block,
     embedding,
     language_model,
     linear,
-    register,
     residual,
     rms_norm,
-    two_part_block,
+    set_registration,
 )
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
@@ -150,7 +150,7 @@ def pre_norm_block(
         residual("self_attn.residual", shape.hidden, dropout, scales=scales),
         residual("mlp.residual", shape.hidden, dropout, scales=scales),
     )
-    return register(two_part_block(kind, norms, core, mlp, adds), *registration)
+    return set_registration(attention_mlp_block(kind, norms, core, mlp, adds), *registration)
 
 
 def layer_windows(
@@ -163,13 +163,13 @@ def layer_windows(
             f"'layer_types' names {len(types)} layers; expected {layers}, the number of layers"
         )
     local = [kind == "sliding_attention" for kind in types] if types else is_local
-    return [window if here else None for here in local]
+    return [window if has_window else None for has_window in local]
 
 
 _Kind = TypeVar("_Kind")
 
 
-def one_block_per_window(kinds: Sequence[_Kind], build: Callable[[_Kind], Block]) -> list[Block]:
+def build_unique_blocks(kinds: Sequence[_Kind], build: Callable[[_Kind], Block]) -> list[Block]:
     """The block of each layer. Layers with the same window (or whatever tells them apart) share one
     `Block`.
     """

@@ -12,22 +12,22 @@ from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
     attention_modules,
+    build_unique_blocks,
     decoder,
     gated_mlp,
     layer_windows,
-    one_block_per_window,
     pre_norm_block,
 )
 from zsim.specs.model.families.parts import (
     activation,
     attention,
+    attention_mlp_block,
     embedding,
     language_model,
     linear,
-    register,
     residual,
     rms_norm,
-    two_part_block,
+    set_registration,
 )
 from zsim.specs.model.spec import Block, ModelSpec
 
@@ -59,7 +59,7 @@ def qwen(config: ConfigReader) -> ModelSpec:
         activation("mlp.act", ffn, "silu", gated=True),
         linear("mlp.c_proj", ffn, hidden, bias=has_bias),
     ]
-    block = two_part_block(
+    block = attention_mlp_block(
         "QWenBlock",
         (rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)),
         core,
@@ -71,7 +71,7 @@ def qwen(config: ConfigReader) -> ModelSpec:
         config,
         hidden,
         [embedding("transformer.wte", config.integer("vocab_size"), hidden)],
-        [register(block, *order)] * config.num_blocks("num_hidden_layers"),
+        [set_registration(block, *order)] * config.num_blocks("num_hidden_layers"),
         config.integer("max_position_embeddings", 8192),
         final=[rms_norm("transformer.ln_f", hidden)],
     )
@@ -87,7 +87,7 @@ def qwen2(config: ConfigReader) -> ModelSpec:
         core = attention_modules(shape, qkv_bias=True, window=window)
         return pre_norm_block("Qwen2DecoderLayer", shape, core)
 
-    blocks = one_block_per_window(qwen_windows(config, shape.layers), block)
+    blocks = build_unique_blocks(qwen_windows(config, shape.layers), block)
     return decoder(config, shape, blocks, max_positions=32768)
 
 
@@ -102,7 +102,7 @@ def qwen3(config: ConfigReader) -> ModelSpec:
         )
         return pre_norm_block("Qwen3DecoderLayer", shape, core)
 
-    blocks = one_block_per_window(qwen_windows(config, shape.layers), block)
+    blocks = build_unique_blocks(qwen_windows(config, shape.layers), block)
     return decoder(config, shape, blocks, max_positions=32768)
 
 
@@ -165,12 +165,12 @@ def internlm3(config: ConfigReader) -> ModelSpec:
     transformers 5.23 runs Llama's own code, which takes one setting for the biases of all four projections.
     """
     shape = Shape.read(config, kv_default=2, head_dim=128)
-    bias, of_mlp = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
-    if bias != of_mlp:
+    bias, mlp_bias = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
+    if bias != mlp_bias:
         raise config.error(
-            f"'qkv_bias' is {bias} and 'bias' is {of_mlp}; expected the same value, as transformers has it"
+            f"'qkv_bias' is {bias} and 'bias' is {mlp_bias}; expected the same value, as transformers has it"
         )
     core = attention_modules(shape, qkv_bias=bias, o_bias=bias)
-    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=of_mlp)
+    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=mlp_bias)
     block = pre_norm_block("LlamaDecoderLayer", shape, core, mlp)
     return decoder(config, shape, [block] * shape.layers, max_positions=32768)

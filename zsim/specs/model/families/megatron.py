@@ -15,13 +15,13 @@ from zsim.specs.model.families.latent import latent_attention
 from zsim.specs.model.families.parts import (
     activation,
     attention,
+    attention_mlp_block,
     embedding,
     language_model,
     layer_norm,
     linear,
     residual,
     rms_norm,
-    two_part_block,
 )
 from zsim.specs.model.spec import ModelSpec, Module, Norm, Parameter
 
@@ -44,31 +44,34 @@ def megatron(config: ConfigReader) -> ModelSpec:
             "no 'vocab_size': Megatron takes it from the tokenizer's file; give it as --vocab-size, or "
             "--set model.vocab_size=128256"
         )
-    norm = _norm(config)
-    dropout, of_scores = config.fraction("hidden_dropout", 0.1), config.fraction("attention_dropout", 0.1)
-    positions = _one_of(config, "position_embedding_type", _POSITIONS)
+    norm = _norm_builder(config)
+    dropout, score_dropout = config.fraction("hidden_dropout", 0.1), config.fraction("attention_dropout", 0.1)
+    positions = _choose_option(config, "position_embedding_type", _POSITIONS)
     has_bias, qkv_bias = config.boolean("bias", True), config.boolean("qkv_bias", False)
     if config.boolean("multi_latent_attention", False):
         has_norms = config.boolean("qk_layernorm", False)
-        attend = latent_attention(config, hidden, heads, of_scores, has_norms=has_norms)
+        attention_modules = latent_attention(config, hidden, heads, score_dropout, has_norms=has_norms)
     else:
-        attend = _projections(config, hidden, heads, kv_heads, head_dim, bias=has_bias or qkv_bias)
+        attention_modules = _projections(config, hidden, heads, kv_heads, head_dim, bias=has_bias or qkv_bias)
         core = attention(
             "self_attention.core_attention", heads, kv_heads, head_dim, rotary=positions == "rope",
-            dropout=of_scores, window=config.optional_integer("sliding_window"),
+            dropout=score_dropout, window=config.optional_integer("sliding_window"),
         )  # fmt: skip
-        attend += [core, linear("self_attention.linear_proj", heads * head_dim, hidden, bias=has_bias)]
+        attention_modules += [
+            core,
+            linear("self_attention.linear_proj", heads * head_dim, hidden, bias=has_bias),
+        ]
     norms = norm("input_layernorm", hidden), norm("pre_mlp_layernorm", hidden)
     adds = residual("self_attn_bda", hidden, dropout), residual("mlp_bda", hidden, dropout)
     inner = config.integer("intermediate_size")
-    dense = two_part_block(
-        "TransformerLayer", norms, attend, _mlp(config, "mlp", hidden, inner, bias=has_bias), adds
+    dense = attention_mlp_block(
+        "TransformerLayer", norms, attention_modules, _mlp(config, "mlp", hidden, inner, bias=has_bias), adds
     )
     layers = config.num_blocks("num_hidden_layers")
     blocks = [dense] * layers
     if config.optional_integer("num_moe_experts") is not None:
         routed = _experts(config, hidden, inner, bias=has_bias)
-        sparse = two_part_block("TransformerLayer", norms, attend, routed, adds)
+        sparse = attention_mlp_block("TransformerLayer", norms, attention_modules, routed, adds)
         pattern = config.integers("moe_layer_pattern") or (1,) * layers
         if len(pattern) != layers:
             raise config.error(f"'moe_layer_pattern' has {len(pattern)} layers; expected {layers}")
@@ -92,39 +95,39 @@ def megatron(config: ConfigReader) -> ModelSpec:
     )
 
 
-def _one_of(config: ConfigReader, key: str, options: tuple[str, ...]) -> str:
+def _choose_option(config: ConfigReader, key: str, options: tuple[str, ...]) -> str:
     value = config.string(key, options[0])
     if value not in options:
         raise config.error(f"'{key}' is '{value}'; expected {', '.join(options)}")
     return value
 
 
-def _norm(config: ConfigReader) -> Callable[[str, int], Module]:
-    return layer_norm if _one_of(config, "normalization", _NORMS) == "LayerNorm" else rms_norm
+def _norm_builder(config: ConfigReader) -> Callable[[str, int], Module]:
+    return layer_norm if _choose_option(config, "normalization", _NORMS) == "LayerNorm" else rms_norm
 
 
 def _projections(
     config: ConfigReader, hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bool
 ) -> list[Module]:
     """Queries, keys and values, each with its norm if the heads have one."""
-    is_layer, modules = _one_of(config, "normalization", _NORMS) == "LayerNorm", []
+    is_layer, modules = _choose_option(config, "normalization", _NORMS) == "LayerNorm", []
     has_norms = config.boolean("qk_layernorm", False)
     for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        of_query = name == "q"
+        is_query = name == "q"
         modules.append(
             linear(
                 f"self_attention.linear_{name}",
                 hidden,
                 count * head_dim,
                 bias=bias,
-                shares_input=not of_query,
+                shares_input=not is_query,
             )
         )
         if has_norms and name != "v":
             names = ("weight", "bias") if is_layer else ("weight",)
-            parameters = tuple(Parameter(one, (head_dim,)) for one in names)
-            work = Norm(count * head_dim, "layer" if is_layer else "rms")
-            modules.append(Module(f"self_attention.{name}_layernorm", work, parameters))
+            parameters = tuple(Parameter(parameter_name, (head_dim,)) for parameter_name in names)
+            op_spec = Norm(count * head_dim, "layer" if is_layer else "rms")
+            modules.append(Module(f"self_attention.{name}_layernorm", op_spec, parameters))
     return modules
 
 
@@ -148,21 +151,27 @@ def _experts(config: ConfigReader, hidden: int, ffn: int, *, bias: bool) -> list
     width, is_gated = config.integer("moe_ffn_hidden_size", ffn), config.boolean("gated", False)
     if top_k > count:
         raise config.error(f"'moe_router_topk' is {top_k}; expected at most the number of experts, {count}")
-    has_sigmoid = _one_of(config, "moe_router_score_function", ("softmax", "sigmoid")) == "sigmoid"
+    has_sigmoid = _choose_option(config, "moe_router_score_function", ("softmax", "sigmoid")) == "sigmoid"
     router = Router(
         hidden, count, top_k, "sigmoid" if has_sigmoid else "softmax",
         config.integer("moe_router_num_groups", 1), config.integer("moe_router_group_topk", 1),
         has_choice_bias=config.boolean("moe_router_enable_expert_bias", False),
     )  # fmt: skip
     act = config.string("activation", "silu" if is_gated else "gelu")
-    wide = width * (2 if is_gated else 1)
-    weights = [Parameter("linear_fc1", (count, wide, hidden)), Parameter("down", (count, hidden, width))]
+    gate_up_width = width * (2 if is_gated else 1)
+    weights = [
+        Parameter("linear_fc1", (count, gate_up_width, hidden)),
+        Parameter("down", (count, hidden, width)),
+    ]
     if bias:
-        weights += [Parameter("linear_fc1_bias", (count, wide)), Parameter("down_bias", (count, hidden))]
-    work = Experts(count, top_k, hidden, width, act, is_gated)
+        weights += [
+            Parameter("linear_fc1_bias", (count, gate_up_width)),
+            Parameter("down_bias", (count, hidden)),
+        ]
+    op_spec = Experts(count, top_k, hidden, width, act, is_gated)
     modules = [
         Module("mlp.router", router, (Parameter("weight", (count, hidden)),)),
-        Module("mlp.experts", work, tuple(weights)),
+        Module("mlp.experts", op_spec, tuple(weights)),
     ]
     shared = config.optional_integer("moe_shared_expert_intermediate_size")
     if shared is None:

@@ -38,8 +38,10 @@ def mixtral(config: ConfigReader) -> ModelSpec:
     num_experts, top_k = config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2)
     window = config.optional_integer("sliding_window")
     core = attention_modules(shape, window=window)
-    mlp = routed(config, shape.hidden, shape.ffn, num_experts, top_k)
-    block = pre_norm_block("MixtralDecoderLayer", shape, core, mlp, registration=order_of(GATE_FIRST))
+    mlp = routed_mlp(config, shape.hidden, shape.ffn, num_experts, top_k)
+    block = pre_norm_block(
+        "MixtralDecoderLayer", shape, core, mlp, registration=registration_order(GATE_FIRST)
+    )
     return decoder(config, shape, [block] * shape.layers, max_positions=4096 * 32)
 
 
@@ -53,7 +55,7 @@ def qwen2_moe(config: ConfigReader) -> ModelSpec:
     core = attention_modules(shape, qkv_bias=has_bias)
     sparse = [
         *gated_mlp("mlp.shared_expert", shape.hidden, shared, shape.act),
-        *routed(config, shape.hidden, width, num_experts, top_k),
+        *routed_mlp(config, shape.hidden, width, num_experts, top_k),
         linear("mlp.shared_expert_gate", shape.hidden, 1, shares_input=True),
     ]
     return _mixed(config, shape, "Qwen2MoeDecoderLayer", core, sparse, GATE_FIRST)
@@ -66,14 +68,14 @@ def qwen3_moe(config: ConfigReader) -> ModelSpec:
     width = config.integer("moe_intermediate_size", 768)
     num_experts, top_k = config.integer("num_experts", 128), config.integer("num_experts_per_tok", 8)
     core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="each head")
-    sparse = routed(config, shape.hidden, width, num_experts, top_k)
+    sparse = routed_mlp(config, shape.hidden, width, num_experts, top_k)
     return _mixed(config, shape, "Qwen3MoeDecoderLayer", core, sparse, EXPERTS_FIRST)
 
 
 _CHOICE = Router(0, 0, 0)  # softmax in fp32 over the scores of a product in the activations' type
 
 
-def routed(
+def routed_mlp(
     config: ConfigReader,
     hidden: int,
     width: int,
@@ -103,10 +105,10 @@ def routed(
         parameters.insert(1, Parameter("gate_up_proj_bias", (num_experts, 2 * width)))
         parameters.append(Parameter("down_proj_bias", (num_experts, hidden)))
         scores.append(Parameter("bias", (num_experts,)))
-    work = Experts(num_experts, top_k, hidden, width, act or config.string("hidden_act", "silu"))
+    op_spec = Experts(num_experts, top_k, hidden, width, act or config.string("hidden_act", "silu"))
     router = replace(choice, in_features=hidden, num_experts=num_experts, top_k=top_k)
     experts = f"{gate.rpartition('.')[0]}.experts"
-    return [Module(gate, router, tuple(scores)), Module(experts, work, tuple(parameters))]
+    return [Module(gate, router, tuple(scores)), Module(experts, op_spec, tuple(parameters))]
 
 
 def _mixed(
@@ -121,7 +123,7 @@ def _mixed(
     `decoder_sparse_step`.
     """
     dense_block = pre_norm_block(kind, shape, core)
-    sparse_block = pre_norm_block(kind, shape, core, sparse, registration=order_of(order))
+    sparse_block = pre_norm_block(kind, shape, core, sparse, registration=registration_order(order))
     dense_layers = set(config.integers("mlp_only_layers"))
     step = config.integer("decoder_sparse_step", 1)
     blocks = [
@@ -131,7 +133,7 @@ def _mixed(
     return decoder(config, shape, blocks, max_positions=32768)
 
 
-def order_of(mlp: Sequence[str], attention: Sequence[str] = ()) -> tuple[str, ...]:
+def registration_order(mlp: Sequence[str], attention: Sequence[str] = ()) -> tuple[str, ...]:
     """Order of registration: attention, MLP, norms."""
     first = attention or [name for name in REGISTRATION if name.startswith("self_attn.")]
     dense = [name for name in REGISTRATION if name.startswith("mlp.")]

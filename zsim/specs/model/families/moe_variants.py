@@ -11,27 +11,27 @@ from dataclasses import replace
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Router
-from zsim.specs.model.families.latent import with_prediction_modules
+from zsim.specs.model.families.latent import count_prediction_modules
 from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
     attention_modules,
+    build_unique_blocks,
     decoder,
     gated_mlp,
     layer_windows,
-    one_block_per_window,
     pre_norm_block,
 )
-from zsim.specs.model.families.moe import EXPERTS_FIRST, order_of, routed
+from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
 from zsim.specs.model.families.nope import rotary_layers
 from zsim.specs.model.families.parts import (
+    attention_mlp_block,
     embedding,
     language_model,
     layer_norm,
-    register,
+    replace_op_fields,
     residual,
-    two_part_block,
-    varied,
+    set_registration,
 )
 from zsim.specs.model.families.post_norm import partial_rotary
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Norm, Parameter
@@ -48,36 +48,36 @@ def gpt_oss(config: ConfigReader) -> ModelSpec:
     local = [index % 2 == 0 for index in range(shape.layers)]
     windows = layer_windows(config, shape.layers, window, local)
     num_experts, top_k = config.integer("num_local_experts", 128), config.integer("num_experts_per_tok", 4)
-    mlp = routed(
+    mlp = routed_mlp(
         config, shape.hidden, shape.ffn, num_experts, top_k, gate="mlp.router", act="swiglu_oai",
         bias=True, is_transposed=True,
     )  # fmt: skip
     sinks = (Parameter("sinks", (shape.heads,)),)
     scales = _has_yarn(config)
-    order = ("self_attn", *order_of(("mlp.router", "mlp.experts")))
+    order = ("self_attn", *registration_order(("mlp.router", "mlp.experts")))
 
-    def block(own: int | None) -> Block:
+    def block(layer_window: int | None) -> Block:
         core = [
             replace(
-                varied(one, has_sinks=True, upcasts_softmax=False, scales_rotary=scales),
+                replace_op_fields(module, has_sinks=True, upcasts_softmax=False, scales_rotary=scales),
                 name="self_attn",
                 parameters=sinks,
             )
-            if isinstance(one.work, Attention)
-            else one
-            for one in attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=own)
+            if isinstance(module.op_spec, Attention)
+            else module
+            for module in attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=layer_window)
         ]
         return pre_norm_block("GptOssDecoderLayer", shape, core, mlp, registration=order)
 
-    return decoder(config, shape, one_block_per_window(windows, block), max_positions=131_072)
+    return decoder(config, shape, build_unique_blocks(windows, block), max_positions=131_072)
 
 
 def _has_yarn(config: ConfigReader) -> bool:
     """Whether positions are YaRN's, as where the file says nothing (`configuration_gpt_oss.py`)."""
-    found = config.values.get("rope_parameters") or config.values.get("rope_scaling")
-    if not isinstance(found, dict):
+    rope = config.values.get("rope_parameters") or config.values.get("rope_scaling")
+    if not isinstance(rope, dict):
         return True
-    return bool(found.get("rope_type", found.get("type", "yarn")) == "yarn")
+    return bool(rope.get("rope_type", rope.get("type", "yarn")) == "yarn")
 
 
 def olmoe(config: ConfigReader) -> ModelSpec:
@@ -89,8 +89,8 @@ def olmoe(config: ConfigReader) -> ModelSpec:
     core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="all heads")
     num_experts, top_k = config.integer("num_experts", 64), config.integer("num_experts_per_tok", 8)
     choice = Router(0, 0, 0, normalizes=config.boolean("norm_topk_prob", False))
-    mlp = routed(config, shape.hidden, shape.ffn, num_experts, top_k, choice)
-    order = order_of(("mlp.gate", "mlp.experts"))
+    mlp = routed_mlp(config, shape.hidden, shape.ffn, num_experts, top_k, choice)
+    order = registration_order(("mlp.gate", "mlp.experts"))
     block = pre_norm_block("OlmoeDecoderLayer", shape, core, mlp, registration=order)
     return decoder(config, shape, [block] * shape.layers, max_positions=4096)
 
@@ -103,11 +103,11 @@ def phimoe(config: ConfigReader) -> ModelSpec:
     window = config.optional_integer("sliding_window")
     core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=window)
     num_experts, top_k = config.integer("num_local_experts", 16), config.integer("num_experts_per_tok", 2)
-    mlp = routed(config, hidden, shape.ffn, num_experts, top_k, gate="mlp.router")
+    mlp = routed_mlp(config, hidden, shape.ffn, num_experts, top_k, gate="mlp.router")
     norms = layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)
     adds = residual("self_attn.residual", hidden), residual("mlp.residual", hidden)
-    order = order_of(("mlp.router", "mlp.experts"))
-    block = register(two_part_block("PhimoeDecoderLayer", norms, core, mlp, adds), *order)
+    order = registration_order(("mlp.router", "mlp.experts"))
+    block = set_registration(attention_mlp_block("PhimoeDecoderLayer", norms, core, mlp, adds), *order)
     return language_model(
         config,
         hidden,
@@ -127,7 +127,7 @@ def granitemoe(config: ConfigReader) -> ModelSpec:
     core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
     num_experts, top_k = config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2)
     root = "block_sparse_moe"
-    mlp = routed(config, shape.hidden, shape.ffn, num_experts, top_k, gate=f"{root}.router")
+    mlp = routed_mlp(config, shape.hidden, shape.ffn, num_experts, top_k, gate=f"{root}.router")
     order = (*REGISTRATION, f"{root}.router", f"{root}.experts")
     block = pre_norm_block("GraniteMoeDecoderLayer", shape, core, mlp, scales=True, registration=order)
     return decoder(config, shape, [block] * shape.layers, max_positions=2048, scales_logits=True)
@@ -141,10 +141,12 @@ def glm4_moe(config: ConfigReader) -> ModelSpec:
     shape = Shape.read(config, kv_default=8, head_dim=128)
     has_bias = config.boolean("attention_bias", False)
     norm = "each head" if config.boolean("use_qk_norm", False) else "none"
-    rotated = partial_rotary(config, shape.head_dim)
+    rotary_width = partial_rotary(config, shape.head_dim)
     core = [
-        varied(one, rotary_width=rotated) if isinstance(one.work, Attention) else one
-        for one in attention_modules(shape, qkv_bias=has_bias, qk_norm=norm)  # type: ignore[arg-type]
+        replace_op_fields(module, rotary_width=rotary_width)
+        if isinstance(module.op_spec, Attention)
+        else module
+        for module in attention_modules(shape, qkv_bias=has_bias, qk_norm=norm)  # type: ignore[arg-type]
     ]
     width = config.integer("moe_intermediate_size", 1408)
     num_experts, top_k = config.integer("n_routed_experts", 128), config.integer("num_experts_per_tok", 8)
@@ -154,16 +156,16 @@ def glm4_moe(config: ConfigReader) -> ModelSpec:
     )  # fmt: skip
     shared = width * config.integer("n_shared_experts", 1)
     sparse = [
-        *routed(config, shape.hidden, width, num_experts, top_k, choice),
+        *routed_mlp(config, shape.hidden, width, num_experts, top_k, choice),
         *gated_mlp("mlp.shared_experts", shape.hidden, shared, shape.act),
     ]
-    order, kind = order_of(EXPERTS_FIRST), "Glm4MoeDecoderLayer"
+    order, kind = registration_order(EXPERTS_FIRST), "Glm4MoeDecoderLayer"
     dense_block = pre_norm_block(kind, shape, core, registration=order)
     sparse_block = pre_norm_block(kind, shape, core, sparse, registration=order)
     first = min(config.integer("first_k_dense_replace", 1, minimum=0), shape.layers)
     blocks = [dense_block] * first + [sparse_block] * (shape.layers - first)
     model = decoder(config, shape, blocks, max_positions=131_072)
-    return with_prediction_modules(config, model, sparse_block)
+    return count_prediction_modules(config, model, sparse_block)
 
 
 def llama4(config: ConfigReader) -> ModelSpec:
@@ -173,7 +175,7 @@ def llama4(config: ConfigReader) -> ModelSpec:
     `interleave_moe_layer_step`-th layer has one expert of many and a shared one. A multimodal file leaves out
     what is as in the class.
     """
-    config = config.with_defaults(
+    config = config.add_defaults(
         vocab_size=202_048, hidden_size=5120, intermediate_size=8192, num_hidden_layers=48,
         num_attention_heads=40,
     )  # fmt: skip
@@ -183,7 +185,7 @@ def llama4(config: ConfigReader) -> ModelSpec:
     listed = set(config.integers("moe_layers")) or set(range(step - 1, shape.layers, step))
     build = _Llama4(config, shape)
     kinds = [(has_rotary, index in listed) for index, has_rotary in enumerate(rotary)]
-    return decoder(config, shape, one_block_per_window(kinds, build.block), max_positions=4096 * 32)
+    return decoder(config, shape, build_unique_blocks(kinds, build.block), max_positions=4096 * 32)
 
 
 class _Llama4:
@@ -211,14 +213,14 @@ class _Llama4:
     def _attention(self, *, has_rotary: bool) -> list[Module]:
         shape = self.shape
         modules = attention_modules(shape, qkv_bias=self.has_bias, o_bias=self.has_bias, rotary=has_rotary)
-        found: list[Module] = []
-        for one in modules:
-            if isinstance(one.work, Attention):
-                one = varied(one, chunk=self.chunk if has_rotary else None)
+        attention_layer: list[Module] = []
+        for module in modules:
+            if isinstance(module.op_spec, Attention):
+                module = replace_op_fields(module, chunk=self.chunk if has_rotary else None)
                 if has_rotary and self.has_norms:
-                    found += [self._norm("q", shape.heads), self._norm("k", shape.kv_heads)]
-            found.append(one)
-        return found
+                    attention_layer += [self._norm("q", shape.heads), self._norm("k", shape.kv_heads)]
+            attention_layer.append(module)
+        return attention_layer
 
     def _norm(self, name: str, heads: int) -> Module:
         """A norm of each head without weights. The model runs it after the rotary embedding."""
@@ -233,7 +235,7 @@ class _Llama4:
         num_experts, top_k = config.integer("num_local_experts", 16), config.integer("num_experts_per_tok", 1)
         choice = Router(0, 0, 0, "sigmoid", normalizes=False)
         return [
-            *routed(
+            *routed_mlp(
                 config, shape.hidden, shape.ffn, num_experts, top_k, choice, gate=f"{root}.router",
                 is_transposed=True,
             ),

@@ -13,22 +13,22 @@ from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
     attention_modules,
+    build_unique_blocks,
     decoder,
     gated_mlp,
     layer_windows,
-    one_block_per_window,
     pre_norm_block,
 )
 from zsim.specs.model.families.parts import (
     activation,
     attention,
+    attention_mlp_block,
     embedding,
     language_model,
     linear,
-    register,
     residual,
     rms_norm,
-    two_part_block,
+    set_registration,
 )
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 
@@ -42,7 +42,9 @@ def rotary_layers(config: ConfigReader, layers: int) -> list[bool]:
     if listed and len(listed) != layers:
         raise config.error(f"'no_rope_layers' has {len(listed)} numbers; expected {layers}, one per layer")
     interval = config.integer("no_rope_layer_interval", 4)
-    return [bool(one) for one in listed] or [(index + 1) % interval != 0 for index in range(layers)]
+    return [bool(has_rotary) for has_rotary in listed] or [
+        (index + 1) % interval != 0 for index in range(layers)
+    ]
 
 
 def smollm3(config: ConfigReader) -> ModelSpec:
@@ -60,7 +62,7 @@ def smollm3(config: ConfigReader) -> ModelSpec:
         core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=kind[0], rotary=kind[1])
         return pre_norm_block("SmolLM3DecoderLayer", shape, core, mlp)
 
-    blocks = one_block_per_window(list(zip(windows, rotary, strict=True)), block)
+    blocks = build_unique_blocks(list(zip(windows, rotary, strict=True)), block)
     return decoder(config, shape, blocks, max_positions=32768, is_tied=True)
 
 
@@ -78,18 +80,20 @@ def cohere2(config: ConfigReader) -> ModelSpec:
     mlp = gated_mlp("mlp", hidden, shape.ffn, shape.act)
     mlp[0] = linear("mlp.gate_proj", hidden, shape.ffn, shares_input=True)
 
-    def block(own: int | None) -> Block:
-        rotary = own is not None
-        core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=own, rotary=rotary)
+    def block(layer_window: int | None) -> Block:
+        rotary = layer_window is not None
+        core = attention_modules(
+            shape, qkv_bias=has_bias, o_bias=has_bias, window=layer_window, rotary=rotary
+        )
         adds = residual("self_attn.residual", hidden), residual("mlp.residual", hidden)
         modules = (_cohere_norm("input_layernorm", hidden), *core, adds[0], *mlp, adds[1])
-        return register(Block("Cohere2DecoderLayer", modules), *REGISTRATION)
+        return set_registration(Block("Cohere2DecoderLayer", modules), *REGISTRATION)
 
     return language_model(
         config,
         hidden,
         [embedding("model.embed_tokens", shape.vocab, hidden)],
-        one_block_per_window(windows, block),
+        build_unique_blocks(windows, block),
         config.integer("max_position_embeddings", 8192),
         root="model.layers",
         final=[_cohere_norm("model.norm", hidden)],
@@ -108,13 +112,16 @@ def exaone(config: ConfigReader) -> ModelSpec:
     kv_heads, head_dim = config.integer("num_key_value_heads", heads), config.head_dim(hidden, heads)
     config.check_kv_heads(heads, kv_heads)
     ffn, act = config.integer("intermediate_size"), config.string("activation_function", "silu")
-    embed, spread = config.fraction("embed_dropout", 0.0), config.fraction("attention_dropout", 0.0)
+    embedding_dropout, attention_dropout = (
+        config.fraction("embed_dropout", 0.0),
+        config.fraction("attention_dropout", 0.0),
+    )
     root = "attn.attention"
-    attend = [
+    attention_layer = [
         linear(f"{root}.q_proj", hidden, heads * head_dim),
         linear(f"{root}.k_proj", hidden, kv_heads * head_dim, shares_input=True),
         linear(f"{root}.v_proj", hidden, kv_heads * head_dim, shares_input=True),
-        attention(f"{root}.core", heads, kv_heads, head_dim, dropout=spread),
+        attention(f"{root}.core", heads, kv_heads, head_dim, dropout=attention_dropout),
         linear(f"{root}.out_proj", heads * head_dim, hidden),
     ]
     mlp = [
@@ -129,10 +136,10 @@ def exaone(config: ConfigReader) -> ModelSpec:
         "ln_1", f"{root}.k_proj", f"{root}.v_proj", f"{root}.q_proj", f"{root}.out_proj", "ln_2",
         "mlp.c_fc_0", "mlp.c_fc_1", "mlp.c_proj",
     )  # fmt: skip
-    block = register(two_part_block("ExaoneBlock", norms, attend, mlp, adds), *order)
+    block = set_registration(attention_mlp_block("ExaoneBlock", norms, attention_layer, mlp, adds), *order)
     words = [embedding("transformer.wte", config.integer("vocab_size"), hidden)]
-    if embed:
-        words.append(residual("transformer.drop", hidden, embed))
+    if embedding_dropout:
+        words.append(residual("transformer.drop", hidden, embedding_dropout))
     return language_model(
         config,
         hidden,

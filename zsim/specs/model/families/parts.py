@@ -66,9 +66,9 @@ def residual(name: str, width: int, dropout: float = 0.0, *, scales: bool = Fals
     return Module(name, Residual(width, dropout, scales))
 
 
-def varied(module: Module, **changes: Any) -> Module:
+def replace_op_fields(module: Module, **changes: Any) -> Module:
     """The module with fields of its op spec changed."""
-    return replace(module, work=replace(module.work, **changes))
+    return replace(module, op_spec=replace(module.op_spec, **changes))
 
 
 def activation(name: str, width: int, function: str, *, gated: bool = False) -> Module:
@@ -89,7 +89,7 @@ def attention(
     splits_fused_qkv: bool = False,
 ) -> Module:
     """The core of attention: scores, softmax and values."""
-    work = Attention(
+    op_spec = Attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         qk_head_dim=head_dim,
@@ -100,7 +100,7 @@ def attention(
         upcasts_softmax=upcasts_softmax,
         splits_fused_qkv=splits_fused_qkv,
     )
-    return Module(name, work)
+    return Module(name, op_spec)
 
 
 def language_model(
@@ -131,7 +131,7 @@ def language_model(
     vocab, is_tied = config.integer("vocab_size"), config.boolean("tie_word_embeddings", is_tied)
     head = linear("lm_head", head_width or hidden, vocab, bias=head_bias)
     if is_tied:
-        head = Module(head.name, head.work, head.parameters[1:])
+        head = Module(head.name, head.op_spec, head.parameters[1:])
     cap = [activation("logit_softcap", vocab, "softcap")] if softcaps else []
     cap += [activation("logit_scale", vocab, "scale")] if scales else []
     owners = {module.name for module in (*before, *final) if module.parameters}
@@ -181,7 +181,7 @@ def plain_mlp(
     ]
 
 
-def two_part_block(
+def attention_mlp_block(
     kind: str,
     norms: tuple[Module, Module],
     attend: Sequence[Module],
@@ -192,7 +192,7 @@ def two_part_block(
     return Block(kind, (norms[0], *attend, adds[0], norms[1], *mlp, adds[1]))
 
 
-def register(block: Block, *order: str) -> Block:
+def set_registration(block: Block, *order: str) -> Block:
     """The same block, with the order of its modules in `named_parameters()`."""
     owners = {module.name for module in block.modules if module.parameters}
     assert set(order) >= owners, (block.kind, owners - set(order))

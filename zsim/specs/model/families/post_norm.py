@@ -13,12 +13,19 @@ from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
     attention_modules,
+    build_unique_blocks,
     decoder,
     gated_mlp,
     layer_windows,
-    one_block_per_window,
 )
-from zsim.specs.model.families.parts import activation, linear, register, residual, rms_norm, varied
+from zsim.specs.model.families.parts import (
+    activation,
+    linear,
+    replace_op_fields,
+    residual,
+    rms_norm,
+    set_registration,
+)
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module
 
 _OLMO_NORM = "gemma_rms"  # Olmo2RMSNorm multiplies by its weight in fp32
@@ -47,7 +54,7 @@ def _olmo(config: ConfigReader, shape: Shape, kind: str, windows: Sequence[int |
         )
         return _post_norm_block(kind, shape, core, _OLMO_NORM)
 
-    blocks = one_block_per_window(windows, block)
+    blocks = build_unique_blocks(windows, block)
     return decoder(config, shape, blocks, max_positions=2048, norm=_OLMO_NORM)
 
 
@@ -65,12 +72,12 @@ def exaone4(config: ConfigReader) -> ModelSpec:
     local = [window is not None and (index + 1) % every != 0 for index in range(layers)]
     windows = layer_windows(config, layers, window, local)
 
-    def block(own: int | None) -> Block:
-        rotary = window is None or own is not None
-        core = attention_modules(shape, qk_norm="each head", window=own, rotary=rotary)
+    def block(layer_window: int | None) -> Block:
+        rotary = window is None or layer_window is not None
+        core = attention_modules(shape, qk_norm="each head", window=layer_window, rotary=rotary)
         return _post_norm_block("Exaone4DecoderLayer", shape, core, "rms")
 
-    return decoder(config, shape, one_block_per_window(windows, block), max_positions=2048)
+    return decoder(config, shape, build_unique_blocks(windows, block), max_positions=2048)
 
 
 def _post_norm_block(kind: str, shape: Shape, core: Sequence[Module], norm: str) -> Block:
@@ -83,7 +90,7 @@ def _post_norm_block(kind: str, shape: Shape, core: Sequence[Module], norm: str)
         rms_norm("post_feedforward_layernorm", shape.hidden, kind=norm),
         residual("mlp.residual", shape.hidden),
     )
-    return register(Block(kind, modules), *REGISTRATION)
+    return set_registration(Block(kind, modules), *REGISTRATION)
 
 
 def glm4(config: ConfigReader) -> ModelSpec:
@@ -93,10 +100,10 @@ def glm4(config: ConfigReader) -> ModelSpec:
     shape = Shape.read(config, kv_default=2, head_dim=128)
     has_bias = config.boolean("attention_bias", False)
     core = [
-        varied(one, rotary_width=partial_rotary(config, shape.head_dim))
-        if isinstance(one.work, Attention)
-        else one
-        for one in attention_modules(shape, qkv_bias=has_bias)
+        replace_op_fields(module, rotary_width=partial_rotary(config, shape.head_dim))
+        if isinstance(module.op_spec, Attention)
+        else module
+        for module in attention_modules(shape, qkv_bias=has_bias)
     ]
     modules = (
         rms_norm("input_layernorm", shape.hidden),
@@ -114,13 +121,13 @@ def glm4(config: ConfigReader) -> ModelSpec:
         *REGISTRATION[:4], "mlp.gate_up_proj", "mlp.down_proj", "input_layernorm",
         "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm",
     )  # fmt: skip
-    block = register(Block("Glm4DecoderLayer", modules), *order)
+    block = set_registration(Block("Glm4DecoderLayer", modules), *order)
     return decoder(config, shape, [block] * shape.layers, max_positions=131_072)
 
 
 def partial_rotary(config: ConfigReader, head_dim: int, default: float = 0.5) -> int | None:
     """Features of a head that are rotated. None for all."""
-    found = config.values.get("partial_rotary_factor", default)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= 1:
-        raise config.error(f"'partial_rotary_factor' is {found!r}; expected a number above 0 up to 1")
-    return None if found == 1 else int(head_dim * found)
+    factor = config.values.get("partial_rotary_factor", default)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
+        raise config.error(f"'partial_rotary_factor' is {factor!r}; expected a number above 0 up to 1")
+    return None if factor == 1 else int(head_dim * factor)

@@ -14,10 +14,10 @@ from zsim.specs.model.families.parts import (
     activation,
     attention,
     linear,
-    register,
+    replace_op_fields,
     residual,
     rms_norm,
-    varied,
+    set_registration,
 )
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Parameter, ScoreBias
 
@@ -31,8 +31,8 @@ def t5(config: ConfigReader) -> ModelSpec:
     hidden, vocab = config.integer("d_model"), config.integer("vocab_size")
     layers = config.num_blocks("num_layers")
     dropout = config.fraction("dropout_rate", 0.1)
-    has_own = config.optional_integer("num_decoder_layers") is not None
-    decoders = config.num_blocks("num_decoder_layers") if has_own else layers
+    has_decoder_count = config.optional_integer("num_decoder_layers") is not None
+    decoders = config.num_blocks("num_decoder_layers") if has_decoder_count else layers
     encoder = _stack(config, hidden, dropout, layers, is_decoder=False)
     decoder = _stack(config, hidden, dropout, decoders, is_decoder=True)
     words = Module("shared", Embedding(vocab, hidden), (Parameter("weight", (vocab, hidden)),))
@@ -65,39 +65,39 @@ def t5(config: ConfigReader) -> ModelSpec:
 def _stack(
     config: ConfigReader, hidden: int, dropout: float, layers: int, *, is_decoder: bool
 ) -> Sequence[Block]:
-    first, other = (
+    first, later = (
         _block(config, hidden, dropout, is_decoder=is_decoder, is_first=is_first)
         for is_first in (True, False)
     )
-    return [first, *[other] * (layers - 1)]
+    return [first, *[later] * (layers - 1)]
 
 
 def _block(config: ConfigReader, hidden: int, dropout: float, *, is_decoder: bool, is_first: bool) -> Block:
     """Self-attention, in a decoder cross-attention, and the MLP, each after a norm."""
-    own: ScoreBias = "made" if is_first else "read"
-    parts = _attention(config, "layer.0.SelfAttention", hidden, own, is_causal=is_decoder)
+    score_bias: ScoreBias = "made" if is_first else "read"
+    attention_modules = _attention(config, "layer.0.SelfAttention", hidden, score_bias, is_causal=is_decoder)
     norm = rms_norm("layer.0.layer_norm", hidden, kind=_NORM)
-    modules = [norm, *parts, residual("layer.0.dropout", hidden, dropout)]
-    place = 1
+    modules = [norm, *attention_modules, residual("layer.0.dropout", hidden, dropout)]
+    mlp_layer = 1
     if is_decoder:
         # Every block adds a bias of zeros, which the first makes.
         cross = _attention(config, "layer.1.EncDecAttention", hidden, "zeros", is_cross=True)
         norm = rms_norm("layer.1.layer_norm", hidden, kind=_NORM)
         modules += [norm, *cross, residual("layer.1.dropout", hidden, dropout)]
-        place = 2
-    mlp = _mlp(config, f"layer.{place}.DenseReluDense", hidden, dropout)
-    norm = rms_norm(f"layer.{place}.layer_norm", hidden, kind=_NORM)
-    modules += [norm, *mlp, residual(f"layer.{place}.dropout", hidden, dropout)]
+        mlp_layer = 2
+    mlp = _mlp(config, f"layer.{mlp_layer}.DenseReluDense", hidden, dropout)
+    norm = rms_norm(f"layer.{mlp_layer}.layer_norm", hidden, kind=_NORM)
+    modules += [norm, *mlp, residual(f"layer.{mlp_layer}.dropout", hidden, dropout)]
     names = [module.name for module in modules if module.parameters and "layer_norm" not in module.name]
     names.sort(key=lambda name: name.endswith("relative_attention_bias"))
-    order = [name for number in range(place + 1) for name in _of_layer(names, number)]
-    return register(Block("T5Block", tuple(modules)), *order)
+    order = [name for number in range(mlp_layer + 1) for name in _layer_registration(names, number)]
+    return set_registration(Block("T5Block", tuple(modules)), *order)
 
 
-def _of_layer(names: Sequence[str], number: int) -> list[str]:
+def _layer_registration(names: Sequence[str], number: int) -> list[str]:
     """The modules of a layer of the block, and then its norm."""
-    own = [name for name in names if name.startswith(f"layer.{number}.")]
-    return [*own, f"layer.{number}.layer_norm"]
+    names_of_layer = [name for name in names if name.startswith(f"layer.{number}.")]
+    return [*names_of_layer, f"layer.{number}.layer_norm"]
 
 
 def _attention(
@@ -122,7 +122,7 @@ def _attention(
         linear(f"{root}.q", hidden, inner),
         linear(f"{root}.k", hidden, inner, shares_input=True),
         linear(f"{root}.v", hidden, inner, shares_input=True),
-        varied(core, is_causal=is_causal, bias=bias),
+        replace_op_fields(core, is_causal=is_causal, bias=bias),
         linear(f"{root}.o", inner, hidden),
     ]
     if bias == "made":
@@ -151,6 +151,6 @@ def _mlp(config: ConfigReader, root: str, hidden: int, dropout: float) -> list[M
             activation(f"{root}.act", inner, act, gated=True),
         ]
     else:
-        kept = "relu_kept" if act == "relu" and dropout else act
-        first = [linear(f"{root}.wi", hidden, inner), activation(f"{root}.act", inner, kept)]
+        relu_act = "relu_kept" if act == "relu" and dropout else act
+        first = [linear(f"{root}.wi", hidden, inner), activation(f"{root}.act", inner, relu_act)]
     return [*first, *drop, linear(f"{root}.wo", inner, hidden)]

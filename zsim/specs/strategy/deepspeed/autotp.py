@@ -15,20 +15,20 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.adapters import is_adapter_part
 from zsim.specs.model.spec import Activation, Attention, Block, Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _EVEN = ("mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # in a layer's name
 _HEADS = ("lm_head", "embed_out")
 _GRAIN = "tensor_parallel.tp.tp_grain_size"
 
 
-def kv_heads(model: ModelSpec) -> int:
+def count_kv_heads(model: ModelSpec) -> int:
     """Key/value heads of the model's first attention, or 1 without one."""
-    works = (module.work for block in model.distinct_blocks for module in block.modules)
-    return next((work.num_kv_heads for work in works if isinstance(work, Attention)), 1)
+    op_specs = (module.op_spec for block in model.unique_blocks for module in block.modules)
+    return next((op_spec.num_kv_heads for op_spec in op_specs if isinstance(op_spec, Attention)), 1)
 
 
-def with_grain(parallelism: Parallelism, config: DeepSpeedConfig) -> Parallelism:
+def set_tensor_grain(parallelism: ParallelismConfig, config: DeepSpeedConfig) -> ParallelismConfig:
     """The parallelism with the grain of AutoTP's parts.
 
     Releases that follow transformers' plan without knowing of heads know no grain either.
@@ -38,7 +38,7 @@ def with_grain(parallelism: Parallelism, config: DeepSpeedConfig) -> Parallelism
     return replace(parallelism, tensor_grain=config.tp_grain_size)
 
 
-def first_shard(total: int, ranks: int, name: str, num_kv_heads: int, grain: int = 1) -> int:
+def first_rank_features(total: int, ranks: int, name: str, num_kv_heads: int, grain: int = 1) -> int:
     """Rank 0's part of the `total` features of the layer `name`.
 
     The part is a multiple of `grain` where features are not dealt out by heads and there are as many as a
@@ -51,10 +51,10 @@ def first_shard(total: int, ranks: int, name: str, num_kv_heads: int, grain: int
         return total // num_kv_heads * -(-num_kv_heads // ranks)
     if total < grain:
         return -(-total // ranks)
-    grains, rest = divmod(total, grain)
-    if rest and grains % ranks == 0:
+    grains, remainder = divmod(total, grain)
+    if remainder and grains % ranks == 0:
         raise NotSimulatedError(
-            f"{_GRAIN}: found {grain}, which leaves {rest:,} of the {total:,} features "
+            f"{_GRAIN}: found {grain}, which leaves {remainder:,} of the {total:,} features "
             f"of '{name}' to the last of {ranks} ranks, beyond the {grains // ranks * grain:,} that each "
             f"has; zsim simulates the first rank, expected a grain that divides {total:,}"
         )
@@ -62,7 +62,7 @@ def first_shard(total: int, ranks: int, name: str, num_kv_heads: int, grain: int
 
 
 def uneven_shards_note(
-    model: ModelSpec, parallelism: Parallelism, deepspeed: DeepSpeedConfig | None
+    model: ModelSpec, parallelism: ParallelismConfig, deepspeed: DeepSpeedConfig | None
 ) -> str | None:
     """The note on ranks with unequal parts, or None where they are equal.
 
@@ -71,33 +71,34 @@ def uneven_shards_note(
     """
     if deepspeed is None or parallelism.style != "autotp":
         return None
-    tensor, told = parallelism.tensor, dict[str, None]()
+    tensor, descriptions = parallelism.tensor, dict[str, None]()
     _check_grain(model, parallelism.tensor_grain, deepspeed)
-    for block in model.distinct_blocks:
+    for block in model.unique_blocks:
         for module in block.modules:
-            work = module.work
-            if isinstance(work, Attention) and work.num_kv_heads % tensor:
-                told[_uneven_heads(work, model, tensor, deepspeed)] = None
-            elif isinstance(work, Activation):
+            op_spec = module.op_spec
+            if isinstance(op_spec, Attention) and op_spec.num_kv_heads % tensor:
+                descriptions[_describe_uneven_heads(op_spec, model, tensor, deepspeed)] = None
+            elif isinstance(op_spec, Activation):
                 grain = parallelism.tensor_grain
-                part = first_shard(work.width, tensor, module.name, kv_heads(model), grain)
-                if part * tensor == work.width:
+                part = first_rank_features(op_spec.width, tensor, module.name, count_kv_heads(model), grain)
+                if part * tensor == op_spec.width:
                     continue
-                told[f"{part:,} of {work.width:,} features of the MLP"] = None
+                descriptions[f"{part:,} of {op_spec.width:,} features of the MLP"] = None
             else:
                 continue
-            _check_plain(block, model, tensor)
-    if not told:
+            _check_separate_products(block, model, tensor)
+    if not descriptions:
         return None
     return (
-        f"AutoTP: the first of {tensor} tensor-parallel ranks has {' and '.join(told)}; the step is that of "
+        f"AutoTP: the first of {tensor} tensor-parallel ranks has {' and '.join(descriptions)}; the step is "
+        "that of "
         "this rank, for which the others wait"
     )
 
 
 def _check_grain(model: ModelSpec, grain: int, deepspeed: DeepSpeedConfig) -> None:
-    works = [module.work for block in model.distinct_blocks for module in block.modules]
-    widths = [work.width for work in works if isinstance(work, Activation)]
+    op_specs = [module.op_spec for block in model.unique_blocks for module in block.modules]
+    widths = [op_spec.width for op_spec in op_specs if isinstance(op_spec, Activation)]
     uneven = [total for total in (*widths, model.vocab_size) if total >= grain and total % grain]
     if uneven and not deepspeed.release.gives_last_rank_the_rest:
         raise InputError(
@@ -107,8 +108,10 @@ def _check_grain(model: ModelSpec, grain: int, deepspeed: DeepSpeedConfig) -> No
         )
 
 
-def _uneven_heads(work: Attention, model: ModelSpec, tensor: int, deepspeed: DeepSpeedConfig) -> str:
-    groups = work.num_kv_heads
+def _describe_uneven_heads(
+    op_spec: Attention, model: ModelSpec, tensor: int, deepspeed: DeepSpeedConfig
+) -> str:
+    groups = op_spec.num_kv_heads
     if deepspeed.release.cuts_heads_in_two:
         divisors = [number for number in range(1, groups + 1) if groups % number == 0]
         raise InputError(
@@ -117,32 +120,33 @@ def _uneven_heads(work: Attention, model: ModelSpec, tensor: int, deepspeed: Dee
             f"{min(divisors, key=lambda number: abs(number - tensor))}, or strategy.version 0.19.6 or newer"
         )
     most = -(-groups // tensor)
-    heads = work.num_heads // groups * most
-    text = f"{heads} of {work.num_heads} heads ({most} of {groups} of keys and values)"
+    heads = op_spec.num_heads // groups * most
+    text = f"{heads} of {op_spec.num_heads} heads ({most} of {groups} of keys and values)"
     return text if groups > tensor else f"{text}, as have the {groups - 1} behind it, the others none"
 
 
-def _check_plain(block: Block, model: ModelSpec, tensor: int) -> None:
+def _check_separate_products(block: Block, model: ModelSpec, tensor: int) -> None:
     """Raises NotSimulatedError for products of which AutoTP's unequal parts are not known.
 
     These are one product that makes q, k and v, or gate and up, a latent vector that ranks share, and
     adapters.
     """
-    works = [module.work for module in block.modules]
-    attention = [work for work in works if isinstance(work, Attention)]
-    widths = [work.width for work in works if isinstance(work, Activation) and work.gated]
-    outputs = [work.out_features for work in works if isinstance(work, Linear)]
-    found = {
+    op_specs = [module.op_spec for module in block.modules]
+    attention = [op_spec for op_spec in op_specs if isinstance(op_spec, Attention)]
+    widths = [op_spec.width for op_spec in op_specs if isinstance(op_spec, Activation) and op_spec.gated]
+    outputs = [op_spec.out_features for op_spec in op_specs if isinstance(op_spec, Linear)]
+    traits = {
         "makes queries, keys and values in one product": any(
-            work.num_heads * work.qk_head_dim + work.num_kv_heads * (work.qk_head_dim + work.v_head_dim)
+            op_spec.num_heads * op_spec.qk_head_dim
+            + op_spec.num_kv_heads * (op_spec.qk_head_dim + op_spec.v_head_dim)
             in outputs
-            for work in attention
+            for op_spec in attention
         ),
-        "has latent attention": any(work.is_latent for work in attention),
+        "has latent attention": any(op_spec.is_latent for op_spec in attention),
         "makes gate and up in one product": any(2 * width in outputs for width in widths),
         "has adapters": any(is_adapter_part(module) for module in block.modules),
     }
-    trait = next((trait for trait, is_found in found.items() if is_found), None)
+    trait = next((trait for trait, has_trait in traits.items() if has_trait), None)
     if trait:
         raise NotSimulatedError(
             f"parallelism.tensor: found {tensor}, which does not divide the heads or the MLP of "

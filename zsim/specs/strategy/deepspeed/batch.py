@@ -41,22 +41,22 @@ def resolve_batch(
         assert micro is not None
         steps = steps or 1
         return BatchSizes(micro * steps * world_size, micro, steps)
-    known = [(key, value) for key, value in ((_MICRO, micro), (_STEPS, steps)) if value is not None]
+    factors = [(key, value) for key, value in ((_MICRO, micro), (_STEPS, steps)) if value is not None]
     if micro is None:
         steps = steps or 1
         micro = train // (world_size * steps)
     elif steps is None:
         steps = train // (micro * world_size)
     if train != micro * steps * world_size:
-        raise InputError(f"{where}: {_TRAIN}: found {train}, {_expected(known, world_size)}")
+        raise InputError(f"{where}: {_TRAIN}: found {train}, {_describe_expected(factors, world_size)}")
     return BatchSizes(train, micro, steps)
 
 
-def _expected(known: list[tuple[str, int]], world_size: int) -> str:
-    product = math.prod(value for _, value in known) * world_size
-    terms = " x ".join([f"{key} {value}" for key, value in known] + [f"{world_size} GPUs"])
-    if len(known) == 2:
+def _describe_expected(factors: list[tuple[str, int]], world_size: int) -> str:
+    product = math.prod(value for _, value in factors) * world_size
+    terms = " x ".join([f"{key} {value}" for key, value in factors] + [f"{world_size} GPUs"])
+    if len(factors) == 2:
         return f"expected {terms} = {product}"
-    missing = [key for key in (_MICRO, _STEPS) if key not in dict(known)]
-    follows = f"{missing[0]} follows" if known else f"{_MICRO} follows, {_STEPS} is 1"
+    missing = [key for key in (_MICRO, _STEPS) if key not in dict(factors)]
+    follows = f"{missing[0]} follows" if factors else f"{_MICRO} follows, {_STEPS} is 1"
     return f"expected a multiple of {terms} = {product} ({follows})"

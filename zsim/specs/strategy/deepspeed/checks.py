@@ -118,9 +118,9 @@ def check_optimizer(reading: Reading, zero: ZeroConfig, release: Release) -> Non
         return
     where = f"{reading.where}: optimizer"
     name = block.type.lower()
-    known = DEEPSPEED_OPTIMIZERS + (ONE_BIT_OPTIMIZERS if release.has_one_bit_optimizers else ())
-    if name not in known and block.type not in TORCH_OPTIMIZERS:
-        options = (*known, *TORCH_OPTIMIZERS)
+    names = DEEPSPEED_OPTIMIZERS + (ONE_BIT_OPTIMIZERS if release.has_one_bit_optimizers else ())
+    if name not in names and block.type not in TORCH_OPTIMIZERS:
+        options = (*names, *TORCH_OPTIMIZERS)
         hint = did_you_mean(block.type, options)
         if name in ONE_BIT_OPTIMIZERS:
             hint = ", which has none of the 1-bit ones since 0.19.7; expected an older strategy.version"

@@ -125,7 +125,7 @@ class TrainingValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsimulated:
+class UnsimulatedSetting:
     """A key that DeepSpeed would act on and zsim does not simulate yet."""
 
     key: str
@@ -175,7 +175,7 @@ class DeepSpeedConfig:
     """The block of `PipelineEngine`, without effect elsewhere."""
     expert_parallel: ExpertParallelBlock | None
     """AutoEP's block."""
-    unsimulated: tuple[Unsimulated, ...]
+    unsimulated: tuple[UnsimulatedSetting, ...]
     notes: tuple[str, ...]
     origins: tuple[tuple[str, str], ...]
     """(key, origin) of each setting, as in `Setting`."""

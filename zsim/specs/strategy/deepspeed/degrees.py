@@ -19,7 +19,7 @@ from zsim.errors import InputError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import autoep_degrees
 from zsim.specs.strategy.deepspeed.text import load_object
-from zsim.specs.strategy.parallelism import Parallelism, Style
+from zsim.specs.strategy.parallelism import ParallelismConfig, Style
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 _AUTOTP = "tensor_parallel.autotp_size"
@@ -28,7 +28,7 @@ _STAGES = "pipeline.stages"
 _STAGE_3_SINCE = (0, 19, 4)
 
 
-def with_degrees(
+def merge_degrees(
     table: ParallelismTable, source: str | Path | Mapping[str, Any], name: str | None
 ) -> tuple[ParallelismTable, Style]:
     """`[parallelism]` with the degrees of the JSON, and the style that they belong to.
@@ -38,45 +38,45 @@ def with_degrees(
     Raises InputError where both give a degree and they differ.
     """
     where, data = load_object(source, name)
-    found = _degrees(data)
+    degrees = _read_degrees(data)
     experts = autoep_degrees(data)
     if experts:
-        found["expert"] = ("expert_parallel.autoep_size", experts["expert"])
-    _check_inner_size(where, data, found["tensor"][1] if "tensor" in found else 0)
+        degrees["expert"] = ("expert_parallel.autoep_size", experts["expert"])
+    _check_inner_size(where, data, degrees["tensor"][1] if "tensor" in degrees else 0)
     changes: dict[str, Any] = {}
-    for key, (path, degree) in found.items():
-        asked = getattr(table, key)
-        if key in table.model_fields_set and asked != degree:
+    for key, (path, degree) in degrees.items():
+        requested = getattr(table, key)
+        if key in table.model_fields_set and requested != degree:
             raise InputError(
-                f"parallelism.{key}: found {asked}, but {where} says {path} {degree}; make them equal or "
+                f"parallelism.{key}: found {requested}, but {where} says {path} {degree}; make them equal or "
                 "leave one out"
             )
         changes[key] = degree
     if "dispatcher" in experts and table.dispatcher is None:
         changes["dispatcher"] = experts["dispatcher"]
-    if "tensor" in found and _nested(data, "tensor_parallel.tp_overlap_comm") is True:
+    if "tensor" in degrees and _lookup(data, "tensor_parallel.tp_overlap_comm") is True:
         changes["async_tensor"] = True
     # Degrees that are no numbers are the schema's to refuse; all others are at least 1.
-    return table.model_copy(update=changes), "autotp" if "tensor" in found else "deepspeed"
+    return table.model_copy(update=changes), "autotp" if "tensor" in degrees else "deepspeed"
 
 
-def _degrees(data: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+def _read_degrees(data: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
     """{key of `[parallelism]`: (key of the JSON, degree)} for degrees above 1."""
-    asked = {
-        "tensor": (_AUTOTP, _nested(data, _AUTOTP)),
+    candidates = {
+        "tensor": (_AUTOTP, _lookup(data, _AUTOTP)),
         "context": (_ULYSSES, data.get(_ULYSSES)),
-        "pipeline": (_STAGES, _nested(data, _STAGES)),
+        "pipeline": (_STAGES, _lookup(data, _STAGES)),
     }
     return {
         key: (path, degree)
-        for key, (path, degree) in asked.items()
+        for key, (path, degree) in candidates.items()
         if isinstance(degree, int) and not isinstance(degree, bool) and degree > 1
     }
 
 
 def _check_inner_size(where: str, data: Mapping[str, Any], autotp_size: int) -> None:
     for name in ("tp", "tensor_parallel"):
-        size = _nested({"block": _nested(data, f"tensor_parallel.{name}")}, "block.tp_size")
+        size = _lookup({"block": _lookup(data, f"tensor_parallel.{name}")}, "block.tp_size")
         if autotp_size and isinstance(size, int) and size not in (1, autotp_size):
             raise InputError(
                 f"{where}: tensor_parallel.{name}.tp_size: found {size}, but {_AUTOTP} is {autotp_size}, and "
@@ -84,13 +84,13 @@ def _check_inner_size(where: str, data: Mapping[str, Any], autotp_size: int) -> 
             )
 
 
-def _nested(data: Mapping[str, Any], path: str) -> Any:
+def _lookup(data: Mapping[str, Any], path: str) -> Any:
     block, _, key = path.partition(".")
     inner = data.get(block)
     return inner.get(key) if isinstance(inner, Mapping) else None
 
 
-def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
+def check_degrees(config: DeepSpeedConfig, parallelism: ParallelismConfig) -> None:
     """Raises InputError for what DeepSpeed refuses with tensor, pipeline and sequence parallelism."""
     where, pipeline = config.name, config.pipeline
     if parallelism.style == "deepspeed" and parallelism.async_tensor:
@@ -99,8 +99,8 @@ def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
             f"gradients and have nothing else to overlap; expected false, or {where}: {_AUTOTP} with "
             "tp_overlap_comm"
         )
-    is_cut = parallelism.pipeline > 1 and parallelism.tensor > 1
-    if is_cut and pipeline.grad_partitioned and not pipeline.pipe_partitioned:
+    has_split_messages = parallelism.pipeline > 1 and parallelism.tensor > 1
+    if has_split_messages and pipeline.grad_partitioned and not pipeline.pipe_partitioned:
         raise InputError(
             f"{where}: pipeline.grad_partitioned: found true without pipe_partitioned: one stage sends a "
             "gradient in two messages, and the other waits for one; expected both true or both false"
@@ -132,7 +132,7 @@ def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
         )
 
 
-def in_pipeline(config: DeepSpeedConfig, parallelism: Parallelism) -> DeepSpeedConfig:
+def disable_overlap_in_pipeline(config: DeepSpeedConfig, parallelism: ParallelismConfig) -> DeepSpeedConfig:
     """The configuration as PipelineEngine runs it, with `overlap_comm` off.
 
     It is `_configure_zero_optimizer` of `runtime/engine.py` that turns it off.

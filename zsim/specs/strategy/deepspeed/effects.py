@@ -32,28 +32,28 @@ def _reason_without_effect(
     return reason_without_effect(bare, zero, num_nodes)
 
 
-def notes_without_effect(
+def ineffective_key_notes(
     reading: Reading, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
 ) -> list[str]:
     """One note per reason, naming the keys of the file that have no effect for that reason."""
-    by_reason: dict[str, list[str]] = {}
+    keys_per_reason: dict[str, list[str]] = {}
     for bare, key in ZERO_KEYS.items():
         if key.effect and reading.says(f"zero_optimization.{bare}"):
             reason = _reason_without_effect(bare, zero, wrapper, release, num_nodes)
             if reason is not None:
-                by_reason.setdefault(reason, []).append(json_key(bare))
+                keys_per_reason.setdefault(reason, []).append(json_key(bare))
     notes = [
         f"{reading.where}: zero_optimization: {', '.join(keys)}: {reason}"
-        for reason, keys in by_reason.items()
+        for reason, keys in keys_per_reason.items()
     ]
-    return notes + _notes_overridden(reading, zero) + _notes_of_other_blocks(reading, zero, wrapper, release)
+    return notes + _overridden_notes(reading, zero) + _other_block_notes(reading, zero, wrapper, release)
 
 
 def sequence_notes(reading: Reading, *, shares_sequences: bool) -> list[str]:
     """Notes on the type in which gradients are reduced: Ulysses has a key of its own."""
     where, file = reading.where, reading.file
-    own = file.seq_parallel_communication_data_type or file.seq_parallel_comm_data_type
-    if own and not shares_sequences:
+    sequence_dtype = file.seq_parallel_communication_data_type or file.seq_parallel_comm_data_type
+    if sequence_dtype and not shares_sequences:
         return [f"{where}: seq_parallel_communication_data_type: no effect without sequence parallelism"]
     if shares_sequences and file.communication_data_type:
         return [
@@ -63,7 +63,7 @@ def sequence_notes(reading: Reading, *, shares_sequences: bool) -> list[str]:
     return []
 
 
-def _notes_overridden(reading: Reading, zero: ZeroConfig) -> list[str]:
+def _overridden_notes(reading: Reading, zero: ZeroConfig) -> list[str]:
     where = f"{reading.where}: zero_optimization"
     notes = []
     if zero.contiguous_gradients and not reading.zero.contiguous_gradients:
@@ -76,7 +76,7 @@ def _notes_overridden(reading: Reading, zero: ZeroConfig) -> list[str]:
     return notes
 
 
-def _notes_of_other_blocks(
+def _other_block_notes(
     reading: Reading, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release
 ) -> list[str]:
     where, file, notes = reading.where, reading.file, []
@@ -90,10 +90,12 @@ def _notes_of_other_blocks(
         notes.append(f"{where}: bf16.immediate_grad_update: no effect outside BF16_Optimizer")
     if file.aio is not None and zero.offload_param is None and zero.offload_optimizer is None:
         notes.append(f"{where}: aio: no effect without offload to nvme")
-    other = "thread_count" if release.aio_threads_key == "intra_op_parallelism" else "intra_op_parallelism"
-    if reading.says(f"aio.{other}"):
+    unread_key = (
+        "thread_count" if release.aio_threads_key == "intra_op_parallelism" else "intra_op_parallelism"
+    )
+    if reading.says(f"aio.{unread_key}"):
         notes.append(
-            f"{where}: aio.{other}: DeepSpeed {release} reads '{release.aio_threads_key}'; no effect"
+            f"{where}: aio.{unread_key}: DeepSpeed {release} reads '{release.aio_threads_key}'; no effect"
         )
     if file.activation_checkpointing is not None:
         notes.append(
@@ -112,14 +114,14 @@ def _notes_of_other_blocks(
     return notes
 
 
-def describe(config: DeepSpeedConfig, num_nodes: int) -> tuple[Setting, ...]:
+def describe_settings(config: DeepSpeedConfig, num_nodes: int) -> tuple[Setting, ...]:
     """The resolved settings as rows for a report: key, value, origin, effect."""
     origins, release = dict(config.origins), config.release
     default = f"default {config.version}"
     rows: list[Setting] = []
 
     def add(key: str, value: Any, effect: str) -> None:
-        rows.append(Setting(key, _shown(value), origins.get(key, default), effect))
+        rows.append(Setting(key, _format_value(value), origins.get(key, default), effect))
 
     batch = config.batch
     add("train_batch_size", batch.train_batch_size, "sequences per step")
@@ -153,7 +155,7 @@ def _zero_value(zero: ZeroConfig, bare: str) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

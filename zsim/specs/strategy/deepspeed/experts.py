@@ -21,7 +21,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.schema import ExpertParallelBlock
 from zsim.specs.strategy.deepspeed.text import load_object
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import DeepSpeedTable
 
@@ -32,7 +32,9 @@ _AUTOEP_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepsee
 _BLOCK = "expert_parallel"
 
 
-def deepspeed_experts(table: DeepSpeedTable, asked: ParallelismTable, model: ModelSpec) -> ExpertSplit:
+def resolve_deepspeed_experts(
+    table: DeepSpeedTable, parallelism_table: ParallelismTable, model: ModelSpec
+) -> ExpertSplit:
     """The split of the model's routed experts, which says whose layer has them.
 
     It is AutoEP's layer if the JSON enables it or `strategy.expert_layer` says so. It is DeepSpeed's own
@@ -43,15 +45,15 @@ def deepspeed_experts(table: DeepSpeedTable, asked: ParallelismTable, model: Mod
     has no preset for.
     """
     data = load_object(table.config, table.config_name)[1] if table.config is not None else {}
-    block, layer = _block_of(data), table.expert_layer
+    block, layer = _enabled_block(data), table.expert_layer
     if block is not None and layer == "moe":
         raise InputError(
             f"strategy.expert_layer: found 'moe', but the file enables {_BLOCK}, which is AutoEP; expected "
             "'autoep', or enabled: false"
         )
     if layer is None:
-        spreads = asked.expert > 1 or asked.capacity_factor is not None
-        layer = "autoep" if block is not None else "moe" if spreads else None
+        uses_deepspeed_layer = parallelism_table.expert > 1 or parallelism_table.capacity_factor is not None
+        layer = "autoep" if block is not None else "moe" if uses_deepspeed_layer else None
     if layer is None:
         return ExpertSplit()
     if data.get("use_data_before_expert_parallelism") is True:
@@ -78,20 +80,20 @@ def deepspeed_experts(table: DeepSpeedTable, asked: ParallelismTable, model: Mod
 
 def autoep_degrees(data: Mapping[str, Any]) -> dict[str, Any]:
     """{key of `[parallelism]`: value} of the JSON's `expert_parallel`, or {} if it is not enabled."""
-    block = _block_of(data)
+    block = _enabled_block(data)
     if block is None:
         return {}
-    found = {"expert": block.get("autoep_size", 1)}
-    return found | ({"dispatcher": "deepep"} if block.get("comm_backend") == "deepep" else {})
+    degrees = {"expert": block.get("autoep_size", 1)}
+    return degrees | ({"dispatcher": "deepep"} if block.get("comm_backend") == "deepep" else {})
 
 
-def _block_of(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _enabled_block(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The JSON's `expert_parallel`, if it is enabled."""
     block = data.get(_BLOCK)
     return block if isinstance(block, Mapping) and block.get("enabled") is True else None
 
 
-def with_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: float) -> ExpertSplit:
+def apply_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: float) -> ExpertSplit:
     """The split with the rows that an expert of DeepSpeed's layer takes, over the mean.
 
     An expert takes `capacity_factor` (1.0 if left out) of `tokens` tokens, in whole rows, and at least
@@ -102,11 +104,11 @@ def with_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: fl
         rows = fullest * mean
     else:
         rows = mean * (1.0 if split.capacity_factor is None else split.capacity_factor)
-    kept = max(ceil(round(rows, 6)), 1 if split.agrees_on_capacity else _MIN_CAPACITY)
-    return replace(split, capacity_factor=kept / mean, loads=(1.0,))
+    rows_taken = max(ceil(round(rows, 6)), 1 if split.agrees_on_capacity else _MIN_CAPACITY)
+    return replace(split, capacity_factor=rows_taken / mean, loads=(1.0,))
 
 
-def check_experts(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Parallelism) -> None:
+def check_experts(config: DeepSpeedConfig, split: ExpertSplit, parallelism: ParallelismConfig) -> None:
     """Raises InputError for what DeepSpeed refuses with its layers of experts, NotSimulatedError for what
     zsim lacks.
     """
@@ -178,14 +180,14 @@ def _refuse_variants(where: str, block: ExpertParallelBlock) -> None:
         "row_weighting_impl": (block.row_weighting_impl, ("auto", "eager")),
         "async_split_plan": (block.async_split_plan, (False,)),
     }
-    for key, (found, simulated) in variants.items():
-        if found not in simulated:
+    for key, (value, simulated) in variants.items():
+        if value not in simulated:
             raise NotSimulatedError(
-                f"{where}: {_BLOCK}.{key}: zsim does not simulate {found!r}; expected {simulated[-1]!r}"
+                f"{where}: {_BLOCK}.{key}: zsim does not simulate {value!r}; expected {simulated[-1]!r}"
             )
 
 
-def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Parallelism) -> None:
+def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: ParallelismConfig) -> None:
     if parallelism.context > 1 and config.stage == 3:
         raise InputError(
             f"{config.name}: sequence_parallel_size: found {parallelism.context} with AutoEP at stage 3, "
@@ -203,7 +205,7 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
         raise InputError("parallelism.dispatcher: DeepSpeed's own MoE layer has 'all-to-all' only")
 
 
-def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Parallelism) -> None:
+def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, parallelism: ParallelismConfig) -> None:
     """Raises InputError where a release refuses AutoTP with AutoEP, and NotSimulatedError where none does.
 
     The refusals are in `_validate` of 0.19.2 module_inject/auto_ep_config.py, at stage 3 in runtime/engine.py

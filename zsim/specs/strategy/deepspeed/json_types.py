@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from zsim.dtypes import ELEMENT_TYPES
 
 
-def not_a_bool(value: Any) -> Any:
+def refuse_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError(f"expected a number, found {str(value).lower()}")
     return value
@@ -24,26 +24,26 @@ _DTYPE_NAMES = {
 }
 
 
-def _dtype(value: Any) -> Any:
+def _parse_dtype(value: Any) -> Any:
     return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
-def _lower(value: Any) -> Any:
+def _lowercase(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-Elements = Annotated[int, BeforeValidator(not_a_bool), Field(ge=0)]
-Count = Annotated[int, BeforeValidator(not_a_bool), Field(ge=1)]
-Integer = Annotated[int, BeforeValidator(not_a_bool)]
-Number = Annotated[float, BeforeValidator(not_a_bool)]
-Amount = Annotated[float, BeforeValidator(not_a_bool), Field(ge=0)]
-Fraction = Annotated[float, BeforeValidator(not_a_bool), Field(ge=0, le=1)]
-DtypeName = Annotated[Literal["bf16", "fp16", "fp32"], BeforeValidator(_dtype)]
-CommunicationDtype = Annotated[Literal["bf16", "fp16", "fp32"], BeforeValidator(_lower)]
+Elements = Annotated[int, BeforeValidator(refuse_bool), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(refuse_bool), Field(ge=1)]
+Integer = Annotated[int, BeforeValidator(refuse_bool)]
+Number = Annotated[float, BeforeValidator(refuse_bool)]
+Amount = Annotated[float, BeforeValidator(refuse_bool), Field(ge=0)]
+Fraction = Annotated[float, BeforeValidator(refuse_bool), Field(ge=0, le=1)]
+DtypeName = Annotated[Literal["bf16", "fp16", "fp32"], BeforeValidator(_parse_dtype)]
+CommunicationDtype = Annotated[Literal["bf16", "fp16", "fp32"], BeforeValidator(_lowercase)]
 Device = Literal["none", "cpu", "nvme"]
 
 
-def _names(value: Any) -> Any:
+def _parse_names(value: Any) -> Any:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple):
@@ -51,7 +51,7 @@ def _names(value: Any) -> Any:
     return tuple(dict.fromkeys(value)) if all(isinstance(name, str) for name in value) else tuple(value)
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
 
 
 class JsonBlock(BaseModel):

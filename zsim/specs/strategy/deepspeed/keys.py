@@ -66,7 +66,7 @@ def is_present(value: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class NotSimulated:
+class UnsimulatedBehavior:
     """Behaviour of DeepSpeed that zsim does not simulate."""
 
     what: str

@@ -20,7 +20,7 @@ from zsim.specs.strategy.deepspeed.config import (
     Dtype,
     TrainingValues,
 )
-from zsim.specs.strategy.deepspeed.effects import notes_without_effect, sequence_notes
+from zsim.specs.strategy.deepspeed.effects import ineffective_key_notes, sequence_notes
 from zsim.specs.strategy.deepspeed.reader import Reading, read_deepspeed_file
 from zsim.specs.strategy.deepspeed.release import NEWEST, Release, parse_release
 from zsim.specs.strategy.deepspeed.schema import (
@@ -136,9 +136,9 @@ class _Resolver:
         num_nodes = self.world_size // self.gpus_per_node
         notes = [
             *reading.notes,
-            *self._auto_notes(),
-            *self._taken_notes(precision, batch, clipping),
-            *notes_without_effect(reading, zero, wrapper, release, num_nodes),
+            *self._unfilled_auto_notes(),
+            *self._resolved_auto_notes(precision, batch, clipping),
+            *ineffective_key_notes(reading, zero, wrapper, release, num_nodes),
             *sequence_notes(reading, shares_sequences=shares_sequences),
             *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
             *unmodelled_notes(reading),
@@ -203,19 +203,19 @@ class _Resolver:
             return _HF_MAX_GRAD_NORM
         return self.release.default_gradient_clipping
 
-    def _merge(self, key: str, in_file: Value | None, name: str, asked: Value | None) -> Value | None:
+    def _merge(self, key: str, file_value: Value | None, name: str, requested: Value | None) -> Value | None:
         """The file's value or the experiment's. Raises InputError if both are given and differ."""
-        if in_file is not None and asked is not None and in_file != asked:
+        if file_value is not None and requested is not None and file_value != requested:
             raise InputError(
-                f"{self.reading.where}: {key}: found {in_file:g}, but [training] {name} is {asked:g}; "
+                f"{self.reading.where}: {key}: found {file_value:g}, but [training] {name} is {requested:g}; "
                 "make them equal or leave one out"
             )
-        if in_file is not None:
+        if file_value is not None:
             self.origins[key] = "file"
-            return in_file
-        if asked is not None:
+            return file_value
+        if requested is not None:
             self.origins[key] = "auto" if key in self.reading.autos else "experiment"
-        return asked
+        return requested
 
     def _trace_origins(self) -> None:
         reading = self.reading
@@ -234,7 +234,7 @@ class _Resolver:
             if reading.says(key):
                 self.origins[key] = "file"
 
-    def _taken_notes(self, precision: str, batch: BatchSizes, clipping: float) -> list[str]:
+    def _resolved_auto_notes(self, precision: str, batch: BatchSizes, clipping: float) -> list[str]:
         """A note of the values taken for "auto"."""
         reading = self.reading
         values = {
@@ -243,14 +243,14 @@ class _Resolver:
             "gradient_accumulation_steps": batch.gradient_accumulation_steps,
             "gradient_clipping": clipping,
         }
-        taken = [f"precision {precision}"] if self.origins["precision"] == "auto" else []
-        taken += [f"{key} {value:,}" for key, value in values.items() if key in reading.autos]
+        resolved = [f"precision {precision}"] if self.origins["precision"] == "auto" else []
+        resolved += [f"{key} {value:,}" for key, value in values.items() if key in reading.autos]
         for path in sorted(reading.filled):
             bare = path.rpartition(".")[2]
-            taken.append(f"{json_key(bare)} {getattr(reading.zero, bare):,}")
-        return [f"{reading.where}: 'auto' is taken as {', '.join(taken)}"] if taken else []
+            resolved.append(f"{json_key(bare)} {getattr(reading.zero, bare):,}")
+        return [f"{reading.where}: 'auto' is taken as {', '.join(resolved)}"] if resolved else []
 
-    def _auto_notes(self) -> list[str]:
+    def _unfilled_auto_notes(self) -> list[str]:
         """A note of the keys whose "auto" nothing fills, for which DeepSpeed's default is taken."""
         reading = self.reading
         unfilled = sorted(

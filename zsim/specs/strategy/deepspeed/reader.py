@@ -22,7 +22,7 @@ _ZERO = "zero_optimization"
 # Blocks in which DeepSpeed, or Hugging Face for it, takes the word "auto".
 _AUTO_BLOCKS = (_ZERO, "bf16", "fp16", "aio", "activation_checkpointing", "tensor_parallel", "data_types")
 # (first release, table in `zero_optimization` or "", key) of keys added later, in the order of the releases.
-_CAME_LATER = sorted(
+_LATER_KEYS = sorted(
     (
         (key.since, parent, bare)
         for parent, keys in (("", ZERO_KEYS), ("offload_optimizer", keys_of(OffloadOptimizerBlock)))
@@ -81,11 +81,11 @@ def read_deepspeed_file(
     where, data = load_object(source, name)
     notes: list[str] = []
     drop_comments(data, where, notes)
-    _refuse_another_file(data, where)
+    _refuse_foreign_file(data, where)
     _refuse_removed(data, where, release, notes, lenient)
     _rename_old_spellings(data, where, notes)
     _refuse_newer(data, where, release, notes, lenient)
-    autos = _take_autos(data)
+    autos = _remove_autos(data)
     filled = _fill_autos(data, autos, hidden_size)
     file = _validate(data, where, notes, lenient)
     return Reading(where, file, frozenset(autos), frozenset(filled), notes)
@@ -94,25 +94,25 @@ def read_deepspeed_file(
 def require_deepspeed_file(path: str | Path) -> None:
     """Raises InputError for a file that is not JSON, or that belongs to another program."""
     where, data = load_object(path, None)
-    _refuse_another_file(data, where)
+    _refuse_foreign_file(data, where)
 
 
 # Keys of other programs' files -> where zsim takes these.
-_OTHER_FILES = {
+_FOREIGN_KEYS = {
     "model_type": " (a model's config.json? --model takes it)",
     "peft_type": " (PEFT's adapter_config.json? training.lora.config takes it)",
 }
 
 
-def _refuse_another_file(data: Mapping[str, Any], where: str) -> None:
+def _refuse_foreign_file(data: Mapping[str, Any], where: str) -> None:
     """Raises InputError for a JSON without any key that DeepSpeed has or had, or that is spelt nearly so."""
-    known = {*DeepSpeedFile.model_fields, "bfloat16"}
-    what = next((told for key, told in _OTHER_FILES.items() if key in data), "")
-    if not data or any(key in known or (nearest(key, known) and not what) for key in data):
+    known_keys = {*DeepSpeedFile.model_fields, "bfloat16"}
+    hint = next((owner for key, owner in _FOREIGN_KEYS.items() if key in data), "")
+    if not data or any(key in known_keys or (nearest(key, known_keys) and not hint) for key in data):
         return
-    found = ", ".join(f"'{key}'" for key in list(data)[:4])
+    first_keys = ", ".join(f"'{key}'" for key in list(data)[:4])
     raise InputError(
-        f"{where}: read as a DeepSpeed JSON, but none of its keys is DeepSpeed's: found {found}{what}; "
+        f"{where}: read as a DeepSpeed JSON, but none of its keys is DeepSpeed's: found {first_keys}{hint}; "
         "expected train_micro_batch_size_per_gpu, zero_optimization, bf16 ..."
     )
 
@@ -195,7 +195,7 @@ def _is_true(value: Any, where: str) -> bool:
     return value
 
 
-def _take_autos(data: MutableMapping[str, Any]) -> set[str]:
+def _remove_autos(data: MutableMapping[str, Any]) -> set[str]:
     """Remove every "auto". Returns the keys that said it."""
     autos: set[str] = set()
 
@@ -262,17 +262,17 @@ def _refuse_newer(
     zero = data.get(_ZERO)
     if not isinstance(zero, dict):
         return
-    for since, parent, bare in _CAME_LATER:
+    for since, parent, bare in _LATER_KEYS:
         block = zero.get(parent) if parent else zero
         if release.number >= since or not isinstance(block, dict):
             continue
-        spelt = _spelling(block, bare)
-        if spelt not in block:
+        spelling = _spelling(block, bare)
+        if spelling not in block:
             continue
-        path = f"{_ZERO}.{parent}.{spelt}" if parent else f"{_ZERO}.{spelt}"
-        came = ".".join(str(part) for part in since)
-        message = f"{where}: {path}: DeepSpeed {release} does not know it; it came with {came}"
+        path = f"{_ZERO}.{parent}.{spelling}" if parent else f"{_ZERO}.{spelling}"
+        first_release = ".".join(str(part) for part in since)
+        message = f"{where}: {path}: DeepSpeed {release} does not know it; it came with {first_release}"
         if not lenient:
             raise InputError(message)
         notes.append(f"{message}; ignored")
-        del block[spelt]
+        del block[spelling]

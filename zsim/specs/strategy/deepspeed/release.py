@@ -35,7 +35,7 @@ class ReleaseChange:
     value: Any = True
     otherwise: Any = False
 
-    def at(self, number: Version) -> Any:
+    def value_in(self, number: Version) -> Any:
         return self.value if self.since <= number < self.until else self.otherwise
 
 
@@ -124,8 +124,8 @@ class Release:
     """
 
     @classmethod
-    def of(cls, number: Version) -> Release:
-        return cls(number, **{name: change.at(number) for name, change in CHANGES.items()})
+    def from_number(cls, number: Version) -> Release:
+        return cls(number, **{name: change.value_in(number) for name, change in CHANGES.items()})
 
     def __str__(self) -> str:
         return ".".join(str(part) for part in self.number)
@@ -147,7 +147,7 @@ def parse_release(text: str, where: str) -> Release:
     if match is None:
         raise InputError(f"{where}: '{text}' is not a DeepSpeed release; expected {OLDEST} to {NEWEST}")
     major, minor, patch = (int(part) for part in match.groups())
-    known = major == 0 and patch <= _LAST_PATCH.get(minor, -1) and (minor, patch) >= (10, 3)
-    if not known:
+    is_supported = major == 0 and patch <= _LAST_PATCH.get(minor, -1) and (minor, patch) >= (10, 3)
+    if not is_supported:
         raise InputError(f"{where}: DeepSpeed {text} is not known to zsim; expected {OLDEST} to {NEWEST}")
-    return Release.of((major, minor, patch))
+    return Release.from_number((major, minor, patch))

@@ -73,7 +73,7 @@ def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
     Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded. With one all-gather per
     parameter only the next parameter is prefetched (bucket size 1).
     """
-    stage, values = zero.stage, _with_defaults(zero, zero.stage, release)
+    stage, values = zero.stage, _fill_defaults(zero, zero.stage, release)
     if stage == 3 and zero.mics_shard_size > 0:
         fields = ZeroBlock.model_fields
         values |= {bare: fields[bare].default for bare, key in ZERO_KEYS.items() if key.is_ignored_by_mics}
@@ -86,7 +86,7 @@ def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
     return ZeroConfig.model_construct(**values)
 
 
-def _with_defaults(block: JsonBlock, stage: int, release: Release) -> dict[str, Any]:
+def _fill_defaults(block: JsonBlock, stage: int, release: Release) -> dict[str, Any]:
     """The block's values, with this release's defaults for those left open."""
     values = dict(block)
     for bare, key in keys_of(type(block)).items():
@@ -98,7 +98,7 @@ def _with_defaults(block: JsonBlock, stage: int, release: Release) -> dict[str, 
 def _param_offload(block: OffloadParamBlock | None, stage: int, release: Release) -> ParameterOffload | None:
     if block is None or block.device == "none" or stage != 3:
         return None
-    return ParameterOffload.model_construct(**_with_defaults(block, stage, release))
+    return ParameterOffload.model_construct(**_fill_defaults(block, stage, release))
 
 
 def _optimizer_offload(
@@ -106,7 +106,7 @@ def _optimizer_offload(
 ) -> OptimizerOffload | None:
     if block is None or block.device == "none" or stage == 0:
         return None
-    values = _with_defaults(block, stage, release)
+    values = _fill_defaults(block, stage, release)
     return OptimizerOffload.model_construct(**values | ({} if stage == 3 else {"device": "cpu"}))
 
 
@@ -116,7 +116,7 @@ def _leaf_modules(block: LeafModuleBlock, release: Release) -> LeafModules:
     return LeafModules.model_construct(**values | ({"classes": default} if block.classes is None else {}))
 
 
-def with_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str) -> DeepSpeedConfig:
+def add_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str) -> DeepSpeedConfig:
     """The config with classes that the script makes leaf modules, by name or full name.
 
     At stages other than 3 a note says that they have no effect.
@@ -128,8 +128,8 @@ def with_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str
         return config
     key, block = "strategy.leaf_modules", EXPERT_BLOCKS.get(family, "")
     if config.stage != 3:
-        idle = f"{key} is without effect at stage {config.stage}, which fetches no modules"
-        return replace(config, notes=(*config.notes, idle))
+        note = f"{key} is without effect at stage {config.stage}, which fetches no modules"
+        return replace(config, notes=(*config.notes, note))
     if config.release.number < _FIRST_WITH_LEAVES:
         raise InputError(
             f"{key}: DeepSpeed {config.release} has no leaf modules; expected strategy.version from "
@@ -147,16 +147,16 @@ def with_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str
     return replace(config, zero=config.zero.model_copy(update={"leaf_module": wider}))
 
 
-def with_delayed_update(config: DeepSpeedConfig) -> DeepSpeedConfig:
+def delay_update(config: DeepSpeedConfig) -> DeepSpeedConfig:
     """The config with ZeRO-Offload's one-step delayed parameter update: the CPU updates one step late.
 
     Raises InputError if nothing is updated on the CPU, or for a stage that the paper does not describe.
     """
     offload = config.zero.offload_optimizer
     if config.stage not in (1, 2) or offload is None:
-        found = f"stage {config.stage}" + ("" if offload else " without offload_optimizer")
+        state = f"stage {config.stage}" + ("" if offload else " without offload_optimizer")
         raise InputError(
-            f"strategy.delayed_parameter_update: found {found}; expected stage 1 or 2 with offload_optimizer "
+            f"strategy.delayed_parameter_update: found {state}; expected stage 1 or 2 with offload_optimizer "
             "on the CPU"
         )
     return replace(config, delayed_parameter_update=True, notes=(*config.notes, _NO_RELEASE_HAS_IT))
@@ -171,7 +171,7 @@ def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Preci
 
     Raises InputError if both blocks are enabled, and if file and experiment disagree.
     """
-    where, asked = reading.where, training.precision
+    where, requested = reading.where, training.precision
     bf16, fp16 = (
         reading.file.bf16 or Bf16Block.model_construct(),
         reading.file.fp16 or Fp16Block.model_construct(),
@@ -185,7 +185,7 @@ def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Preci
         explicit = "fp16"
     elif bf16.enabled is False and fp16.enabled is False:
         explicit = "fp32"
-    if asked is None:
+    if requested is None:
         if explicit is not None:
             return explicit, "file"
         choices: tuple[Precision, ...] = (training.auto_precision, "bf16", "fp16")
@@ -193,19 +193,21 @@ def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Preci
             if f"{precision}.enabled" in reading.autos:
                 return precision, "auto"
         return "fp32", "default"
-    as_deepspeed = "bf16" if asked == "fp8" else asked
-    if explicit is not None and explicit != as_deepspeed:
+    deepspeed_precision = "bf16" if requested == "fp8" else requested
+    if explicit is not None and explicit != deepspeed_precision:
         raise InputError(
-            f"{where}: {explicit if explicit != 'fp32' else as_deepspeed}.enabled: the file says {explicit}, "
-            f"but [training] precision is '{asked}'; make them equal or leave one out"
+            f"{where}: {explicit if explicit != 'fp32' else deepspeed_precision}.enabled: the file says "
+            f"{explicit}, "
+            f"but [training] precision is '{requested}'; make them equal or leave one out"
         )
-    enabled = {"bf16": bf16.enabled, "fp16": fp16.enabled}.get(as_deepspeed)
+    enabled = {"bf16": bf16.enabled, "fp16": fp16.enabled}.get(deepspeed_precision)
     if enabled is False:
         raise InputError(
-            f"{where}: {as_deepspeed}.enabled: found false, but [training] precision is '{asked}'; "
+            f"{where}: {deepspeed_precision}.enabled: found false, but [training] precision is "
+            f"'{requested}'; "
             "make them equal or leave one out"
         )
-    return asked, "file" if explicit is not None and asked != "fp8" else "experiment"
+    return requested, "file" if explicit is not None and requested != "fp8" else "experiment"
 
 
 def resolve_wrapper(
@@ -221,13 +223,13 @@ def resolve_wrapper(
     if stage > 0:
         return "zero3" if stage == 3 else "zero12"
     if param == "bf16" and release.shards_bf16_without_zero:
-        allowed = accumulate == "fp32"
+        is_allowed = accumulate == "fp32"
         wrapper: OptimizerWrapper = "bf16_optimizer"
     elif param == "bf16" and accumulate == "fp32":
-        allowed, wrapper = release.mistakes_bf16_wrapper, "fp16_optimizer"
+        is_allowed, wrapper = release.mistakes_bf16_wrapper, "fp16_optimizer"
     else:
-        allowed, wrapper = param == accumulate, "none" if param == "fp32" else "fp16_optimizer"
-    if not allowed:
+        is_allowed, wrapper = param == accumulate, "none" if param == "fp32" else "fp16_optimizer"
+    if not is_allowed:
         expected = "fp32" if wrapper == "bf16_optimizer" else param
         raise InputError(
             f"{where}: data_types.grad_accum_dtype: found {accumulate}, expected {expected} for {param} "
@@ -259,8 +261,8 @@ def resolve_overflow_check(
         return True
     if wrapper == "zero3" or param == "fp32" or not release.has_bf16_overflow_key:
         return False
-    given = bf16.check_grad_overflow
-    return release.default_bf16_check_grad_overflow if given is None else given
+    configured = bf16.check_grad_overflow
+    return release.default_bf16_check_grad_overflow if configured is None else configured
 
 
 # `optimizer.type` in lower case -> `training.optimizer`; DeepSpeed's Adam is AdamW unless told otherwise.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from zsim.specs.late_table import Late
+from zsim.specs.late_table import Lazy
 from zsim.specs.strategy.deepspeed.json_types import (
     Amount,
     CommunicationDtype,
@@ -16,9 +16,9 @@ from zsim.specs.strategy.deepspeed.json_types import (
     Integer,
     JsonBlock,
     Number,
-    not_a_bool,
+    refuse_bool,
 )
-from zsim.specs.strategy.deepspeed.keys import Key, NotSimulated, is_any_enabled, is_present, keys_of
+from zsim.specs.strategy.deepspeed.keys import Key, UnsimulatedBehavior, is_any_enabled, is_present, keys_of
 from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
 
 GONE_0_19_7, GONE_0_19_8 = Key(until=(0, 19, 7)), Key(until=(0, 19, 8))
@@ -166,39 +166,39 @@ class DeepSpeedFile(JsonBlock):
     train_micro_batch_size_per_gpu: Count | None = None
     gradient_accumulation_steps: Count | None = None
     gradient_clipping: Amount | None = None
-    zero_optimization: Late[ZeroBlock] | None = None
-    bf16: Late[Bf16Block] | None = None
-    fp16: Late[Fp16Block] | None = None
-    data_types: Late[DataTypesBlock] | None = None
+    zero_optimization: Lazy[ZeroBlock] | None = None
+    bf16: Lazy[Bf16Block] | None = None
+    fp16: Lazy[Fp16Block] | None = None
+    data_types: Lazy[DataTypesBlock] | None = None
     communication_data_type: CommunicationDtype | None = None
     prescale_gradients: bool = False
-    gradient_predivide_factor: Annotated[float, BeforeValidator(not_a_bool), Field(gt=0)] = 1.0
+    gradient_predivide_factor: Annotated[float, BeforeValidator(refuse_bool), Field(gt=0)] = 1.0
     gradient_allreduce_op: Literal["mean", "sum"] = "mean"
-    optimizer: Late[OptimizerBlock] | None = None
-    aio: Late[AioBlock] | None = None
-    activation_checkpointing: Late[ActivationCheckpointingBlock] | None = None
-    tensor_parallel: Late[TensorParallelBlock] | None = None
+    optimizer: Lazy[OptimizerBlock] | None = None
+    aio: Lazy[AioBlock] | None = None
+    activation_checkpointing: Lazy[ActivationCheckpointingBlock] | None = None
+    tensor_parallel: Lazy[TensorParallelBlock] | None = None
     sequence_parallel_size: Count | None = None
-    pipeline: Late[PipelineBlock] | None = None
+    pipeline: Lazy[PipelineBlock] | None = None
     allgather_size: Elements | None = None
     managed_gradient_accumulation: bool = True
     wall_clock_breakdown: Annotated[Any, MEASURES] = None
 
-    amp: Annotated[Any, GONE_0_19_8, NotSimulated("Apex's mixed precision")] = None
-    autotuning: Annotated[Any, NotSimulated("DeepSpeed's own search over configurations")] = None
+    amp: Annotated[Any, GONE_0_19_8, UnsimulatedBehavior("Apex's mixed precision")] = None
+    autotuning: Annotated[Any, UnsimulatedBehavior("DeepSpeed's own search over configurations")] = None
     checkpoint: Any = None
     comet: Any = None
     comms_logger: Annotated[Any, MEASURES] = None
-    compile: Annotated[Any, NotSimulated("DeepCompile's schedules", _is_deep_compile)] = None
+    compile: Annotated[Any, UnsimulatedBehavior("DeepCompile's schedules", _is_deep_compile)] = None
     compression_training: Annotated[
-        Any, GONE_0_19_7, NotSimulated("quantising or pruning while training", is_any_enabled)
+        Any, GONE_0_19_7, UnsimulatedBehavior("quantising or pruning while training", is_any_enabled)
     ] = None
     csv_monitor: Any = None
     curriculum_learning: Annotated[
-        Any, GONE_0_19_8, NotSimulated("sequence lengths that change from step to step")
+        Any, GONE_0_19_8, UnsimulatedBehavior("sequence lengths that change from step to step")
     ] = None
     data_efficiency: Annotated[
-        Any, NotSimulated("sequence lengths and tokens that change from step to step")
+        Any, UnsimulatedBehavior("sequence lengths and tokens that change from step to step")
     ] = None
     dataloader_drop_last: Any = None
     datastates_ckpt: Any = None
@@ -206,34 +206,40 @@ class DeepSpeedFile(JsonBlock):
     disable_python_gc: Any = None
     dump_state: Any = None
     eigenvalue: Annotated[Any, GONE_0_19_8] = None
-    elasticity: Annotated[Any, GONE_0_19_8, NotSimulated("batch sizes that follow the number of GPUs")] = None
-    expert_parallel: Annotated[Late[ExpertParallelBlock] | None, Key(since=(0, 19, 2))] = None
+    elasticity: Annotated[
+        Any, GONE_0_19_8, UnsimulatedBehavior("batch sizes that follow the number of GPUs")
+    ] = None
+    expert_parallel: Annotated[Lazy[ExpertParallelBlock] | None, Key(since=(0, 19, 2))] = None
     flops_profiler: Annotated[Any, MEASURES] = None
-    graph_harvesting: Annotated[Any, GONE_0_19_8, NotSimulated("CUDA graphs of the optimizer step")] = None
-    hybrid_engine: Annotated[Any, NotSimulated("generation between training steps")] = None
+    graph_harvesting: Annotated[
+        Any, GONE_0_19_8, UnsimulatedBehavior("CUDA graphs of the optimizer step")
+    ] = None
+    hybrid_engine: Annotated[Any, UnsimulatedBehavior("generation between training steps")] = None
     log_level: Any = None
     memory_breakdown: Annotated[Any, MEASURES] = None
     monitor_config: Any = None
     nebula: Annotated[Any, GONE_0_19_7] = None
     progressive_layer_drop: Annotated[
-        Any, GONE_0_19_8, NotSimulated("layers that are left out at random")
+        Any, GONE_0_19_8, UnsimulatedBehavior("layers that are left out at random")
     ] = None
     quantize_training: Annotated[
-        Any, GONE_0_19_7, NotSimulated("quantising while training", is_any_enabled)
+        Any, GONE_0_19_7, UnsimulatedBehavior("quantising while training", is_any_enabled)
     ] = None
     scheduler: Any = None
     seq_parallel_comm_data_type: Any = None
     seq_parallel_communication_data_type: CommunicationDtype | None = None
-    sparse_attention: Annotated[Any, GONE_0_19_7, NotSimulated("block-sparse attention", is_present)] = None
-    sparse_gradients: Annotated[bool, GONE_0_19_8, NotSimulated("sparse embedding gradients")] = False
+    sparse_attention: Annotated[
+        Any, GONE_0_19_7, UnsimulatedBehavior("block-sparse attention", is_present)
+    ] = None
+    sparse_gradients: Annotated[bool, GONE_0_19_8, UnsimulatedBehavior("sparse embedding gradients")] = False
     steps_per_print: Any = None
     tensorboard: Any = None
     timers: Any = None
-    torch_autocast: Annotated[Any, NotSimulated("torch's autocast over fp32 weights")] = None
+    torch_autocast: Annotated[Any, UnsimulatedBehavior("torch's autocast over fp32 weights")] = None
     use_data_before_expert_parallelism: bool | None = None
     vocabulary_size: Any = None
     wandb: Any = None
-    weight_quantization: Annotated[Any, NotSimulated("quantised weights", is_present)] = None
+    weight_quantization: Annotated[Any, UnsimulatedBehavior("quantised weights", is_present)] = None
     zero_allow_untested_optimizer: Any = None
     zero_force_ds_cpu_optimizer: Any = None
 

@@ -8,34 +8,34 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, why_unreadable
+from zsim.errors import InputError, unreadable_reason
 from zsim.reading import parse_json, read_text
 
 
 def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tuple[str, dict[str, Any]]:
     """(name for messages, the object), from a path or an object. Raises InputError."""
     if isinstance(source, Mapping):
-        return name or "DeepSpeed config", _copy(source)
+        return name or "DeepSpeed config", _copy_mapping(source)
     path, where = Path(source), name or str(source)
     try:
         text = read_text(path)
     except FileNotFoundError:
         raise InputError(f"{where}: no such file; expected a DeepSpeed JSON") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: {why_unreadable(error)}") from None
+        raise InputError(f"{where}: {unreadable_reason(error)}") from None
     data = _parse(text, where)
     if not isinstance(data, dict):
-        raise InputError(f"{where}: expected a JSON object at the top, found {_kind(data)}")
+        raise InputError(f"{where}: expected a JSON object at the top, found {_describe(data)}")
     return where, data
 
 
-def _copy(value: Any) -> Any:
+def _copy_mapping(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _copy(entry) for key, entry in value.items()}
+        return {str(key): _copy_mapping(entry) for key, entry in value.items()}
     return value
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "a list" if isinstance(value, list) else json.dumps(value)[:40]
 
 
@@ -59,8 +59,8 @@ def _parse(text: str, where: str) -> Any:
         try:
             return parse_json(relaxed, where, pairs)
         except json.JSONDecodeError:
-            at = f"line {first.lineno}, column {first.colno}"
-            raise InputError(f"{where}: is not valid JSON at {at}: {first.msg}") from None
+            position = f"line {first.lineno}, column {first.colno}"
+            raise InputError(f"{where}: is not valid JSON at {position}: {first.msg}") from None
 
 
 def drop_comments(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, OptimizerChoice, Unsimulated, ZeroConfig
-from zsim.specs.strategy.deepspeed.keys import NotSimulated, is_enabled
+from zsim.specs.strategy.deepspeed.config import (
+    DeepSpeedConfig,
+    OptimizerChoice,
+    UnsimulatedSetting,
+    ZeroConfig,
+)
+from zsim.specs.strategy.deepspeed.keys import UnsimulatedBehavior, is_enabled
 from zsim.specs.strategy.deepspeed.reader import Reading
 from zsim.specs.strategy.deepspeed.schema import FILE_KEYS, DeepSpeedFile, TensorParallelBlock
 
@@ -16,54 +21,58 @@ _BLOCKS = {
     name: entry
     for name, info in DeepSpeedFile.model_fields.items()
     for entry in info.metadata
-    if isinstance(entry, NotSimulated)
+    if isinstance(entry, UnsimulatedBehavior)
 }
 
 
 def find_unsimulated(
     reading: Reading, zero: ZeroConfig, optimizer: OptimizerChoice
-) -> tuple[Unsimulated, ...]:
+) -> tuple[UnsimulatedSetting, ...]:
     """Every setting of the file that zsim does not simulate, although it changes the step."""
-    found = list(_find_in_zero(reading, zero))
+    unsimulated = list(_find_in_zero(reading, zero))
     file = reading.file
     for key, block in _BLOCKS.items():
         if block.is_on(getattr(file, key)):
-            found.append(Unsimulated(key, block.what))
-    found += _find_in_tensor_parallel(file.tensor_parallel)
+            unsimulated.append(UnsimulatedSetting(key, block.what))
+    unsimulated += _find_in_tensor_parallel(file.tensor_parallel)
     if not file.managed_gradient_accumulation:
-        found.append(Unsimulated("managed_gradient_accumulation", "accumulation that the script manages"))
+        unsimulated.append(
+            UnsimulatedSetting("managed_gradient_accumulation", "accumulation that the script manages")
+        )
     if file.bf16 is not None and file.bf16.bf16_master_weights_and_grads:
-        found.append(Unsimulated("bf16.bf16_master_weights_and_grads", "master weights in bf16"))
+        unsimulated.append(UnsimulatedSetting("bf16.bf16_master_weights_and_grads", "master weights in bf16"))
     if file.fp16 is not None and file.fp16.fp16_master_weights_and_grads:
-        found.append(Unsimulated("fp16.fp16_master_weights_and_grads", "master weights in fp16"))
+        unsimulated.append(UnsimulatedSetting("fp16.fp16_master_weights_and_grads", "master weights in fp16"))
     if optimizer.name is not None and optimizer.name not in SIMULATED_OPTIMIZERS:
-        found.append(
-            Unsimulated(
+        unsimulated.append(
+            UnsimulatedSetting(
                 "optimizer.type",
                 f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD, Adafactor and "
                 "Muon,",
             )
         )
-    return tuple(found)
+    return tuple(unsimulated)
 
 
-def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[Unsimulated]:
+def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[UnsimulatedSetting]:
     if block is None or block.autotp_size <= 1:
         return []
-    asked = {
+    settings = {
         "vocab_parallel_lm_head": (block.vocab_parallel_lm_head, "a head split by its vocabulary"),
         "partition_config": (block.partition_config, "layers split in a way of one's own"),
     }
-    return [Unsimulated(f"tensor_parallel.{key}", what) for key, (is_on, what) in asked.items() if is_on]
+    return [
+        UnsimulatedSetting(f"tensor_parallel.{key}", what) for key, (is_on, what) in settings.items() if is_on
+    ]
 
 
-def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
+def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[UnsimulatedSetting]:
     prefix = "zero_optimization."
-    found = []
+    settings = []
     optimizer = zero.offload_optimizer
     if optimizer is not None and optimizer.super_offload:
         what = "SuperOffload (a worker process that steps on the CPU during backward, made for GH200)"
-        found.append(("offload_optimizer", what))
+        settings.append(("offload_optimizer", what))
     is_partial = optimizer is not None and (optimizer.ratio < 1 or zero.is_mics)
     if optimizer is not None and optimizer.device == "nvme" and is_partial:
         ratio = "MiCS, whose optimizer takes the ratio to be 0," if zero.is_mics else "a ratio below 1"
@@ -71,10 +80,10 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
             f"{ratio} with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with torch's "
             "AdamW and moments of its own)"
         )
-        found.append(("offload_optimizer", what))
+        settings.append(("offload_optimizer", what))
     if zero.zenflow is not None and zero.stage > 0:
-        found.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
-    return [Unsimulated(prefix + key, what) for key, what in found]
+        settings.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
+    return [UnsimulatedSetting(prefix + key, what) for key, what in settings]
 
 
 def unmodelled_notes(reading: Reading) -> list[str]:
@@ -92,7 +101,7 @@ def unmodelled_notes(reading: Reading) -> list[str]:
     return notes
 
 
-def refuse_what_is_not_simulated(config: DeepSpeedConfig) -> None:
+def refuse_unsimulated(config: DeepSpeedConfig) -> None:
     """Raises NotSimulatedError that names the first key zsim cannot simulate yet."""
     if config.unsimulated:
         first = config.unsimulated[0]

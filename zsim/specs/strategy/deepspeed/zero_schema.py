@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from zsim.specs.late_table import Late
+from zsim.specs.late_table import Lazy
 from zsim.specs.strategy.deepspeed.json_types import (
     Count,
     Device,
@@ -18,7 +18,7 @@ from zsim.specs.strategy.deepspeed.json_types import (
     Integer,
     JsonBlock,
     Names,
-    not_a_bool,
+    refuse_bool,
 )
 from zsim.specs.strategy.deepspeed.keys import SHARDED, STAGE_3, STAGES_1_2, Key, keys_of
 from zsim.specs.strategy.deepspeed.release import Release
@@ -83,7 +83,7 @@ class LeafModuleBlock(JsonBlock):
 class ZeroBlock(JsonBlock):
     """`zero_optimization`. Sizes are elements. The report lists the keys with an effect in this order."""
 
-    stage: Annotated[int, BeforeValidator(not_a_bool), Field(ge=0, le=3), Key("what is sharded")] = 0
+    stage: Annotated[int, BeforeValidator(refuse_bool), Field(ge=0, le=3), Key("what is sharded")] = 0
     contiguous_gradients: Annotated[
         bool, Key("gradients copied into a bucket of their own", SHARDED, is_exported=True)
     ] = True
@@ -170,7 +170,7 @@ class ZeroBlock(JsonBlock):
         Key("a small all-reduce before each reduction", STAGE_3, since=(0, 17, 6), is_ignored_by_mics=True),
     ] = False
     leaf_module: Annotated[
-        Late[LeafModuleBlock] | None, Key("modules fetched as one", STAGE_3, since=(0, 18, 0))
+        Lazy[LeafModuleBlock] | None, Key("modules fetched as one", STAGE_3, since=(0, 18, 0))
     ] = None
     zero_hpz_partition_size: Annotated[
         Elements, Key("secondary shards inside groups of this size (hpZ)", STAGE_3)
@@ -183,7 +183,7 @@ class ZeroBlock(JsonBlock):
         bool, Key("int4 all-to-all reduction (qgZ)", STAGE_3, is_ignored_by_mics=True)
     ] = False
     zeropp_loco_param: Annotated[
-        Late[LocoBlock] | None,
+        Lazy[LocoBlock] | None,
         Key("error feedback for qgZ", STAGE_3, since=(0, 16, 1), until=(0, 19, 8), is_ignored_by_mics=True),
     ] = None
     mics_shard_size: Annotated[
@@ -193,13 +193,13 @@ class ZeroBlock(JsonBlock):
         bool, Key("gathers in two stages", STAGE_3, until=(0, 19, 7))
     ] = False
     offload_param: Annotated[
-        Late[OffloadParamBlock] | None, Key("where the shards of the parameters live", STAGE_3)
+        Lazy[OffloadParamBlock] | None, Key("where the shards of the parameters live", STAGE_3)
     ] = None
     offload_optimizer: Annotated[
-        Late[OffloadOptimizerBlock] | None, Key("where the optimizer states live and step", SHARDED)
+        Lazy[OffloadOptimizerBlock] | None, Key("where the optimizer states live and step", SHARDED)
     ] = None
     zenflow: Annotated[
-        Late[ZenFlowBlock] | None, Key("asynchronous updates on the CPU", SHARDED, since=(0, 17, 3))
+        Lazy[ZenFlowBlock] | None, Key("asynchronous updates on the CPU", SHARDED, since=(0, 17, 3))
     ] = None
 
     load_from_fp32_weights: bool = True

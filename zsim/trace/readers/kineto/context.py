@@ -9,7 +9,7 @@ from zsim.trace.readers.kineto.file import KinetoFile, Thread
 from zsim.trace.readers.recording import Ranges
 
 _UNIT = re.compile(r"^FSDP::\S+(?: for (?P<next>\S+)| \((?P<unit>.*)\))")
-_OF_A_UNIT = frozenset(
+_UNIT_RANGES = frozenset(
     f"FSDP::{what}"
     for what in (
         "pre_forward", "post_forward", "pre_backward", "all_gather", "all_gather_copy_out",
@@ -34,7 +34,7 @@ class Context:
     def at(self, thread: Thread, moment: int) -> tuple[str, str]:
         """(phase, module), each "" if not known."""
         ranges = self._annotations.get(thread)
-        names = ranges.around(moment) if ranges is not None else []
+        names = ranges.containing(moment) if ranges is not None else []
         module = next((unit for name in reversed(names) if (unit := module_of(name))), "")
         phase = next((phase for name in reversed(names) if (phase := phase_of(name))), "")
         return phase or self._phase_by_autograd(thread, moment), module
@@ -45,7 +45,7 @@ class Context:
             return "forward" if self._backward else ""
         if self._main is not None and thread != self._main:
             return "backward"  # autograd's own thread
-        return "backward" if backward.around(moment) else "forward"
+        return "backward" if backward.containing(moment) else "forward"
 
 
 def phase_of(name: str) -> str:
@@ -66,4 +66,4 @@ def module_of(name: str) -> str:
     match = _UNIT.match(name)
     if match:
         return match["unit"] or match["next"]
-    return "root" if name in _OF_A_UNIT else ""
+    return "root" if name in _UNIT_RANGES else ""

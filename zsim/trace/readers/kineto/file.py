@@ -24,7 +24,7 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.trace.collective_names import as_int, is_collective_kernel
+from zsim.trace.collective_names import is_collective_kernel, parse_int
 from zsim.trace.readers.json_stream import EXPECTED, WRONG_VALUE, JsonStream, wrong_value
 from zsim.trace.readers.recording import Ranges
 
@@ -82,7 +82,7 @@ class KinetoFile:
     launches: dict[int, tuple[int, int, Thread]] = field(default_factory=dict)
     """Correlation id -> (start, end, thread)."""
     blocks: list[tuple[int, int, Thread]] = field(default_factory=list)
-    in_allocator: list[tuple[int, int]] = field(default_factory=list)
+    allocator_spans: list[tuple[int, int]] = field(default_factory=list)
     """The times in which zsim's host was in torch's allocator, which had run short."""
     waits: dict[Thread, list[int]] = field(default_factory=dict)
     """The times when a thread made a stream wait."""
@@ -114,23 +114,23 @@ def load(path: Path, stream: JsonStream) -> KinetoFile:
     """
     file = KinetoFile(path, stream.head)
     event: Event = {}
-    found_any = False
+    has_events = False
     try:
         for event in stream.items("traceEvents"):
-            found_any = True
-            _take(file, event)
+            has_events = True
+            _add_event(file, event)
     except WRONG_VALUE as error:
         raise wrong_value(path, f"event {stream.num_items}: {json.dumps(event)[:80]}", error) from error
-    if not found_any and "traceEvents" not in stream.head:
+    if not has_events and "traceEvents" not in stream.head:
         keys = ", ".join(list(stream.head)[:8])
         raise InputError(f"{path}: has no 'traceEvents' (it has {keys or 'nothing'}); {EXPECTED}")
-    file.base = as_int(stream.head.get("baseTimeNanoseconds"))
+    file.base = parse_int(stream.head.get("baseTimeNanoseconds"))
     for waits in file.waits.values():
         waits.sort()
     return file
 
 
-def _take(file: KinetoFile, event: Event) -> None:
+def _add_event(file: KinetoFile, event: Event) -> None:
     phase = event.get("ph")
     if phase == "X":
         category = _CATEGORIES.get(str(event.get("cat", "")).lower())
@@ -142,7 +142,7 @@ def _take(file: KinetoFile, event: Event) -> None:
     elif phase == "M" and event.get("name") == "thread_name":
         file.thread_names[_thread(event)] = str(_args(event).get("name", ""))
     elif phase in ("i", "I") and event.get("name") == "[memory]":
-        _take_memory(file, event)
+        _add_memory_event(file, event)
     elif phase == "C" and str(event.get("name", "")).endswith(" memory"):
         file.counters.append((_nanoseconds(file.path, event, "ts"), str(event["name"]), _args(event)))
 
@@ -168,38 +168,38 @@ def _thread(event: Event) -> Thread:
     return event.get("pid"), event.get("tid")
 
 
-def _take_device_event(file: KinetoFile, event: Event, start: int, end: int) -> None:
+def _add_device_event(file: KinetoFile, event: Event, start: int, end: int) -> None:
     args = _args(event)
     kind, name = _CATEGORIES[event["cat"].lower()], str(event.get("name", ""))
-    kept: Event = {}
+    kept_args: Event = {}
     if file.is_from_zsim or (kind == "kernel" and (is_collective_kernel(name) or "Collective name" in args)):
-        kept = args
+        kept_args = args
     elif "bytes" in args:
-        kept = {"bytes": args["bytes"]}
+        kept_args = {"bytes": args["bytes"]}
     elif "grid" in args:
-        kept = {"launch": sys.intern(f"{args['grid']} x {args.get('block')}")}
+        kept_args = {"launch": sys.intern(f"{args['grid']} x {args.get('block')}")}
     device, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
     hash((device, stream))  # a list or an object is refused here, where the event is known
-    correlation, external = as_int(args.get("correlation"), -1), as_int(args.get("External id"), -1)
+    correlation, external = parse_int(args.get("correlation"), -1), parse_int(args.get("External id"), -1)
     file.device_events.append(
-        DeviceEvent(kind, name, device, stream, start, end, correlation, external, kept)
+        DeviceEvent(kind, name, device, stream, start, end, correlation, external, kept_args)
     )
 
 
-def _take_runtime(file: KinetoFile, event: Event, start: int, end: int) -> None:
+def _add_runtime_call(file: KinetoFile, event: Event, start: int, end: int) -> None:
     name = str(event.get("name", ""))
     if is_synchronize(name):
         file.blocks.append((start, end, _thread(event)))
     elif name.endswith("StreamWaitEvent"):
         file.waits.setdefault(_thread(event), []).append(start)
-    correlation = as_int(_args(event).get("correlation"), -1)
+    correlation = parse_int(_args(event).get("correlation"), -1)
     if correlation >= 0:
         file.launches[correlation] = (start, end, _thread(event))
 
 
-def _take_allocator(file: KinetoFile, event: Event, start: int, end: int) -> None:
+def _add_allocator_event(file: KinetoFile, event: Event, start: int, end: int) -> None:
     if file.is_from_zsim:
-        file.in_allocator.append((start, end))
+        file.allocator_spans.append((start, end))
 
 
 def is_synchronize(name: str) -> bool:
@@ -207,11 +207,11 @@ def is_synchronize(name: str) -> bool:
     return _SYNCHRONIZE.match(name) is not None
 
 
-def _take_op(file: KinetoFile, event: Event, start: int, end: int) -> None:
+def _add_op(file: KinetoFile, event: Event, start: int, end: int) -> None:
     name, thread = str(event.get("name", "")), _thread(event)
     if name == "record_param_comms" or name.startswith("c10d::"):
         args = _args(event)
-        file.comms.append(HostEvent(name, thread, start, end, as_int(args.get("External id"), -1), args))
+        file.comms.append(HostEvent(name, thread, start, end, parse_int(args.get("External id"), -1), args))
     elif name.startswith(_BACKWARD):
         file.backward.setdefault(thread, []).append((start, end))
     columns = file.ops.get(thread)
@@ -222,40 +222,40 @@ def _take_op(file: KinetoFile, event: Event, start: int, end: int) -> None:
     ):
         column.append(value)
     if file.is_from_zsim:
-        _note_zsim_span(file, event, start, end)
+        _add_zsim_span(file, event, start, end)
 
 
-def _note_zsim_span(file: KinetoFile, event: Event, start: int, end: int) -> None:
+def _add_zsim_span(file: KinetoFile, event: Event, start: int, end: int) -> None:
     """Record an op of host threads or drives, which zsim writes as a CPU op with its kind."""
     args = _args(event)
     if "kind" in args:
-        external = as_int(args.get("External id"), -1)
+        external = parse_int(args.get("External id"), -1)
         thread = _thread(event)
         file.device_events.append(
             DeviceEvent("host", str(event.get("name", "")), *thread, start, end, -1, external, args)
         )
 
 
-def _take_memory(file: KinetoFile, event: Event) -> None:
+def _add_memory_event(file: KinetoFile, event: Event) -> None:
     """Record an allocator event (`profile_memory=True`): time, device, change, and bytes allocated after
     it."""
     args = _args(event)
-    device = "host" if as_int(args.get("Device Type")) == 0 else "gpu"
-    change, total = as_int(args.get("Bytes")), as_int(args.get("Total Allocated"))
+    device = "host" if parse_int(args.get("Device Type")) == 0 else "gpu"
+    change, total = parse_int(args.get("Bytes")), parse_int(args.get("Total Allocated"))
     file.memory.append((_nanoseconds(file.path, event, "ts"), device, change, total))
 
 
-def _take_annotation(file: KinetoFile, event: Event, start: int, end: int) -> None:
+def _add_annotation(file: KinetoFile, event: Event, start: int, end: int) -> None:
     name, thread, args = str(event.get("name", "")), _thread(event), _args(event)
     if name.startswith(("nccl:", "gloo:", "rccl:", "ucc:", "mpi:")):
         file.backend_ranges.append(
-            HostEvent(name, thread, start, end, as_int(args.get("External id"), -1), args)
+            HostEvent(name, thread, start, end, parse_int(args.get("External id"), -1), args)
         )
         return
-    note_range(file, thread, name, start, end)
+    add_range(file, thread, name, start, end)
 
 
-def note_range(file: KinetoFile, thread: Thread, name: str, start: int, end: int) -> None:
+def add_range(file: KinetoFile, thread: Thread, name: str, start: int, end: int) -> None:
     """Record a range that the program annotated: a step, the optimizer, or a part of one."""
     step = _STEP.match(name)
     if step:
@@ -269,7 +269,7 @@ def note_range(file: KinetoFile, thread: Thread, name: str, start: int, end: int
 
 
 _HANDLERS: dict[str, Callable[[KinetoFile, Event, int, int], None]] = {
-    "kernel": _take_device_event, "memcpy": _take_device_event, "memset": _take_device_event,
-    "runtime": _take_runtime, "op": _take_op, "annotation": _take_annotation,
-    "allocator": _take_allocator,
+    "kernel": _add_device_event, "memcpy": _add_device_event, "memset": _add_device_event,
+    "runtime": _add_runtime_call, "op": _add_op, "annotation": _add_annotation,
+    "allocator": _add_allocator_event,
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.trace.collective_names import collective_kind, elements_of, full_tensor_bytes
+from zsim.trace.collective_names import collective_kind, count_elements, full_tensor_bytes
 from zsim.trace.readers.kineto.context import Context
 from zsim.trace.readers.kineto.file import HostEvent, KinetoFile, Thread
 from zsim.trace.readers.kineto.gpu import first_dims, first_dtype
@@ -10,7 +10,7 @@ from zsim.trace.readers.recording import UNKNOWN, Recording
 from zsim.trace.trace import SpanInfo
 
 # gloo has no reduce-scatter: torch asks for one, and gloo runs one of these
-_STANDS_FOR = {"reduce_scatter": ("all_reduce", "all_to_all")}
+_SUBSTITUTES = {"reduce_scatter": ("all_reduce", "all_to_all")}
 
 
 def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
@@ -22,22 +22,22 @@ def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
     calls = [event for event in file.comms if collective_kind(event.name) not in ("barrier", "")]
     calls.sort(key=lambda event: event.start)
     num_barriers = len(file.backend_ranges) - len(ranges)
-    taken: set[int] = set()
+    used: set[int] = set()
     world = recording.world_size
     for call in calls:
-        number = _answer(call, ranges, taken)
+        number = _matching_range(call, ranges, used)
         if number is None:
             continue
-        taken.add(number)
+        used.add(number)
         phase, module = context.at(call.thread, call.start)
         kind = collective_kind(call.name)
-        info = _info(ranges[number].name, kind, call, world, phase, module)
+        info = _span_info(ranges[number].name, kind, call, world, phase, module)
         recording.add(info, ranges[number].start, ranges[number].end, call.start)
         if call.end >= ranges[number].end:
             recording.host_blocks.append((call.start, call.end, info))
     for number, event in enumerate(ranges):
-        if number not in taken:
-            info = _info(event.name, collective_kind(event.name), event, world, "", "")
+        if number not in used:
+            info = _span_info(event.name, collective_kind(event.name), event, world, "", "")
             recording.add(info, event.start, event.end)
     recording.groups.setdefault("world", tuple(range(world)))
     if len(recording.metadata.get("process_groups", ())) > 1:
@@ -46,25 +46,25 @@ def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
         recording.metadata["barriers"] = num_barriers
 
 
-def _answer(call: HostEvent, ranges: list[HostEvent], taken: set[int]) -> int | None:
+def _matching_range(call: HostEvent, ranges: list[HostEvent], used: set[int]) -> int | None:
     """Index of the first later range that gloo can have run for a call: of the call's kind, or a substitute
     for it."""
     kind = collective_kind(call.name)
-    kinds = (kind, *_STANDS_FOR.get(kind, ()))
+    kinds = (kind, *_SUBSTITUTES.get(kind, ()))
     for number, event in enumerate(ranges):
-        if number not in taken and event.start >= call.start and collective_kind(event.name) in kinds:
+        if number not in used and event.start >= call.start and collective_kind(event.name) in kinds:
             return number
     return None
 
 
-def _info(name: str, kind: str, event: HostEvent, world: int, phase: str, module: str) -> SpanInfo:
+def _span_info(name: str, kind: str, event: HostEvent, world: int, phase: str, module: str) -> SpanInfo:
     dtype, dtype_bytes = first_dtype(event.args)
     if event.name.startswith("c10d::"):  # its inputs are the output and the input
         dims = event.args.get("Input Dims")
         shapes = dims[:2] if isinstance(dims, list) else []
-        full = max((elements_of(shape) for shape in shapes), default=0) * dtype_bytes
+        full = max((count_elements(shape) for shape in shapes), default=0) * dtype_bytes
     else:
-        full = full_tensor_bytes(kind, elements_of(first_dims(event.args)), 0, dtype_bytes, world)
+        full = full_tensor_bytes(kind, count_elements(first_dims(event.args)), 0, dtype_bytes, world)
     return SpanInfo(name, kind, "", full, dtype, "world", world, phase, module)
 
 
@@ -77,12 +77,12 @@ def add_cpu_spans(recording: Recording, file: KinetoFile) -> None:
     for thread in sorted(set(file.ops) - workers, key=str):
         starts, ends, numbers = file.ops[thread]
         stream = "compute" if thread == main else f"thread {thread[1]}"
-        covered = -(2**62)
+        covered_until = -(2**62)
         for row in sorted(range(len(starts)), key=lambda row: (starts[row], -ends[row])):
             name = names[numbers[row]]
-            if starts[row] < covered:
+            if starts[row] < covered_until:
                 continue
-            covered = ends[row]
+            covered_until = ends[row]
             if name.startswith("c10d::") or name == "record_param_comms":
                 continue
             phase, module = context.at(thread, starts[row])

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, norm_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
-from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
+from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.plan.ops import Memory
 from zsim.plan.parts.host_side import HostSide
 from zsim.plan.parts.optimizer import partition_states
@@ -31,7 +31,7 @@ from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
-class Zero12Home:
+class Zero12OffloadedStates:
     """Keeps a rank's gradients, masters and moments in host memory. They are `shard_numel` elements of the
     parameters `numels` (name -> elements).
     """
@@ -52,7 +52,7 @@ class Zero12Home:
             and config.param_dtype != "fp32"
         )
         self._updated: int | None = None  # event of the update with the gradients of the previous step
-        self._seen = 0  # elements reduced in this backward, of which the rank owns 1/N
+        self._reduced_numel = 0  # elements reduced in this backward, of which the rank owns 1/N
         self._last_copy: int | None = None
 
     def resident(self, parameters: Memory, casts: tuple[int, ...]) -> list[Memory]:
@@ -79,13 +79,13 @@ class Zero12Home:
     # -- gradients --------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        self._seen = 0
+        self._reduced_numel = 0
 
     def _slice_numel(self, elements: int) -> int:
         """This rank's elements of a bucket. See [Note: the slice of a bucket]."""
-        before = self._seen * self.shard_numel // self.workload.model.trainable_numel
-        self._seen += elements
-        return self._seen * self.shard_numel // self.workload.model.trainable_numel - before
+        previous = self._reduced_numel * self.shard_numel // self.workload.model.trainable_numel
+        self._reduced_numel += elements
+        return self._reduced_numel * self.shard_numel // self.workload.model.trainable_numel - previous
 
     def keep_gradients(
         self, tensors: Sequence[str], elements: int, stream: str, *, micro_batch: int, is_boundary: bool
@@ -102,17 +102,17 @@ class Zero12Home:
             self._sum_in_host_memory(numel, stream, is_first=micro_batch == 0)
         if is_boundary:
             kernels = norm_kernels(numel, "fp32" if self.is_compact else dtype)
-            checked = builder.kernels("norm, look for infinities", kernels, stream=stream)
-            self.host.wait(checked, "read whether there are infinities")
-            passing = 4 * min(numel, max(self._numels[name] for name in tensors))  # cast one by one
+            norm_event = builder.kernels("norm, look for infinities", kernels, stream=stream)
+            self.host.wait(norm_event, "read whether there are infinities")
+            cast_bytes = 4 * min(numel, max(self._numels[name] for name in tensors))  # cast one by one
             if not self.is_compact:
-                builder.allocate("buffers", passing)
+                builder.allocate("buffers", cast_bytes)
                 builder.kernels("cast own gradients", cast_kernels(numel, dtype, "fp32"), stream=stream)
             self._last_copy = self.host.copy(
                 "fp32 gradients to host", "d2h", 4 * numel, stream, is_pinned=self.is_pinned
             )
             if not self.is_compact and self._last_copy is not None:
-                builder.free_when_done("buffers", passing, self._last_copy)
+                builder.free_when_done("buffers", cast_bytes, self._last_copy)
         last = builder.record(stream)
         assert last is not None
         return last
@@ -129,9 +129,9 @@ class Zero12Home:
 
     # -- step -------------------------------------------------------------------------------------------
 
-    def update_beside(self) -> None:
+    def start_delayed_update(self) -> None:
         """Start the update with the previous step's gradients. See [Note: the delayed parameter update]."""
-        self._updated = self._update(HostSide(self.builder, self.config.aio, is_elsewhere=True))
+        self._updated = self._update(HostSide(self.builder, self.config.aio, runs_in_other_thread=True))
 
     def step(self, group: str) -> None:
         """Scale, update and cast on the CPU, and copy the rank's part of the weights to the GPU. Norm and
@@ -139,7 +139,7 @@ class Zero12Home:
         """
         self.host.wait(self._last_copy, "wait for gradient copies")
         check_overflow(self.stage, self.config, [], group)
-        norm_and_sync(self.stage, self.config, [], group)
+        compute_norm_and_clip(self.stage, self.config, [], group)
         if self.config.delayed_parameter_update:
             self.host.wait(self._updated, "wait for the update with the gradients before")
         else:

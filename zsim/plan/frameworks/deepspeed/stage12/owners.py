@@ -33,11 +33,11 @@ class FlatGroup:
         world_size: int,
         shard_numel: int,
         *,
-        is_dealt_out: bool,
+        is_round_robin: bool,
         group: str = "",
     ) -> None:
         names = list(numels)
-        if is_dealt_out:
+        if is_round_robin:
             names = [name for rank in range(world_size) for name in names[rank::world_size]]
         starts = accumulate((numels[name] for name in names), initial=0)
         self.numels, self.shard_numel = numels, shard_numel
@@ -58,7 +58,7 @@ class FlatGroup:
         if numel:
             yield owner, numel
 
-    def counted(self, names: Iterable[str]) -> tuple[int, int]:
+    def count_slices(self, names: Iterable[str]) -> tuple[int, int]:
         """The number of a bucket's slices and their elements. There may be thousands of slices where
         thousands of ranks own parts of a small group.
         """
@@ -74,19 +74,19 @@ class FlatGroup:
                 elements += numel
         return count, elements
 
-    def most_owned_whole(self) -> int:
+    def largest_overlap_numel(self) -> int:
         """Elements of all parameters that overlap with a rank's part, counted in full, on the rank with the
         most.
         """
-        changes = self._changes(self.numels)
+        changes = self._overlap_changes(self.numels)
         return round(max(accumulate(changes[rank] for rank in sorted(changes)), default=0))
 
-    def whole_by_rank(self, amounts: Mapping[str, float]) -> list[float]:
+    def overlap_per_rank(self, amounts: Mapping[str, float]) -> list[float]:
         """The `amounts` of all parameters that overlap with each rank's part."""
-        changes = self._changes(amounts)
+        changes = self._overlap_changes(amounts)
         return list(accumulate(changes.get(rank, 0.0) for rank in range(self.world_size + 1)))
 
-    def _changes(self, amounts: Mapping[str, float]) -> dict[int, float]:
+    def _overlap_changes(self, amounts: Mapping[str, float]) -> dict[int, float]:
         """The difference of `overlap_per_rank` between each rank and the rank before, where it is not 0."""
         changes: dict[int, float] = {}
         for name, numel in self.numels.items():
@@ -97,11 +97,15 @@ class FlatGroup:
                 changes[last + 1] = changes.get(last + 1, 0.0) - amounts[name]
         return changes
 
-    def overlapping(self, rank: int) -> list[str]:
+    def overlapping_parameters(self, rank: int) -> list[str]:
         """The parameters that overlap with a rank's part."""
         start, stop = rank * self.shard_numel, (rank + 1) * self.shard_numel
         offsets = self.offsets
-        return [name for name, n in self.numels.items() if offsets[name] < stop and offsets[name] + n > start]
+        return [
+            name
+            for name, numel in self.numels.items()
+            if offsets[name] < stop and offsets[name] + numel > start
+        ]
 
 
 class FlatGroups:
@@ -109,51 +113,53 @@ class FlatGroups:
 
     def __init__(self, groups: Sequence[FlatGroup]) -> None:
         self.groups = groups
-        self._of = {name: number for number, group in enumerate(groups) for name in group.numels}
+        self._group_index = {name: number for number, group in enumerate(groups) for name in group.numels}
 
     def slices(self, names: Iterable[str]) -> list[tuple[int, int, int]]:
         """(group, owner, elements) of a bucket's slices in order."""
-        found: list[tuple[int, int, int]] = []
-        for number, run in groupby(names, key=self._of.__getitem__):
-            found += [(number, owner, numel) for owner, numel in self.groups[number].slices(run)]
-        return found
+        slices: list[tuple[int, int, int]] = []
+        for number, run in groupby(names, key=self._group_index.__getitem__):
+            slices += [(number, owner, numel) for owner, numel in self.groups[number].slices(run)]
+        return slices
 
     def num_slices(self, names: Iterable[str]) -> int:
         """The number of a bucket's slices."""
-        runs = groupby(names, key=self._of.__getitem__)
-        return sum(self.groups[number].counted(run)[0] for number, run in runs)
+        runs = groupby(names, key=self._group_index.__getitem__)
+        return sum(self.groups[number].count_slices(run)[0] for number, run in runs)
 
     def all_reduces(self, names: Collection[str], bucket_numel: int) -> list[BucketCall]:
         """The calls of allreduce_and_scatter: the slices of the same ranks are collected until they exceed a
         bucket."""
-        whole: dict[str, BucketCall] = {}
-        for number, run in groupby(names, key=self._of.__getitem__):
+        calls: dict[str, BucketCall] = {}
+        for number, run in groupby(names, key=self._group_index.__getitem__):
             group = self.groups[number].group
-            count, numel = self.groups[number].counted(run)
-            before = whole.get(group, BucketCall(0, 0))
-            whole[group] = BucketCall(before.numel + numel, before.slices + count, group)
-        if all(call.numel <= bucket_numel for call in whole.values()):
-            return [call for call in whole.values() if call.numel]
-        by_ranks: dict[str, list[int]] = {}
+            count, numel = self.groups[number].count_slices(run)
+            previous = calls.get(group, BucketCall(0, 0))
+            calls[group] = BucketCall(previous.numel + numel, previous.slices + count, group)
+        if all(call.numel <= bucket_numel for call in calls.values()):
+            return [call for call in calls.values() if call.numel]
+        slices_per_group: dict[str, list[int]] = {}
         for number, _, numel in self.slices(names):
-            by_ranks.setdefault(self.groups[number].group, []).append(numel)
+            slices_per_group.setdefault(self.groups[number].group, []).append(numel)
         return [
-            call for group, slices in by_ranks.items() for call in _collected(slices, bucket_numel, group)
+            call
+            for group, slices in slices_per_group.items()
+            for call in _split_into_calls(slices, bucket_numel, group)
         ]
 
     def reduces(self, names: Iterable[str], bucket_numel: int) -> list[BucketCall]:
         """The calls of allreduce_no_retain: as `all_reduces`, per owner, in the order of first slices."""
-        by_owner: dict[tuple[str, int], list[int]] = {}
+        slices_per_owner: dict[tuple[str, int], list[int]] = {}
         for number, owner, numel in self.slices(names):
-            by_owner.setdefault((self.groups[number].group, owner), []).append(numel)
+            slices_per_owner.setdefault((self.groups[number].group, owner), []).append(numel)
         return [
             call
-            for (group, _), slices in by_owner.items()
-            for call in _collected(slices, bucket_numel, group)
+            for (group, _), slices in slices_per_owner.items()
+            for call in _split_into_calls(slices, bucket_numel, group)
         ]
 
 
-def _collected(slices: Sequence[int], bucket_numel: int, group: str) -> Iterator[BucketCall]:
+def _split_into_calls(slices: Sequence[int], bucket_numel: int, group: str) -> Iterator[BucketCall]:
     numel = count = 0
     for part in slices:
         numel, count = numel + part, count + 1

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels.update import cast_kernels, cat_launches
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroups
 from zsim.plan.ops import CollectiveKind, Group
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -41,37 +41,37 @@ class BucketReducer:
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         self._casts = config.communication_dtype != config.param_dtype
-        self._slice_by_slice = config.release.reduces_slice_by_slice
+        self._reduces_slice_by_slice = config.release.reduces_slice_by_slice
 
     def reduce(self, names: Sequence[str], elements: int) -> None:
         """Reduce a bucket of `elements` of the parameters `names`. See [Note: slices of a bucket]."""
         zero = self.zero
         if self.group.size == 1:
-            self._copy_own(elements)
+            self._copy_local_slices(elements)
         elif not zero.contiguous_gradients:
-            self._slice(len(names))
+            self._count_slices(len(names))
             self._all_reduce_joined(names, elements)
         elif not zero.reduce_scatter:
             self._call("all_reduce", elements, averages=True)
         else:
             self._average(elements, self.param_bytes)
-            self._slice(self.flat.num_slices(names))
-            if self._slice_by_slice and not zero.use_multi_rank_bucket_allreduce:
+            self._count_slices(self.flat.num_slices(names))
+            if self._reduces_slice_by_slice and not zero.use_multi_rank_bucket_allreduce:
                 self._reduce_slices([numel for _, _, numel in self.flat.slices(names)])
                 return
             if zero.use_multi_rank_bucket_allreduce:
                 for call in self.flat.all_reduces(names, zero.reduce_bucket_size):
-                    self._call("all_reduce", call.numel, tensors=call.slices, group=call.group)
+                    self._call("all_reduce", call.numel, num_tensors=call.slices, group=call.group)
             else:
                 self._reduce_to_owners(names)
-            self._copy_own(elements)
+            self._copy_local_slices(elements)
 
     def _all_reduce_joined(self, names: Sequence[str], elements: int) -> None:
         """buffered_reduce_fallback: join, all-reduce, and copy the sums back to the loose gradients."""
         self._synchronize()
-        self._call("all_reduce", elements, tensors=len(names), averages=True)
+        self._call("all_reduce", elements, num_tensors=len(names), averages=True)
         size = elements * self.reduce_bytes
-        kernels = moves(size, elements * self.param_bytes, launches=len(names))
+        kernels = move_kernels(size, elements * self.param_bytes, launches=len(names))
         self.builder.kernels("copy gradients back", kernels, stream=self.stream)
 
     def _reduce_to_owners(self, names: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ class BucketReducer:
         for call in self.flat.reduces(names, self.zero.reduce_bucket_size):
             self._synchronize()
             self._look_up_rank()
-            self._call("reduce", call.numel, tensors=call.slices, group=call.group)
+            self._call("reduce", call.numel, num_tensors=call.slices, group=call.group)
 
     def _reduce_slices(self, slices: Sequence[int]) -> None:
         """Before 0.12.4: cast all slices together, reduce each in place, cast back."""
@@ -95,23 +95,23 @@ class BucketReducer:
         kind: CollectiveKind,
         elements: int,
         *,
-        tensors: int = 1,
+        num_tensors: int = 1,
         averages: bool = False,
         group: str = "",
     ) -> None:
         """allreduce_bucket and gradient_reduction_w_predivide: join, cast, average, reduce, cast back."""
-        builder, joined = self.builder, 0
-        if tensors > 1:
-            joined = elements * self.param_bytes
-            builder.allocate("buffers", joined)
-            kernels = moves(joined, joined, launches=cat_launches(tensors))
+        builder, joined_bytes = self.builder, 0
+        if num_tensors > 1:
+            joined_bytes = elements * self.param_bytes
+            builder.allocate("buffers", joined_bytes)
+            kernels = move_kernels(joined_bytes, joined_bytes, launches=cat_launches(num_tensors))
             builder.kernels("flatten bucket", kernels, stream=self.stream)
         cast = self._cast(elements)
         if averages:
             self._average(elements, self.reduce_bytes)
         self._collective(kind, elements, group or self.group.name)
         self._cast_back(elements, cast)
-        builder.free("buffers", joined)
+        builder.free("buffers", joined_bytes)
 
     def _cast(self, elements: int) -> int:
         """Cast to the communication type. Returns the bytes of the copy, 0 if gradients have that type."""
@@ -129,9 +129,9 @@ class BucketReducer:
             self.builder.kernels("cast bucket back", kernels, stream=self.stream)
             self.builder.free("buffers", cast)
 
-    def _average(self, elements: int, bytes_each: int) -> None:
-        size = elements * bytes_each
-        self.builder.kernels("average bucket", moves(size, size), stream=self.stream)
+    def _average(self, elements: int, element_bytes: int) -> None:
+        size = elements * element_bytes
+        self.builder.kernels("average bucket", move_kernels(size, size), stream=self.stream)
 
     def _collective(self, kind: CollectiveKind, elements: int, group: str) -> None:
         if self.builder.groups[group].size == 1:  # experts that no other rank has
@@ -139,13 +139,13 @@ class BucketReducer:
         size = elements * self.reduce_bytes
         self.builder.collective(kind, size, self.config.communication_dtype, group, stream=self.stream)
 
-    def _copy_own(self, elements: int) -> None:
+    def _copy_local_slices(self, elements: int) -> None:
         """Copy the rank's slices back into the bucket."""
-        owned = elements // self.group.size
-        kernels = moves(owned * self.reduce_bytes, owned * self.param_bytes)
+        local_numel = elements // self.group.size
+        kernels = move_kernels(local_numel * self.reduce_bytes, local_numel * self.param_bytes)
         self.builder.kernels("copy own slice", kernels, stream=self.stream)
 
-    def _slice(self, count: int) -> None:
+    def _count_slices(self, count: int) -> None:
         self.builder.host("slice bucket", overhead="deepspeed_slice", events=count)
 
     def _look_up_rank(self) -> None:

@@ -15,7 +15,7 @@ from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
-from zsim.plan.hooks import BeforeBlock
+from zsim.plan.hooks import BlockPosition
 from zsim.specs.strategy.deepspeed.config import ZeroConfig
 
 
@@ -66,35 +66,37 @@ class Coordinator:
         within the budget, which the last may exceed. Ends the unit's step of the trace."""
         if needed:
             self._pop(needed)
-        ahead: list[int] = []
+        upcoming: list[int] = []
         if self._prefetch_bucket > 0:
             queue, fetched_for, position = self._queue, self._fetched_for, self._position
             budget = min(self._max_live - self._live_numel, self._prefetch_bucket)
-            numel, end, is_near = 0, len(queue), self.store.is_on_gpu
+            numel, end, is_on_gpu = 0, len(queue), self.store.is_on_gpu
             while position < end and numel < budget:
-                number, used_at = queue[position]
-                if not is_near and self.store.is_far(number):
+                number, step = queue[position]
+                if not is_on_gpu and self.store.needs_read(number):
                     break  # to keep the order of fetches
                 position += 1
-                if used_at > fetched_for[number]:
-                    fetched_for[number] = used_at
-                if not self._is_available[number] and number not in ahead:
-                    ahead.append(number)
+                if step > fetched_for[number]:
+                    fetched_for[number] = step
+                if not self._is_available[number] and number not in upcoming:
+                    upcoming.append(number)
                     numel += self._numels[number]
             self._position = position
         self._step += 1
-        return self.fetch(ahead) if ahead else None
+        return self.fetch(upcoming) if upcoming else None
 
     def _pop(self, needed: Sequence[int]) -> None:
         """Pop the parameters of this step off the fetch queue, unless they were popped to be prefetched."""
-        wanted = {number for number in needed if self._fetched_for[number] < self._step}
+        needed_now = {number for number in needed if self._fetched_for[number] < self._step}
         popped: set[int] = set()
-        while self._position < len(self._queue) and len(popped) < len(wanted):
-            number, used_at = self._queue[self._position]
+        while self._position < len(self._queue) and len(popped) < len(needed_now):
+            number, step = self._queue[self._position]
             self._position += 1
-            self._fetched_for[number] = used_at
+            self._fetched_for[number] = step
             popped.add(number)
-        assert popped == wanted, f"step {self._step}: the trace has {popped}, the module needs {wanted}"
+        assert popped == needed_now, (
+            f"step {self._step}: the trace has {popped}, the module needs {needed_now}"
+        )
 
     def upcoming(self) -> Iterator[int]:
         """The parameters left in the fetch queue, in order."""
@@ -106,21 +108,21 @@ class Coordinator:
         not used again within the reuse distance, not in use by the model itself."""
         trace, step = self.trace, self._step
         released = []
-        for place, number in enumerate(trace.steps[step - 1]):
+        for index, number in enumerate(trace.steps[step - 1]):
             if self._is_persistent[number] or self._fetched_for[number] > step:
                 continue
-            again = trace.next_use[step - 1][place]
-            if self._is_available[number] and not self._is_kept(step - 1, again, number):
+            next_step = trace.next_use[step - 1][index]
+            if self._is_available[number] and not self._is_kept(step - 1, next_step, number):
                 self._drop(number)
                 released.append(number)
         return released
 
-    def _is_kept(self, step: int, again: int, number: int) -> bool:
+    def _is_kept(self, step: int, next_step: int, number: int) -> bool:
         """Whether a parameter of a step is used again soon, at `next_step`, or by the model."""
         trace = self.trace
         is_soon = (
-            again < len(trace.steps)
-            and trace.traversed[again] - trace.traversed[step + 1] < self._reuse_distance
+            next_step < len(trace.steps)
+            and trace.traversed[next_step] - trace.traversed[step + 1] < self._reuse_distance
         )
         return is_soon or number in trace.external
 
@@ -139,31 +141,33 @@ class Coordinator:
 
     # -- blocks as copies, see zsim.plan.hooks ------------------------------------------------------------
 
-    def place(self, first: int, others: object) -> BeforeBlock:
+    def block_position(self, first: int, other_state: object) -> BlockPosition:
         """The position before a block whose first parameter is `first`. The next entry of the queue
         determines the steps that parameters were fetched for. `other_state` is the state outside of the
         coordinator.
         """
-        ahead = self._position - self._first_entry[self._step]
+        queue_lead = self._position - self._first_entry[self._step]
         live = sorted([number - first for number in self._live])
-        return BeforeBlock((ahead, self._live_numel, live, others), first, self._step, self._position)
+        return BlockPosition(
+            (queue_lead, self._live_numel, live, other_state), first, self._step, self._position
+        )
 
-    def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
+    def repeat_count(self, before: BlockPosition, now: BlockPosition) -> int:
         """The repeat count of a block (see zsim.plan.hooks), as far as the steps and the entries of the queue
         are those of the block before.
         """
         period, shift, step = now.step - before.step, now.parameter - before.parameter, now.step
-        seen = max(step, self._queue[now.entry - 1][1] + 1) if now.entry else step
-        entry, (lengths, numbers, alike, step_of) = self._first_entry[step], self._entries
-        back = entry - self._first_entry[step - period]
-        if back == 0:
+        first_unseen_step = max(step, self._queue[now.entry - 1][1] + 1) if now.entry else step
+        entry, (lengths, numbers, kinds, step_of) = self._first_entry[step], self._entries
+        block_entries = entry - self._first_entry[step - period]
+        if block_entries == 0:
             return 0
-        differs = (numbers[entry:] != numbers[entry - back : -back] + shift) | (
-            alike[entry:] != alike[entry - back : -back]
+        differs = (numbers[entry:] != numbers[entry - block_entries : -block_entries] + shift) | (
+            kinds[entry:] != kinds[entry - block_entries : -block_entries]
         )
-        has_others = lengths[step:] != lengths[step - period : -period]
-        ends = *(step + np.flatnonzero(has_others)[:1]), *step_of[entry:][differs][:1], len(lengths)
-        return max(0, int(min(ends)) - seen) // period
+        has_other_length = lengths[step:] != lengths[step - period : -period]
+        ends = *(step + np.flatnonzero(has_other_length)[:1]), *step_of[entry:][differs][:1], len(lengths)
+        return max(0, int(min(ends)) - first_unseen_step) // period
 
     @cached_property
     def _entries(self) -> tuple[Ints, Ints, Ints, Ints]:
@@ -174,22 +178,31 @@ class Coordinator:
         lengths = np.fromiter(map(len, trace.steps), np.int64, len(trace.steps))
         step_of = np.repeat(np.arange(len(lengths)), lengths)
         numbers = np.fromiter(chain.from_iterable(trace.steps), np.int64, count)
-        again = np.fromiter(chain.from_iterable(trace.next_use), np.int64, count)
-        kept = np.fromiter(
-            map(self._is_kept, step_of.tolist(), again.tolist(), numbers.tolist()), bool, count
+        next_steps = np.fromiter(chain.from_iterable(trace.next_use), np.int64, count)
+        kept_flags = np.fromiter(
+            map(self._is_kept, step_of.tolist(), next_steps.tolist(), numbers.tolist()), bool, count
         )
         kinds: dict[tuple[object, ...], int] = {}
-        kind_of = [
-            kinds.setdefault((p.shape, p.numel, p.is_persistent, p.is_trained, p.belongs_to), len(kinds))
-            for p in trace.parameters
+        parameter_kinds = [
+            kinds.setdefault(
+                (
+                    parameter.shape,
+                    parameter.numel,
+                    parameter.is_persistent,
+                    parameter.is_trained,
+                    parameter.belongs_to,
+                ),
+                len(kinds),
+            )
+            for parameter in trace.parameters
         ]
-        return lengths, numbers, 2 * np.array(kind_of)[numbers] + kept, step_of
+        return lengths, numbers, 2 * np.array(parameter_kinds)[numbers] + kept_flags, step_of
 
-    def skip(self, before: BeforeBlock, now: BeforeBlock, count: int) -> None:
+    def skip(self, before: BlockPosition, now: BlockPosition, count: int) -> None:
         """`Hooks.skip`."""
         entry = now.entry + count * (now.entry - before.entry)
-        for number, used_at in self._queue[now.entry : entry]:
-            self._fetched_for[number] = used_at
+        for number, step in self._queue[now.entry : entry]:
+            self._fetched_for[number] = step
         self._position, self._step = entry, now.step + count * (now.step - before.step)
         for number in self._live:
             self._is_available[number] = False

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import fill_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
@@ -25,7 +25,7 @@ from zsim.plan.ops import Group
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
-class EarlyGatherer(Gatherer):
+class SynchronizedGatherer(Gatherer):
     """Gathers parameter by parameter. See the module's notes."""
 
     def __init__(
@@ -40,7 +40,7 @@ class EarlyGatherer(Gatherer):
         super().__init__(builder, trace, config, stream, group)
         self._streams = (COMPUTE, stream, reduce_stream)
 
-    def parts(self, fetch: Fetch) -> list[Fetch]:
+    def split_fetch(self, fetch: Fetch) -> list[Fetch]:
         return [Fetch((number,), fetch.group) for number in fetch.parameters]
 
     def start(self, part: Fetch) -> None:
@@ -54,7 +54,7 @@ class EarlyGatherer(Gatherer):
         builder.wait_stream(self.stream, COMPUTE)
         builder.allocate("buffers", size)
         self._collective(part, size, "all_gather", self.config.param_dtype)
-        kernels = moves(size, size, launches=ranks)
+        kernels = move_kernels(size, size, launches=ranks)
         self._started[number] = builder.kernels(f"copy parts of {name}", kernels, stream=self.stream)
         builder.free_when_done("buffers", size, self._started[number])
 
@@ -68,7 +68,7 @@ class EarlyGatherer(Gatherer):
             self.builder.host_wait(self.builder.record(stream))
 
 
-def reduce_scatter_one_by_one(
+def reduce_scatter_per_parameter(
     builder: PlanBuilder, trace: FetchTrace, parameters: list[int], *, dtype: str, group: str, stream: str
 ) -> None:
     """_reduce_scatter_gradients: one call per parameter, whose list of parts is joined before. The caller
@@ -80,7 +80,7 @@ def reduce_scatter_one_by_one(
         size = parameter.padded_numel * DTYPE_BYTES[dtype]
         builder.allocate("buffers", size)
         builder.kernels(
-            f"join parts of {parameter.name}", moves(size, size, launches=ranks), stream=stream,
+            f"join parts of {parameter.name}", move_kernels(size, size, launches=ranks), stream=stream,
             overhead="deepspeed_part", events=ranks,
         )  # fmt: skip
         name = f"reduce_scatter {parameter.name}"

@@ -22,9 +22,9 @@ from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import expert_units, uni
 from zsim.plan.frameworks.deepspeed.stage3.module_order import (
     ROOT,
     HookedModules,
+    calls_without_backward,
     expert_lists,
     hooked_modules,
-    without_backward,
 )
 from zsim.plan.workload.workload import Workload
 from zsim.specs.model.experts import GroupedLinear, Router
@@ -62,7 +62,7 @@ class FetchTrace:
     """
 
     parameters: tuple[ZeroParameter, ...]
-    by_unit: dict[str, tuple[int, ...]]
+    parameters_per_unit: dict[str, tuple[int, ...]]
     first: dict[str, str]
     """Maps the module call that begins a unit, of those with a backward, to the unit."""
     last: dict[str, str]
@@ -85,43 +85,49 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks
     """The trace that DeepSpeed records: modules in the order in which their hooks fire. Shards are cut over
     `world_size` ranks, and those of experts that fewer ranks have over `expert_ranks`.
     """
-    recorded = workload.once(_recorded, zero)
+    recorded = workload.memoize(_record_trace, zero)
     return replace(recorded, parameters=tuple(_parameters(workload, zero, world_size, expert_ranks)))
 
 
-def _recorded(workload: Workload, zero: ZeroConfig) -> FetchTrace:
+def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
     """The trace without its parameters: it is the same for any number of ranks."""
     named = list(workload.model.named_parameters())
     numels = [flat_numel(parameter) for _, parameter in named]
-    by_module = _by_module(workload, {name: number for number, (name, _) in enumerate(named)})
-    external = by_module.pop(workload.fused_head, ()) if workload.fused_head else ()
-    owning = {name: sum(numels[n] for n in owned) for name, owned in by_module.items() if owned}
+    parameters_per_module = _parameters_per_module(
+        workload, {name: number for number, (name, _) in enumerate(named)}
+    )
+    external = parameters_per_module.pop(workload.fused_head, ()) if workload.fused_head else ()
+    module_numels = {
+        name: sum(numels[number] for number in module_parameters)
+        for name, module_parameters in parameters_per_module.items()
+        if module_parameters
+    }
     experts = dict.fromkeys(
         call.name.rpartition(".")[0]
         for segment in workload.segments
         for call in segment.calls
-        if isinstance(call.module.work, GroupedLinear)
+        if isinstance(call.module.op_spec, GroupedLinear)
     )
-    whole = expert_units(list(experts), expert_lists(workload), _experts_family(workload), zero)
-    unit_of = unit_names(owning, workload.model.block_lists, zero, whole)
-    by_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
-    for name in owning:
-        merged = (*by_unit.get(unit_of[name], ()), *by_module[name])
-        by_unit[unit_of[name]] = tuple(sorted(set(merged)))
+    expert_modules = expert_units(list(experts), expert_lists(workload), _experts_family(workload), zero)
+    unit_of = unit_names(module_numels, workload.model.block_lists, zero, expert_modules)
+    parameters_per_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
+    for name in module_numels:
+        unit_parameters = (*parameters_per_unit.get(unit_of[name], ()), *parameters_per_module[name])
+        parameters_per_unit[unit_of[name]] = tuple(sorted(set(unit_parameters)))
     last = {unit: name for name, unit in unit_of.items()}
-    idle = without_backward(workload)
-    first = {unit: name for name, unit in reversed(unit_of.items()) if name not in idle}
+    modules_without_backward = calls_without_backward(workload)
+    first = {unit: name for name, unit in reversed(unit_of.items()) if name not in modules_without_backward}
     ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
     hooked = hooked_modules(workload, unit_of)
-    steps = tuple([by_unit.get(module, ()) for module in hooked.order(workload)])
+    steps = tuple([parameters_per_unit.get(module, ()) for module in hooked.order(workload)])
     traversed, next_use = _distances(numels, steps)
-    return FetchTrace((), by_unit, *ends, hooked, steps, traversed, next_use, external)
+    return FetchTrace((), parameters_per_unit, *ends, hooked, steps, traversed, next_use, external)
 
 
 def _experts_family(workload: Workload) -> str:
     """The family whose class has router and experts, "" where AutoEP's class has replaced it."""
-    works = [call.module.work for segment in workload.segments for call in segment.calls]
-    is_replaced = any(isinstance(work, Router) and work.library == "autoep" for work in works)
+    op_specs = [call.module.op_spec for segment in workload.segments for call in segment.calls]
+    is_replaced = any(isinstance(op_spec, Router) and op_spec.library == "autoep" for op_spec in op_specs)
     return "" if is_replaced else workload.model.family
 
 
@@ -133,32 +139,32 @@ def _parameters(
     persistent_left = zero.model_persistence_threshold
     for name, parameter in workload.model.named_parameters():
         numel = flat_numel(parameter)
-        persists = numel <= zero.param_persistence_threshold and numel <= persistent_left
-        persistent_left -= numel if persists else 0
-        ranks = expert_ranks if parameter.belongs_to else world_size
+        is_persistent = numel <= zero.param_persistence_threshold and numel <= persistent_left
+        persistent_left -= numel if is_persistent else 0
+        ranks = expert_ranks if parameter.rank_kind else world_size
         shard = -(-numel // ranks)
-        padded, trained = shard * ranks, parameter.trainable
+        padded, is_trained = shard * ranks, parameter.trainable
         parameters.append(
             ZeroParameter(
-                name, parameter.shape, numel, shard, padded, persists, trained, parameter.belongs_to
+                name, parameter.shape, numel, shard, padded, is_persistent, is_trained, parameter.rank_kind
             )
         )
     return parameters
 
 
-def _by_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
+def _parameters_per_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
     """The parameters that each module call uses. A tied head uses the embedding's weight."""
-    by_module: dict[str, tuple[int, ...]] = {}
+    parameters_per_module: dict[str, tuple[int, ...]] = {}
     embedding: tuple[int, ...] = ()
     for segment in workload.segments:
         for call in segment.calls:
-            used = tuple(numbers[call.parameter_name(parameter)] for parameter in call.parameters)
-            if isinstance(call.module.work, Embedding) and not embedding:
-                embedding = used
-            elif isinstance(call.module.work, Linear) and not used and segment.kind == "after":
-                used = embedding
-            by_module[call.name] = used
-    return by_module
+            used_parameters = tuple(numbers[call.parameter_name(parameter)] for parameter in call.parameters)
+            if isinstance(call.module.op_spec, Embedding) and not embedding:
+                embedding = used_parameters
+            elif isinstance(call.module.op_spec, Linear) and not used_parameters and segment.kind == "after":
+                used_parameters = embedding
+            parameters_per_module[call.name] = used_parameters
+    return parameters_per_module
 
 
 def _distances(
@@ -166,12 +172,12 @@ def _distances(
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     lengths = [sum([numels[number] for number in step]) if step else 0 for step in steps]
     traversed = accumulate(lengths, initial=0)
-    following: dict[int, int] = {}
+    next_step: dict[int, int] = {}
     next_use: list[tuple[int, ...]] = [()] * len(steps)
     never = len(steps)
     for index in range(len(steps) - 1, -1, -1):
         step = steps[index]
         if step:
-            next_use[index] = tuple([following.get(number, never) for number in step])
-            following.update(dict.fromkeys(step, index))
+            next_use[index] = tuple([next_step.get(number, never) for number in step])
+            next_step.update(dict.fromkeys(step, index))
     return tuple(traversed), tuple(next_use)

@@ -27,28 +27,32 @@ class Gatherer:
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self._started: dict[int, int] = {}  # first parameter of a part in flight -> its collective
 
-    def parts(self, fetch: Fetch) -> list[Fetch]:
+    def split_fetch(self, fetch: Fetch) -> list[Fetch]:
         """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter.
         Parameters of which no other rank has a part need none.
         """
-        parts = self._by_ranks(fetch)
+        calls = self._split_per_group(fetch)
         if self.config.zero.allgather_sequential:
-            return [Fetch((number,), part.group) for part in parts for number in part.parameters]
-        return parts
+            return [Fetch((number,), part.group) for part in calls for number in part.parameters]
+        return calls
 
-    def _by_ranks(self, fetch: Fetch) -> list[Fetch]:
+    def _split_per_group(self, fetch: Fetch) -> list[Fetch]:
         parameters = self.trace.parameters
-        found: dict[str, list[int]] = {}
+        numbers_per_group: dict[str, list[int]] = {}
         for number in fetch.parameters:
-            found.setdefault(parameters[number].belongs_to or fetch.group, []).append(number)
+            numbers_per_group.setdefault(parameters[number].belongs_to or fetch.group, []).append(number)
         groups = self.builder.groups
-        return [Fetch(tuple(some), name) for name, some in found.items() if groups[name].size > 1]
+        return [
+            Fetch(tuple(numbers), name)
+            for name, numbers in numbers_per_group.items()
+            if groups[name].size > 1
+        ]
 
     def start(self, part: Fetch) -> None:
         """Allocate the gathered tensor and issue the collective."""
         size = self.padded_bytes(part)
         self.builder.allocate("buffers", size)
-        if self._is_cut(part):
+        if self._needs_split(part):
             ranks, name = self.builder.groups[part.group].size, self.parameters(part)[0].name
             self.builder.move(
                 f"join shards of {name}", size // ranks, size // ranks, stream=self.stream,
@@ -60,7 +64,7 @@ class Gatherer:
     def finish(self, part: Fetch) -> int:
         """The event after which the parameters can be used. A shared tensor is split into its parameters."""
         event = self._started.pop(part.parameters[0])
-        if not self._is_cut(part):
+        if not self._needs_split(part):
             return event
         size, count = self.padded_bytes(part), len(part.parameters)
         self.builder.allocate("buffers", size)
@@ -74,10 +78,10 @@ class Gatherer:
 
     def _is_reduced(self, part: Fetch) -> bool:
         """Whether shards are all-reduced into zeros, in place: never a single parameter or hpZ's copies."""
-        is_asked = self.config.zero.use_all_reduce_for_fetch_params
-        return is_asked and len(part.parameters) > 1 and part.group == self.group.name
+        is_enabled = self.config.zero.use_all_reduce_for_fetch_params
+        return is_enabled and len(part.parameters) > 1 and part.group == self.group.name
 
-    def _is_cut(self, part: Fetch) -> bool:
+    def _needs_split(self, part: Fetch) -> bool:
         """Whether the gathered tensor has to be split into parameters."""
         return len(part.parameters) > 1 and not self._is_reduced(part)
 
@@ -87,7 +91,7 @@ class Gatherer:
         is_whole = parameter.belongs_to and self.builder.groups[parameter.belongs_to].size == 1
         return 0 if is_whole else parameter.padded_numel * self.param_bytes
 
-    def in_flight(self, first: int) -> tuple[tuple[int, int], ...]:
+    def pending_parts(self, first: int) -> tuple[tuple[int, int], ...]:
         """The first parameters of the parts in flight, counted from `first`, and their collectives, counted
         from the next op.
         """
@@ -107,18 +111,24 @@ class Gatherer:
         return sum(parameter.padded_numel for parameter in self.parameters(part)) * self.param_bytes
 
     def _collective(
-        self, part: Fetch, size: int, kind: CollectiveKind, dtype: str, group: str | None = None, of: str = ""
+        self,
+        part: Fetch,
+        size: int,
+        kind: CollectiveKind,
+        dtype: str,
+        group: str | None = None,
+        prefix: str = "",
     ) -> int:
         """Issue one call for a part and return its event. `prefix` is a prefix of the name ("scales of ")."""
         name = self.trace.parameters[part.parameters[0]].name
-        more = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
+        suffix = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
         event = self.builder.collective(
             kind,
             size,
             dtype,
             group or part.group,
             stream=self.stream,
-            name=f"{kind} {of}{name}{more}",
+            name=f"{kind} {prefix}{name}{suffix}",
             module=name,
         )
         self._started[part.parameters[0]] = event

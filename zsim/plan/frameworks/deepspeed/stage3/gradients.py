@@ -13,9 +13,9 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.optimizer_groups import optimizer_groups
 from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
-from zsim.plan.frameworks.deepspeed.stage3.early import reduce_scatter_one_by_one
+from zsim.plan.frameworks.deepspeed.stage3.early import reduce_scatter_per_parameter
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
-from zsim.plan.frameworks.deepspeed.stage3.offload import Zero3Home
+from zsim.plan.frameworks.deepspeed.stage3.offload import Zero3OffloadedStates
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
 from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_coalesced
 from zsim.plan.frameworks.deepspeed.zeropp.quantized_reduce import QuantizedReducer
@@ -38,24 +38,24 @@ class Zero3Gradients(DeepSpeedEngine):
         super().__init__(stage, config)
         self.group = self._make_group()
         self.world_size = self.group.size
-        few = 0 if stage.experts is None else stage.expert_group().size
-        self.trace = trace = trace_of(stage.workload, self.zero, self.world_size, few)
+        expert_ranks = 0 if stage.experts is None else stage.expert_group().size
+        self.trace = trace = trace_of(stage.workload, self.zero, self.world_size, expert_ranks)
         self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         self.reduce_stream = "reduce_scatter" if self.zero.overlap_comm else COMPUTE
         self.sub_groups = self._make_sub_groups()
         self.store = ParameterStore(
-            stage.builder, trace, self.sub_groups, config, is_alone=self.world_size == 1
+            stage.builder, trace, self.sub_groups, config, is_single_rank=self.world_size == 1
         )
-        self.home: Zero3Home | None = None
+        self.offload: Zero3OffloadedStates | None = None
         if self.zero.offload_optimizer is not None:
-            self.home = Zero3Home(
+            self.offload = Zero3OffloadedStates(
                 stage, config, self.store, self.reduce_stream,
                 ratio=self._offload_ratio(self.zero.offload_optimizer.ratio), keeps_sums=keeps_sums,
             )  # fmt: skip
         self.quantized = self._make_quantized()
         self._reduce_events: list[int] = []
         self._bucket = GradientBucket()
-        self._numbers = {p.name: number for number, p in enumerate(trace.parameters)}
+        self._number_of = {parameter.name: number for number, parameter in enumerate(trace.parameters)}
         self._micro_batch, self._is_boundary = 0, True
 
     def _make_group(self) -> Group:
@@ -78,18 +78,20 @@ class Zero3Gradients(DeepSpeedEngine):
         built under `deepspeed.zero.Init` have no shape yet.
         """
         named = self.stage.workload.model.named_parameters()
-        found = []
-        self.num_muons = 0  # sub-groups of Muon's matrices, which come first
+        sub_groups = []
+        self.num_matrix_groups = 0  # sub-groups of Muon's matrices, which come first
         for group in optimizer_groups(self.stage, self.group, named):
-            of = group.numels.keys()
-            numbers = [number for number, one in enumerate(self.trace.parameters) if one.name in of]
-            if group.is_of_matrices and not self.config.zero_init:
+            names = group.numels.keys()
+            numbers = [
+                number for number, parameter in enumerate(self.trace.parameters) if parameter.name in names
+            ]
+            if group.has_matrices and not self.config.zero_init:
                 numbers.sort(key=lambda number: self.trace.parameters[number].shape, reverse=True)
-            found += self._cut(numbers)
-            self.num_muons = len(found) if group.is_of_matrices else self.num_muons
-        return found
+            sub_groups += self._split_into_sub_groups(numbers)
+            self.num_matrix_groups = len(sub_groups) if group.has_matrices else self.num_matrix_groups
+        return sub_groups
 
-    def _cut(self, numbers: list[int]) -> list[list[int]]:
+    def _split_into_sub_groups(self, numbers: list[int]) -> list[list[int]]:
         groups: list[list[int]] = [[]]
         total = 0
         for number in numbers:
@@ -100,8 +102,8 @@ class Zero3Gradients(DeepSpeedEngine):
             total += self.trace.parameters[number].shard_numel
         return groups
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        if is_told:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
+        if schedule_manages_sharding:
             raise InputError(
                 f"{self.config.name}: zero_optimization.stage: found 3 under a pipeline, expected 0 or 1; "
                 "DeepSpeed refuses it"
@@ -111,7 +113,7 @@ class Zero3Gradients(DeepSpeedEngine):
     def gradient_ready(self, call: ModuleCall) -> None:
         super().gradient_ready(call)
         for parameter in reversed(call.trainable_parameters):
-            self._add_gradient(self._numbers[call.parameter_name(parameter)], call.name)
+            self._add_gradient(self._number_of[call.parameter_name(parameter)], call.name)
 
     def _add_gradient(self, number: int, name: str) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads and __add_grad_to_ipg_bucket."""
@@ -120,8 +122,8 @@ class Zero3Gradients(DeepSpeedEngine):
         size = numel * self.param_bytes
         builder.allocate("buffers", size)
         belongs_to = self.trace.parameters[number].belongs_to
-        is_of_others = bucket.belongs_to != belongs_to
-        if bucket.elements and (is_of_others or bucket.elements + numel > zero.reduce_bucket_size):
+        has_other_ranks = bucket.belongs_to != belongs_to
+        if bucket.elements and (has_other_ranks or bucket.elements + numel > zero.reduce_bucket_size):
             self._reduce()
             bucket = self._bucket
         bucket.belongs_to = belongs_to
@@ -129,9 +131,11 @@ class Zero3Gradients(DeepSpeedEngine):
         if self.reduce_stream != COMPUTE:
             builder.wait_stream(self.reduce_stream, COMPUTE)
         if zero.contiguous_gradients and bucket.elements + numel <= zero.reduce_bucket_size:
-            reduced = numel * self.reduce_bytes
-            copied = builder.move(f"bucket {name}", size, reduced, stream=self.reduce_stream, module=name)
-            builder.free_when_done("buffers", size, copied)
+            reduced_bytes = numel * self.reduce_bytes
+            copy_event = builder.move(
+                f"bucket {name}", size, reduced_bytes, stream=self.reduce_stream, module=name
+            )
+            builder.free_when_done("buffers", size, copy_event)
         else:
             bucket.loose_bytes += size
         bucket.elements += numel
@@ -156,17 +160,17 @@ class Zero3Gradients(DeepSpeedEngine):
             and bucket.elements <= self.zero.reduce_bucket_size
             and not self.zero.reduce_scatter
         )
-        made, size = 0, bucket.elements * self.reduce_bytes
+        temporary_bytes, size = 0, bucket.elements * self.reduce_bytes
         if bucket.belongs_to and group.size == 1:
             builder.move("average bucket", size, size, stream=stream)
         elif self.world_size > 1 and keeps_buffer:
             builder.move("average bucket", size, size, stream=stream)
             builder.collective("all_reduce", size, config.communication_dtype, group.name, stream=stream)
         elif self.quantized is not None:
-            made = self.quantized.reduce(bucket.parameters)
+            temporary_bytes = self.quantized.reduce(bucket.parameters)
         elif self.world_size > 1 and config.fetches_one_by_one:
             builder.move("average bucket", size, size, stream=stream)
-            reduce_scatter_one_by_one(
+            reduce_scatter_per_parameter(
                 builder,
                 self.trace,
                 bucket.parameters,
@@ -175,11 +179,11 @@ class Zero3Gradients(DeepSpeedEngine):
                 stream=stream,
             )
         elif self.world_size > 1:
-            made = reduce_scatter_coalesced(
+            temporary_bytes = reduce_scatter_coalesced(
                 builder,
                 elements=bucket.elements,
                 shard_elements=bucket.shard_elements,
-                tensors=bucket.num_tensors,
+                num_tensors=bucket.num_tensors,
                 dtype=config.communication_dtype,
                 group=group.name,
                 stream=stream,
@@ -188,7 +192,7 @@ class Zero3Gradients(DeepSpeedEngine):
                 shards = bucket.shard_elements * self.reduce_bytes
                 builder.move("scale gradients", shards, shards, bucket.num_tensors, stream=stream)
         done = self._keep_shards(bucket)
-        builder.free_when_done("buffers", made + bucket.loose_bytes, done)
+        builder.free_when_done("buffers", temporary_bytes + bucket.loose_bytes, done)
         self._reduce_events.append(done)
         self._bucket = GradientBucket()
 
@@ -197,15 +201,15 @@ class Zero3Gradients(DeepSpeedEngine):
         event.
         """
         config = self.config
-        if self.home is not None:
-            return self.home.keep_gradients(
+        if self.offload is not None:
+            return self.offload.keep_gradients(
                 bucket, is_first=self._micro_batch == 0, is_boundary=self._is_boundary
             )
         if self._micro_batch == 0:
             size = bucket.shard_elements * DTYPE_BYTES[config.grad_accum_dtype]
-            reduced = bucket.shard_elements * self.reduce_bytes
+            reduced_bytes = bucket.shard_elements * self.reduce_bytes
             return self.builder.move(
-                "partition gradients", reduced, size, bucket.num_tensors, stream=self.reduce_stream
+                "partition gradients", reduced_bytes, size, bucket.num_tensors, stream=self.reduce_stream
             )
         kernels = accumulate_kernels(
             bucket.shard_elements, config.grad_accum_dtype, config.communication_dtype

@@ -29,7 +29,7 @@ def expert_units(stacked: Sequence[str], lists: Sequence[str], family: str, zero
 
 
 def unit_names(
-    numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig, whole: Sequence[str] = ()
+    numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig, unit_parents: Sequence[str] = ()
 ) -> dict[str, str]:
     """The unit of every module in `numels` (full dotted name -> elements): the module, or a parent.
 
@@ -37,20 +37,25 @@ def unit_names(
     are units.
     """
     leaf = zero.leaf_module
-    if zero.module_granularity_threshold <= 0 and not leaf.names and not leaf.name_suffixes and not whole:
+    if (
+        zero.module_granularity_threshold <= 0
+        and not leaf.names
+        and not leaf.name_suffixes
+        and not unit_parents
+    ):
         return {name: name for name in numels}
-    chosen = _by_threshold(numels, lists, zero.module_granularity_threshold) | set(whole)
+    chosen = _parents_below_threshold(numels, lists, zero.module_granularity_threshold) | set(unit_parents)
     for parent in _parents(numels):
         if parent in leaf.names or any(parent.endswith(suffix) for suffix in leaf.name_suffixes):
             chosen.add(parent)
     chosen -= set(lists)
-    return {name: next((p for p in _ancestors(name) if p in chosen), name) for name in numels}
+    return {name: next((parent for parent in _ancestors(name) if parent in chosen), name) for name in numels}
 
 
 def _ancestors(name: str) -> list[str]:
     """The parents of module `name`, outermost first. "" is the model."""
-    parts = name.split(".")
-    return ["", *(".".join(parts[:count]) for count in range(1, len(parts)))]
+    components = name.split(".")
+    return ["", *(".".join(components[:count]) for count in range(1, len(components)))]
 
 
 def _parents(numels: Mapping[str, int]) -> list[str]:
@@ -58,7 +63,7 @@ def _parents(numels: Mapping[str, int]) -> list[str]:
     return list(dict.fromkeys(parent for name in owners for parent in _ancestors(name)))
 
 
-def _by_threshold(numels: Mapping[str, int], lists: Sequence[str], threshold: int) -> set[str]:
+def _parents_below_threshold(numels: Mapping[str, int], lists: Sequence[str], threshold: int) -> set[str]:
     """The parents whose granularity is at most `threshold`."""
     if threshold <= 0:
         return set()

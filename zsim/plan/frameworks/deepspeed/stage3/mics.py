@@ -7,7 +7,7 @@ Transcribed from DeepSpeed 0.19.2 `runtime/zero/mics.py` and `mics_utils.py`. So
 from __future__ import annotations
 
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.builder import PlanBuilder, move_kernels
 from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
@@ -37,33 +37,35 @@ class MicsGatherer(Gatherer):
         super().__init__(builder, trace, config, stream, group)
         self.hierarchy = hierarchy
 
-    def parts(self, fetch: Fetch) -> list[Fetch]:
+    def split_fetch(self, fetch: Fetch) -> list[Fetch]:
         return [fetch]
 
     def start(self, part: Fetch) -> None:
         size = self.padded_bytes(part)
         self.builder.allocate("buffers", size)
         if self.hierarchy is not None:
-            self._in_two_stages(part, size, *self.hierarchy)
+            self._gather_hierarchically(part, size, *self.hierarchy)
         else:
             self._collective(part, size, "all_gather", self.config.param_dtype)
 
-    def _in_two_stages(self, part: Fetch, size: int, inside: Group, across: Group) -> None:
+    def _gather_hierarchically(
+        self, part: Fetch, size: int, node_group: Group, cross_node_group: Group
+    ) -> None:
         """_hierarchical_all_gather_params: gather this GPU's pieces from the other nodes, copy them to their
         places, then gather all pieces from the node's other GPUs."""
         builder, dtype = self.builder, self.config.param_dtype
-        pieces = size // inside.size
-        turns = len(part.parameters) * across.size
-        builder.host("slice pieces", overhead="deepspeed_part", events=turns)
-        self._collective(part, pieces, "all_gather", dtype, group=across.name)
-        builder.allocate("buffers", pieces)
-        placed = builder.kernels(
+        piece_bytes = size // node_group.size
+        num_slices = len(part.parameters) * cross_node_group.size
+        builder.host("slice pieces", overhead="deepspeed_part", events=num_slices)
+        self._collective(part, piece_bytes, "all_gather", dtype, group=cross_node_group.name)
+        builder.allocate("buffers", piece_bytes)
+        placement = builder.kernels(
             f"place {self.parameters(part)[0].name}",
-            moves(2 * pieces, 2 * pieces, launches=2 * len(part.parameters)),
+            move_kernels(2 * piece_bytes, 2 * piece_bytes, launches=2 * len(part.parameters)),
             stream=self.stream,
         )
-        builder.free_when_done("buffers", pieces, placed)
-        self._collective(part, size, "all_gather", dtype, group=inside.name)
+        builder.free_when_done("buffers", piece_bytes, placement)
+        self._collective(part, size, "all_gather", dtype, group=node_group.name)
 
     def finish(self, part: Fetch) -> int:
         return self._started.pop(part.parameters[0])
@@ -110,19 +112,24 @@ class MicsSchedule(Zero3Schedule):
     def _make_gatherer(self) -> Gatherer:
         hierarchy = None
         if self.zero.mics_hierarchical_params_gather:
-            span = self.group.size // self.config.gpus_per_node
-            inside = self.group.size // span
-            hierarchy = self.stage.group("shard intra", inside), self.stage.group("shard inter", span, inside)
+            num_nodes = self.group.size // self.config.gpus_per_node
+            gpus_per_node = self.group.size // num_nodes
+            hierarchy = (
+                self.stage.group("shard intra", gpus_per_node),
+                self.stage.group("shard inter", num_nodes, gpus_per_node),
+            )
         return MicsGatherer(self.builder, self.trace, self.config, self.gather_stream, self.group, hierarchy)
 
     def _keep_shards(self, bucket: GradientBucket) -> int:
         """allreduce_mics_shard_grads: at the boundary, all-reduce the bucket's shards over the replicas."""
-        kept = super()._keep_shards(bucket)
+        last_event = super()._keep_shards(bucket)
         if not self._is_boundary or self.replicate.size == 1:
-            return kept
+            return last_event
         dtype, stream = self.config.grad_accum_dtype, self.reduce_stream
         size = bucket.shard_elements * DTYPE_BYTES[dtype]
-        self.builder.kernels("average shards", moves(size, size, launches=bucket.num_tensors), stream=stream)
+        self.builder.kernels(
+            "average shards", move_kernels(size, size, launches=bucket.num_tensors), stream=stream
+        )
         return self.builder.collective(
             "all_reduce", size, dtype, self.replicate.name, stream=stream, name="all_reduce shards"
         )

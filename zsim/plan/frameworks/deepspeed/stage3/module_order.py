@@ -20,7 +20,7 @@ from zsim.dataclass import dataclass
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Activation, AdapterSum, Attention, Exchange, Linear, Loss, Residual
-from zsim.specs.model.traced import Traced
+from zsim.specs.model.traced import TracedModule
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
 
@@ -52,9 +52,9 @@ _DROPOUTS: dict[str, dict[str, str]] = {
     "mpt": {"attn.out_proj": "resid_attn_dropout"},
     "phi3": {"self_attn.o_proj": "resid_attn_dropout", "mlp.down_proj": "resid_mlp_dropout"},
 }
-_NOT_CALLED = {"opt": {"model"}}  # OPTForCausalLM calls model.decoder
-_FUNCTIONS = (Attention, Residual, Loss, Exchange, Rearrange, AdapterSum)
-_OWN_ROTARY = {"gptj"}  # rotary positions are computed in each block, not by a module
+_UNCALLED = {"opt": {"model"}}  # OPTForCausalLM calls model.decoder
+_FUNCTION_TYPES = (Attention, Residual, Loss, Exchange, Rearrange, AdapterSum)
+_PER_BLOCK_ROTARY = {"gptj"}  # rotary positions are computed in each block, not by a module
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +72,24 @@ class HookedModules:
     stops_early: bool
     """Whether checkpoints are torch's non-reentrant ones."""
 
-    def before_recompute(self, segment: Segment) -> tuple[str, ...]:
+    def modules_before_recompute(self, segment: Segment) -> tuple[str, ...]:
         """Modules entered in backward before a checkpointed block is recomputed. See [Note: checkpoints and
         hooks].
         """
         last = next((call for call in reversed(segment.calls) if call.name in self.backward), None)
-        entered = self.backward[last.name] if last else ()
+        modules = self.backward[last.name] if last else ()
         if not self.stops_early:
-            return tuple(name for name in entered if not _is_inside(name, segment.name))
-        return entered[:-1] if _runs_whole(segment) else entered
+            return tuple(name for name in modules if not _is_inside(name, segment.name))
+        return modules[:-1] if _recomputes_completely(segment) else modules
 
-    def recomputed(self, call: ModuleCall) -> tuple[str, ...]:
+    def recomputed_modules(self, call: ModuleCall) -> tuple[str, ...]:
         """Modules entered before a recomputed call."""
-        entered = self.forward.get(call.name, ())
-        return tuple([name for name in entered if _is_inside(name, call.segment)]) if entered else ()
+        modules = self.forward.get(call.name, ())
+        return tuple([name for name in modules if _is_inside(name, call.segment)]) if modules else ()
 
-    def after_recompute(self, segment: Segment) -> tuple[str, ...]:
+    def modules_after_recompute(self, segment: Segment) -> tuple[str, ...]:
         """Modules entered after the last recomputed call."""
-        return self.trailing.get(segment.name, ()) if _runs_whole(segment) else ()
+        return self.trailing.get(segment.name, ()) if _recomputes_completely(segment) else ()
 
     def order(self, workload: Workload) -> Iterator[str]:
         """All modules entered in one forward and backward, in order."""
@@ -99,19 +99,19 @@ class HookedModules:
                 yield from self.forward.get(call.name, ())
         yield ROOT
         for segment in reversed(workload.segments):
-            early: tuple[str, ...] = ()
+            entered_early: tuple[str, ...] = ()
             if segment.is_checkpointed:
-                early = self.before_recompute(segment)
-                yield from early
+                entered_early = self.modules_before_recompute(segment)
+                yield from entered_early
                 stop = () if segment.stops_at is None else (segment.stops_at,)
                 for call in (*segment.recomputed, *stop):
-                    yield from self.recomputed(call)
-                yield from self.after_recompute(segment)
+                    yield from self.recomputed_modules(call)
+                yield from self.modules_after_recompute(segment)
             for call in reversed(segment.calls):
-                yield from (name for name in self.backward.get(call.name, ()) if name not in early)
+                yield from (name for name in self.backward.get(call.name, ()) if name not in entered_early)
 
 
-def _runs_whole(segment: Segment) -> bool:
+def _recomputes_completely(segment: Segment) -> bool:
     """Whether recomputation runs to the block's end: its last call saves a tensor (a dropout's mask)."""
     return bool(segment.recomputed) and segment.recomputed[-1].name == segment.calls[-1].name
 
@@ -125,22 +125,22 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     module).
     """
     family = workload.model.family
-    never = {*workload.model.block_lists, *_NOT_CALLED.get(family, ())}
+    unhooked = {*workload.model.block_lists, *_UNCALLED.get(family, ())}
     units = set(unit_of.values())
-    by_segment = {segment.name: _modules(workload, segment) for segment in workload.segments}
-    names = [name for called in by_segment.values() for name in called]
-    never.update(expert_lists(workload))
-    chains = _chains(names, never, units)
+    modules_per_segment = {segment.name: _modules(workload, segment) for segment in workload.segments}
+    names = [name for modules in modules_per_segment.values() for name in modules]
+    unhooked.update(expert_lists(workload))
+    chains = _chains(names, unhooked, units)
     rotary = _rotary(workload)
-    idle = {rotary, *without_backward(workload)}
-    backward = [name for name in reversed(names) if name not in idle]
+    modules_without_backward = {rotary, *calls_without_backward(workload)}
+    backward = [name for name in reversed(names) if name not in modules_without_backward]
     trailing = {}
-    for segment, called in by_segment.items():
-        last = max((number for number, name in enumerate(called) if name in unit_of), default=-1)
-        trailing[segment] = tuple(name for name in called[last + 1 :] if chains[name][-1] == name)
+    for segment, modules in modules_per_segment.items():
+        last = max((number for number, name in enumerate(modules) if name in unit_of), default=-1)
+        trailing[segment] = tuple(name for name in modules[last + 1 :] if chains[name][-1] == name)
     return HookedModules(
-        _entered(names, chains, unit_of),
-        _entered(backward, chains, unit_of),
+        _modules_entered(names, chains, unit_of),
+        _modules_entered(backward, chains, unit_of),
         trailing,
         workload.training.checkpoint_stops_early,
     )
@@ -152,12 +152,12 @@ def expert_lists(workload: Workload) -> list[str]:
     lists = (
         call.name.rpartition(".")[0]
         for call in calls
-        if isinstance(call.module.work, Rearrange) and call.module.work.kind == "loop"
+        if isinstance(call.module.op_spec, Rearrange) and call.module.op_spec.kind == "loop"
     )
     return list(dict.fromkeys(lists))
 
 
-def without_backward(workload: Workload) -> set[str]:
+def calls_without_backward(workload: Workload) -> set[str]:
     """Calls that autograd does not come back to: nothing before them, and nothing in them, is trained."""
     calls = (call for segment in workload.segments for call in segment.calls)
     return {call.name for call in calls if call.parameters and not call.module.has_backward}
@@ -172,7 +172,7 @@ def _modules(workload: Workload, segment: Segment) -> list[str]:
     for call in segment.calls:
         if not _exists(workload, segment, call):
             continue
-        work = call.module.work
+        work = call.module.op_spec
         is_between = isinstance(work, Activation) and work.gated and _are_two_products(calls)
         names.insert(len(names) - is_between, call.name)
         calls.append(call)
@@ -186,10 +186,10 @@ def _modules(workload: Workload, segment: Segment) -> list[str]:
 
 def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
     """Whether the call is a module in the framework, and not a function between modules or in one."""
-    work = call.module.work
-    if isinstance(work, _FUNCTIONS):
+    work = call.module.op_spec
+    if isinstance(work, _FUNCTION_TYPES):
         return False
-    if isinstance(work, Traced) and call.module.owner is not None and not call.parameters:
+    if isinstance(work, TracedModule) and call.module.parameter_owner is not None and not call.parameters:
         return False
     if call.name == workload.fused_head:
         return False
@@ -201,7 +201,7 @@ def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
     last = calls[-2:]
     return (
         len(last) == 2
-        and all(isinstance(c.module.work, Linear) for c in last)
+        and all(isinstance(call.module.op_spec, Linear) for call in last)
         and last[1].module.shares_input
     )
 
@@ -209,43 +209,45 @@ def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
 def _rotary(workload: Workload) -> str | None:
     """The module in which transformers computes rotary positions once for all blocks, or None."""
     model = workload.model
-    modules = (module.work for block in model.blocks[:1] for module in block.modules)
-    if model.family in _OWN_ROTARY or not any(isinstance(w, Attention) and w.rotary for w in modules):
+    modules = (module.op_spec for block in model.blocks[:1] for module in block.modules)
+    if model.family in _PER_BLOCK_ROTARY or not any(
+        isinstance(op_spec, Attention) and op_spec.rotary for op_spec in modules
+    ):
         return None
     parent = model.block_prefix.rpartition(".")[0]
     return f"{parent}.rotary_emb" if parent else "rotary_emb"
 
 
-def _chains(names: Iterable[str], never: set[str], units: set[str]) -> dict[str, tuple[str, ...]]:
+def _chains(names: Iterable[str], unhooked: set[str], units: set[str]) -> dict[str, tuple[str, ...]]:
     """The hooked modules from the model down to each module, for `names` and their parents. There are none
     below a leaf module.
     """
     chains: dict[str, tuple[str, ...]] = {ROOT: (ROOT,)}
-    in_units = units & {ROOT}  # leaf modules, and modules in them
+    modules_in_units = units & {ROOT}  # leaf modules, and modules in them
     for name in names:
-        parent, new = name, list[str]()
+        parent, new_modules = name, list[str]()
         while parent not in chains:
-            new.append(parent)
+            new_modules.append(parent)
             parent = parent.rpartition(".")[0]
-        for module in reversed(new):
-            is_hooked = parent not in in_units and module not in never
+        for module in reversed(new_modules):
+            is_hooked = parent not in modules_in_units and module not in unhooked
             chains[module] = (*chains[parent], module) if is_hooked else chains[parent]
-            if parent in in_units or module in units:
-                in_units.add(module)
+            if parent in modules_in_units or module in units:
+                modules_in_units.add(module)
             parent = module
     return chains
 
 
-def _entered(
+def _modules_entered(
     names: Iterable[str], chains: Mapping[str, tuple[str, ...]], unit_of: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    entered: dict[str, tuple[str, ...]] = {}
-    inside: Sequence[str] = (ROOT,)
-    waiting: list[str] = []
+    entered_modules: dict[str, tuple[str, ...]] = {}
+    current_chain: Sequence[str] = (ROOT,)
+    pending_modules: list[str] = []
     for name in names:
-        waiting += [module for module in chains[name] if module not in inside]
-        inside = chains[name]
+        pending_modules += [module for module in chains[name] if module not in current_chain]
+        current_chain = chains[name]
         if name in unit_of:
-            entered[name] = tuple(waiting)
-            waiting = []
-    return entered
+            entered_modules[name] = tuple(pending_modules)
+            pending_modules = []
+    return entered_modules

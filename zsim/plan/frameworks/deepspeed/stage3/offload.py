@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, norm_kernels, scale_kernels
-from zsim.cost.optimizers.tensors import Updated
+from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
-from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
+from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
 from zsim.plan.frameworks.deepspeed.stage3.state_swapper import StateSwapper, swapped_group
@@ -28,7 +28,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.optimizers import optimizer_of
 
 
-class Zero3Home:
+class Zero3OffloadedStates:
     """Keeps masters, moments and gradients of a `ratio` of the sub-groups in host memory or on NVMe. The
     first sub-groups stay on the GPU. Gradients are reduced on `stream`.
 
@@ -55,15 +55,15 @@ class Zero3Home:
         self.offload = config.zero.offload_optimizer
         self.num_states = 1 + (optimizer_of(stage.training.optimizer).moments or 0)
         self._group_of = {number: index for index, group in enumerate(self.groups) for number in group}
-        self._first_on_cpu = int((1 - ratio) * len(self.groups))
+        self._num_gpu_groups = int((1 - ratio) * len(self.groups))
         self._note_idle_ratio(ratio)
-        self._states = self._make_state_swapper()
+        self._state_swapper = self._make_state_swapper()
         self._accum_bytes = DTYPE_BYTES[config.grad_accum_dtype]
 
     def _note_idle_ratio(self, ratio: float) -> None:
         """Add a note if the ratio has no effect: the GPU's number of whole sub-groups is rounded down to
         0."""
-        if ratio == 1 or self._first_on_cpu > 0:
+        if ratio == 1 or self._num_gpu_groups > 0:
             return
         count = len(self.groups)
         self.builder.notes.append(
@@ -75,11 +75,11 @@ class Zero3Home:
     def _make_state_swapper(self) -> StateSwapper | None:
         if self.offload.device != "nvme":
             return None
-        found = [
+        candidates = [
             swapped_group(index, [self.parameters[number].shard_numel for number in group], self.config)
             for index, group in enumerate(self.groups)
         ]
-        groups = [group for group in found if group is not None]
+        groups = [group for group in candidates if group is not None]
         return StateSwapper(self.host, groups, self.config, self.num_states) if groups else None
 
     # -- sizes ------------------------------------------------------------------------------------------
@@ -90,25 +90,25 @@ class Zero3Home:
 
     def is_swapped(self, group: int) -> bool:
         """Whether a sub-group's optimizer states are on NVMe."""
-        return self._states is not None and group in self._states.groups
+        return self._state_swapper is not None and group in self._state_swapper.groups
 
     def resident(self) -> list[Memory]:
         """Gradients and optimizer states by device. The pinned buffers are `buffers` of the host."""
         pinned = self.offload.pin_memory
         sums = sum(parameter.trained_shard_numel for parameter in self.parameters) * self._accum_bytes
-        on_gpu = sum(self.numel_of(group) for group in range(self._first_on_cpu))
-        in_memory = sum(
+        gpu_numel = sum(self.numel_of(group) for group in range(self._num_gpu_groups))
+        host_numel = sum(
             self.numel_of(group)
-            for group in range(self._first_on_cpu, len(self.groups))
+            for group in range(self._num_gpu_groups, len(self.groups))
             if not self.is_swapped(group)
         )
         return [
             Memory("gradients", sums if self.keeps_sums else 0, "host", pinned),
-            Memory("gradients", 4 * on_gpu),
-            Memory("optimizer_states", 4 * self.num_states * on_gpu),
-            Memory("gradients", 4 * in_memory, "host", pinned),
-            Memory("optimizer_states", 4 * self.num_states * in_memory, "host"),
-            *(self._states.memory(4) if self._states else []),
+            Memory("gradients", 4 * gpu_numel),
+            Memory("optimizer_states", 4 * self.num_states * gpu_numel),
+            Memory("gradients", 4 * host_numel, "host", pinned),
+            Memory("optimizer_states", 4 * self.num_states * host_numel, "host"),
+            *(self._state_swapper.memory(4) if self._state_swapper else []),
         ]
 
     # -- gradients --------------------------------------------------------------------------------------
@@ -136,28 +136,28 @@ class Zero3Home:
             builder.kernels("add gradients", kernels, stream=stream)
             self.host.copy("gradients to host", "d2h", size, stream, is_pinned=pinned)
         if is_boundary:
-            self._to_optimizer(bucket)
+            self._copy_to_optimizer(bucket)
         last = builder.record(stream)
         assert last is not None
         builder.free_when_done("buffers", size, last)
         return last
 
-    def _to_optimizer(self, bucket: GradientBucket) -> None:
+    def _copy_to_optimizer(self, bucket: GradientBucket) -> None:
         """_offload_grad_partition_at_boundary: take the norm, cast, and copy to the optimizer's device."""
         builder, stream = self.builder, self.stream
         dtype, numel = self.config.grad_accum_dtype, bucket.shard_elements
         builder.kernels("gradient norms", norm_kernels(numel, dtype, bucket.num_tensors), stream=stream)
         builder.allocate("buffers", 4 * numel)
         builder.kernels("cast gradients", cast_kernels(numel, dtype, "fp32"), stream=stream)
-        in_memory = 0
+        host_numel = 0
         for number in bucket.parameters:
             group, shard = self._group_of[number], self.parameters[number].shard_numel
             if self.is_swapped(group):
                 self._swap_gradient(number)
-            elif group >= self._first_on_cpu:
-                in_memory += shard
+            elif group >= self._num_gpu_groups:
+                host_numel += shard
         self.host.copy(
-            "fp32 gradients to host", "d2h", 4 * in_memory, stream, is_pinned=self.offload.pin_memory
+            "fp32 gradients to host", "d2h", 4 * host_numel, stream, is_pinned=self.offload.pin_memory
         )
         last = builder.record(stream)
         assert last is not None
@@ -170,8 +170,8 @@ class Zero3Home:
         swapped = piece.swapped_numel if piece else 0
         self.builder.allocate("buffers", 4 * (parameter.shard_numel - swapped))
         if swapped:
-            assert self._states is not None
-            self._states.write_gradient(swapped, parameter.name)
+            assert self._state_swapper is not None
+            self._state_swapper.write_gradient(swapped, parameter.name)
             self.host.copy(f"gradient of {parameter.name}", "d2h", 4 * swapped, self.stream, is_blocking=True)
             self.builder.host("copied a gradient")
 
@@ -183,12 +183,12 @@ class Zero3Home:
         """
         check_overflow(self.stage, self.config, [], norm_group)
         for _ in self.groups:
-            norm_and_sync(self.stage, self.config, [], norm_group)
+            compute_norm_and_clip(self.stage, self.config, [], norm_group)
         for group in range(len(self.groups)):
             numel = self.numel_of(group)
             if self.is_swapped(group):
                 self._read_states(group)
-            if group < self._first_on_cpu:
+            if group < self._num_gpu_groups:
                 self.builder.kernels(f"scale gradients of sub-group {group}", scale_kernels(numel))
                 self._update_on_gpu(group, numel)
                 self.store.put_from_gpu(group)
@@ -197,13 +197,13 @@ class Zero3Home:
                 self.host.optimizer(f"optimizer step of sub-group {group}", numel, self.training.optimizer)
                 self.store.put_from_cpu(group)
             if self.is_swapped(group):
-                assert self._states is not None
-                self._states.write(group)
+                assert self._state_swapper is not None
+                self._state_swapper.write(group)
 
     def _read_states(self, group: int) -> None:
-        assert self._states is not None
-        self._states.read(group)
-        loose = 4 * self._states.groups[group].loose_numel
+        assert self._state_swapper is not None
+        self._state_swapper.read(group)
+        loose = 4 * self._state_swapper.groups[group].loose_numel
         self.host.copy(f"loose gradients of sub-group {group}", "d2h", loose, COMPUTE, is_blocking=True)
         self.builder.free("buffers", loose)
 
@@ -211,6 +211,6 @@ class Zero3Home:
         """Update a sub-group on the GPU with DeepSpeed's "backup optimizer", torch.optim.AdamW."""
         training = replace(self.training, optimizer_implementation="foreach")
         update(
-            self.builder, training, [Updated((numel,))], gradient_dtype="fp32", state_dtype="fp32",
+            self.builder, training, [UpdatedTensor((numel,))], gradient_dtype="fp32", state_dtype="fp32",
             low_precision_copy=self.config.precision != "fp32", name=f"optimizer step of sub-group {group}",
         )  # fmt: skip

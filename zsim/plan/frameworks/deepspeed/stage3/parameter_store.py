@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
-from zsim.plan.frameworks.deepspeed.stage3.homes import parameter_homes
+from zsim.plan.frameworks.deepspeed.stage3.homes import place_parameters
 from zsim.plan.frameworks.deepspeed.stage3.parameter_swapper import ParameterSwapper
 from zsim.plan.ops import Memory
 from zsim.plan.parts.host_side import HostSide, aligned_numel
@@ -34,28 +34,28 @@ class ParameterStore:
         groups: Sequence[Sequence[int]],
         config: DeepSpeedConfig,
         *,
-        is_alone: bool,
+        is_single_rank: bool,
     ) -> None:
         self.builder, self.trace, self.groups, self.config = builder, trace, groups, config
         self.host = HostSide(builder, config.aio)
-        self.homes = parameter_homes(trace.parameters, groups, config)
+        self.placement = place_parameters(trace.parameters, groups, config)
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
-        self.is_alone = is_alone
+        self.is_single_rank = is_single_rank
         offload = config.zero.offload_param
         self.is_on_gpu = offload is None
         self._swapper: ParameterSwapper | None = None
         if offload is not None and offload.device == "nvme":
-            self._swapper = ParameterSwapper(self.host, trace, self.homes, config)
+            self._swapper = ParameterSwapper(self.host, trace, self.placement, config)
 
     def resident(self) -> list[Memory]:
         """The shards on each device, and the buffers."""
-        return self.homes.memory(self.trace.parameters, self.param_bytes)
+        return self.placement.memory(self.trace.parameters, self.param_bytes)
 
     # -- to the GPU -------------------------------------------------------------------------------------
 
-    def is_far(self, number: int) -> bool:
+    def needs_read(self, number: int) -> bool:
         """Whether a shard is on NVMe and not being read."""
-        return self._swapper is not None and self._swapper.is_far(number)
+        return self._swapper is not None and self._swapper.needs_read(number)
 
     def bring(self, numbers: Sequence[int], stream: str) -> None:
         """Read the shards from NVMe and copy them to the GPU, before a gather on `stream`. See [Note:
@@ -66,22 +66,27 @@ class ParameterStore:
         if self._swapper is not None:
             self._swapper.ensure(numbers)
         parameters = [
-            self.trace.parameters[number] for number in numbers if self.homes.comes_over_pcie(number)
+            self.trace.parameters[number] for number in numbers if self.placement.comes_over_pcie(number)
         ]
         size = sum(parameter.shard_numel for parameter in parameters) * self.param_bytes
         if size:
             self.copy_in("shard", parameters, size, stream)
 
-    def copy_in(self, what: str, parameters: Sequence[ZeroParameter], size: int, stream: str) -> None:
+    def copy_in(self, kind: str, parameters: Sequence[ZeroParameter], size: int, stream: str) -> None:
         """Copy `size` bytes of shards of kind `kind` to the GPU, for a gather."""
         first = parameters[0].name
-        if not self.is_alone:  # else the copy is the parameter, and does not block
+        if not self.is_single_rank:  # else the copy is the parameter, and does not block
             self.builder.allocate("buffers", size)
-        more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
+        suffix = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
         event = self.host.copy(
-            f"{what} of {first}{more}", "h2d", size, stream, is_blocking=not self.is_alone, module=first
+            f"{kind} of {first}{suffix}",
+            "h2d",
+            size,
+            stream,
+            is_blocking=not self.is_single_rank,
+            module=first,
         )
-        if not self.is_alone:
+        if not self.is_single_rank:
             assert event is not None
             self.builder.host(f"copied {first}")
             self.builder.free_when_done("buffers", size, event)
@@ -99,12 +104,14 @@ class ParameterStore:
     def bring_persistent(self) -> None:
         """Bring the shards of persistent parameters to the GPU, which gathers them after the step
         (`_allgather_params_coalesced`)."""
-        persistent = [
+        persistent_numbers = [
             number
             for number, parameter in enumerate(self.trace.parameters)
-            if parameter.is_persistent and self.homes.of[number] != "gpu"
+            if parameter.is_persistent and self.placement.devices[number] != "gpu"
         ]
-        size = sum(self.trace.parameters[number].shard_numel for number in persistent) * self.param_bytes
+        size = (
+            sum(self.trace.parameters[number].shard_numel for number in persistent_numbers) * self.param_bytes
+        )
         self.host.copy("shards of persistent parameters", "h2d", size, COMPUTE, is_blocking=True)
 
     # -- new weights ------------------------------------------------------------------------------------
@@ -112,8 +119,8 @@ class ParameterStore:
     def put_from_gpu(self, group: int) -> None:
         """Move the new weights of a sub-group, updated on the GPU, to their devices."""
         numels = self._split(group)
-        away = (numels["host"] + numels["nvme"]) * self.param_bytes
-        self.host.copy(f"weights of sub-group {group}", "d2h", away, COMPUTE, is_blocking=True)
+        offloaded_bytes = (numels["host"] + numels["nvme"]) * self.param_bytes
+        self.host.copy(f"weights of sub-group {group}", "d2h", offloaded_bytes, COMPUTE, is_blocking=True)
         self._write(group)
 
     def put_from_cpu(self, group: int) -> None:
@@ -132,13 +139,15 @@ class ParameterStore:
         """This rank's elements of a sub-group by the device of its 16-bit weights."""
         numels = {"gpu": 0, "host": 0, "nvme": 0}
         for number in self.groups[group]:
-            numels[self.homes.of[number]] += self.trace.parameters[number].shard_numel
+            numels[self.placement.devices[number]] += self.trace.parameters[number].shard_numel
         return numels
 
     def _write(self, group: int) -> None:
         """swap_out_partitioned_params: one submission of writes, for which the host waits."""
         size = sum(
-            self._file_bytes(number) for number in self.groups[group] if self.homes.of[number] == "nvme"
+            self._file_bytes(number)
+            for number in self.groups[group]
+            if self.placement.devices[number] == "nvme"
         )
         event = self.host.write(f"write weights of sub-group {group}", size)
         self.host.wait(event, f"wait for weights of sub-group {group}")

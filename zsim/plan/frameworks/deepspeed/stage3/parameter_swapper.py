@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
-from zsim.plan.frameworks.deepspeed.stage3.homes import ParameterHomes
+from zsim.plan.frameworks.deepspeed.stage3.homes import ParameterPlacement
 from zsim.plan.parts.host_side import HostSide, aligned_numel
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
@@ -21,30 +21,30 @@ class ParameterSwapper:
     """The state of the shards (on NVMe, being read, in a buffer) and the number of free buffers."""
 
     def __init__(
-        self, host: HostSide, trace: FetchTrace, homes: ParameterHomes, config: DeepSpeedConfig
+        self, host: HostSide, trace: FetchTrace, placement: ParameterPlacement, config: DeepSpeedConfig
     ) -> None:
         assert config.zero.offload_param is not None
         self.host = host
         self.parameters = trace.parameters
-        self.homes = homes
+        self.placement = placement
         self.config = config
         self.num_buffers = config.zero.offload_param.buffer_count
-        self._free = self.num_buffers
-        self._element = DTYPE_BYTES[config.param_dtype]
-        self._held: set[int] = set()  # in a buffer, or being read into it
+        self._num_free = self.num_buffers
+        self._element_bytes = DTYPE_BYTES[config.param_dtype]
+        self._buffered_shards: set[int] = set()  # in a buffer, or being read into it
         self._reading: dict[int, int] = {}  # parameter -> event of its read
 
-    def is_far(self, number: int) -> bool:
+    def needs_read(self, number: int) -> bool:
         """Whether a shard is on NVMe and not being read."""
-        return self.homes.of[number] == "nvme" and number not in self._held
+        return self.placement.devices[number] == "nvme" and number not in self._buffered_shards
 
     def ensure(self, numbers: Sequence[int]) -> None:
         """Read missing shards and wait, before a gather. If none is missing but one is being read, wait for
         all reads.
         """
-        missing = [number for number in numbers if self.is_far(number)]
+        missing = [number for number in numbers if self.needs_read(number)]
         if missing:
-            if len(missing) > self._free:
+            if len(missing) > self._num_free:
                 self._fail(missing)
             self._read(missing)
             self._wait()
@@ -53,11 +53,11 @@ class ParameterSwapper:
 
     def _fail(self, missing: Sequence[int]) -> None:
         names = self.parameters
-        used = self.num_buffers - self._free
+        busy = self.num_buffers - self._num_free
         raise InputError(
             f"{self.config.name}: zero_optimization.offload_param.buffer_count: found {self.num_buffers}, "
-            f"but '{names[missing[0]].name}' needs {len(missing)} while {used} are taken; expected at least "
-            f"{used + len(missing)}, or a smaller stage3_max_reuse_distance"
+            f"but '{names[missing[0]].name}' needs {len(missing)} while {busy} are taken; expected at least "
+            f"{busy + len(missing)}, or a smaller stage3_max_reuse_distance"
         )
 
     def prefetch(self, in_flight: Collection[int], upcoming: Iterable[int]) -> None:
@@ -65,41 +65,44 @@ class ParameterSwapper:
         free."""
         parameters = self.parameters
         limit = 2 * sum(parameters[number].numel for number in in_flight)
-        considered = 0
+        considered_numel = 0
         chosen: list[int] = []
         for number in upcoming:
-            if considered > limit or len(chosen) >= self._free:
+            if considered_numel > limit or len(chosen) >= self._num_free:
                 break
-            if self.is_far(number) and number not in chosen:
+            if self.needs_read(number) and number not in chosen:
                 chosen.append(number)
-            considered += parameters[number].numel
+            considered_numel += parameters[number].numel
         if chosen:
             self._read(chosen)
 
     def release(self, numbers: Sequence[int]) -> None:
         """Return the buffers of the shards of released parameters."""
         for number in numbers:
-            if number in self._held:
-                self._held.remove(number)
-                self._free += 1
+            if number in self._buffered_shards:
+                self._buffered_shards.remove(number)
+                self._num_free += 1
 
     def _read(self, numbers: Sequence[int]) -> None:
         """Issue one submission of reads. Each read takes a buffer."""
         parameters = self.parameters
         size = sum(
-            aligned_numel(parameters[number].shard_numel, self._element, self.config.aio)
+            aligned_numel(parameters[number].shard_numel, self._element_bytes, self.config.aio)
             for number in numbers
         )
         first = parameters[numbers[0]].name
-        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        suffix = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
         event = self.host.read(
-            f"read {first}{more}", size * self._element, module=first, is_direct=self.config.aio.use_gds
+            f"read {first}{suffix}",
+            size * self._element_bytes,
+            module=first,
+            is_direct=self.config.aio.use_gds,
         )
         assert event is not None
         for number in numbers:
-            self._held.add(number)
+            self._buffered_shards.add(number)
             self._reading[number] = event
-        self._free -= len(numbers)
+        self._num_free -= len(numbers)
 
     def _wait(self) -> None:
         """synchronize_reads: make the host wait for all reads in flight."""

@@ -17,26 +17,28 @@ def reduce_scatter_coalesced(
     *,
     elements: int,
     shard_elements: int,
-    tensors: int,
+    num_tensors: int,
     dtype: str,
     group: str,
     stream: str,
-    of: str = "",
+    parameter_name: str = "",
 ) -> int:
     """Reduce-scatter `num_tensors` gradients (`elements` in all), padded to `shard_elements` on each rank of
     `group`. Returns the bytes of the temporary joined copy. `parameter_name` is given if there is only one.
     """
     ranks = builder.groups[group].size
-    size, parts = shard_elements * ranks * DTYPE_BYTES[dtype], tensors * ranks
-    is_joined = tensors > 1 or elements % ranks > 0
-    what, sliced = of or "bucket", "deepspeed_part"
+    size, num_parts = shard_elements * ranks * DTYPE_BYTES[dtype], num_tensors * ranks
+    is_joined = num_tensors > 1 or elements % ranks > 0
+    label, overhead = parameter_name or "bucket", "deepspeed_part"
     if is_joined:
         builder.allocate("buffers", size)
-        launches = cat_launches(parts)
-        builder.move(f"flatten {what}", size, size, launches, stream=stream, overhead=sliced, events=parts)
-        builder.move(f"average {what}", size, size, stream=stream)
+        launches = cat_launches(num_parts)
+        builder.move(
+            f"flatten {label}", size, size, launches, stream=stream, overhead=overhead, events=num_parts
+        )
+        builder.move(f"average {label}", size, size, stream=stream)
     else:
-        builder.move(f"average {what}", size, size, stream=stream, overhead=sliced, events=parts)
-    name = f"reduce_scatter {of}" if of else ""
-    builder.collective("reduce_scatter", size, dtype, group, stream=stream, name=name, module=of)
+        builder.move(f"average {label}", size, size, stream=stream, overhead=overhead, events=num_parts)
+    name = f"reduce_scatter {parameter_name}" if parameter_name else ""
+    builder.collective("reduce_scatter", size, dtype, group, stream=stream, name=name, module=parameter_name)
     return size if is_joined else 0

@@ -18,10 +18,10 @@ from zsim.cost.kernels.update import cast_kernels
 from zsim.cost.memory.adapters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
-from zsim.plan.frameworks.deepspeed.muon import momentum_dtype, orthogonalise_sub_group, shapes_of
-from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
+from zsim.plan.frameworks.deepspeed.muon import momentum_dtype, muon_shapes, orthogonalise_sub_group
+from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
-from zsim.plan.frameworks.deepspeed.stage3.early import EarlyGatherer
+from zsim.plan.frameworks.deepspeed.stage3.early import SynchronizedGatherer
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.plan.frameworks.deepspeed.stage3.gradients import MAX_EVENTS, Zero3Gradients
 from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT
@@ -30,7 +30,7 @@ from zsim.plan.frameworks.deepspeed.zeropp.gather import (
     SecondaryGatherer,
     SecondaryShards,
 )
-from zsim.plan.hooks import BeforeBlock
+from zsim.plan.hooks import BlockPosition
 from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.parts.optimizer import partition_states
 from zsim.plan.stage import Stage
@@ -57,16 +57,16 @@ class Zero3Schedule(Zero3Gradients):
         self._entered: tuple[str, ...] = ()  # in backward of a block, before its recomputation
         self._trailing: tuple[str, ...] = ()  # at the end of its recomputation
         # by unit and micro-batch, bytes of released weights that autograd still holds
-        self._held: dict[tuple[str, int], int] = {}
+        self._autograd_bytes: dict[tuple[str, int], int] = {}
         self._checkpointed = {segment.name: segment.is_checkpointed for segment in stage.workload.segments}
-        # nothing but gathers and reductions of parameters that are on GPUs, whose state `place` knows
-        self._is_plain = (
+        # Nothing but gathers and reductions of parameters on GPUs, whose state `block_position` knows.
+        self._supports_copies = (
             type(self) is Zero3Schedule
             and type(self.gatherer) is SecondaryGatherer
             and self.world_size > 1
             and self.store.is_on_gpu
             and stage.parallelism.style != "autotp"
-            and (self.secondary, self.quantized, self.home, self.checkpoints) == (None, None, None, None)
+            and (self.secondary, self.quantized, self.offload, self.checkpoints) == (None, None, None, None)
         )
 
     def _make_secondary(self) -> SecondaryShards | None:
@@ -77,11 +77,11 @@ class Zero3Schedule(Zero3Gradients):
         return SecondaryShards(self.store, size, group)
 
     def _make_gatherer(self) -> Gatherer:
-        common = self.builder, self.trace, self.config, self.gather_stream, self.group
+        arguments = self.builder, self.trace, self.config, self.gather_stream, self.group
         if self.config.fetches_one_by_one:
-            return EarlyGatherer(*common, self.reduce_stream)
+            return SynchronizedGatherer(*arguments, self.reduce_stream)
         kind = QuantizedGatherer if self.zero.zero_quantized_weights else SecondaryGatherer
-        return kind(*common, self.secondary)
+        return kind(*arguments, self.secondary)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -94,29 +94,31 @@ class Zero3Schedule(Zero3Gradients):
         the bucket. With ZeRO++ also secondary shards and LoCo's errors.
         """
         shard, config = self.shard_numel, self.config
-        persistent = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
+        persistent_numel = sum(
+            parameter.padded_numel for parameter in self.trace.parameters if parameter.is_persistent
+        )
         master = DTYPE_BYTES[config.master_weights_dtype]
         moments = sum(
             self._group_numel(group) * DTYPE_BYTES[momentum_dtype(config)]
-            if number < self.num_muons
+            if number < self.num_matrix_groups
             else sum(partition_states(self.training, self._group_numel(group), config.optimizer_states_dtype))
             for number, group in enumerate(self.sub_groups)
         )
         bucket = self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
-        gathered = persistent * self.param_bytes if self.world_size > 1 else 0
-        trained = sum(parameter.trained_shard_numel for parameter in self.trace.parameters)
+        gathered_bytes = persistent_numel * self.param_bytes if self.world_size > 1 else 0
+        trained_numel = sum(parameter.trained_shard_numel for parameter in self.trace.parameters)
         states = [
-            Memory("gradients", trained * DTYPE_BYTES[config.grad_accum_dtype]),
-            Memory("optimizer_states", trained * master + moments),
+            Memory("gradients", trained_numel * DTYPE_BYTES[config.grad_accum_dtype]),
+            Memory("optimizer_states", trained_numel * master + moments),
         ]
-        scales = sum(quantisation_bytes(one) for _, one in self.workload.model.named_parameters())
+        scales = sum(quantisation_bytes(parameter) for _, parameter in self.workload.model.named_parameters())
         states += [Memory("parameters", scales)] if scales else []
-        buffers = [Memory("buffers", gathered), Memory("buffers", bucket)]
+        buffers = [Memory("buffers", gathered_bytes), Memory("buffers", bucket)]
         copies = self.secondary.resident() if self.secondary else []
         errors = self.quantized.resident() if self.quantized else []
-        if self.home is None and self.store.is_on_gpu and self.checkpoints is None:
+        if self.offload is None and self.store.is_on_gpu and self.checkpoints is None:
             return [Memory("parameters", shard * self.param_bytes), *states, *buffers, *copies, *errors]
-        states = states if self.home is None else self.home.resident()
+        states = states if self.offload is None else self.offload.resident()
         return [*buffers, *errors, *self.store.resident(), *copies, *states]
 
     @property
@@ -134,20 +136,22 @@ class Zero3Schedule(Zero3Gradients):
             self.builder.wait_stream(self.gather_stream, COMPUTE)
         self._enter(ROOT, "")
 
-    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        super().begin_backward(micro_batch, is_last=is_last, is_told=is_told)
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
+        super().begin_backward(
+            micro_batch, is_last=is_last, schedule_manages_sharding=schedule_manages_sharding
+        )
         self._enter(ROOT, "")
 
-    def before_backward(self, segment: Segment) -> None:
+    def pre_backward(self, segment: Segment) -> None:
         """Enter the modules before a recomputation. See [Note: checkpoints and hooks] of module_order.py."""
-        super().before_backward(segment)
-        hooked, is_again = self.trace.hooked, segment.is_checkpointed
-        self._entered = hooked.before_recompute(segment) if is_again else ()
-        self._trailing = hooked.after_recompute(segment) if is_again else ()
+        super().pre_backward(segment)
+        hooked, is_recomputed = self.trace.hooked, segment.is_checkpointed
+        self._entered = hooked.modules_before_recompute(segment) if is_recomputed else ()
+        self._trailing = hooked.modules_after_recompute(segment) if is_recomputed else ()
         for module in self._entered:
             self._enter(module, segment.name)
 
-    def before_module(self, call: ModuleCall) -> None:
+    def pre_module(self, call: ModuleCall) -> None:
         """Enter the modules that begin here."""
         hooked, phase = self.trace.hooked, self.builder.phase
         modules: Iterable[str]
@@ -158,26 +162,26 @@ class Zero3Schedule(Zero3Gradients):
             if self._trailing:
                 modules, self._trailing = (*self._trailing, *modules), ()
         elif phase == "recompute":
-            modules = hooked.recomputed(call)
+            modules = hooked.recomputed_modules(call)
         else:
             modules = hooked.forward.get(call.name, ())
         for module in modules:
             self._enter(module, call.name)
 
-    def _enter(self, entered: str, module: str) -> None:
+    def _enter(self, entered_module: str, module: str) -> None:
         """PartitionedParameterCoordinator.fetch_sub_module. The host time of modules without parameters is
         counted with the modules inside them."""
-        builder, numbers = self.builder, self.trace.by_unit.get(entered, ())
+        builder, numbers = self.builder, self.trace.parameters_per_unit.get(entered_module, ())
         if numbers:
-            builder.host(f"fetch {entered or 'the model'}", overhead="deepspeed_fetch", module=module)
+            builder.host(f"fetch {entered_module or 'the model'}", overhead="deepspeed_fetch", module=module)
             self._gather(self.coordinator.fetch(numbers))
             for number in numbers:
                 self._wait_for(number)
         if self.gather_stream != COMPUTE:
             builder.wait_stream(COMPUTE, self.gather_stream)
-        ahead = self.coordinator.prefetch(numbers)
-        if ahead is not None:
-            self._gather(ahead)
+        prefetch = self.coordinator.prefetch(numbers)
+        if prefetch is not None:
+            self._gather(prefetch)
         if not self.store.is_on_gpu:
             self.store.read_ahead(self._in_flight, self.coordinator.upcoming())
 
@@ -190,7 +194,7 @@ class Zero3Schedule(Zero3Gradients):
             for number in fetch.parameters:
                 self.builder.allocate("buffers", self.trace.parameters[number].numel * self.param_bytes)
             return
-        for part in self.gatherer.parts(fetch):
+        for part in self.gatherer.split_fetch(fetch):
             if self.secondary is None or not self.secondary.bring(part, self.gather_stream):
                 self.store.bring(part.parameters, self.gather_stream)
             self.gatherer.start(part)
@@ -204,11 +208,11 @@ class Zero3Schedule(Zero3Gradients):
             return
         if len(self._fetch_events) > MAX_EVENTS:
             self.builder.host_wait(self._fetch_events.pop(0))
-        for other in part.parameters:
-            del self._in_flight[other]
+        for member in part.parameters:
+            del self._in_flight[member]
         self._fetch_events.append(self.gatherer.finish(part))
 
-    def after_module(self, call: ModuleCall) -> None:
+    def post_module(self, call: ModuleCall) -> None:
         """PartitionedParameterCoordinator.release_sub_module, where a unit ends. See [Note: record_stream].
 
         Without `memory_efficient_linear` autograd keeps the gathered weights of linear layers until their
@@ -220,7 +224,9 @@ class Zero3Schedule(Zero3Gradients):
             return
         micro_batch = builder.micro_batch
         builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
-        holds = not self.zero.memory_efficient_linear and not is_backward and call.module.has_backward
+        autograd_holds = (
+            not self.zero.memory_efficient_linear and not is_backward and call.module.has_backward
+        )
         released = self.coordinator.release()
         self.store.release(released)
         if self.secondary is not None:
@@ -228,12 +234,12 @@ class Zero3Schedule(Zero3Gradients):
         last = builder.record(COMPUTE)
         assert last is not None
         size = self._gathered_bytes(released) if released else 0
-        if holds and isinstance(call.module.work, Linear) and not self._discards(call):
-            self._held[unit, micro_batch] = self._held.get((unit, micro_batch), 0) + size
+        if autograd_holds and isinstance(call.module.op_spec, Linear) and not self._discards(call):
+            self._autograd_bytes[unit, micro_batch] = self._autograd_bytes.get((unit, micro_batch), 0) + size
         else:
             builder.free_when_done("buffers", size, last)
-        if is_backward and self._held:
-            builder.free_when_done("buffers", self._held.pop((unit, micro_batch), 0), last)
+        if is_backward and self._autograd_bytes:
+            builder.free_when_done("buffers", self._autograd_bytes.pop((unit, micro_batch), 0), last)
 
     def _gathered_bytes(self, numbers: list[int]) -> int:
         if self.world_size == 1:
@@ -255,42 +261,49 @@ class Zero3Schedule(Zero3Gradients):
 
     # -- blocks as copies -------------------------------------------------------------------------------
 
-    def place(self, segment: Segment) -> BeforeBlock | None:
+    def block_position(self, segment: Segment) -> BlockPosition | None:
         names = (call.parameter_name(call.parameters[0]) for call in segment.calls if call.parameters)
-        if not self._is_plain or self._held or self._trailing or (name := next(names, None)) is None:
+        if (
+            not self._supports_copies
+            or self._autograd_bytes
+            or self._trailing
+            or (name := next(names, None)) is None
+        ):
             return None
-        first, now, bucket = self._numbers[name], len(self.builder.ops), self._bucket
+        first, now, bucket = self._number_of[name], len(self.builder.ops), self._bucket
         in_flight = [
-            (number - first, [other - first for other in part.parameters], part.group)
+            (number - first, [member - first for member in part.parameters], part.group)
             for number, part in self._in_flight.items()
         ]
         events = [[event - now for event in events] for events in (self._fetch_events, self._reduce_events)]
-        own = replace(bucket, parameters=[number - first for number in bucket.parameters])
-        return self.coordinator.place(first, (in_flight, events, own, self.gatherer.in_flight(first)))
+        relative_bucket = replace(bucket, parameters=[number - first for number in bucket.parameters])
+        return self.coordinator.block_position(
+            first, (in_flight, events, relative_bucket, self.gatherer.pending_parts(first))
+        )
 
-    def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
-        return self.coordinator.num_alike(before, now)
+    def repeat_count(self, start: BlockPosition, end: BlockPosition) -> int:
+        return self.coordinator.repeat_count(start, end)
 
-    def skip(self, before: BeforeBlock, now: BeforeBlock, count: int, num_ops: int) -> None:
-        further = count * (now.parameter - before.parameter)
-        self.coordinator.skip(before, now, count)
-        self.gatherer.skip(further, num_ops)
+    def skip(self, start: BlockPosition, end: BlockPosition, count: int, num_ops: int) -> None:
+        shift = count * (end.parameter - start.parameter)
+        self.coordinator.skip(start, end, count)
+        self.gatherer.skip(shift, num_ops)
         self._in_flight = {
-            number + further: Fetch(tuple([other + further for other in part.parameters]), part.group)
+            number + shift: Fetch(tuple([member + shift for member in part.parameters]), part.group)
             for number, part in self._in_flight.items()
         }
         self._fetch_events = [event + num_ops for event in self._fetch_events]
         self._reduce_events = [event + num_ops for event in self._reduce_events]
-        self._bucket.parameters = [number + further for number in self._bucket.parameters]
+        self._bucket.parameters = [number + shift for number in self._bucket.parameters]
 
     # -- step -------------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
         self._partition_all()
-        if self.home is None:
+        if self.offload is None:
             self._step_on_gpu()
         else:
-            self.home.step(self.group.name)
+            self.offload.step(self.group.name)
         self._gather_persistent()
         if self.secondary is not None:
             self.secondary.drop()
@@ -302,10 +315,10 @@ class Zero3Schedule(Zero3Gradients):
     def _step_on_gpu(self) -> None:
         """Update one sub-group after the other, and move its new weights to their devices."""
         builder, config = self.builder, self.config
-        shards = [one.shard_numel for one in self.trace.parameters if one.is_trained]
+        shards = [parameter.shard_numel for parameter in self.trace.parameters if parameter.is_trained]
         check_overflow(self.stage, config, shards, self.group.name)
-        shapes = shapes_of(self.stage.workload.model, config) if self.num_muons else {}
-        for group in self.sub_groups[: self.num_muons]:
+        shapes = muon_shapes(self.stage.workload.model, config) if self.num_matrix_groups else {}
+        for group in self.sub_groups[: self.num_matrix_groups]:
             parameters = [self.trace.parameters[number] for number in group]
             orthogonalise_sub_group(builder, config, parameters, shapes, self.group.name, self.world_size)
         self._norm(shards)
@@ -318,7 +331,7 @@ class Zero3Schedule(Zero3Gradients):
                 kernels = cast_kernels(numel, config.grad_accum_dtype, config.master_weights_dtype)
                 builder.kernels(f"cast gradients of sub-group {number}", kernels)
             name = f"optimizer step of sub-group {number}"
-            self.step_partition(numel, name, is_of_matrices=number < self.num_muons)
+            self.step_partition(numel, name, has_matrices=number < self.num_matrix_groups)
             builder.free("buffers", cast)
             self.store.put_from_gpu(number)
 
@@ -327,14 +340,15 @@ class Zero3Schedule(Zero3Gradients):
         those that share the layer's (`get_grad_norm_direct`).
         """
         parameters = self.trace.parameters
-        of_experts = sum(bool(parameters[group[0]].belongs_to) for group in self.sub_groups if group)
-        norm_and_sync(
+        num_expert_groups = sum(bool(parameters[group[0]].belongs_to) for group in self.sub_groups if group)
+        compute_norm_and_clip(
             self.stage,
             self.config,
             shards,
             self.group.name,
-            num_groups=len(self.sub_groups) - of_experts,
-            afterwards=[name for name in (EXPERT_DATA, EXPERT) if name in self.builder.groups] * of_experts,
+            num_groups=len(self.sub_groups) - num_expert_groups,
+            later_groups=[name for name in (EXPERT_DATA, EXPERT) if name in self.builder.groups]
+            * num_expert_groups,
         )
 
     def _partition_all(self) -> None:
@@ -350,8 +364,8 @@ class Zero3Schedule(Zero3Gradients):
         if self.world_size == 1:
             return
         self.store.bring_persistent()
-        persistent = [parameter for parameter in self.trace.parameters if parameter.is_persistent]
-        for parameter in persistent:
+        persistent_parameters = [parameter for parameter in self.trace.parameters if parameter.is_persistent]
+        for parameter in persistent_parameters:
             group = parameter.belongs_to or self.group.name
             if self.builder.groups[group].size == 1:
                 continue
@@ -359,5 +373,5 @@ class Zero3Schedule(Zero3Gradients):
                 "all_gather", parameter.padded_numel * self.param_bytes, self.config.param_dtype,
                 group, stream=COMPUTE, name=f"all_gather {parameter.name}", module=parameter.name,
             )  # fmt: skip
-        if persistent:
+        if persistent_parameters:
             self.builder.host_wait(self.builder.record(COMPUTE))

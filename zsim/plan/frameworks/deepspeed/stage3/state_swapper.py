@@ -51,10 +51,10 @@ class StateSwapper:
         self.groups = {group.number: group for group in groups}
         self.num_states = num_states
         self.largest = max(group.aligned_numel for group in groups)
-        self._following = {group.number: after.number for group, after in pairwise(groups)}
-        self._free = offload.buffer_count
-        self._ahead: _Read | None = None
-        self._behind: int | None = None  # event of a write that the host has not waited for
+        self._next_group = {group.number: next_group.number for group, next_group in pairwise(groups)}
+        self._num_free = offload.buffer_count
+        self._pending_read: _Read | None = None
+        self._pending_write: int | None = None  # event of a write that the host has not waited for
         self._is_pipelined = offload.pipeline_read or offload.pipeline_write
         self._filled = 0  # elements in the buffer that collects gradients
         self._is_filling = False
@@ -112,29 +112,29 @@ class StateSwapper:
         """Read a sub-group and wait for it. With `pipeline_read`, start to read the next sub-group."""
         self.flush_gradients()
         group = self.groups[number]
-        if self._ahead is not None:
-            assert self._ahead.group == number
-            read, self._ahead = self._ahead, None
+        if self._pending_read is not None:
+            assert self._pending_read.group == number
+            read, self._pending_read = self._pending_read, None
         else:
             read = self._start_read(group)
         self.host.wait(read.event, f"wait for states of sub-group {number}")
         if not self._is_pipelined and group.swapped_numel:
             event = self.host.read(f"read gradients of sub-group {number}", 4 * group.swapped_numel)
             self.host.wait(event, f"wait for gradients of sub-group {number}")
-        following = self._following.get(number)
-        if self.offload.pipeline_read and following is not None:
-            self._ahead = self._start_read(self.groups[following])
+        next_group = self._next_group.get(number)
+        if self.offload.pipeline_read and next_group is not None:
+            self._pending_read = self._start_read(self.groups[next_group])
 
     def _start_read(self, group: SwappedGroup) -> _Read:
-        needed = self.num_states + 1
-        if needed > self._free:
-            used = self.offload.buffer_count - self._free
+        num_needed = self.num_states + 1
+        if num_needed > self._num_free:
+            num_used = self.offload.buffer_count - self._num_free
             raise InputError(
                 f"{self.config.name}: zero_optimization.offload_optimizer.buffer_count: found "
-                f"{self.offload.buffer_count}, but sub-group {group.number} needs {needed} buffers while "
-                f"{used} are taken; expected at least {used + needed}"
+                f"{self.offload.buffer_count}, but sub-group {group.number} needs {num_needed} buffers while "
+                f"{num_used} are taken; expected at least {num_used + num_needed}"
             )
-        self._free -= needed
+        self._num_free -= num_needed
         size = 4 * group.aligned_numel * self.num_states
         if self._is_pipelined:
             size += 4 * group.swapped_numel
@@ -143,17 +143,17 @@ class StateSwapper:
     def write(self, number: int) -> None:
         """Write the states back and wait, unless `pipeline_write` lets the next sub-group start meanwhile."""
         group = self.groups[number]
-        if self._behind is not None:
-            self.host.wait(self._behind, "wait for the write before")
-            self._behind = None
-            self._free += self.num_states + 1
+        if self._pending_write is not None:
+            self.host.wait(self._pending_write, "wait for the write before")
+            self._pending_write = None
+            self._num_free += self.num_states + 1
         size = 4 * group.aligned_numel * self.num_states
         event = self.host.write(f"write states of sub-group {number}", size)
-        if self.offload.pipeline_write and number in self._following:
-            self._behind = event
+        if self.offload.pipeline_write and number in self._next_group:
+            self._pending_write = event
             return
         self.host.wait(event, f"wait for write of sub-group {number}")
-        self._free += self.num_states + 1
+        self._num_free += self.num_states + 1
 
 
 def swapped_group(number: int, shard_numels: Sequence[int], config: DeepSpeedConfig) -> SwappedGroup | None:

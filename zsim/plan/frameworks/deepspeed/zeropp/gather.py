@@ -43,7 +43,9 @@ class SecondaryShards:
         self.is_pinned = offload is not None and offload.pin_memory
         self._is_refreshed = release.refreshes_secondary_shards
         self._blocks = release.waits_for_secondary_shards
-        self._held: set[int] = set() if self._is_refreshed else set(range(len(self.trace.parameters)))
+        self._copied_parameters: set[int] = (
+            set() if self._is_refreshed else set(range(len(self.trace.parameters)))
+        )
 
     def numel(self, number: int) -> int:
         return self.trace.parameters[number].padded_numel // self.size
@@ -52,8 +54,8 @@ class SecondaryShards:
         """The secondary shards that exist when a step begins."""
         if self._is_refreshed:
             return []
-        held = sum(self.numel(number) for number in range(len(self.trace.parameters)))
-        return [Memory("parameters", held * self.param_bytes, self.device, self.is_pinned)]
+        shard_numel = sum(self.numel(number) for number in range(len(self.trace.parameters)))
+        return [Memory("parameters", shard_numel * self.param_bytes, self.device, self.is_pinned)]
 
     def split(self, fetch: Fetch) -> list[Fetch]:
         """Split a fetch into parameters that are gathered from secondary shards and parameters that are
@@ -63,9 +65,9 @@ class SecondaryShards:
         name = self.group.name
         if not self._is_refreshed:
             return [Fetch(fetch.parameters, name if self.builder.phase == "backward" else fetch.group)]
-        near = tuple(number for number in fetch.parameters if number in self._held)
-        far = tuple(number for number in fetch.parameters if number not in self._held)
-        return [Fetch(part, group) for part, group in ((near, name), (far, fetch.group)) if part]
+        secondary = tuple(number for number in fetch.parameters if number in self._copied_parameters)
+        primary = tuple(number for number in fetch.parameters if number not in self._copied_parameters)
+        return [Fetch(part, group) for part, group in ((secondary, name), (primary, fetch.group)) if part]
 
     def bring(self, part: Fetch, stream: str) -> bool:
         """Copy the secondary shards of a part to the GPU before its gather, if they are in host memory.
@@ -82,19 +84,19 @@ class SecondaryShards:
     def keep(self, numbers: Iterable[int]) -> None:
         """Keep secondary shards of released parameters. In some releases the host waits for each copy."""
         for number in numbers:
-            if number in self._held:
+            if number in self._copied_parameters:
                 continue
-            self._held.add(number)
+            self._copied_parameters.add(number)
             size, name = self.numel(number) * self.param_bytes, self.trace.parameters[number].name
             self.builder.allocate("parameters", size, self.device, is_pinned=self.is_pinned)
             if self.device == "host":
                 self._keep_in_host_memory(name, size)
                 continue
-            copied = self.builder.kernels(
+            copy_event = self.builder.kernels(
                 f"secondary shard of {name}", (*fill_kernels(size), *copy_kernels(size)), module=name
             )
             if self._blocks:
-                self.builder.host_wait(copied)
+                self.builder.host_wait(copy_event)
 
     def _keep_in_host_memory(self, name: str, size: int) -> None:
         """Allocate a secondary shard in host memory (pinning copies it), zero it, and write it with a
@@ -109,9 +111,9 @@ class SecondaryShards:
     def drop(self) -> None:
         """_post_step: free the copies, as the weights are new."""
         if self._is_refreshed:
-            size = sum(self.numel(number) for number in self._held) * self.param_bytes
+            size = sum(self.numel(number) for number in self._copied_parameters) * self.param_bytes
             self.builder.free("parameters", size, self.device, is_pinned=self.is_pinned)
-            self._held.clear()
+            self._copied_parameters.clear()
 
 
 class SecondaryGatherer(Gatherer):
@@ -129,11 +131,11 @@ class SecondaryGatherer(Gatherer):
         super().__init__(builder, trace, config, stream, group)
         self.secondary = secondary
 
-    def parts(self, fetch: Fetch) -> list[Fetch]:
+    def split_fetch(self, fetch: Fetch) -> list[Fetch]:
         if self.secondary is None:
-            return super().parts(fetch)
+            return super().split_fetch(fetch)
         groups = self.secondary.split(fetch)
-        return [part for group in groups for part in super(SecondaryGatherer, self).parts(group)]
+        return [part for group in groups for part in super(SecondaryGatherer, self).split_fetch(group)]
 
 
 class QuantizedGatherer(SecondaryGatherer):
@@ -159,25 +161,25 @@ class QuantizedGatherer(SecondaryGatherer):
         numel = self._shard_numel(part)
         groups = self._groups_of(part, numel)
         builder.allocate("buffers", numel * ranks)
-        joined = numel * self.param_bytes if len(part.parameters) > 1 else 0
-        halves = 2 * numel if self._is_cast else 0
-        mine = numel + groups * SCALE_BYTES
-        builder.allocate("buffers", joined)
-        builder.allocate("buffers", halves)
-        builder.allocate("buffers", mine)
+        joined_bytes = numel * self.param_bytes if len(part.parameters) > 1 else 0
+        cast_bytes = 2 * numel if self._is_cast else 0
+        local_bytes = numel + groups * SCALE_BYTES
+        builder.allocate("buffers", joined_bytes)
+        builder.allocate("buffers", cast_bytes)
+        builder.allocate("buffers", local_bytes)
         builder.kernels(
             f"quantize {self.parameters(part)[0].name}",
             (
-                *copy_kernels(joined),
+                *copy_kernels(joined_bytes),
                 *quantize_kernels(numel, self.config.param_dtype, groups, casts=self._casts),
             ),
             stream=self.stream,
         )
-        builder.free("buffers", joined + halves)
+        builder.free("buffers", joined_bytes + cast_bytes)
         builder.allocate("buffers", groups * SCALE_BYTES * ranks)
         self._collective(part, numel * ranks, "all_gather", "int8")
-        last = self._collective(part, groups * SCALE_BYTES * ranks, "all_gather", "fp32", of="scales of ")
-        builder.free_when_done("buffers", mine, last)
+        last = self._collective(part, groups * SCALE_BYTES * ranks, "all_gather", "fp32", prefix="scales of ")
+        builder.free_when_done("buffers", local_bytes, last)
 
     def finish(self, part: Fetch) -> int:
         """Dequantise to fp16, split into the parameters, cast to their type, and return the event."""
@@ -188,24 +190,24 @@ class QuantizedGatherer(SecondaryGatherer):
         parameters = self.parameters(part)
         is_single = len(parameters) == 1
         numel = parameters[0].numel if is_single else shard * ranks
-        wanted = sum(parameter.numel for parameter in parameters)
+        parameter_numel = sum(parameter.numel for parameter in parameters)
         builder.allocate("buffers", 2 * numel)
         kernels = list(dequantize_kernels(numel, groups * ranks))
         temporary = 2 * numel
         if is_single and not self._is_cast:
             temporary = 0  # the dequantised tensor is the parameter
         else:
-            builder.allocate("buffers", wanted * (self.param_bytes if self._is_cast else 2))
+            builder.allocate("buffers", parameter_numel * (self.param_bytes if self._is_cast else 2))
         if not is_single:
             largest = 2 * max(parameter.numel for parameter in parameters) if self._is_cast else 0
             builder.allocate("buffers", largest)
             builder.free("buffers", largest)
-            kernels += copy_kernels(2 * wanted, launches=len(parameters) * cat_launches(ranks))
+            kernels += copy_kernels(2 * parameter_numel, launches=len(parameters) * cat_launches(ranks))
             name, count = f"slice {parameters[0].name}", len(parameters)
             builder.host(name, overhead="deepspeed_part", events=ranks)
             builder.host(name, overhead="deepspeed_gathered_part", events=count * ranks)
         if self._is_cast:
-            kernels += cast_kernels(wanted, "fp16", self.config.param_dtype)
+            kernels += cast_kernels(parameter_numel, "fp16", self.config.param_dtype)
         event = builder.kernels(f"dequantize {parameters[0].name}", kernels, stream=self.stream)
         received = shard * ranks + groups * SCALE_BYTES * ranks
         builder.free_when_done("buffers", received + temporary, event)
@@ -221,17 +223,17 @@ class QuantizedGatherer(SecondaryGatherer):
 
     def _groups_of(self, part: Fetch, numel: int) -> int:
         """The number of quantisation groups. Raises InputError where CUDAQuantizer asserts."""
-        known = self._groups.get(numel)
-        if known is not None:
-            return known
+        cached_groups = self._groups.get(numel)
+        if cached_groups is not None:
+            return cached_groups
         groups = weight_groups(numel)
         if groups is None:
-            first, *rest = self.parameters(part)
-            more = f" and {len(rest)} more" if rest else ""
+            first, *others = self.parameters(part)
+            suffix = f" and {len(others)} more" if others else ""
             ranks = self.builder.groups[part.group].size
-            where = f"{self.config.name}: zero_optimization.zero_quantized_weights"
+            key = f"{self.config.name}: zero_optimization.zero_quantized_weights"
             raise InputError(
-                f"{where}: {first.name}{more} has shards of {numel:,} elements on {ranks} GPUs, and "
+                f"{key}: {first.name}{suffix} has shards of {numel:,} elements on {ranks} GPUs, and "
                 "DeepSpeed quantises multiples of 8; expected another number of GPUs, or a "
                 "stage3_param_persistence_threshold that keeps it"
             )
