@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from pathlib import Path
 
 import networkx
@@ -15,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1] / "zsim"
 FLOOR = {
     "errors": -1, "dataclass": -1,
     "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
-    "extras": 0, "garbage_collection": 0, "unchanging": 0,
+    "extras": 0, "garbage_collection": 0, "memo": 0,
     "specs": 1, "trace": 1, "validated": 1,
     "cost": 2,
     "plan": 3,
@@ -143,9 +142,9 @@ def test_dataclasses_are_those_that_make_their_methods_late() -> None:
 
 
 def test_no_file_is_longer_than_a_person_reads() -> None:
-    """400 lines; a file past 300 asks to be split."""
-    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
-    assert {name: count for name, count in long.items() if count > 400} == {}
+    """600 lines. A file of that length is a wall, which asks to be split by what it is about."""
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
+    assert {name: count for name, count in lengths.items() if count > 600} == {}
 
 
 def module_of(path: Path) -> str:
@@ -186,12 +185,6 @@ def test_a_circle_is_found_wherever_the_import_stands() -> None:
     assert circles(links({"zsim.x.a": for_types, "zsim.x.b": late})) == [["zsim.x.a", "zsim.x.b"]]
 
 
-def test_no_folder_holds_more_modules_than_a_page_lists() -> None:
-    """20, `__init__` not counted."""
-    count = Counter(str(path.parent.relative_to(ROOT)) for path in FILES if path.stem != "__init__")
-    assert {folder: number for folder, number in count.items() if number > 20} == {}
-
-
 def definitions(source: str) -> tuple[list[str], list[str]]:
     """Names of the classes and of the functions of a module, at its top level."""
     body = ast.parse(source).body
@@ -216,7 +209,7 @@ NOUNS = {
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.fsdp1.moments", "zsim.plan.frameworks.fsdp2.moments",
     "zsim.plan.frameworks.megatron.realtime_tests",
-    "zsim.extras", "zsim.plan.parts.host_reads", "zsim.reference.frameworks", "zsim.resources",
+    "zsim.extras", "zsim.plan.shared.host_reads", "zsim.reference.frameworks", "zsim.resources",
     "zsim.specs.cluster.cublas", "zsim.specs.topology.make_wiring",
 }  # fmt: skip
 

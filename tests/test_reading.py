@@ -23,7 +23,7 @@ from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import load_model
 from zsim.study.check.baseline import read_baseline
 from zsim.study.check.targets import find_targets
-from zsim.study.given import parse_setting
+from zsim.study.experiment_source import parse_setting
 from zsim.study.published.table import read_runs
 from zsim.study.topologies.bench import compare_curves
 from zsim.trace.readers.read import read_trace

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from tests.pages import blocks
-from zsim.study.published.bars import table_lines
+from zsim.study.published.error_summary import table_lines
 from zsim.study.published.regimes import accuracy_lines
 from zsim.validated.coverage import leave_one_source_out
 from zsim.validated.runs import validated_runs

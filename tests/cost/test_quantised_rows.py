@@ -9,7 +9,7 @@ import pytest
 from zsim.cost.kernels.modules import total_flops
 from zsim.errors import InputError
 from zsim.plan.make import stages_of
-from zsim.plan.workload.issued import kernels_of
+from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import ModuleCall, make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

@@ -9,7 +9,7 @@ import pytest
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-from zsim.engine.agenda import EventQueue
+from zsim.engine.event_queue import EventQueue
 
 LATER = EventPriority(2)  # of a pool of links, at the end of an instant
 

@@ -23,7 +23,7 @@ from zsim.engine.simulate import simulate_job
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import step_peak_bytes
 from zsim.plan.memory.peaks import plan_peaks
-from zsim.plan.passes.twice import repeat_step
+from zsim.plan.passes.repeated_step import repeat_step
 from zsim.report.fit import fit_of
 from zsim.report.views.html.report import html_report
 from zsim.report.views.text.report import print_report

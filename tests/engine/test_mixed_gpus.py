@@ -16,9 +16,9 @@ from zsim.engine.prepare import prepare
 from zsim.engine.priced_program import PricedProgram
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.by_type import gpu_of
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import excess_bytes, fits, program_peak_bytes, usable_bytes
+from zsim.plan.node_types import gpu_of
 from zsim.report.report import Report
 from zsim.report.views.text.report import print_report
 from zsim.specs.cluster.cublas import workspace_bytes

@@ -12,7 +12,7 @@ from zsim.engine.jitter.steps import run_once
 from zsim.engine.one_stream import is_one_rank, serial_times
 from zsim.engine.prepare import PreparedJob, prepare
 from zsim.plan.make import make_plan
-from zsim.plan.passes.twice import is_drained, repeat_step
+from zsim.plan.passes.repeated_step import is_drained, repeat_step
 from zsim.specs.experiment.job import Job, job_topology, slowdowns_of
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

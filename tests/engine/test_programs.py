@@ -35,7 +35,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory, step_peak_bytes
 from zsim.plan.memory.peaks import plan_peaks
 from zsim.plan.ops import Group, Message, Plan
-from zsim.plan.passes.twice import is_drained, repeat_step
+from zsim.plan.passes.repeated_step import is_drained, repeat_step
 from zsim.report.critical.path import critical_path
 from zsim.report.memory import memory_peaks
 from zsim.report.memory_profile import memory_profile

@@ -9,7 +9,7 @@ import pytest
 import zsim
 from zsim.engine.simulate import simulate_job
 from zsim.plan.make import make_plan
-from zsim.plan.passes.twice import is_drained, repeat_step
+from zsim.plan.passes.repeated_step import is_drained, repeat_step
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zsim.arrays import Floats
 from zsim.errors import InputError
-from zsim.fabric.algorithms.others import link_usage
+from zsim.fabric.algorithms.link_usage import link_usage
 from zsim.fabric.algorithms.rings import domains_of, partition_by_pattern
 from zsim.plan.ops import Group
 from zsim.specs.cluster.files import load_cluster

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zsim.fabric.algorithms.others import tree_usage
+from zsim.fabric.algorithms.link_usage import tree_usage
 from zsim.fabric.algorithms.rings import ring_orders, ring_usage
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster

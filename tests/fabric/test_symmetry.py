@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import zsim
+from zsim.fabric.algorithms.link_usage import link_usage
 from zsim.fabric.algorithms.methods import Shape, UnequalShape
-from zsim.fabric.algorithms.others import link_usage
 from zsim.fabric.algorithms.rings import partition_by_pattern
 from zsim.fabric.folding.classes import JobPlacement, refine_classes
 from zsim.plan.ops import Collective, Group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zsim.fabric.algorithms.others import tree_usage
+from zsim.fabric.algorithms.link_usage import tree_usage
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import load_cluster

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.goodput.fleet import DAY, failures_of
+from zsim.goodput.failure_rates import DAY, failures_of
 from zsim.goodput.scenario import Cause, Failures
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

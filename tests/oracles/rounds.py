@@ -25,7 +25,7 @@ import simpy
 from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import CONCURRENT_ROUNDS, bus_bytes
 from zsim.errors import InputError
-from zsim.fabric.algorithms.others import tree_parents
+from zsim.fabric.algorithms.link_usage import tree_parents
 from zsim.fabric.algorithms.rings import add_crossings, extra_round_seconds, local_ranks
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile

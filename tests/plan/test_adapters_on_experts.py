@@ -15,7 +15,7 @@ from zsim.cost.kernels.modules import total_flops
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Collective
-from zsim.plan.workload.issued import kernels_of
+from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import ModuleCall, make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

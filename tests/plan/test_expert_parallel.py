@@ -18,7 +18,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.works import ExchangeLibrary
+from zsim.specs.model.op_specs import ExchangeLibrary
 from zsim.specs.strategy.experts import expected_partitions
 
 LAYERS, HIDDEN, WIDTH, EXPERTS, TOP_K, TOKENS = 2, 256, 64, 16, 4, 512

@@ -12,8 +12,8 @@ import pytest
 
 from zsim.engine.simulate import simulate_job
 from zsim.plan.builder import PlanBuilder
+from zsim.plan.frameworks.fsdp2.param_groups import MeshInfo
 from zsim.plan.frameworks.fsdp2.schedule import Fsdp2Schedule
-from zsim.plan.frameworks.fsdp2.units import MeshInfo
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.pipeline.run_actions import run_actions

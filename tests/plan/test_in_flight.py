@@ -25,8 +25,8 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.table import FRAMEWORKS
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Group, Plan, Program
-from zsim.plan.passes.one_thread import serialize_operators
-from zsim.plan.passes.twice import repeat_program
+from zsim.plan.passes.repeated_step import repeat_program
+from zsim.plan.passes.single_thread import serialize_operators
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Action, no_pipeline
 from zsim.plan.stage import DataParallel, Stage

@@ -17,8 +17,8 @@ from zsim.plan.frameworks.megatron.realtime_tests import run_realtime_tests
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
+from zsim.specs.model.op_specs import Norm
 from zsim.specs.model.spec import Module, Parameter
-from zsim.specs.model.works import Norm
 from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.parallelism import ParallelismConfig
 

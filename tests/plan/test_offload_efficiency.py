@@ -21,7 +21,7 @@ from zsim.fabric.algorithms.rings import ring_usage
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, Group, HostWork, Plan
-from zsim.plan.parts.host_side import READ, WRITE
+from zsim.plan.shared.host_side import READ, WRITE
 from zsim.plan.stage import WORLD
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.experiment.job import Job

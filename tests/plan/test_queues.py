@@ -7,7 +7,7 @@ import pytest
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Copy, HostWork, Kernels, Op, Work
-from zsim.plan.passes.queues import next_in_queue
+from zsim.plan.passes.hardware_queues import next_in_queue
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.passes.twice import program_is_drained, repeat_program
-from zsim.plan.recorded.alone import isolate_kernels
+from zsim.plan.passes.repeated_step import program_is_drained, repeat_program
 from zsim.plan.recorded.infer import recorded_ranks
+from zsim.plan.recorded.isolated_kernels import isolate_kernels
 from zsim.plan.recorded.rank import payload_of
 from zsim.plan.recorded.work import RecordedWork
 from zsim.trace.trace import Trace

@@ -10,7 +10,7 @@ import zsim
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.make import make_plan
 from zsim.plan.memory.tensors import TensorChange, tensor_changes, tensor_columns
-from zsim.plan.passes.twice import repeat_program
+from zsim.plan.passes.repeated_step import repeat_program
 from zsim.specs.experiment.resolve import resolve
 
 

@@ -16,7 +16,7 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
 from zsim.plan.make import plan_step
 from zsim.plan.stage import Stage
-from zsim.plan.workload.issued import kernels_of
+from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model

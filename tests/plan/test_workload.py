@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.workload.issued import kernels_of
+from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear

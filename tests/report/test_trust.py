@@ -12,7 +12,7 @@ import pytest
 from tests.browser import Page, text_of
 from zsim.errors import InputError
 from zsim.report.report import Report
-from zsim.report.trust.grounds import evidence_items, fraction_by_grade
+from zsim.report.trust.evidence_items import evidence_items, fraction_by_grade
 from zsim.report.trust.measure import propose_measurements
 from zsim.report.trust.trust import TITLE, run_cells, trust_of
 from zsim.report.views.html.report import html_report

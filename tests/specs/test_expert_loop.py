@@ -12,8 +12,8 @@ from zsim.plan.make import make_plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.expert_layer import has_experts, stacked_experts
 from zsim.specs.model.expert_loop import unstack_experts
-from zsim.specs.model.expert_run import has_experts, stacked_experts
 from zsim.specs.model.huggingface import load_model, model_from_config
 
 TINY: dict[str, Any] = {

@@ -13,7 +13,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.detect import read_training_file
-from zsim.specs.model.expert_run import stacked_experts
+from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.strategy.megatron_table import MegatronTable
 
 BRIDGE = """

@@ -15,7 +15,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.study.given import parse_setting
+from zsim.study.experiment_source import parse_setting
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
 ZERO2: dict[str, Any] = {**BASE, "strategy": {"kind": "deepspeed", "stage": 2}}

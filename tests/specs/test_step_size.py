@@ -12,7 +12,7 @@ from zsim.cli import app
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.training.settled import size_warning
+from zsim.specs.experiment.training.resolve import size_warning
 
 
 def job(micro_batches: int, **tables: Any) -> Job:

@@ -16,7 +16,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.specs.formats.torchtitan.written_degrees import degrees_of
+from zsim.specs.formats.torchtitan.degree_keys import degrees_of
 
 FILE = """
 [model]

@@ -9,7 +9,7 @@ import pytest
 
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology
-from zsim.study.topologies.picture import Drawing, draw_fabric
+from zsim.study.topologies.drawing import Drawing, draw_fabric
 
 
 def drawn(name: str, nodes: int) -> Drawing:

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from zsim.study.check.baseline import Baseline, read_baseline
 from zsim.study.check.check import run_check
-from zsim.study.published.bars import error_summaries, overall_error_summary, table_lines
+from zsim.study.published.error_summary import error_summaries, overall_error_summary, table_lines
 from zsim.study.published.frameworks import framework_lines
-from zsim.study.published.likeness import validated_runs_of
 from zsim.study.published.predict import CheckResult, RowResult, shipped_tables
 from zsim.study.published.recorded import merge_runs, recorded_runs
 from zsim.study.published.regimes import accuracy_lines, regime_lines
 from zsim.study.published.statistics import error_figures, summarise
 from zsim.study.published.table import read_runs
 from zsim.study.published.text import markdown_lines
+from zsim.study.published.validation_rows import validated_runs_of
 from zsim.validated.coverage import JudgedRun, leave_one_source_out
 from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, format_validated_table, read_validated
 from zsim.validated.write import shipped_texts

@@ -78,7 +78,7 @@ def check(
     from zsim.study.check.targets import checkout
     from zsim.study.check.text import report_lines
     from zsim.study.progress import Counts
-    from zsim.study.published.bars import error_summaries, overall_error_summary, table_lines
+    from zsim.study.published.error_summary import error_summaries, overall_error_summary, table_lines
     from zsim.validated.runs import validated_runs
 
     if write_experiments is not None:

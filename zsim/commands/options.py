@@ -18,7 +18,7 @@ from zsim.files import check_file, check_folder, make_folder, write_atomically
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
     from zsim.specs.model.spec import ModelSpec
-    from zsim.specs.own_code import UserCode
+    from zsim.specs.user_code import UserCode
 
 
 def completion_of(what: str) -> Callable[[str], list[str]]:
@@ -95,7 +95,7 @@ class ExperimentOptions:
         It may also be a DeepSpeed JSON, an Accelerate YAML, a torchtitan TOML or a script that starts
         Megatron. A model and cluster that such a file does not name must then be on the command line.
         """
-        from zsim.study.given import experiment_of
+        from zsim.study.experiment_source import experiment_of
 
         overrides = settings(self.set_)
         for key in ("model", "cluster", "nodes", "gpus"):
@@ -114,14 +114,14 @@ class ExperimentOptions:
 
 def named_model(text: str) -> str | ModelSpec:
     """The model that `--model` names. A function is run. See [Note: who may run code]."""
-    from zsim.specs.own_code import UserCode
+    from zsim.specs.user_code import UserCode
 
     return UserCode().resolve(text)
 
 
 def permission(is_given: bool | None) -> UserCode | None:
     """The permission that `--allow-code` gives."""
-    from zsim.specs.own_code import UserCode
+    from zsim.specs.user_code import UserCode
 
     return UserCode() if is_given else None
 
@@ -171,7 +171,7 @@ def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Co
 
 def settings(texts: Iterable[str] | None) -> dict[str, Any]:
     """The values of `--set`, by dotted key."""
-    from zsim.study.given import parse_setting
+    from zsim.study.experiment_source import parse_setting
 
     return dict(parse_setting(text) for text in texts or ())
 

@@ -65,7 +65,7 @@ def trust(
     """
     from zsim.report.trust.trust import trust_of
     from zsim.study.advice import simulate
-    from zsim.study.anchored import anchor_step
+    from zsim.study.anchoring import anchor_step
 
     if at and measured is None:
         raise InputError(f"--at {at[0]}: expected --measured SECONDS beside it, the step measured there")
@@ -112,7 +112,7 @@ def _run(options: ExperimentOptions, unfold: bool, json_: Path | None, out: Path
 
 def _warn_of_size(job: Job) -> None:
     """Say on stderr, before it is simulated, that a step is large."""
-    from zsim.specs.experiment.training.settled import size_warning
+    from zsim.specs.experiment.training.resolve import size_warning
 
     every = job.simulation.every_micro_batch
     warning = size_warning(job.model, job.training, job.parallelism, every_micro_batch=every)
@@ -123,7 +123,7 @@ def _warn_of_size(job: Job) -> None:
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:
     """The files that were written, by kind."""
     from zsim.report.views.html.report import write_html_report
-    from zsim.trace.chrome.together import RankMarks, write_rank_traces
+    from zsim.trace.chrome.rank_traces import RankMarks, write_rank_traces
     from zsim.trace.chrome.write import write_chrome_trace
 
     make_folder(folder)

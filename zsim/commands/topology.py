@@ -131,7 +131,7 @@ def compare(
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
     from zsim.notebook.topologies import compare_topologies
-    from zsim.study.given import experiment_of
+    from zsim.study.experiment_source import experiment_of
 
     overrides = {} if model is None else {"model": named_model(model)}
     base = experiment_of(experiment, overrides, origin="command line", code=permission(allow_code))

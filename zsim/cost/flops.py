@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from zsim.specs.model.expert_run import mlp_module_range
+from zsim.specs.model.expert_layer import mlp_module_range
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module
 from zsim.specs.model.traced import TracedModule

@@ -18,13 +18,13 @@ from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
 from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, AllocatorChanges, AllocatorCounts
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
-from zsim.engine.pools.apart import PoolRuns, ProgramPartition, peak_active_bytes
+from zsim.engine.pools.partition import PoolRuns, ProgramPartition, peak_active_bytes
 from zsim.plan.builder import COMPUTE
-from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.tensors import TensorChange, TensorColumns, tensor_columns
+from zsim.plan.node_types import gpu_of, host_of
 from zsim.plan.ops import Collective, Group, Memory, OffloadWork, Plan, Program
-from zsim.plan.parts.optimizer import UPDATE
+from zsim.plan.shared.optimizer import UPDATE
 from zsim.specs.experiment.job import Job
 
 _MAX_PASSES = 5

@@ -15,16 +15,16 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.agenda import EventQueue
-from zsim.engine.lane import Rendezvous, SimulatedRank
-from zsim.engine.lane_memory import RankMemory
+from zsim.engine.event_queue import EventQueue
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
+from zsim.engine.rank_memory import RankMemory
+from zsim.engine.simulated_rank import Rendezvous, SimulatedRank
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint
-from zsim.plan.recorded.alone import shares_gpu
+from zsim.plan.recorded.isolated_kernels import shares_gpu
 
 _HOST = -1  # in the event queue, in place of an op: the host goes on
 
@@ -258,8 +258,9 @@ class Executor:
             self._schedule(now + max(rank.start[op] + work.seconds - now, 0.0), (rank, _HOST - 1 - op))
 
     def _release_next_in_queue(self, rank: SimulatedRank, op: int, now: float) -> None:
-        """Release the launch that is queued after this one. See `zsim.plan.passes.queues` [Note: one queue,
-        several streams].
+        """Release the launch that is queued after this one.
+
+        See [Note: one queue, several streams] of `zsim.plan.passes.hardware_queues`.
         """
         assert rank.program.next_in_queue is not None
         queued_op = rank.program.next_in_queue[op]

@@ -12,10 +12,10 @@ from zsim.devices.host import add_host, copy_usage, host_work_usage
 from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.devices.nvme import add_drives, drive_usage
 from zsim.errors import InputError
+from zsim.fabric.aggregate import Extra
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.folding.classes import RankClasses
-from zsim.fabric.lumped_links import Extra
 from zsim.plan.ops import Copy, DriveIo, HostWork, OffloadWork, Plan, offload_kind
 from zsim.specs.topology.topology import Topology
 

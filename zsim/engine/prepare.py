@@ -19,7 +19,7 @@ from zsim.engine.priced_program import PricedProgram, price_program, scale_secon
 from zsim.fabric.fabric import Fabric, Usages
 from zsim.fabric.folding.classes import RankClasses
 from zsim.fabric.messages import communicators_of, count_collectives, fabric_collectives
-from zsim.plan.by_type import gpu_of, host_of, type_of_program
+from zsim.plan.node_types import gpu_of, host_of, type_of_program
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 from zsim.specs.experiment.job import Job
 from zsim.specs.topology.topology import Topology

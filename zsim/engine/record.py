@@ -12,7 +12,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
-from zsim.engine.lane import SimulatedRank, worked_seconds
+from zsim.engine.simulated_rank import SimulatedRank, worked_seconds
 from zsim.plan.columns import are_compute, memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import (
@@ -38,10 +38,10 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
     the largest shards.
 
     Where the executor ran the plan twice, the second run is the trace. Its clock starts when the first rank
-    had ended the first run (see zsim.plan.passes.twice). `Trace.begins` holds the starts of the other ranks,
-    which differ with skew. The step lasts from the last rank's start to the end of the run. Ops that the host
-    issued before a rank's start count as issued then. `metadata["host_ahead_seconds"]` is how long each
-    rank's host had worked on the step by then.
+    had ended the first run (see zsim.plan.passes.repeated_step). `Trace.begins` holds the starts of the other
+    ranks, which differ with skew. The step lasts from the last rank's start to the end of the run. Ops that
+    the host issued before a rank's start count as issued then. `metadata["host_ahead_seconds"]` is how long
+    each rank's host had worked on the step by then.
     """
     infos, traced = plan.memoize(_traced_ops)
     rank_times = [_RankTimes(times, plan, traced) for times in executor.ranks]

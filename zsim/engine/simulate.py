@@ -14,22 +14,22 @@ from zsim.cost.collectives.rounds import CallLimit
 from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator
 from zsim.engine.allocation import Allocation, SteadyAllocator, has_room_at, make_allocator, steady_state
+from zsim.engine.concurrent_jobs import ConcurrentJob, run_concurrently
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes, isolate_first_ranks, node_ranks
 from zsim.engine.jitter.steps import JitterRun, ProgramRun, draw_steps, run_once
-from zsim.engine.lane import SimulatedRank
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.one_stream import is_one_rank, serial_times
 from zsim.engine.prepare import PreparedJob, prepare
-from zsim.engine.sent import sent_by_phase
-from zsim.engine.together import ConcurrentJob, run_concurrently
+from zsim.engine.sent_bytes import sent_by_phase
+from zsim.engine.simulated_rank import SimulatedRank
 from zsim.errors import NotSimulatedError
 from zsim.fabric.communicators import LinkLoad
 from zsim.fabric.folding.classes import RankClasses
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
-from zsim.plan.passes.twice import is_drained, repeat_step
+from zsim.plan.passes.repeated_step import is_drained, repeat_step
 from zsim.plan.plans import Plans
 from zsim.specs.experiment.faults import kernel_slowdowns
 from zsim.specs.experiment.job import (

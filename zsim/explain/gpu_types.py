@@ -10,8 +10,8 @@ import numpy as np
 from zsim.engine.simulate import Outcome
 from zsim.explain.pipeline import bubbles_of
 from zsim.explain.work import program_activity
-from zsim.plan.by_type import gpu_of, host_of, type_of_program
 from zsim.plan.memory.capacity import usable_bytes
+from zsim.plan.node_types import gpu_of, host_of, type_of_program
 from zsim.report.breakdown import Breakdown
 from zsim.report.energy import Energy, step_energy
 from zsim.report.gpu_types import GpuTypeRow, add_losses, waiting_seconds

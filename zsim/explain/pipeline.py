@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.engine.simulate import Outcome
-from zsim.plan.by_type import pipeline_rank_of
+from zsim.plan.node_types import pipeline_rank_of
 from zsim.plan.pipeline.placement import stage_of
 from zsim.report.breakdown import step_breakdown
 from zsim.report.pipeline.bubbles import Bubbles

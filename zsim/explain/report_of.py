@@ -9,7 +9,12 @@ from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.data_loading import add_data_loading, lengths_note
 from zsim.explain.evidence import evidence
-from zsim.explain.few_micro_batches import (
+from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, rank_capacities, traced_step_of
+from zsim.explain.machine_use import machine_use
+from zsim.explain.notes import notes_of
+from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
+from zsim.explain.resolved import model_size, resolved_experiment, resolved_parallelism
+from zsim.explain.sampled_micro_batches import (
     add_memory_peak,
     full_allocation,
     full_pipeline,
@@ -17,14 +22,8 @@ from zsim.explain.few_micro_batches import (
     micro_batches_note,
     scale_variants,
 )
-from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, rank_capacities, traced_step_of
-from zsim.explain.machine_use import machine_use
-from zsim.explain.notes import notes_of
-from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
-from zsim.explain.resolved import model_size, resolved_experiment, resolved_parallelism
 from zsim.explain.variants import Variants
 from zsim.explain.work import attention_note, kernel_activity_of, step_work
-from zsim.plan.by_type import gpu_of
 from zsim.plan.make import moments_of
 from zsim.plan.memory.capacity import (
     excess_bytes,
@@ -35,6 +34,7 @@ from zsim.plan.memory.capacity import (
     startup_bytes,
     usable_bytes,
 )
+from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Plan
 from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seconds
 from zsim.report.critical.path import critical_path

@@ -8,7 +8,7 @@ from typing import Any
 from zsim.cost.flops import active_numel
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
-from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.prediction import remove_prediction_layers
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

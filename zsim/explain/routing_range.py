@@ -9,7 +9,7 @@ from dataclasses import replace
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.explain.offload_range import MAX_OPS
 from zsim.specs.experiment.job import Job
-from zsim.specs.model.expert_run import stacked_experts
+from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.strategy.expert_degrees import assume_loads
 from zsim.specs.strategy.expert_loads import End
 

@@ -10,7 +10,7 @@ from zsim.explain.host_range import HostRange, host_range
 from zsim.explain.offload_range import no_range_note, offload_range
 from zsim.explain.routing_range import routing_range
 from zsim.plan.ops import Collective, PointToPoint
-from zsim.plan.passes.queues import program_next_in_queue
+from zsim.plan.passes.hardware_queues import program_next_in_queue
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 

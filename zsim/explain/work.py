@@ -16,8 +16,8 @@ from zsim.cost.flops import (
 from zsim.cost.kernels.attention import attended_pairs
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
-from zsim.plan.by_type import gpu_of
 from zsim.plan.columns import op_columns
+from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.step_work import Padding, StepWork
 from zsim.specs.cluster.gpu import Gpu

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from zsim.arrays import Bools, Floats
 from zsim.cost.collectives.rounds import Rounds
 from zsim.dataclass import dataclass
+from zsim.fabric.aggregate import Usage
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape
 from zsim.fabric.algorithms.rings import ExtraRoundSeconds
-from zsim.fabric.lumped_links import Usage
 from zsim.fluid.pool import Profile
 from zsim.specs.cluster.collectives import ProtocolCosts
 

@@ -15,9 +15,18 @@ import simpy
 from zsim.arrays import Bools, Floats, Ints
 from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
 from zsim.cost.collectives.rounds import CallLimit, bus_bytes, unequal_bus_bytes
+from zsim.fabric.aggregate import (
+    NO_EXTRA,
+    NO_USAGE,
+    Extra,
+    Usage,
+    aggregate_links,
+    restrict_usage,
+    sum_usages,
+)
+from zsim.fabric.algorithms.link_usage import link_usage, sent_by_gpu
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape, call_kind, methods
 from zsim.fabric.algorithms.nccl_choice import planned_seconds
-from zsim.fabric.algorithms.others import link_usage, sent_by_gpu
 from zsim.fabric.algorithms.rings import domains_of, extra_round_seconds, fault_delays, partition_by_pattern
 from zsim.fabric.communicators import (
     AlgorithmChoice,
@@ -29,16 +38,7 @@ from zsim.fabric.communicators import (
     ramp_seconds,
     ring_latency,
 )
-from zsim.fabric.flight import InFlightTransfer
-from zsim.fabric.lumped_links import (
-    NO_EXTRA,
-    NO_USAGE,
-    Extra,
-    Usage,
-    aggregate_links,
-    restrict_usage,
-    sum_usages,
-)
+from zsim.fabric.in_flight_transfer import InFlightTransfer
 from zsim.fabric.messages import Pairs, count_collectives
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group

@@ -16,7 +16,7 @@ from simpy.events import EventPriority
 
 from zsim.cost.sharing import progressive_filling, unshared_rates
 from zsim.dataclass import dataclass
-from zsim.fluid.alarm import Timer
+from zsim.fluid.timer import Timer
 
 # simpy runs priorities 0 (urgent) and 1 (normal) first
 _END_OF_INSTANT = EventPriority(2)

@@ -12,8 +12,8 @@ from zsim.errors import InputError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.choices import mode_choices, spare_choices
 from zsim.goodput.closed_forms import long_run_goodput
-from zsim.goodput.parts import Pilot, num_parts, num_seeds, pilot_of, shorten_scenario
 from zsim.goodput.prepared import PreparedRun, prepare
+from zsim.goodput.run_parts import Pilot, num_parts, num_seeds, pilot_of, shorten_scenario
 from zsim.goodput.runs import Draw, start_draws, wake_processes
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.search import IntervalCurve, best_interval, starting_interval

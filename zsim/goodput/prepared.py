@@ -19,7 +19,7 @@ from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.goodput.defaults import recovery_defaults
-from zsim.goodput.fleet import failures_of
+from zsim.goodput.failure_rates import failures_of
 from zsim.goodput.outer_step import OuterStep, outer_step, replica_experiment
 from zsim.goodput.scenario import Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.search import starting_interval

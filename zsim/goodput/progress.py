@@ -6,7 +6,7 @@ import math
 
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.scenario import Phase, Scenario
-from zsim.goodput.stretch import SaveCycle, TrainingInterval
+from zsim.goodput.training_interval import SaveCycle, TrainingInterval
 
 _ROUNDING = 1e-6
 

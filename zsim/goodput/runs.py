@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from zsim.dataclass import dataclass
 from zsim.goodput.ledger import BINS, RunLedger
-from zsim.goodput.parts import combine_parts
+from zsim.goodput.run_parts import combine_parts
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.training_run import TrainingRun
 

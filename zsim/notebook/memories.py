@@ -11,10 +11,10 @@ from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.report.memory import Remedy
 from zsim.report.memory_profile import Holder, holders
+from zsim.report.views.displayable import Displayable, DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, MEMORY
-from zsim.report.views.shown import Displayable, DisplayableList, Figures
 from zsim.report.views.text.memory import (
     By,
     error_line,
@@ -26,7 +26,7 @@ from zsim.report.views.text.memory import (
 )
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.study.given import ExperimentSource, experiment_of, plain_table
+from zsim.study.experiment_source import ExperimentSource, experiment_of, plain_table
 from zsim.study.memory import ProfiledJob, Variant, compare_memory, profile_memory
 from zsim.study.tune.remedy import remedy_of
 from zsim.units import format_bytes

@@ -11,8 +11,8 @@ from zsim.goodput import goodput, page
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines, headline
 from zsim.report.fit import fit_of
-from zsim.report.views.shown import Displayable, Figures
-from zsim.study.given import ExperimentSource, experiment_of
+from zsim.report.views.displayable import Displayable, Figures
+from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 
 _DAY = 86_400.0

@@ -11,13 +11,13 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
+from zsim.report.views.displayable import Displayable, DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION
-from zsim.report.views.shown import Displayable, DisplayableList, Figures
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.given import ExperimentSource, experiment_of
+from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.needs import Need, offload_needs
 from zsim.study.sensitivity.page import sensitivity_dict, sensitivity_page, tornado
 from zsim.study.sensitivity.requirements import (
@@ -27,9 +27,9 @@ from zsim.study.sensitivity.requirements import (
     parse_target,
     requirements,
 )
+from zsim.study.sensitivity.runs import RunSensitivity, run_bar_lines, run_sensitivity_of
 from zsim.study.sensitivity.sensitivity import SPREAD, Sensitivity, run_sensitivity
 from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
-from zsim.study.sensitivity.whole_runs import RunSensitivity, run_bar_lines, run_sensitivity_of
 from zsim.study.sweep.sweep import points_folder
 from zsim.units import format_seconds
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.shown import Displayable, Figures
 from zsim.report.views.text.plain import Column, table
 from zsim.resources import EXAMPLE
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.own_code import UserCode
-from zsim.study.given import ExperimentSource, plain_table
+from zsim.specs.user_code import UserCode
+from zsim.study.experiment_source import ExperimentSource, plain_table
 from zsim.study.sweep.study_file import Study, load_study, study_from
 from zsim.study.sweep.sweep import Sweep, run_sweep
 from zsim.study.sweep.tables import Row, csv_text

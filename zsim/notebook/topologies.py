@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from zsim.dataclass import dataclass
+from zsim.report.views.displayable import DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMMUNICATION
-from zsim.report.views.shown import DisplayableList, Figures
 from zsim.specs.cluster.files import load_cluster
-from zsim.study.given import ExperimentSource
+from zsim.study.experiment_source import ExperimentSource
 from zsim.study.topologies import bench, figures, topologies
 from zsim.study.topologies.bench import BenchRow
 from zsim.study.topologies.page import comparison_page

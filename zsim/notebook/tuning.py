@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from zsim.report.views.shown import Displayable, Figures
-from zsim.study.given import ExperimentSource, experiment_of
+from zsim.report.views.displayable import Displayable, Figures
+from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
 from zsim.study.tune import tune as search
 from zsim.study.tune.page import pareto_figure, steps_figure, tuning_page

@@ -95,7 +95,7 @@ class Hooks:
     def pre_module(self, call: ModuleCall) -> None: ...
     def post_module(self, call: ModuleCall) -> None: ...
 
-    # -- blocks as copies, see zsim.plan.copies -------------------------------------------------------------
+    # -- blocks as copies, see zsim.plan.block_copies --------------------------------------------------------
 
     def block_position(self, segment: Segment) -> BlockPosition | None:
         """The position of the hooks in front of a block. None where blocks are not to be copied."""

@@ -8,21 +8,18 @@ from dataclasses import replace
 from zsim import garbage_collection
 from zsim.dataclass import dataclass
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.by_type import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.megatron.placeholders import placeholders
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.memory.paging import place_paged_states
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
+from zsim.plan.node_types import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
-from zsim.plan.parts.amaxes import amax_group
-from zsim.plan.parts.originals import NOTE as ORIGINALS_NOTE
-from zsim.plan.parts.originals import originals
-from zsim.plan.passes.one_thread import serialize_operators
+from zsim.plan.passes.single_thread import serialize_operators
 from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
 from zsim.plan.pipeline.megatron import MegatronPipeline
@@ -30,6 +27,9 @@ from zsim.plan.pipeline.messages import Messenger, PartitioningMessenger
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
 from zsim.plan.pipeline.torch_messages import TorchMessenger
+from zsim.plan.shared.amaxes import amax_group
+from zsim.plan.shared.originals import NOTE as ORIGINALS_NOTE
+from zsim.plan.shared.originals import originals
 from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload
 from zsim.plan.workload.workloads import Workloads

@@ -25,10 +25,10 @@ import numpy as np
 from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
+from zsim.memo import Memo
 from zsim.plan.pipeline.schedules import Action
 from zsim.plan.recorded.work import RecordedWork
-from zsim.specs.model.works import ExchangeLibrary
-from zsim.unchanging import Memo
+from zsim.specs.model.op_specs import ExchangeLibrary
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -287,7 +287,7 @@ class Program(Memo):
     actions: tuple[tuple[int, Action], ...] = ()
     """Forwards, backwards and calls of the framework, each with its first op."""
     pipeline_rank: int | None = None
-    """See `zsim.plan.by_type.pipeline_rank_of`."""
+    """See `zsim.plan.node_types.pipeline_rank_of`."""
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from zsim.cost.kernels.fused_head import head_index
+from zsim.plan.block_copies import segments_to_walk
 from zsim.plan.builder import COMPUTE
-from zsim.plan.copies import segments_to_walk
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Kernels
-from zsim.plan.parts.amaxes import reduce_amaxes
+from zsim.plan.shared.amaxes import reduce_amaxes
 from zsim.plan.workload.autograd import SIDE_STREAM_MARKS
-from zsim.plan.workload.issued import IssuedWork, launches_of, num_launches
+from zsim.plan.workload.issued_work import IssuedWork, launches_of, num_launches
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
 

@@ -12,7 +12,7 @@ from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
-from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp1Config, Fsdp2Config
 from zsim.validated.features import Features, binding_of

@@ -1,4 +1,4 @@
-"""Overlap that is lost to hardware queues that streams share (`zsim.plan.passes.queues`)."""
+"""Overlap that is lost to hardware queues that streams share (`zsim.plan.passes.hardware_queues`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Plan
-from zsim.plan.passes.queues import program_next_in_queue
+from zsim.plan.passes.hardware_queues import program_next_in_queue
 from zsim.report.critical.predecessors import predecessors
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace

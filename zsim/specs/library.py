@@ -10,7 +10,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import HardwareFiles, load_cluster
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.own_code import load_named_model
+from zsim.specs.user_code import load_named_model
 
 
 class Library:

@@ -8,7 +8,7 @@ from typing import Any
 from zsim.errors import InputError, ZsimError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.messages import format_problems
-from zsim.specs.own_code import load_named_model
+from zsim.specs.user_code import load_named_model
 
 
 def unreadable_names(data: Mapping[str, Any]) -> list[str]:

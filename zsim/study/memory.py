@@ -19,7 +19,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.expert_layer import has_experts
 from zsim.validated.verdict import Verdict, verdict_of
 
 

@@ -10,8 +10,8 @@ from zsim.engine.micro_batches import shorten_micro_batches
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import fill_ratio
-from zsim.specs.cluster.asked_nodes import read_node_entries
 from zsim.specs.cluster.files import cluster_tables
+from zsim.specs.cluster.node_request import read_node_entries
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.tables import Experiment

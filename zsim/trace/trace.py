@@ -15,7 +15,7 @@ import numpy as np
 from zsim.arrays import Bools, Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.extras import require
-from zsim.unchanging import Memo
+from zsim.memo import Memo
 
 if TYPE_CHECKING:
     import pandas

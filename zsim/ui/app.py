@@ -10,18 +10,18 @@ from typing import Any
 
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
+from zsim.ui.animation import show_animation
 from zsim.ui.answers import Answers
+from zsim.ui.downloads import offer_files
 from zsim.ui.fields import STAGE, TOKENS
-from zsim.ui.film import show_animation
 from zsim.ui.form import KIND, Form, make_form
-from zsim.ui.given import add_uploads
 from zsim.ui.layout import ANIMATION, COMPARED, CURVE, MAIN, RUN, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.backend import Backend
 from zsim.ui.process.backends import Backends
-from zsim.ui.recorded import show_recorded
+from zsim.ui.recordings import show_recorded
 from zsim.ui.settings import compare_settings, keep_state, offer_remedies
-from zsim.ui.taken import offer_files
+from zsim.ui.uploads import add_uploads
 from zsim.ui.whole_run import show_run
 from zsim.ui.words import answer_words, files_and_notes, run_safely, view_buttons
 

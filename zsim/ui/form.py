@@ -14,7 +14,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.presets import model_preset_names, topology_preset_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.tables import DeepSpeedTable
-from zsim.study.given import parse_setting
+from zsim.study.experiment_source import parse_setting
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO, parameter_offload_block, state_offload_block
 from zsim.study.tune.base import base_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.report.views.html.report import DEVICES, MEMORY_CAPTION, STEP_CAPTION, TIMELINE_CAPTION
-from zsim.study.topologies.film import CLUSTER_CAPTION, LOADS_CAPTION, NUM_FRAMES, SHADES
+from zsim.study.topologies.animation import CLUSTER_CAPTION, LOADS_CAPTION, NUM_FRAMES, SHADES
 from zsim.ui.fields import Field
 from zsim.ui.form import Form
-from zsim.ui.recorded import MAX_TRACE
+from zsim.ui.recordings import MAX_TRACE
 from zsim.version import __version__
 
 MAIN = ("step", "timeline", *(f"{kind}-{device}" for device in DEVICES for kind in ("waterfall", "memory")))

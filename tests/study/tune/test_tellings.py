@@ -12,8 +12,8 @@ from zsim.specs.experiment.programs import CONFIG_MAPPINGS, Program, find_config
 from zsim.study.tune.axes import DETAILS, STRUCTURE
 from zsim.study.tune.base import Base, base_of, change_kind, value_of
 from zsim.study.tune.candidates import candidates
+from zsim.study.tune.config_mapping import script_changes
 from zsim.study.tune.page import tuning_page
-from zsim.study.tune.tellings import script_changes
 from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import tune
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints, SplitMix64
 from zsim.dataclass import dataclass
+from zsim.fabric.algorithms.link_usage import link_usage
 from zsim.fabric.algorithms.methods import CallKind, Shape, call_kind, methods
-from zsim.fabric.algorithms.others import link_usage
 from zsim.fabric.algorithms.rings import domains_of, partition_by_pattern
 from zsim.fabric.messages import Pairs
 from zsim.plan.ops import Collective, Group

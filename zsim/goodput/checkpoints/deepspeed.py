@@ -30,7 +30,7 @@ from zsim.goodput.checkpoints.tensors import (
     untied_tensors,
 )
 from zsim.goodput.checkpoints.universal import add_universal_files
-from zsim.plan.parts.host_side import aligned_numel, swap_floor_bytes
+from zsim.plan.shared.host_side import aligned_numel, swap_floor_bytes
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor

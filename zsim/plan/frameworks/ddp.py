@@ -24,7 +24,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Memory
-from zsim.plan.parts.optimizer import (
+from zsim.plan.shared.optimizer import (
     clip_gradients,
     lazy_states,
     optimizer_tensors,

@@ -100,7 +100,7 @@ def _deepspeed(stage: Stage, config: DeepSpeedConfig) -> Hooks:
 
 
 def _ddp_moments(state: BetweenSteps) -> Iterable[JobMoment]:
-    from zsim.plan.parts.full_state import replicated_moments
+    from zsim.plan.shared.full_state import replicated_moments
 
     return replicated_moments(state)
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
-from zsim.plan.by_type import gpu_of
 from zsim.plan.memory.communicators import communicator_bytes, least_communicator_bytes
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
+from zsim.plan.node_types import gpu_of
 from zsim.plan.ops import Device, Memory, Plan
 from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.cublas import NUM_HANDLES, workspace_bytes

@@ -26,7 +26,7 @@ from zsim.plan.columns import (
     owner_change_indices,
 )
 from zsim.plan.ops import Program
-from zsim.plan.passes.twice import repeat_program
+from zsim.plan.passes.repeated_step import repeat_program
 
 
 class TensorChange(NamedTuple):

@@ -34,10 +34,11 @@ from zsim.plan.parallel.expert_modules import (
     row_map_modules,
     sequential_experts,
 )
-from zsim.plan.parallel.shared_beside import mark_fork, overlap_shared_experts
+from zsim.plan.parallel.shared_expert_overlap import mark_fork, overlap_shared_experts
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
-from zsim.specs.model.expert_run import expert_module_range, has_experts, share_layer_input, shared_output
+from zsim.specs.model.expert_layer import expert_module_range, has_experts, share_layer_input, shared_output
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
+from zsim.specs.model.op_specs import ExchangeLibrary
 from zsim.specs.model.spec import (
     Activation,
     Block,
@@ -47,7 +48,6 @@ from zsim.specs.model.spec import (
     Module,
     Parameter,
 )
-from zsim.specs.model.works import ExchangeLibrary
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, ExpertSplit, expected_partitions
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
 

@@ -29,10 +29,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.plan.parallel.adapters_in_parts import shard_adapter
-from zsim.plan.parallel.cut_parameters import output_dimension, resize_parameter, shard_parameter
+from zsim.plan.parallel.sharded_adapters import shard_adapter
+from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
 from zsim.specs.model.adapters import is_adapter_part
-from zsim.specs.model.expert_run import expert_module_range
+from zsim.specs.model.expert_layer import expert_module_range
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.prediction import PREDICTION_ENTRY
 from zsim.specs.model.spec import (

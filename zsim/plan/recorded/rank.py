@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zsim.dataclass import dataclass
 from zsim.plan.ops import Op, Program
-from zsim.plan.passes.twice import repeat_program
+from zsim.plan.passes.repeated_step import repeat_program
 from zsim.plan.recorded.work import RecordedWork
 
 

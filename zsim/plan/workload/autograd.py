@@ -15,7 +15,7 @@ def backward_order(modules: Sequence[Module]) -> list[int]:
 
     Then, of the next modules of both streams, one that is marked to go first comes first, and otherwise the
     one that ran last forward. Of two exchanges in a row both can run. See [Note: shared experts on a stream
-    of their own] of `zsim.plan.parallel.shared_beside`.
+    of their own] of `zsim.plan.parallel.shared_expert_overlap`.
     """
     joins = next((n for n, module in enumerate(modules) if module.side_stream == "joins"), None)
     if joins is None:

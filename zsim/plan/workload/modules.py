@@ -11,7 +11,7 @@ from zsim.cost.memory import activations as footprint
 from zsim.cost.memory.tensors import ModuleTensors, module_tensors, remove_bytes, split_into_tensors
 from zsim.dataclass import dataclass
 from zsim.plan.ops import Kernels
-from zsim.plan.workload.issued import IssuedWork, backward_of, forward_of, launches_of, num_launches
+from zsim.plan.workload.issued_work import IssuedWork, backward_of, forward_of, launches_of, num_launches
 from zsim.plan.workload.product_pieces import gathered_input
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module, Residual

@@ -23,9 +23,9 @@ from dataclasses import replace
 
 from zsim.errors import NotSimulatedError
 from zsim.plan.ops import Kernels
-from zsim.plan.workload.issued import kernels_of, launches_of
+from zsim.plan.workload.issued_work import kernels_of, launches_of
 from zsim.plan.workload.modules import ModuleWork, ModuleWorks, Rerun
-from zsim.specs.model.expert_run import mlp_module_range
+from zsim.specs.model.expert_layer import mlp_module_range
 from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.model.spec import Activation, Attention, Linear, Module, Norm
 

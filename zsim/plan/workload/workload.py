@@ -15,8 +15,9 @@ from zsim.cost.kernels.fused_head import fused_head, head_index
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
 from zsim.dataclass import dataclass
+from zsim.memo import Memo
 from zsim.plan.ops import Kernels
-from zsim.plan.parts.trainer_logs import MetricLog, metric_log
+from zsim.plan.shared.trainer_logs import MetricLog, metric_log
 from zsim.plan.workload.autograd import backward_order
 from zsim.plan.workload.modules import (
     NO_WORK,
@@ -31,7 +32,6 @@ from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, join_names
 from zsim.specs.model.traced import Extent
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
-from zsim.unchanging import Memo
 
 
 @dataclass(frozen=True, slots=True)

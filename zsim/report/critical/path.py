@@ -4,8 +4,8 @@
 An op begins when the last of three things has happened: the previous op on its stream ended, an op that it
 depends on ended, the host issued it. The one that happened last is the previous link of the chain. An op in a
 shared hardware queue may be held up by a waiting launch before it. It begins when that launch does, so the
-chain goes on with the predecessors of that launch (`zsim.plan.passes.queues`). A link of the host goes back
-to the last time that the host was blocked, and from there to the op that it waited for.
+chain goes on with the predecessors of that launch (`zsim.plan.passes.hardware_queues`). A link of the host
+goes back to the last time that the host was blocked, and from there to the op that it waited for.
 
 A collective begins when its last rank has arrived, so the chain goes on at that rank. A message begins when
 both sides have arrived, and a call with several messages ends with the one that began last. The chain covers
@@ -26,7 +26,7 @@ from zsim.arrays import Bools, Floats, Ints, unique
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 from zsim.report.critical.chain import ALLOCATOR, HOST, OTHERS, Chain
 from zsim.report.critical.predecessors import Predecessors, predecessors
-from zsim.report.lanes import StepTimes
+from zsim.report.rank_times import StepTimes
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 

@@ -9,7 +9,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import Program
-from zsim.plan.passes.queues import program_next_in_queue
+from zsim.plan.passes.hardware_queues import program_next_in_queue
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 

@@ -22,13 +22,13 @@ from itertools import accumulate
 from operator import itemgetter
 
 from zsim.plan.builder import COMPUTE
-from zsim.plan.by_type import pipeline_rank_of
+from zsim.plan.node_types import pipeline_rank_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.breakdown import Breakdown
 from zsim.report.critical.path import Peers
 from zsim.report.critical.predecessors import Predecessors, predecessors
-from zsim.report.lanes import RankTimes, StepTimes
 from zsim.report.pipeline.schedule import COMPUTING
+from zsim.report.rank_times import RankTimes, StepTimes
 from zsim.report.waits import Wait, Waits
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.plan.by_type import pipeline_rank_of
+from zsim.plan.node_types import pipeline_rank_of
 from zsim.plan.ops import Plan
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.critical.path import Peers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.dataclass import dataclass
-from zsim.report.trust.grounds import EvidenceItem
+from zsim.report.trust.evidence_items import EvidenceItem
 
 MICROBENCH = "python -m validation.microbench --out microbench.json"
 NCCL_TESTS = "mpirun -np {ranks} -N {per_node} ./build/all_gather_perf -b 1M -e 4G -f 4 -g 1 > all_gather.txt"

@@ -11,12 +11,12 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.report.report import Report
-from zsim.report.trust.grounds import EvidenceItem, evidence_items, fraction_by_grade
+from zsim.report.trust.evidence_items import EvidenceItem, evidence_items, fraction_by_grade
 from zsim.report.trust.measure import ProposedMeasurement, propose_measurements
+from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
-from zsim.report.views.shown import Displayable, Figures
 from zsim.report.views.text.plain import Column, paragraph, shell, table
 from zsim.report.views.text.sentences import headline
 from zsim.units import format_seconds

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from zsim.specs.capture.assembly import ModuleAssembler
+from zsim.specs.capture.formula_matcher import FormulaMatcher
 from zsim.specs.capture.groups import groups_of
 from zsim.specs.capture.recording import ModuleRecording
 from zsim.specs.capture.repeats import block_paths
-from zsim.specs.capture.segments import Segment, segments_of
-from zsim.specs.capture.works import FormulaMatcher
+from zsim.specs.capture.segments import CapturedSegment, segments_of
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Norm
 from zsim.specs.model.traced import CaptureInfo, Extent, TracedModule
 
@@ -23,7 +23,7 @@ def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
     segments, segment_numbers = segments_of(recording, paths, source)
     groups = groups_of(recording, segment_numbers)
     assembler = ModuleAssembler(recording, matcher)
-    segment_modules: list[tuple[Segment, tuple[Module, ...]]] = []
+    segment_modules: list[tuple[CapturedSegment, tuple[Module, ...]]] = []
     for number, segment in enumerate(segments):
         segment_groups = [group for group in groups if segment_numbers[group.site] == number]
         modules = assembler.make_modules(segment_groups, segment.path)
@@ -74,7 +74,7 @@ def positions_of(recording: ModuleRecording) -> int:
     return flops.most_common(1)[0][0] if flops else 1
 
 
-SegmentModules = Sequence[tuple[Segment, tuple[Module, ...]]]
+SegmentModules = Sequence[tuple[CapturedSegment, tuple[Module, ...]]]
 
 
 def _split(segment_modules: SegmentModules) -> tuple[tuple[Module, ...], SegmentModules, tuple[Module, ...]]:

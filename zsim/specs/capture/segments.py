@@ -10,7 +10,7 @@ from zsim.specs.capture.recording import ModuleRecording
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class CapturedSegment:
     """Consecutive sites of one block, or outside of all blocks."""
 
     path: str
@@ -21,13 +21,13 @@ class Segment:
 
 def segments_of(
     recording: ModuleRecording, blocks: list[str], where: str
-) -> tuple[list[Segment], dict[int, int]]:
+) -> tuple[list[CapturedSegment], dict[int, int]]:
     """The segments in the order of forward, and the number of each site's segment.
 
     Raises InputError for a block that runs more than once.
     """
     block_paths = set(blocks)
-    segments: list[Segment] = []
+    segments: list[CapturedSegment] = []
     segment_numbers: dict[int, int] = {}
     call_per_path: dict[str, int] = {}
     for number, site in enumerate(recording.sites):
@@ -39,7 +39,7 @@ def segments_of(
                     "simulate; "
                     "expected blocks that run once each"
                 )
-            segments.append(Segment(path, call))
+            segments.append(CapturedSegment(path, call))
         segment_numbers[number] = len(segments) - 1
     return segments, segment_numbers
 

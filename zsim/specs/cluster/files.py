@@ -23,22 +23,22 @@ from typing import Any
 
 from zsim.errors import InputError, expected_text
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_user_file
-from zsim.specs.cluster.asked_nodes import (
-    NODE_KEYS,
-    check_no_unused_keys,
-    read_node_entries,
-    refuse_node_counts,
-)
+from zsim.specs.cluster.aliases import NETWORK_ALIASES, expand_aliases, shared_keys_of
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.host_speeds import scale_host_costs
 from zsim.specs.cluster.network import KEYS
+from zsim.specs.cluster.node_request import (
+    NODE_KEYS,
+    check_no_unused_keys,
+    read_node_entries,
+    refuse_node_counts,
+)
 from zsim.specs.cluster.offload_rates import default_offload_table
 from zsim.specs.cluster.power_limit import apply_power_limit
-from zsim.specs.cluster.short_form import NETWORK_ALIASES, expand_aliases, shared_keys_of
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
-from zsim.specs.key_places import first_unknown_segment, keys_at, nearest_key
+from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
 from zsim.specs.messages import validate_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 

@@ -9,8 +9,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, select_attention_variant
 from zsim.specs.experiment.tables import AttentionChoice, TrainingTable
+from zsim.specs.model.op_specs import Attention
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.model.works import Attention
 from zsim.specs.strategy.megatron import is_before_3, is_core_since
 from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine, MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismConfig

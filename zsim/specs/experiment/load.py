@@ -14,8 +14,8 @@ from zsim.specs.experiment.model_change import apply_model_change
 from zsim.specs.experiment.overrides import apply_overrides
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import merge_training_file
-from zsim.specs.own_code import UserCode, load_user_models
 from zsim.specs.strategy.tables import STRATEGIES, is_strategy
+from zsim.specs.user_code import UserCode, load_user_models
 from zsim.units import AS_IN_FILES
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.own_code import load_named_model
+from zsim.specs.user_code import load_named_model
 
 _LENGTH = "sequence_length"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.capture.settings import captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.colocated_jobs import expand_colocated_jobs, place_jobs
 from zsim.specs.experiment.data.micro_batches import apply_lengths
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.fp8.recipe import resolve_fp8
@@ -16,7 +17,6 @@ from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
 from zsim.specs.experiment.kernel_choices import check_stored_types, has_grouped_heads, layer_kernels_of
 from zsim.specs.experiment.layout import Layout, resolve_layout
 from zsim.specs.experiment.model_split import check_split, check_tokens, flex_note, resolve_context_masks
-from zsim.specs.experiment.other_jobs import expand_colocated_jobs, place_jobs
 from zsim.specs.experiment.placement import Placement, resolve_placement
 from zsim.specs.experiment.strategies import (
     apply_launcher_threads,
@@ -28,12 +28,12 @@ from zsim.specs.experiment.strategies import (
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.experiment.trainer import apply_trainer
 from zsim.specs.experiment.training.adapted_experts import check_adapted_experts
-from zsim.specs.experiment.training.asked import apply_framework_settings
 from zsim.specs.experiment.training.batch import micro_batch_sizes_of, sequences_of
 from zsim.specs.experiment.training.checkpointing import apply_pipeline_interval, resolve_recomputation
+from zsim.specs.experiment.training.framework_settings import apply_framework_settings
 from zsim.specs.experiment.training.optimizer_choice import choose_optimizer
 from zsim.specs.experiment.training.quantisation import is_prepared
-from zsim.specs.experiment.training.settled import check_size, resolve_training
+from zsim.specs.experiment.training.resolve import check_size, resolve_training
 from zsim.specs.experiment.training.trained_model import apply_training
 from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
 from zsim.specs.library import Library

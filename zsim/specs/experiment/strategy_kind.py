@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from zsim.errors import did_you_mean, expected_text
-from zsim.specs.key_places import nearest_key
+from zsim.specs.key_index import nearest_key
 from zsim.specs.strategy.tables import STRATEGIES, is_strategy
 
 

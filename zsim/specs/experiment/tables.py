@@ -34,11 +34,10 @@ from zsim.specs.experiment.strategy_kind import infer_strategy_kind
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.formats.detect import is_training_file, merge_training_file
-from zsim.specs.late_table import Lazy, LazyModel
+from zsim.specs.lazy_model import Lazy, LazyModel
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable_names
-from zsim.specs.own_code import UserCode, load_user_models
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.parallelism_table import ParallelismTable
@@ -52,6 +51,7 @@ from zsim.specs.strategy.training import (
     Precision,
     RecomputeModule,
 )
+from zsim.specs.user_code import UserCode, load_user_models
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.run.run import TrainingRunTable

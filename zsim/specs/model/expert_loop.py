@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.specs.model.expert_run import (
+from zsim.specs.model.expert_layer import (
     expert_module_range,
     has_experts,
     share_layer_input,

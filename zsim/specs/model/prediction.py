@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.specs.model.families.parts import linear, rms_norm
+from zsim.specs.model.families.builders import linear, rms_norm
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, join_names
 
 PREDICTION_ENTRY = "eh_proj"

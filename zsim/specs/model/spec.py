@@ -15,8 +15,7 @@ from typing import Literal
 
 from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.traced import CaptureInfo, Extent
-from zsim.specs.model.works import (
+from zsim.specs.model.op_specs import (
     Activation,
     AdapterInput,
     AdapterSum,
@@ -35,6 +34,7 @@ from zsim.specs.model.works import (
     Residual,
     ScoreBias,
 )
+from zsim.specs.model.traced import CaptureInfo, Extent
 
 __all__ = [
     "Activation",

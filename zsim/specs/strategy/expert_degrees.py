@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.model.expert_run import stacked_experts
+from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.experts import apply_capacity

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.adapters import is_adapter_part
-from zsim.specs.model.expert_run import has_experts, shared_modules
+from zsim.specs.model.expert_layer import has_experts, shared_modules
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, ExpertSplit
 from zsim.specs.strategy.megatron_table import MegatronTable

@@ -86,7 +86,7 @@ class TrainingConfig:
     block_checkpointing: tuple[Checkpointing, ...] = ()
     """The policy of each block if they differ. Empty if `activation_checkpointing` holds for all."""
     device_max_connections: int = DEFAULT_CONNECTIONS
-    """The hardware queues that streams share, as in `zsim.plan.passes.queues`."""
+    """The hardware queues that streams share, as in `zsim.plan.passes.hardware_queues`."""
     fp8: Fp8 = TORCHAO_TENSORWISE
     """The casts of products with precision "fp8"."""
     layers_per_checkpoint: int = 1

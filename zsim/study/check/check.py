@@ -13,13 +13,13 @@ from zsim.comparison.compare import compare
 from zsim.comparison.verdict import Tolerances
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.specs.own_code import UserCode
+from zsim.specs.user_code import UserCode
 from zsim.study.check.baseline import Baseline
 from zsim.study.check.cases import case_rows
 from zsim.study.check.pinned import pinned_content, pinned_rows
 from zsim.study.check.rows import CheckRow, row_of_metric, step_times
 from zsim.study.check.targets import CheckTarget, find_targets, load_trace
-from zsim.study.published.bars import (
+from zsim.study.published.error_summary import (
     MARGIN,
     changed_rows,
     error_summaries,

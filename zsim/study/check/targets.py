@@ -17,7 +17,7 @@ from zsim.errors import InputError
 from zsim.reading import MAX_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT
 from zsim.specs.experiment.load import load_experiment
-from zsim.specs.own_code import UserCode
+from zsim.specs.user_code import UserCode
 from zsim.study.check.cases import kind_of
 from zsim.trace.readers.content import CHUNK_BYTES, Content
 from zsim.trace.readers.read import read_trace

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from zsim.resources import CHECKOUT
-from zsim.study.published.likeness import validated_run_of
 from zsim.study.published.predict import RowResult
 from zsim.study.published.table import PublishedRun
+from zsim.study.published.validation_rows import validated_run_of
 from zsim.validated.runs import ValidatedRun, format_validated_table, read_validated
 
 TABLE = CHECKOUT / "validation" / "published" / "recorded_errors.csv"

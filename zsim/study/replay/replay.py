@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.engine.recorded import ReplayHardware, run_replay
+from zsim.engine.replay import ReplayHardware, run_replay
 from zsim.errors import InputError
-from zsim.plan.passes.twice import program_is_drained
-from zsim.plan.recorded.alone import isolate_kernels
+from zsim.plan.passes.repeated_step import program_is_drained
 from zsim.plan.recorded.infer import recorded_ranks, shows_host
+from zsim.plan.recorded.isolated_kernels import isolate_kernels
 from zsim.plan.recorded.rank import RecordedRank, repeat_rank
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster.files import load_cluster

@@ -32,7 +32,7 @@ from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.placement import check_gpu_count
 from zsim.specs.presets import gpu_preset_names
 from zsim.specs.topology.topology import Topology
-from zsim.study.replay.together import find_representatives
+from zsim.study.replay.representatives import find_representatives
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 _MATRIX = re.compile(

@@ -10,9 +10,9 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
+from zsim.study.scaling.runs import run_dict, run_section
 from zsim.study.scaling.scaling import EfficiencyChange, Scaling, ScalingPoint
 from zsim.study.scaling.text import MODES, WORTH_SAYING, explain_change, range_of_efficiency, sentences
-from zsim.study.scaling.whole_runs import run_dict, run_section
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.validation import format_range
 from zsim.validated.verdict import verdict_content, verdict_suffix

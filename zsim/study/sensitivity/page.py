@@ -10,9 +10,9 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.study.sensitivity.requirements import Requirement
+from zsim.study.sensitivity.runs import RunSensitivity, run_bar_dict, run_bar_section
 from zsim.study.sensitivity.sensitivity import Sensitivity, SensitivityBar
 from zsim.study.sensitivity.text import format_changes, format_factors, format_number, is_idle
-from zsim.study.sensitivity.whole_runs import RunSensitivity, run_bar_dict, run_bar_section
 from zsim.units import format_seconds
 
 _MAX_BARS = 18

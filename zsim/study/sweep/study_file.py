@@ -34,7 +34,7 @@ from zsim.specs.cluster.files import read_toml
 from zsim.specs.experiment.load import resolve_paths
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.messages import format_problems
-from zsim.specs.own_code import UserCode
+from zsim.specs.user_code import UserCode
 from zsim.study.sweep.expressions import Expression, parse_expression
 
 LABEL = "label"

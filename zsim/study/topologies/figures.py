@@ -12,7 +12,7 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology
-from zsim.study.topologies.picture import Drawing, FabricBox, draw_fabric
+from zsim.study.topologies.drawing import Drawing, FabricBox, draw_fabric
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:

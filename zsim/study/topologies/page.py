@@ -9,7 +9,7 @@ from zsim.report.views.html.figure import script_json
 from zsim.report.views.html.page import Section, page, plot, render
 from zsim.specs.cluster.files import load_cluster
 from zsim.study.topologies import figures
-from zsim.study.topologies.film import (
+from zsim.study.topologies.animation import (
     CLUSTER_CAPTION,
     LOADS_CAPTION,
     SHADES,
@@ -17,7 +17,7 @@ from zsim.study.topologies.film import (
     cluster_figure,
     loads_figure,
 )
-from zsim.study.topologies.picture import MAX_NODES
+from zsim.study.topologies.drawing import MAX_NODES
 from zsim.units import format_rate, format_seconds
 from zsim.validated.verdict import verdict_suffix
 

@@ -19,9 +19,9 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
-from zsim.study.given import ExperimentSource, experiment_of
+from zsim.study.experiment_source import ExperimentSource, experiment_of
+from zsim.study.topologies.drawing import Drawing, draw_fabric, line_loads
 from zsim.study.topologies.orders import MeshOrder, compare_orders
-from zsim.study.topologies.picture import Drawing, draw_fabric, line_loads
 from zsim.study.topologies.routings import Routing, compare_routings
 from zsim.validated.verdict import verdict_content
 

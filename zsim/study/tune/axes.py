@@ -13,7 +13,7 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.specs.experiment.programs import find_config_mapping
-from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.specs.strategy.megatron import is_core_since
 from zsim.specs.strategy.megatron_table import MegatronTable

@@ -24,10 +24,10 @@ from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import extrapolate_seconds
 from zsim.plan.builder import COMPUTE
-from zsim.plan.by_type import gpu_of, host_of
+from zsim.plan.node_types import gpu_of, host_of
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Op, Plan, Work
 from zsim.plan.parallel.experts import expand_experts
-from zsim.plan.workload.issued import kernels_of
+from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable

@@ -7,8 +7,8 @@ from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION, TOTAL
 from zsim.study.differences import format_step_range
+from zsim.study.tune.config_mapping import script_changes
 from zsim.study.tune.evaluate import CandidateResult
-from zsim.study.tune.tellings import script_changes
 from zsim.study.tune.text import (
     NEEDS_SCRIPT,
     format_change,

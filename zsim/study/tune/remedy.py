@@ -25,9 +25,9 @@ from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STAGE, STRUCTURE, Ax
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.bounds import plan_seconds
 from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.config_mapping import script_changes
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.larger_changes import adapter_change, degree_changes
-from zsim.study.tune.tellings import script_changes
 
 _MAX_SIMULATED = 3
 _SHARDING = ("stage", "optimizer", "sharding", "reshard")

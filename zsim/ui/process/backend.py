@@ -11,15 +11,15 @@ from typing import Any
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.scaling.scaling import Mode
+from zsim.ui.animation import animation_data
 from zsim.ui.answer import Answer, answer, remedy_settings
 from zsim.ui.curve import Curve, curve
-from zsim.ui.film import animation_data
+from zsim.ui.downloads import animation_content, file_content
 from zsim.ui.form import DisplayedValues, Form
-from zsim.ui.given import apply_text
 from zsim.ui.prediction import Prediction, Predictions, setting_token
 from zsim.ui.process.readable import ReadableFiles, named_files
-from zsim.ui.recorded import Recordings
-from zsim.ui.taken import animation_content, file_content
+from zsim.ui.recordings import Recordings
+from zsim.ui.uploads import apply_text
 from zsim.ui.whole_run import Tile, run_figures, run_of, run_page, run_sentences, run_tiles
 from zsim.ui.words import ANIMATION_FILE, RUN_FILE
 

@@ -8,7 +8,7 @@ the host.
 from __future__ import annotations
 
 from zsim.plan.builder import COMPUTE
-from zsim.plan.parts.host_side import HostSide
+from zsim.plan.shared.host_side import HostSide
 from zsim.plan.walk import CHECKPOINT
 from zsim.plan.workload.workload import Segment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

@@ -17,9 +17,9 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.cpu_checkpointing import HostCheckpoints
 from zsim.plan.frameworks.deepspeed.muon import step_matrices
 from zsim.plan.hooks import Hooks
-from zsim.plan.parts.host_side import HostSide
-from zsim.plan.parts.optimizer import UPDATE, update
-from zsim.plan.parts.shared_gradients import sum_tied_gradient
+from zsim.plan.shared.host_side import HostSide
+from zsim.plan.shared.optimizer import UPDATE, update
+from zsim.plan.shared.shared_gradients import sum_tied_gradient
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

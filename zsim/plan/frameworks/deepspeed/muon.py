@@ -20,7 +20,7 @@ from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.frameworks.deepspeed.muon_heads import head_matrices
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
-from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
+from zsim.plan.frameworks.deepspeed.stage12.partition_owners import FlatGroup
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.kernels.update import norm_kernels, scale_kernels
-from zsim.plan.parts.host_reads import read_scalar
+from zsim.plan.shared.host_reads import read_scalar
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 

@@ -17,7 +17,7 @@ from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.plan.frameworks.deepspeed.optimizer_groups import OptimizerGroup, optimizer_groups
 from zsim.plan.ops import Group, Memory
-from zsim.plan.parts.optimizer import parameter_bytes, partition_states, update
+from zsim.plan.shared.optimizer import parameter_bytes, partition_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

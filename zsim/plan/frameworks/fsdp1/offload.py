@@ -17,7 +17,7 @@ from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit
 from zsim.plan.ops import HostWork, Memory
-from zsim.plan.parts.host_side import CPU, HostSide
+from zsim.plan.shared.host_side import CPU, HostSide
 from zsim.specs.strategy.frameworks import Fsdp1Config
 from zsim.specs.strategy.training import TrainingConfig
 

@@ -25,7 +25,7 @@ from zsim.plan.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient,
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import clip_gradients, lazy_states, paged_states, update
+from zsim.plan.shared.optimizer import clip_gradients, lazy_states, paged_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.frameworks import Fsdp1Config

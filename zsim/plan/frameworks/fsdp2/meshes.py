@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.plan.frameworks.fsdp2.units import MeshInfo
+from zsim.plan.frameworks.fsdp2.param_groups import MeshInfo
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.frameworks import Fsdp2Config
 

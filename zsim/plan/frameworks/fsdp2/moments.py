@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zsim.plan.moments import BetweenSteps, JobMoment
-from zsim.plan.parts.full_state import sharded_moments
+from zsim.plan.shared.full_state import sharded_moments
 
 
 def fsdp2_moments(state: BetweenSteps) -> Iterator[JobMoment]:

@@ -14,10 +14,10 @@ from zsim.cost.collectives.rounds import ring_rounds
 from zsim.cost.kernels.update import cast_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.frameworks.fsdp2.param_groups import ParamGroup
 from zsim.plan.frameworks.fsdp2.states import ParamGroupGradient
-from zsim.plan.frameworks.fsdp2.units import ParamGroup
 from zsim.plan.ops import HostWork, Memory
-from zsim.plan.parts.host_side import CPU, HostSide
+from zsim.plan.shared.host_side import CPU, HostSide
 from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.specs.strategy.training import TrainingConfig
 

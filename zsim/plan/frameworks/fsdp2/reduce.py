@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2OffloadedShards
+from zsim.plan.frameworks.fsdp2.param_groups import ParamGroup
 from zsim.plan.frameworks.fsdp2.states import ParamGroupGradient
-from zsim.plan.frameworks.fsdp2.units import ParamGroup
 from zsim.specs.strategy.frameworks import Fsdp2Config
 
 REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"

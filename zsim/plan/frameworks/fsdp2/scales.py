@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels.update import norm_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.frameworks.fsdp2.units import ParamGroup
+from zsim.plan.frameworks.fsdp2.param_groups import ParamGroup
 from zsim.specs.strategy.frameworks import Fsdp2Config
 
 

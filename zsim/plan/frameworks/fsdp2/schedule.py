@@ -12,14 +12,14 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.frameworks.fsdp2.meshes import dense_mesh, experts_mesh
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2OffloadedShards
+from zsim.plan.frameworks.fsdp2.param_groups import ParamGroup, make_param_groups
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.plan.frameworks.fsdp2.scales import gathers_fp8, reduce_scales
 from zsim.plan.frameworks.fsdp2.states import ParamGroupGradient, ParamGroupState
-from zsim.plan.frameworks.fsdp2.units import ParamGroup, make_param_groups
 from zsim.plan.frameworks.fsdp2.update import norm_sums, update_param_groups
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import lazy_states, optimizer_tensors
+from zsim.plan.shared.optimizer import lazy_states, optimizer_tensors
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Loss

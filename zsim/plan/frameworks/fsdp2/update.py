@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.frameworks.fsdp2.muon import DTensorCosts, update_matrix
+from zsim.plan.frameworks.fsdp2.param_groups import MeshInfo, ParamGroup
 from zsim.plan.frameworks.fsdp2.scales import precompute_scales
-from zsim.plan.frameworks.fsdp2.units import MeshInfo, ParamGroup
-from zsim.plan.parts.optimizer import clip_gradients, update
+from zsim.plan.shared.optimizer import clip_gradients, update
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_TENSOR, PIPELINE, TENSOR

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.works import Attention, Exchange, Linear, Norm
+from zsim.specs.model.op_specs import Attention, Exchange, Linear, Norm
 from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.parallelism import ParallelismConfig
 

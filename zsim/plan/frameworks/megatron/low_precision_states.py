@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.parts.optimizer import UPDATE
+from zsim.plan.shared.optimizer import UPDATE
 from zsim.specs.strategy.precision_aware import PrecisionAware
 
 _FP32 = 4

@@ -41,7 +41,7 @@ from zsim.plan.frameworks.megatron.muon import (
 from zsim.plan.frameworks.megatron.optimizer_step import prepare_gradients
 from zsim.plan.frameworks.megatron.schedule import NCCL, MegatronSchedule
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import UPDATE, update
+from zsim.plan.shared.optimizer import UPDATE, update
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.megatron import MegatronConfig
 

@@ -26,7 +26,7 @@ from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.frameworks.megatron.buffer import Bucket
 from zsim.plan.frameworks.megatron.schedule import NCCL, MegatronSchedule
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import update
+from zsim.plan.shared.optimizer import update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.megatron import MegatronConfig

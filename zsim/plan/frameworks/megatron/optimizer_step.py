@@ -13,8 +13,8 @@ from zsim.cost.optimizers.kernels import megatron_lion_kernels
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.megatron.low_precision_states import update_low_precision
-from zsim.plan.parts.host_reads import read_scalar
-from zsim.plan.parts.optimizer import UPDATE, update
+from zsim.plan.shared.host_reads import read_scalar
+from zsim.plan.shared.optimizer import UPDATE, update
 from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.training import TrainingConfig
 

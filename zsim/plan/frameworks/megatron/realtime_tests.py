@@ -11,7 +11,7 @@ from __future__ import annotations
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Group
-from zsim.plan.parts.host_reads import read_scalar
+from zsim.plan.shared.host_reads import read_scalar
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import TENSOR

@@ -14,7 +14,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.reference.units import EngineUnit
 from zsim.plan.ops import Device, Group, HostWork, Memory
-from zsim.plan.parts.host_side import CPU, HostSide
+from zsim.plan.shared.host_side import CPU, HostSide
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import AioConfig
 from zsim.specs.strategy.frameworks import ReferenceConfig

@@ -27,7 +27,7 @@ from zsim.plan.frameworks.reference.offload import ReferenceOffloadedShards
 from zsim.plan.frameworks.reference.units import EngineUnit, make_engine_units
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Category, Collective, CollectiveKind, Memory
-from zsim.plan.parts.optimizer import clip_gradients
+from zsim.plan.shared.optimizer import clip_gradients
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.frameworks import ReferenceConfig

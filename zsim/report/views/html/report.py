@@ -13,6 +13,7 @@ from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow
 from zsim.report.trust.trust import MEASURE, TITLE, errors_figure, run_cells, trust_of
+from zsim.report.views.displayable import Figures
 from zsim.report.views.html import figures
 from zsim.report.views.html import offload as offload_page
 from zsim.report.views.html import pipeline as pipeline_page
@@ -20,7 +21,6 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import close_ups, stream_timeline
 from zsim.report.views.meanings import EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
-from zsim.report.views.shown import Figures
 from zsim.report.views.text.irregular import irregular_tables
 from zsim.report.views.text.pipeline import parallel_tables
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows

@@ -12,7 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters
 from zsim.specs.model.expert_adapters import split_stacked_targets, transformers_4_names
-from zsim.specs.model.expert_run import has_experts, stacked_experts
+from zsim.specs.model.expert_layer import has_experts, stacked_experts
 from zsim.specs.model.spec import Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import ExpertSplit

@@ -20,10 +20,10 @@ from zsim.specs.experiment.training.quantisation import (
     product_type,
     quantisation_notes,
 )
-from zsim.specs.experiment.training.unmatched import check_targets, unmatched_notes
+from zsim.specs.experiment.training.unmatched_names import check_targets, unmatched_notes
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, add_adapters
+from zsim.specs.model.expert_layer import has_experts, stacked_experts
 from zsim.specs.model.expert_loop import has_linear_routers
-from zsim.specs.model.expert_run import has_experts, stacked_experts
 from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
 from zsim.specs.model.fusion import MEGATRON_PRODUCTS, fuse_megatron_products
 from zsim.specs.model.spec import Linear, ModelSpec

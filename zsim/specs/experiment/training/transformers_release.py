@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 from zsim.errors import InputError
+from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_looped_form
-from zsim.specs.model.expert_run import stacked_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.release import parse_release
 from zsim.specs.strategy.experts import ExpertSplit

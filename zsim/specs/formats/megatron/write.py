@@ -11,9 +11,9 @@ from zsim.specs.formats.megatron.degrees import CONTEXT_METHODS
 from zsim.specs.formats.megatron.expert_flags import DISPATCHERS
 from zsim.specs.formats.megatron.fsdp_flags import fsdp_flags, precision_aware_flags
 from zsim.specs.formats.megatron.muon_flags import muon_flags
-from zsim.specs.formats.megatron.written_network import network_flags, why_not_network
+from zsim.specs.formats.megatron.network_flags import network_flags, why_not_network
 from zsim.specs.library import Library
-from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.fp8_layers import unmark_fp8_layers
 from zsim.specs.model.prediction import remove_prediction_layers
 from zsim.specs.strategy.megatron import MegatronConfig, is_core

@@ -16,7 +16,7 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.specs.formats.topology.found import ImportedTopology, gigabits, natural_order
+from zsim.specs.formats.topology.imported_topology import ImportedTopology, gigabits, natural_order
 
 _LANE_GBPS = {
     "SDR": 2.5,

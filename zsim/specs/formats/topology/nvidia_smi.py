@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.found import ImportedTopology
+from zsim.specs.formats.topology.imported_topology import ImportedTopology
 
 _CELL = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS)$")
 _MAXIMUM = 512

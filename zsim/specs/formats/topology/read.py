@@ -16,8 +16,8 @@ from zsim.reading import read_user_file
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.topology.astra_sim import read_astra_sim
-from zsim.specs.formats.topology.found import ImportedTopology
 from zsim.specs.formats.topology.ibnetdiscover import read_ibnetdiscover
+from zsim.specs.formats.topology.imported_topology import ImportedTopology
 from zsim.specs.formats.topology.lldp import is_lldp, read_lldp
 from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
 from zsim.specs.formats.topology.nvidia_smi import read_nvidia_smi

@@ -8,8 +8,7 @@ from typing import Any
 from zsim.dtypes import ELEMENT_TYPES
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.toml import toml_text
-from zsim.specs.formats.torchtitan.keys import PRESETS
-from zsim.specs.formats.torchtitan.written_degrees import (
+from zsim.specs.formats.torchtitan.degree_keys import (
     ASYNC,
     MODULE_NAMES,
     ROTATE,
@@ -17,6 +16,7 @@ from zsim.specs.formats.torchtitan.written_degrees import (
     local_batch_size,
     why_not_degrees,
 )
+from zsim.specs.formats.torchtitan.keys import PRESETS
 from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.specs.strategy.training import TrainingConfig
 

@@ -8,7 +8,7 @@ Modules are in the order in which they run. Names, shapes and defaults are as in
 from __future__ import annotations
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     attention,
     attention_mlp_block,
     embedding,

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.llama import build_unique_blocks, layer_windows
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     activation,
     attention,
     embedding,
@@ -22,6 +21,7 @@ from zsim.specs.model.families.parts import (
     residual,
     set_registration,
 )
+from zsim.specs.model.families.llama import build_unique_blocks, layer_windows
 from zsim.specs.model.spec import Block, Linear, Loss, ModelSpec, Module, Parameter
 
 _LM = "ForMaskedLM"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.builders import replace_op_fields, residual, rms_norm, set_registration
 from zsim.specs.model.families.llama import (
     REGISTRATION,
     QkNorm,
@@ -19,7 +20,6 @@ from zsim.specs.model.families.llama import (
     gated_mlp,
     layer_windows,
 )
-from zsim.specs.model.families.parts import replace_op_fields, residual, rms_norm, set_registration
 from zsim.specs.model.spec import Attention, Block, ModelSpec
 
 _NORM = "gemma_rms"

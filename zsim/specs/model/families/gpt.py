@@ -11,8 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.llama import build_unique_blocks
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     activation,
     attention,
     attention_mlp_block,
@@ -27,6 +26,7 @@ from zsim.specs.model.families.parts import (
     set_registration,
     word_embedding,
 )
+from zsim.specs.model.families.llama import build_unique_blocks
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 Product = Callable[[str, int, int], Module]

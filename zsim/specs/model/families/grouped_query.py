@@ -7,8 +7,7 @@ Names, shapes and defaults as in transformers 5.23 (`modeling_nemotron.py`, `mod
 from __future__ import annotations
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.llama import REGISTRATION, Shape, attention_modules
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     attention_mlp_block,
     embedding,
     language_model,
@@ -17,6 +16,7 @@ from zsim.specs.model.families.parts import (
     residual,
     set_registration,
 )
+from zsim.specs.model.families.llama import REGISTRATION, Shape, attention_modules
 from zsim.specs.model.spec import Block, ModelSpec
 
 

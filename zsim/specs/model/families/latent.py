@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Router
+from zsim.specs.model.families.builders import linear, rms_norm
 from zsim.specs.model.families.llama import Shape, decoder, gated_mlp, pre_norm_block
 from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
-from zsim.specs.model.families.parts import linear, rms_norm
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module
 
 _LATENT = tuple(

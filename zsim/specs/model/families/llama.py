@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from zsim.dataclass import dataclass
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     activation,
     attention,
     attention_mlp_block,

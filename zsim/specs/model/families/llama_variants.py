@@ -8,17 +8,7 @@ is older, is as in the `modeling_qwen.py` that is published with its weights.
 from __future__ import annotations
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.llama import (
-    REGISTRATION,
-    Shape,
-    attention_modules,
-    build_unique_blocks,
-    decoder,
-    gated_mlp,
-    layer_windows,
-    pre_norm_block,
-)
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     activation,
     attention,
     attention_mlp_block,
@@ -28,6 +18,16 @@ from zsim.specs.model.families.parts import (
     residual,
     rms_norm,
     set_registration,
+)
+from zsim.specs.model.families.llama import (
+    REGISTRATION,
+    Shape,
+    attention_modules,
+    build_unique_blocks,
+    decoder,
+    gated_mlp,
+    layer_windows,
+    pre_norm_block,
 )
 from zsim.specs.model.spec import Block, ModelSpec
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Experts, Router
-from zsim.specs.model.families.latent import latent_attention
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     activation,
     attention,
     attention_mlp_block,
@@ -23,6 +22,7 @@ from zsim.specs.model.families.parts import (
     residual,
     rms_norm,
 )
+from zsim.specs.model.families.latent import latent_attention
 from zsim.specs.model.spec import ModelSpec, Module, Norm, Parameter
 
 _NORMS = ("LayerNorm", "RMSNorm")

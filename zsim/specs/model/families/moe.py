@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Experts, Router
+from zsim.specs.model.families.builders import linear
 from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
@@ -20,7 +21,6 @@ from zsim.specs.model.families.llama import (
     gated_mlp,
     pre_norm_block,
 )
-from zsim.specs.model.families.parts import linear
 from zsim.specs.model.spec import ModelSpec, Module, Parameter
 
 _SHARED = tuple(

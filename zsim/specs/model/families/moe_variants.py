@@ -11,6 +11,15 @@ from dataclasses import replace
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Router
+from zsim.specs.model.families.builders import (
+    attention_mlp_block,
+    embedding,
+    language_model,
+    layer_norm,
+    replace_op_fields,
+    residual,
+    set_registration,
+)
 from zsim.specs.model.families.latent import count_prediction_modules
 from zsim.specs.model.families.llama import (
     REGISTRATION,
@@ -24,15 +33,6 @@ from zsim.specs.model.families.llama import (
 )
 from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
 from zsim.specs.model.families.nope import rotary_layers
-from zsim.specs.model.families.parts import (
-    attention_mlp_block,
-    embedding,
-    language_model,
-    layer_norm,
-    replace_op_fields,
-    residual,
-    set_registration,
-)
 from zsim.specs.model.families.post_norm import partial_rotary
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Norm, Parameter
 

@@ -9,17 +9,7 @@ transformers runs with `trust_remote_code`.
 from __future__ import annotations
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.llama import (
-    REGISTRATION,
-    Shape,
-    attention_modules,
-    build_unique_blocks,
-    decoder,
-    gated_mlp,
-    layer_windows,
-    pre_norm_block,
-)
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     activation,
     attention,
     attention_mlp_block,
@@ -29,6 +19,16 @@ from zsim.specs.model.families.parts import (
     residual,
     rms_norm,
     set_registration,
+)
+from zsim.specs.model.families.llama import (
+    REGISTRATION,
+    Shape,
+    attention_modules,
+    build_unique_blocks,
+    decoder,
+    gated_mlp,
+    layer_windows,
+    pre_norm_block,
 )
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 

@@ -9,6 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.builders import (
+    activation,
+    linear,
+    replace_op_fields,
+    residual,
+    rms_norm,
+    set_registration,
+)
 from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
@@ -17,14 +25,6 @@ from zsim.specs.model.families.llama import (
     decoder,
     gated_mlp,
     layer_windows,
-)
-from zsim.specs.model.families.parts import (
-    activation,
-    linear,
-    replace_op_fields,
-    residual,
-    rms_norm,
-    set_registration,
 )
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families.parts import (
+from zsim.specs.model.families.builders import (
     activation,
     attention,
     linear,

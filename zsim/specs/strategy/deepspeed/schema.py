@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from zsim.specs.late_table import Lazy
+from zsim.specs.lazy_model import Lazy
 from zsim.specs.strategy.deepspeed.json_types import (
     Amount,
     CommunicationDtype,

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from zsim.specs.late_table import Lazy
+from zsim.specs.lazy_model import Lazy
 from zsim.specs.strategy.deepspeed.json_types import (
     Count,
     Device,

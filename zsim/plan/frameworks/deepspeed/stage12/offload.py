@@ -25,8 +25,8 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.plan.ops import Memory
-from zsim.plan.parts.host_side import HostSide
-from zsim.plan.parts.optimizer import partition_states
+from zsim.plan.shared.host_side import HostSide
+from zsim.plan.shared.optimizer import partition_states
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 

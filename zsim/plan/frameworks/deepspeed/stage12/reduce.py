@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from zsim.cost.kernels.update import cast_kernels, cat_launches
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
-from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroups
+from zsim.plan.frameworks.deepspeed.stage12.partition_owners import FlatGroups
 from zsim.plan.ops import CollectiveKind, Group
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 

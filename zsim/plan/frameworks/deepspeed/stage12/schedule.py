@@ -19,10 +19,10 @@ from zsim.plan.frameworks.deepspeed.muon import momentum_bytes, muon_shapes, ort
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.plan.frameworks.deepspeed.optimizer_groups import OptimizerGroup, optimizer_groups
 from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12OffloadedStates
-from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup, FlatGroups
+from zsim.plan.frameworks.deepspeed.stage12.partition_owners import FlatGroup, FlatGroups
 from zsim.plan.frameworks.deepspeed.stage12.reduce import BucketReducer
 from zsim.plan.ops import Category, Memory
-from zsim.plan.parts.optimizer import frozen_bytes, partition_states
+from zsim.plan.shared.optimizer import frozen_bytes, partition_states
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.model.spec import Parameter

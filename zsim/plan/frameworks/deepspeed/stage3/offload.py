@@ -21,8 +21,8 @@ from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
 from zsim.plan.frameworks.deepspeed.stage3.state_swapper import StateSwapper, swapped_group
 from zsim.plan.ops import Memory
-from zsim.plan.parts.host_side import HostSide
-from zsim.plan.parts.optimizer import update
+from zsim.plan.shared.host_side import HostSide
+from zsim.plan.shared.optimizer import update
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.optimizers import optimizer_of

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Sequence
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
-from zsim.plan.frameworks.deepspeed.stage3.homes import place_parameters
+from zsim.plan.frameworks.deepspeed.stage3.parameter_placement import place_parameters
 from zsim.plan.frameworks.deepspeed.stage3.parameter_swapper import ParameterSwapper
 from zsim.plan.ops import Memory
-from zsim.plan.parts.host_side import HostSide, aligned_numel
+from zsim.plan.shared.host_side import HostSide, aligned_numel
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
-from zsim.plan.frameworks.deepspeed.stage3.homes import ParameterPlacement
-from zsim.plan.parts.host_side import HostSide, aligned_numel
+from zsim.plan.frameworks.deepspeed.stage3.parameter_placement import ParameterPlacement
+from zsim.plan.shared.host_side import HostSide, aligned_numel
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 

@@ -21,10 +21,10 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.muon import momentum_dtype, muon_shapes, orthogonalise_sub_group
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
-from zsim.plan.frameworks.deepspeed.stage3.early import SynchronizedGatherer
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.plan.frameworks.deepspeed.stage3.gradients import MAX_EVENTS, Zero3Gradients
 from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT
+from zsim.plan.frameworks.deepspeed.stage3.synchronized_gather import SynchronizedGatherer
 from zsim.plan.frameworks.deepspeed.zeropp.gather import (
     QuantizedGatherer,
     SecondaryGatherer,
@@ -32,7 +32,7 @@ from zsim.plan.frameworks.deepspeed.zeropp.gather import (
 )
 from zsim.plan.hooks import BlockPosition
 from zsim.plan.ops import CollectiveKind, Memory
-from zsim.plan.parts.optimizer import partition_states
+from zsim.plan.shared.optimizer import partition_states
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Linear

@@ -13,7 +13,7 @@ from itertools import pairwise
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.plan.ops import Memory
-from zsim.plan.parts.host_side import HostSide, aligned_numel, swap_floor_bytes
+from zsim.plan.shared.host_side import HostSide, aligned_numel, swap_floor_bytes
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.plan.parallel.cut_parameters import shard_parameter
+from zsim.plan.parallel.sharded_parameters import shard_parameter
 from zsim.specs.model.spec import (
     AdapterInput,
     AdapterSum,

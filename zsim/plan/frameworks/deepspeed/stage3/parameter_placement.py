@@ -10,7 +10,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
 from zsim.plan.ops import Memory
-from zsim.plan.parts.host_side import aligned_numel, swap_floor_bytes
+from zsim.plan.shared.host_side import aligned_numel, swap_floor_bytes
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 ParameterDevice = Literal["gpu", "host", "nvme"]

@@ -23,7 +23,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, SplitSizes
 from zsim.plan.workload.context.methods import shared_backward, shared_forward
-from zsim.plan.workload.own_rows import column_forward, row_backward
+from zsim.plan.workload.local_rows import column_forward, row_backward
 from zsim.plan.workload.product_pieces import gather, product_backward, product_forward, scale_agreement
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import Attention, Exchange, ExchangeKind, Linear, Module, OverlappedCollectives

@@ -16,7 +16,7 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
-from zsim.engine.recorded import collective_of, messages_of, shift_of
+from zsim.engine.replay import collective_of, messages_of, shift_of
 from zsim.fabric.folding.classes import JobPlacement, refine_classes
 from zsim.fabric.messages import Pairs, pair_name
 from zsim.plan.ops import Collective, Group

@@ -127,7 +127,8 @@ def _copy(builder: PlanBuilder, start: _BlockStart, end: _BlockStart, count: int
             for name, name_start, block_index, name_end in in_blocks
         }
         builder.ops += [
-            new_tuple(Op, (new_name[name], stream, work, after and tuple([awaited + later for awaited in after]),
+            new_tuple(Op, (new_name[name], stream, work,
+                           after and tuple([awaited + later for awaited in after]),
                            waits and tuple([awaited + later for awaited in waits]), launches, overhead, phase,
                            new_name[module], events))
             for name, stream, work, after, waits, launches, overhead, phase, module, events in ops

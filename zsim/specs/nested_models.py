@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from zsim.specs.late_table import LazyModel
+from zsim.specs.lazy_model import LazyModel
 
 
 def types_at(annotation: Any, part: int | str) -> list[Any]:

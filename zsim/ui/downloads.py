@@ -45,7 +45,7 @@ def animation_content(
     form: Form, outcomes: Predictions, field_values: Mapping[str, Any], other_settings: str
 ) -> bytes:
     """The animation of the step as a separate page."""
-    from zsim.study.topologies.film import animate_step
+    from zsim.study.topologies.animation import animate_step
     from zsim.study.topologies.page import animation_page
 
     token = setting_token(field_values, other_settings)

@@ -31,7 +31,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.dataclass import dataclass
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Kernels
-from zsim.plan.parts.host_reads import read_scalar
+from zsim.plan.shared.host_reads import read_scalar
 from zsim.specs.model.spec import Loss, ModelSpec
 
 OUTPUTS, METRICS = "outputs", "metrics"  # owners of memory changes

@@ -119,10 +119,11 @@ def combine_parts(ledgers: tuple[RunLedger, ...], num_run_parts: int) -> tuple[R
         return [num_run_parts * mean + root * (part_value - mean) for part_value in values]
 
     def tables(table: Callable[[RunLedger], dict[str, float]]) -> list[dict[str, float]]:
+        def entry(ledger: RunLedger, name: str) -> float:
+            return table(ledger).get(name, 0.0)
+
         names = sorted({name for ledger in ledgers for name in table(ledger)})
-        columns = {
-            name: extrapolate(lambda ledger, name=name: table(ledger).get(name, 0.0)) for name in names
-        }  # type: ignore[misc]
+        columns = {name: extrapolate(partial(entry, name=name)) for name in names}
         return [{name: columns[name][number] for name in names} for number in range(len(ledgers))]
 
     numbers = ("useful", "num_saves", "num_restarts", "num_scratch", "steps", "elapsed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.study.topologies.film import NUM_FRAMES, animate_step, cluster_figure, loads_figure
+from zsim.study.topologies.animation import NUM_FRAMES, animate_step, cluster_figure, loads_figure
 from zsim.ui.form import Form
 from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.backends import Backends

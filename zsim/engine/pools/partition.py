@@ -21,7 +21,7 @@ from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, AllocatorChanges
 from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, PoolName
-from zsim.engine.pools.part import FREE, PoolEvents, PoolReplay, zeros_per_tensor
+from zsim.engine.pools.replay import FREE, PoolEvents, PoolReplay, zeros_per_tensor
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, MutableSequence, Sequence
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.flights import TransfersInFlight
 from zsim.engine.priced_program import PricedProgram
+from zsim.engine.transfers_in_flight import TransfersInFlight
 from zsim.fabric.communicators import Transfer
 from zsim.plan.ops import Work
 from zsim.plan.recorded.work import RecordedWork

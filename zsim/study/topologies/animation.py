@@ -14,8 +14,8 @@ from zsim.engine.simulate import Outcome
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMPUTE_KINDS
+from zsim.study.topologies.drawing import Drawing, busiest_link_loads, draw_fabric, line_loads
 from zsim.study.topologies.figures import PALETTE, add_boxes, heat_color
-from zsim.study.topologies.picture import Drawing, busiest_link_loads, draw_fabric, line_loads
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_seconds
 

@@ -20,7 +20,7 @@ from zsim.engine.prepare import PreparedJob, prepare
 from zsim.engine.record import make_trace
 from zsim.fabric.fabric import connect
 from zsim.plan.ops import Plan
-from zsim.plan.passes.twice import is_drained, repeat_step
+from zsim.plan.passes.repeated_step import is_drained, repeat_step
 from zsim.specs.experiment.job import Job
 from zsim.specs.topology.topology import Topology
 from zsim.trace.trace import Trace

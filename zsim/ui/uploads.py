@@ -25,7 +25,7 @@ from zsim.specs.model.huggingface import model_from_config
 from zsim.ui.form import Form
 from zsim.ui.layout import MAX_UPLOAD, field_id
 from zsim.ui.process.backends import Backends
-from zsim.ui.recorded import is_recorded
+from zsim.ui.recordings import is_recorded
 from zsim.ui.training_file import settings_of_file
 from zsim.ui.words import run_safely
 

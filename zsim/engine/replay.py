@@ -14,8 +14,8 @@ import simpy
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
-from zsim.engine.lane import SimulatedRank, worked_seconds
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
+from zsim.engine.simulated_rank import SimulatedRank, worked_seconds
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.folding.classes import JobPlacement, refine_classes
 from zsim.fabric.messages import Side, pair_name

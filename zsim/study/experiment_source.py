@@ -15,9 +15,9 @@ from zsim.resources import EXAMPLE
 from zsim.specs.experiment.load import build_experiment, change_experiment, load_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import is_training_file, names_training_file
-from zsim.specs.key_places import takes_text
-from zsim.specs.own_code import UserCode
+from zsim.specs.key_index import takes_text
 from zsim.specs.strategy.deepspeed.reader import require_deepspeed_file
+from zsim.specs.user_code import UserCode
 
 _MAX_PARTS = 32
 ExperimentSource = Experiment | Mapping[str, Any] | str | Path | None

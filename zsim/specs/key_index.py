@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from zsim.errors import nearest
-from zsim.specs.tables_within import types_at
+from zsim.specs.nested_models import types_at
 
 _MAX_DEPTH = 4  # tables in tables
 _MAX_SUGGESTIONS = 5

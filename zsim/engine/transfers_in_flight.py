@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.fabric.flight import InFlightTransfer
+from zsim.fabric.in_flight_transfer import InFlightTransfer
 
 
 class TransfersInFlight:
