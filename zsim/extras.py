@@ -18,14 +18,14 @@ EXTRA_OF = {
 }
 
 
-def require(package: str, what: str, otherwise: str = "") -> None:
+def require(package: str, feature: str, otherwise: str = "") -> None:
     """Raise InputError where `package` is not installed, saying what to install for it.
 
-    `what` names what needs it, and `otherwise` what else would do.
+    `feature` names what needs it, and `otherwise` what else would do.
     """
     if importlib.util.find_spec(package) is None:
         alternative = f", or {otherwise}" if otherwise else ""
         raise InputError(
-            f"{what} needs {package}, which is not installed; "
+            f"{feature} needs {package}, which is not installed; "
             f"expected: pip install 'zsim[{EXTRA_OF[package]}]'{alternative}"
         )

@@ -167,8 +167,10 @@ class ZsimCheck:
         for marker in reversed(list(self._request.node.iter_markers("zsim"))):
             unknown = sorted(set(marker.kwargs) - {*_NAMES, "rel"})
             if marker.args or unknown:
-                what = unknown[0] if unknown else repr(marker.args[0])
-                raise pytest.UsageError(f"marker zsim: found {what}, expected {', '.join(('rel', *_NAMES))}")
+                invalid_name = unknown[0] if unknown else repr(marker.args[0])
+                raise pytest.UsageError(
+                    f"marker zsim: found {invalid_name}, expected {', '.join(('rel', *_NAMES))}"
+                )
             if "rel" in marker.kwargs:
                 tolerances |= dict.fromkeys(_NAMES, marker.kwargs["rel"])
             tolerances |= {key: value for key, value in marker.kwargs.items() if key != "rel"}

@@ -117,10 +117,10 @@ def _writer(unit: str) -> PlainSerializer:
     return PlainSerializer(write, return_type=Any)
 
 
-def _quantity_schema(what: str, example: str) -> WithJsonSchema:
+def _quantity_schema(description: str, example: str) -> WithJsonSchema:
     """The JSON Schema of a quantity: a string with a unit, or 0."""
     return WithJsonSchema(
-        {"type": ["string", "number"], "format": f'{what}, as in "{example}"', "examples": [example]}
+        {"type": ["string", "number"], "format": f'{description}, as in "{example}"', "examples": [example]}
     )
 
 

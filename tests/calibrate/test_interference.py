@@ -36,7 +36,7 @@ def test_a_kernel_is_compared_with_itself_at_the_same_launch(kineto: Any, tmp_pa
     file.launch("gemm", 5, 460, 300, grid=[64, 1, 1], block=[128, 1, 1])
     file.launch("gemm", 6, 760, 115, **GRID)
     (pair,) = pairs_of(file.write(tmp_path / "rank0.json"))
-    assert (pair.name, pair.num_alone, pair.num_beside) == ("gemm", 2, 2)
+    assert (pair.name, pair.num_isolated, pair.num_overlapped) == ("gemm", 2, 2)
     assert pair.ratio == pytest.approx(1.3)
     assert "[512, 1, 1]" in pair.shape
 

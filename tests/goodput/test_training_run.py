@@ -193,7 +193,7 @@ def test_silent_corruption_goes_back_beyond_what_is_kept(monkeypatch: pytest.Mon
     def lost(**kept: int | None) -> float:
         one = scenario(100, 10, save(0.0), saves=kept)
         run = _Struck(one, [35.0], Cause("corruption", 1.0, keeps_node=True, found_later=1.0))
-        monkeypatch.setattr(run.kinds, "expovariate", lambda _: 40.0)
+        monkeypatch.setattr(run.kind_draws, "expovariate", lambda _: 40.0)
         return run.train().seconds["recomputation"]
 
     assert lost(keep=None) == pytest.approx(45.0)

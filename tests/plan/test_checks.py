@@ -173,7 +173,7 @@ def test_a_circle_through_a_host_is_found() -> None:
         builder = PlanBuilder([PAIR])
         taken = builder.point_to_point([Message("recv", 8, ON)], "bf16", "pair", stream="in")
         builder.host_wait(taken)
-        builder._last_of_group.clear()
+        builder._last_op_of_group.clear()
         builder.point_to_point([Message("send", 8, ON)], "bf16", "pair", stream="out")
         programs.append(builder.program((), name))
     with pytest.raises(StuckError, match="one: 'recv' on stream in waits for two: 'send'"):

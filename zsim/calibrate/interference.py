@@ -85,18 +85,18 @@ def slowdown(pairs: Sequence[OverlapPair]) -> float:
     """Total duration of the overlapping calls over the duration of as many isolated calls, or NaN without
     pairs.
     """
-    isolated = sum(pair.isolated_seconds * pair.num_overlapped for pair in pairs)
+    isolated_seconds = sum(pair.isolated_seconds * pair.num_overlapped for pair in pairs)
     overlapped = sum(pair.overlapped_seconds * pair.num_overlapped for pair in pairs)
-    return overlapped / isolated if isolated else float("nan")
+    return overlapped / isolated_seconds if isolated_seconds else float("nan")
 
 
 def kernel_pairs(events: Sequence[DeviceEvent]) -> list[OverlapPair]:
     """Kernels of one rank's file, by name and launch: isolated, and overlapping the rank's collectives."""
     kernels = [event for event in events if event.kind == "kernel" and event.end > event.start]
     collectives = _collectives_per_device(event for event in kernels if is_collective_kernel(event.name))
-    others = [event for event in kernels if not is_collective_kernel(event.name)]
+    compute_kernels = [event for event in kernels if not is_collective_kernel(event.name)]
     busy: dict[Hashable, list[DeviceEvent]] = {}
-    for event in sorted(others, key=lambda event: (event.start, event.end)):
+    for event in sorted(compute_kernels, key=lambda event: (event.start, event.end)):
         busy.setdefault(event.device, []).append(event)
     durations: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     for device, device_kernels in busy.items():
@@ -158,9 +158,9 @@ def _add_duration(
     seconds: float,
     share: float,
 ) -> None:
-    isolated, overlapped = durations.setdefault(key, ([], []))
+    isolated_seconds, overlapped = durations.setdefault(key, ([], []))
     if share <= MAX_ISOLATED:
-        isolated.append(seconds)
+        isolated_seconds.append(seconds)
     elif share >= MIN_OVERLAPPED:
         overlapped.append(seconds)
 
@@ -171,8 +171,10 @@ def _pairs(
 ) -> list[OverlapPair]:
     """Work that was done both ways, with the longest total of overlapping calls first."""
     pairs = [
-        OverlapPair(*key, average(isolated), average(overlapped), len(isolated), len(overlapped))
-        for key, (isolated, overlapped) in durations.items()
-        if isolated and overlapped
+        OverlapPair(
+            *key, average(isolated_seconds), average(overlapped), len(isolated_seconds), len(overlapped)
+        )
+        for key, (isolated_seconds, overlapped) in durations.items()
+        if isolated_seconds and overlapped
     ]
     return sorted(pairs, key=lambda pair: -pair.overlapped_seconds * pair.num_overlapped)

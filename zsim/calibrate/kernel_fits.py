@@ -71,7 +71,7 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """The best rates of all rows, for a file without a data sheet: a CPU's, or a GPU's that the rows
     exceed."""
     values: dict[str, float] = {}
-    used: list[Measurement] = []
+    used_measurements: list[Measurement] = []
     for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
         rows = [row for row in measured.select("gemm", dtype=dtype) if row.flops > 0]
         if not rows:
@@ -79,7 +79,7 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
         best = max(row.flops / row.seconds for row in rows)
         if gpu.vendor == "cpu" or best > (getattr(gpu.peak, dtype) or 0.0):
             values[f"peak.{dtype}"] = best
-            used += rows
+            used_measurements += rows
     rows = [
         row
         for row in measured.select("copy", "fill", "adamw")
@@ -91,11 +91,13 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
         best = max(row.bytes / row.seconds for row in rows)
         if gpu.vendor == "cpu" or best > gpu.memory.bandwidth:
             values["memory.bandwidth"] = best
-            used += rows
+            used_measurements += rows
     if not values:
         return gpu, []
     units = {name: "B/s" if name.startswith("memory") else "FLOP/s" for name in values}
-    return replace_values(gpu, values), [CurveFit("best rates seen", values, (), {}, sources(used), units)]
+    return replace_values(gpu, values), [
+        CurveFit("best rates seen", values, (), {}, sources(used_measurements), units)
+    ]
 
 
 def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
@@ -212,17 +214,17 @@ def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]
     It is the median over the group sizes measured, or the smallest of an even number.
     """
     fits = []
-    for name, what, title in (
+    for name, measurement_kind, title in (
         ("compute_slowdown", "gemm", "products beside a collective"),
         ("communication_slowdown", "all_reduce", "a collective beside products"),
     ):
-        rows = measured.select("interference", measured=what)
-        isolated = {row["ranks"]: row.seconds for row in rows if not row["beside"]}
+        rows = measured.select("interference", measured=measurement_kind)
+        isolated_seconds = {row["ranks"]: row.seconds for row in rows if not row["beside"]}
         overlapped = {row["ranks"]: row.seconds for row in rows if row["beside"]}
-        measured_sizes = sorted(set(isolated) & set(overlapped))
+        measured_sizes = sorted(set(isolated_seconds) & set(overlapped))
         if not measured_sizes:
             continue
-        ratios = sorted(max(1.0, overlapped[ranks] / isolated[ranks]) for ranks in measured_sizes)
+        ratios = sorted(max(1.0, overlapped[ranks] / isolated_seconds[ranks]) for ranks in measured_sizes)
         value = {f"interference.{name}": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
         gpu = replace_values(gpu, value)
         ranges = {"ranks": value_range([float(ranks) for ranks in measured_sizes])}

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from zsim.specs.user_code import UserCode
 
 
-def completion_of(what: str) -> Callable[[str], list[str]]:
-    """The function that completes a half-typed value in the shell: the function `what` of
+def completion_of(completer: str) -> Callable[[str], list[str]]:
+    """The function that completes a half-typed value in the shell: the function `completer` of
     `zsim.reference.completion`.
     """
 
     def complete(incomplete: str) -> list[str]:
         from zsim.reference import completion
 
-        values: list[str] = getattr(completion, what)(incomplete)
+        values: list[str] = getattr(completion, completer)(incomplete)
         return values
 
     return complete

@@ -51,8 +51,8 @@ def _unvalidated_lines() -> Iterator[str]:
     from zsim.study.published.regimes import list_unvalidated
 
     yield "\nNo published run says how far zsim is off on these:"
-    for what, names in list_unvalidated().items():
-        yield f"{what + ':':<12}" + _wrap_names(names, 12)
+    for category, names in list_unvalidated().items():
+        yield f"{category + ':':<12}" + _wrap_names(names, 12)
 
 
 def _wrap_names(names: Sequence[str], indent: int = 10) -> str:

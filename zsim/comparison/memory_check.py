@@ -156,9 +156,9 @@ def _leaking_op(
     difference = differences[name]
     if not difference:
         return ""
-    what = "holds back" if difference > 0 else "frees"
+    verb = "holds back" if difference > 0 else "frees"
     return (
-        f"'{name}' {what} {format_bytes(abs(difference))} {'' if difference > 0 else 'more '}in the recording"
+        f"'{name}' {verb} {format_bytes(abs(difference))} {'' if difference > 0 else 'more '}in the recording"
     )
 
 

@@ -195,12 +195,12 @@ def _differences(
     return [_sentence(row, labels) for row in _group_differences(rows, simulated, recorded)]
 
 
-def _recorded_position(same: Sequence[tuple[int, int]], i: int) -> float:
+def _recorded_position(matches: Sequence[tuple[int, int]], i: int) -> float:
     """The position that call `i` of the first list would have in the second: after the counterpart of its
     predecessor.
     """
-    predecessor = bisect_left(same, (i, 0)) - 1
-    return same[predecessor][1] + 0.5 if predecessor >= 0 else -0.5
+    predecessor = bisect_left(matches, (i, 0)) - 1
+    return matches[predecessor][1] + 0.5 if predecessor >= 0 else -0.5
 
 
 def _repeat_texts(keys: Sequence[object]) -> list[str]:
@@ -289,12 +289,12 @@ def _ordinals(indices: tuple[int, ...]) -> str:
 def _stream_differences(
     simulated: Sequence[Call],
     recorded: Sequence[Call],
-    same: Sequence[tuple[int, int]],
+    matches: Sequence[tuple[int, int]],
     labels: tuple[str, str],
 ) -> list[CallDifference]:
     """Differences between streams, [Note: streams by what shares them]."""
     votes: dict[str, Counter[str]] = {}
-    for i, j in same:
+    for i, j in matches:
         votes.setdefault(simulated[i].stream, Counter())[recorded[j].stream] += 1
     usual_streams = {stream: counter.most_common(1)[0][0] for stream, counter in votes.items()}
     differences = []
@@ -304,7 +304,7 @@ def _stream_differences(
                 continue
             call_pairs = [
                 (i, j)
-                for i, j in same
+                for i, j in matches
                 if (simulated[i].stream, recorded[j].stream) == (stream, recorded_stream)
             ]
             first = simulated[call_pairs[0][0]].title
@@ -316,7 +316,7 @@ def _stream_differences(
     for target in dict.fromkeys(usual_streams.values()):
         sharing = [stream for stream, recorded_stream in usual_streams.items() if recorded_stream == target]
         if len(sharing) > 1:
-            call_pairs = [(i, j) for i, j in same if simulated[i].stream in sharing[1:]]
+            call_pairs = [(i, j) for i, j in matches if simulated[i].stream in sharing[1:]]
             stream_names = " and ".join(sharing)
             text = f"stream: {stream_names} are separate streams, {labels[1]} on the one stream {target}"
             differences.append(CallDifference("stream", *_unzip(call_pairs), text))

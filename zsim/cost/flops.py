@@ -35,18 +35,18 @@ def flops_convention(model: ModelSpec) -> str:
 
 def forward_flops(module: Module, sequence_length: int) -> float:
     """Matrix-product FLOPs of one module, per token."""
-    work = module.op_spec
-    if isinstance(work, Linear):
-        return 2.0 * work.in_features * work.out_features * min(1.0, module.rows_per_token)
-    if isinstance(work, Attention):
-        return 2.0 * sequence_length * work.num_heads * (work.qk_head_dim + work.v_head_dim)
-    if isinstance(work, Router):
-        return 2.0 * work.in_features * work.num_experts
-    if isinstance(work, Experts):
-        products = 3 if work.is_gated else 2
-        return 2.0 * work.top_k * products * work.in_features * work.expert_features
-    if isinstance(work, TracedModule):
-        return work.forward_flops / work.samples / sequence_length
+    spec = module.op_spec
+    if isinstance(spec, Linear):
+        return 2.0 * spec.in_features * spec.out_features * min(1.0, module.rows_per_token)
+    if isinstance(spec, Attention):
+        return 2.0 * sequence_length * spec.num_heads * (spec.qk_head_dim + spec.v_head_dim)
+    if isinstance(spec, Router):
+        return 2.0 * spec.in_features * spec.num_experts
+    if isinstance(spec, Experts):
+        products = 3 if spec.is_gated else 2
+        return 2.0 * spec.top_k * products * spec.in_features * spec.expert_features
+    if isinstance(spec, TracedModule):
+        return spec.forward_flops / spec.samples / sequence_length
     return 0.0
 
 

@@ -154,12 +154,12 @@ class GpuKernels(Generic[Owner]):
     def _end_least(self, now: float) -> None:
         """End those of more than two kernels that have the least work left."""
         self._update_remaining(now)
-        least = min(self._all_remaining)
+        least_remaining = min(self._all_remaining)
         ended: list[int] = []
         ops: list[int] = []
         remaining: list[float] = []
         for op, seconds in zip(self._ops, self._all_remaining, strict=True):
-            if seconds <= least:
+            if seconds <= least_remaining:
                 ended.append(op)
             else:
                 ops.append(op)
@@ -192,14 +192,14 @@ class GpuKernels(Generic[Owner]):
     def _schedule_wake_up(self, now: float) -> None:
         slowdown = self._slowdown if self._collectives else 1.0
         if self._second >= 0:
-            least, second_remaining = self._remaining, self._second_remaining
-            if second_remaining < least:
-                least = second_remaining
+            least_remaining, second_remaining = self._remaining, self._second_remaining
+            if second_remaining < least_remaining:
+                least_remaining = second_remaining
             slowdown = 2 * slowdown
         elif self._op >= 0:
-            least = self._remaining
+            least_remaining = self._remaining
         else:
-            least, slowdown = min(self._all_remaining), len(self._all_remaining) * slowdown
+            least_remaining, slowdown = min(self._all_remaining), len(self._all_remaining) * slowdown
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._schedule(now + least * slowdown if least > 0.0 else now, (self, ticket))
+        self._schedule(now + least_remaining * slowdown if least_remaining > 0.0 else now, (self, ticket))

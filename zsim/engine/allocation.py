@@ -59,18 +59,18 @@ class SteadyAllocator:
     allocation: Allocation
 
 
-def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> Allocator:
+def make_allocator(job: Job, plan: Plan, repeated_plan: Plan, number: int = 0) -> Allocator:
     """The allocator of a GPU that runs program `number`, with its resident tensors in it.
 
-    It is an allocator for `repeated`, which is the plan run once or several times in a row, and its counts
-    are those of the last time.
+    It is an allocator for `repeated_plan`, which is the plan run once or several times in a row, and its
+    counts are those of the last time.
 
     The ranks of a node run short together, and their driver takes one call at a time. With n ranks on a node
     a call takes n times as long. ("There is, in general, a linear relation between the number of GPUs and the
     cost of `cudaMalloc`", and at times a worse one: dmlc/xgboost issue 4194.)
     """
     costs, host = shipped_host_costs(), host_of(job, plan, number)
-    program, repeated_program = plan.programs[number], repeated.programs[number]
+    program, repeated_program = plan.programs[number], repeated_plan.programs[number]
     times = len(repeated_program.ops) // len(program.ops)
     capacity = gpu_of(job, plan, number).memory.capacity - framework_memory(job, plan, number).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)

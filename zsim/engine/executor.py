@@ -2,7 +2,7 @@
 
 A simulated rank stands for itself or for a class of equal ranks. Its host issues the ops in order, ahead of
 the GPU, until it must block. An op starts when it is issued and everything that it waits for has ended. The
-executor decides no policy: the plan has.
+executor decides no policy: the plan does.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Executor:
         self._schedule = self._event_queue.schedule
         self.ranks: list[SimulatedRank] = []
         rendezvous: dict[tuple[str, int], Rendezvous] = {}
-        self._sides: dict[tuple[str, int, int], tuple[SimulatedRank, int]] = {}
+        self._first_sides: dict[tuple[str, int, int], tuple[SimulatedRank, int]] = {}
         self._is_recorded = any(program.recorded is not None for program in programs)
         self._slows_collectives = fabric is not None and fabric.slowdown > 1
         programs_by_id = {id(program): program for program in programs}
@@ -74,8 +74,8 @@ class Executor:
             rank = SimulatedRank(
                 number, program, payloads[id(program)], pending, communicators, seconds, env.now, times
             )
-            on_turn = rank.transfers_in_flight.set_gpu_busy if self._slows_collectives else None
-            rank.gpu = GpuKernels(slowdowns[index], rank, self._schedule, self._end, on_turn)
+            on_busy_change = rank.transfers_in_flight.set_gpu_busy if self._slows_collectives else None
+            rank.gpu = GpuKernels(slowdowns[index], rank, self._schedule, self._end, on_busy_change)
             if allocators:
                 rank.allocator = allocators[index].copy()
             self.ranks.append(rank)
@@ -134,28 +134,28 @@ class Executor:
                     rank.next_op, rank.host_time = op, time
                     self._schedule(now + (time - now), (rank, _HOST))
                     return
-                wait = allocator.advance(op, time, ended)
-                while wait >= 0:
-                    end = ended[wait]
+                wait_op = allocator.advance(op, time, ended)
+                while wait_op >= 0:
+                    end = ended[wait_op]
                     if end != end:
-                        rank.next_op, rank.host_time, rank.blocked_on = op, time, wait
+                        rank.next_op, rank.host_time, rank.blocked_on = op, time, wait_op
                         rank.is_in_allocator = True
                         return
-                    rank.host_stalls.append((time, end, wait))
+                    rank.host_stalls.append((time, end, wait_op))
                     rank.allocator_stalls.append((time, end))
                     time = end
-                    wait = allocator.advance(op, time, ended)
+                    wait_op = allocator.advance(op, time, ended)
                 driver_seconds = allocator.take_seconds()
                 if driver_seconds > 0:
                     rank.allocator_stalls.append((time, time + driver_seconds))
                     time += driver_seconds
-            for wait in waits[op]:
-                end = ended[wait]
+            for wait_op in waits[op]:
+                end = ended[wait_op]
                 if end != end:  # not ended yet
-                    rank.next_op, rank.host_time, rank.blocked_on = op, time, wait
+                    rank.next_op, rank.host_time, rank.blocked_on = op, time, wait_op
                     return
                 if end > time:
-                    rank.host_stalls.append((time, end, wait))
+                    rank.host_stalls.append((time, end, wait_op))
                     time = end
             time += host_seconds[op]
             issue[op] = time
@@ -324,9 +324,9 @@ class Executor:
         for side in sides:
             communicator = self.fabric.pair_of(side.work.group, rank.number, is_sender=side.is_sent)
             message = side.work.group, communicator, side.number
-            first_side = self._sides.pop(message, None)
+            first_side = self._first_sides.pop(message, None)
             if first_side is None:
-                self._sides[message] = rank, op
+                self._first_sides[message] = rank, op
                 continue
             members = [first_side, (rank, op)]
             for (member, number), (peer, peer_op) in zip(members, reversed(members), strict=True):

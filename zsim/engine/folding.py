@@ -59,11 +59,11 @@ def isolate_first_ranks(
     """The classes with the first rank of each in a separate class. With messages, the ranks that it sends to
     and receives from are in separate classes too.
     """
-    isolated = isolate_representatives(classes)
+    isolated_classes = isolate_representatives(classes)
     if not plan.has_messages:
-        return isolated
+        return isolated_classes
     placement = place_job(topology, plan, slowdowns)
-    return refine_classes([replace(placement, kinds=isolated.class_of_rank)])[0]
+    return refine_classes([replace(placement, kinds=isolated_classes.class_of_rank)])[0]
 
 
 def _all_ranks_are_equal(plan: Plan) -> bool:

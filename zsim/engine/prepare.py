@@ -108,7 +108,7 @@ class PreparedJob:
 def prepare(
     job: Job,
     plan: Plan,
-    repeated: Plan,
+    repeated_plan: Plan,
     topology: Topology,
     classes: RankClasses,
     slowdowns: Floats,
@@ -117,7 +117,7 @@ def prepare(
     is_connected: bool = True,
     is_serial: bool = False,
 ) -> PreparedJob:
-    """Price `repeated` (the plan, once or several times in a row) and register its collectives with the
+    """Price `repeated_plan` (the plan, once or several times in a row) and register its collectives with the
     links.
 
     Where `is_connected` is False, `zsim.fabric.fabric.connect` connects the links later. Where `is_serial` is
@@ -139,7 +139,7 @@ def prepare(
     pricers = [KernelPricer(gpu) for gpu in job.cluster.gpus]
     programs = tuple(
         _price(job, program, plan, pricers[type_of_program(job, plan, number)], number, is_serial=is_serial)
-        for number, program in enumerate(repeated.programs)
+        for number, program in enumerate(repeated_plan.programs)
     )
     return PreparedJob(job, plan, topology, classes, slowdowns, programs, fabric, offload, collective_counts)
 

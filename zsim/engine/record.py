@@ -44,7 +44,7 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
     each rank's host had worked on the step by then.
     """
     infos, traced = plan.memoize(_traced_ops)
-    rank_times = [_RankTimes(times, plan, traced) for times in executor.ranks]
+    rank_times = [_RankTimes(rank, plan, traced) for rank in executor.ranks]
     length = end_seconds - max(times.begin for times in rank_times)
     origin = rank_times[0].begin
     begins = {times.rank: times.begin - origin for times in rank_times if times.begin != origin}

@@ -141,7 +141,7 @@ def _price_recorded(rank: RecordedRank, zero: float, hardware: ReplayHardware | 
     return PricedProgram(
         program=rank.program,
         pending=pending,
-        successors=[tuple(others) for others in successors],
+        successors=[tuple(successor_ops) for successor_ops in successors],
         host_seconds=[],
         kernel_seconds=no_seconds,
         concentration=[],

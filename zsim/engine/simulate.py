@@ -43,7 +43,7 @@ from zsim.specs.topology.topology import Topology
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
 
-_MAX_DRAWN = 16  # ranks that are all simulated when they vary
+_MAX_JITTER_RANKS = 16  # ranks that are all simulated when they vary
 
 
 THIS_JOB = "this job"
@@ -112,7 +112,7 @@ def simulate_job(
     only if its tensors exceed the GPU's memory.
     """
     plans = plans or Plans()
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     topology = job_topology(job)
     slowdowns = slowdowns_of(job, topology)
     with garbage_collection.pause():
@@ -130,7 +130,7 @@ def simulate_job(
                 by_links=not is_for_network,
                 is_serial=is_serial,
             )
-    stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
+    stats = replace(outcome.stats, wall_seconds=time.perf_counter() - start_time)
     ranks_of_node = node_ranks(outcome.topology, outcome.classes)
     trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": ranks_of_node})
     return replace(outcome, trace=trace, stats=stats)
@@ -157,19 +157,23 @@ def _simulate_isolated(
             "jitter: a pipeline on nodes of several types is not simulated with jitter yet; leave "
             "out one of them"
         )
-    unfold = unfold or (jitter is not None and job.world_size <= _MAX_DRAWN)
+    unfold = unfold or (jitter is not None and job.world_size <= _MAX_JITTER_RANKS)
     classes, notes = find_classes(topology, plan, slowdowns, unfold=unfold, by_links=by_links)
     if jitter is not None and not unfold:
         classes = isolate_first_ranks(topology, plan, slowdowns, classes)
-    repeated = plan.memoize(repeat_step) if is_steady and not plan.memoize(is_drained) else plan
+    repeated_plan = plan.memoize(repeat_step) if is_steady and not plan.memoize(is_drained) else plan
     prepared = prepare(
-        job, plan, repeated, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
+        job, plan, repeated_plan, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
     )
     allocation: Allocation | None = None
     steady_allocators: tuple[SteadyAllocator, ...] = ()
     if has_allocator and _has_allocator(job, plan):
-        initial = [make_allocator(job, plan, repeated, number) for number in range(len(plan.programs))]
-        prepared, run, allocation, steady_allocators = _run_allocators(prepared, run_once(prepared), initial)
+        initial_allocators = [
+            make_allocator(job, plan, repeated_plan, number) for number in range(len(plan.programs))
+        ]
+        prepared, run, allocation, steady_allocators = _run_allocators(
+            prepared, run_once(prepared), initial_allocators
+        )
     else:
         run = run_once(prepared)
     outcome = _outcome(prepared, run.executor, run.trace, notes)
@@ -190,9 +194,9 @@ def isolated_seconds(job: Job) -> float:
     slowdowns = slowdowns_of(job, topology)
     with garbage_collection.pause():
         classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
-        repeated = plan if plan.memoize(is_drained) else plan.memoize(repeat_step)
+        repeated_plan = plan if plan.memoize(is_drained) else plan.memoize(repeat_step)
         env = simpy.Environment()
-        return run_once(prepare(job, plan, repeated, topology, classes, slowdowns, env)).step_seconds
+        return run_once(prepare(job, plan, repeated_plan, topology, classes, slowdowns, env)).step_seconds
 
 
 def resimulate_seconds(outcome: Outcome, *, is_serial: bool = False, connections: int | None = None) -> float:
@@ -209,18 +213,18 @@ def resimulate_seconds(outcome: Outcome, *, is_serial: bool = False, connections
         job = replace(job, training=replace(job.training, device_max_connections=connections))
     if len(classes.representatives) == job.world_size:  # maybe unfolded
         classes, _ = find_classes(outcome.topology, plan, outcome.slowdowns, unfold=False)
-    repeated = plan if plan.memoize(is_drained) else plan.memoize(repeat_step)
+    repeated_plan = plan if plan.memoize(is_drained) else plan.memoize(repeat_step)
     with garbage_collection.pause():
         prepared = prepare(
-            job, plan, repeated, outcome.topology, classes, outcome.slowdowns, simpy.Environment(),
+            job, plan, repeated_plan, outcome.topology, classes, outcome.slowdowns, simpy.Environment(),
             is_serial=is_serial,
         )  # fmt: skip
         run = run_once(prepared)
         times = [(rank.issue, rank.ended) for rank in _first_ranks(prepared, run)]
         if _have_room(prepared, outcome.steady_allocators, times):
             return run.step_seconds
-        initial = [allocator.initial for allocator in outcome.steady_allocators]
-        return _run_allocators(prepared, run, initial)[1].step_seconds
+        initial_allocators = [allocator.initial for allocator in outcome.steady_allocators]
+        return _run_allocators(prepared, run, initial_allocators)[1].step_seconds
 
 
 def _serial_seconds(outcome: Outcome) -> float | None:
@@ -240,8 +244,8 @@ def _have_room(
     steady_allocators: Sequence[SteadyAllocator],
     times: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> bool:
-    """Whether the allocators, with results at other times in `steady_allocators`, have room at these `times`
-    of issue and end, program by program. True also where none is simulated.
+    """Whether the allocators have room when ops are issued and end at `times`, program by program.
+    `steady_allocators` have the results at other times. True also where no allocator is simulated.
     """
     return all(
         has_room_at(priced.program, allocator.initial, allocator.allocation, *run_times)
@@ -268,20 +272,20 @@ def _first_ranks(prepared: PreparedJob, run: ProgramRun) -> list[SimulatedRank]:
 
 
 def _run_allocators(
-    prepared: PreparedJob, run: ProgramRun, initial: Sequence[Allocator]
+    prepared: PreparedJob, run: ProgramRun, initial_allocators: Sequence[Allocator]
 ) -> tuple[PreparedJob, ProgramRun, Allocation, tuple[SteadyAllocator, ...]]:
     """The run, the allocation of the fullest rank, and the allocations of all programs. If the fullest rank's
     allocator runs short, the run is repeated with the allocators' delays. A job whose tensors do not fit is
-    run as if they did. `initial` has each program's allocator before the first step.
+    run as if they did. `initial_allocators` has each program's allocator before the first step.
     """
     job, plan = prepared.job, prepared.plan
     ranks = _first_ranks(prepared, run)
-    allocators = tuple(allocator.copy() for allocator in initial)
+    allocators = tuple(allocator.copy() for allocator in initial_allocators)
     allocations = [
         steady_state(priced.program, allocator, rank.issue, rank.ended)
         for priced, allocator, rank in zip(prepared.programs, allocators, ranks, strict=True)
     ]
-    steady_allocators = tuple(map(SteadyAllocator, initial, allocations))
+    steady_allocators = tuple(map(SteadyAllocator, initial_allocators, allocations))
     capacity = max(allocation.limit_bytes for allocation in allocations) if len(job.cluster.gpus) > 1 else 0
     fullest = max(  # of GPUs of several sizes, the one with the least room left
         range(len(allocations)),
@@ -323,18 +327,22 @@ def _simulate_jobs(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
             other_topology, job.faults, is_colocated=True
         ) * slowest_gpu_slowdown(other_job)
         jobs[name] = ConcurrentJob(other_job, other_topology, other_slowdowns, plans.of(other_job))
-    isolated = [
+    isolated_outcomes = [
         _simulate_isolated(member.job, member.topology, member.slowdowns, unfold, member.plan)
         for member in jobs.values()
     ]
     loops, notes = run_concurrently(list(jobs.values()), unfold=unfold)
     this_loop = loops[0]
     outcome = _outcome(this_loop.prepared, this_loop.executor, this_loop.median_step, notes)
-    times = [
+    job_times = [
         JobTimes(
-            name, member.job, isolated_run.trace.step_seconds, loop.median_step.step_seconds, len(loop.traces)
+            name,
+            member.job,
+            isolated_outcome.trace.step_seconds,
+            loop.median_step.step_seconds,
+            len(loop.traces),
         )
-        for (name, member), isolated_run, loop in zip(jobs.items(), isolated, loops, strict=True)
+        for (name, member), isolated_outcome, loop in zip(jobs.items(), isolated_outcomes, loops, strict=True)
     ]
     if job.cluster.gpu.has_caching_allocator:
         notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
@@ -345,7 +353,7 @@ def _simulate_jobs(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
     background = sum(loop.prepared.link_bytes * seconds / loop.median_step.step_seconds for loop in loops[1:])
     stats = replace(outcome.stats, events=sum(loop.events for loop in loops))
     traffic = this_loop.prepared.fabric.loads(this_loop.prepared.link_bytes, background)
-    return replace(outcome, stats=stats, traffic=traffic, notes=notes, concurrent_jobs=tuple(times))
+    return replace(outcome, stats=stats, traffic=traffic, notes=notes, concurrent_jobs=tuple(job_times))
 
 
 def _fits(member: ConcurrentJob) -> bool:
@@ -387,15 +395,15 @@ def _outcome(prepared: PreparedJob, executor: Executor, trace: Trace, notes: tup
 def _peers(prepared: PreparedJob, executor: Executor) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
     """By (rank, op) of a step, the (rank, op) that it exchanged messages with in the last run."""
     programs = prepared.plan.programs
-    first = {
+    first_op = {
         rank.number: rank.program.num_ops - len(programs[program].ops)
         for rank, program in zip(executor.ranks, prepared.program_of, strict=True)
     }
     return {
-        (rank.number, op - first[rank.number]): tuple(
-            (peer, peer_op - first[peer]) for peer, peer_op in calls
+        (rank.number, op - first_op[rank.number]): tuple(
+            (peer, peer_op - first_op[peer]) for peer, peer_op in calls
         )
         for rank in executor.ranks
         for op, calls in rank.peers.items()
-        if op >= first[rank.number]
+        if op >= first_op[rank.number]
     }

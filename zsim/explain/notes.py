@@ -72,9 +72,10 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         )
     framework = deciding_framework_range(job, outcome.plan)
     if framework is not None:
-        least, most = map(format_bytes, framework)
+        minimum, maximum = map(format_bytes, framework)
         notes.append(
-            f"sources disagree on what the CUDA context and NCCL's buffers take, from {least} to the {most} "
+            f"sources disagree on what the CUDA context and NCCL's buffers take, from {minimum} to the "
+            f"{maximum} "
             "counted here, and with the least the tensors would fit: NCCL from 2.22 on connects only what is "
             "used"
         )

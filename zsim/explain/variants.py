@@ -32,7 +32,7 @@ def step_seconds_without_overlap(outcome: Outcome) -> float | None:
     return resimulate_seconds(outcome, is_serial=True)
 
 
-def step_seconds_without_shared_queues(outcome: Outcome) -> float | None:
+def unshared_queue_seconds(outcome: Outcome) -> float | None:
     """Seconds of the step with CUDA's default number of hardware queues.
 
     None where no streams share a queue, and where co-located jobs or jitter change the step as well.
@@ -70,7 +70,7 @@ def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
     routing as even and as uneven, as it may be."""
     without_overlap, unshared_queues = (
         step_seconds_without_overlap(outcome),
-        step_seconds_without_shared_queues(outcome),
+        unshared_queue_seconds(outcome),
     )
     variants = Variants(without_overlap, unshared_queues, hosts=host_range(outcome))
     if not has_range:

@@ -100,12 +100,12 @@ def mean_peak(job: Job) -> float | None:
     """The dense peak in the precision of training, as mean over all ranks' GPUs. None if one GPU has none."""
     peaks: list[float | None] = [getattr(gpu.peak, job.training.precision) for gpu in job.cluster.gpus]
     counts: list[int] = np.bincount(job.rank_types, minlength=len(peaks)).tolist()
-    used = [(peak, count) for peak, count in zip(peaks, counts, strict=True) if count]
-    if any(peak is None for peak, _ in used):
+    used_peaks = [(peak, count) for peak, count in zip(peaks, counts, strict=True) if count]
+    if any(peak is None for peak, _ in used_peaks):
         return None
-    if len(used) == 1:
-        return used[0][0]
-    return sum((peak or 0.0) * count for peak, count in used) / job.world_size
+    if len(used_peaks) == 1:
+        return used_peaks[0][0]
+    return sum((peak or 0.0) * count for peak, count in used_peaks) / job.world_size
 
 
 def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:

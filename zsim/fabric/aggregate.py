@@ -97,8 +97,8 @@ def sum_usages(representatives: Ints, usages: Sequence[Usage]) -> Floats:
     """Bytes of all usages on each of the links that represent all others."""
     total = np.zeros(len(representatives))
     for usage in usages:
-        used, weights = restrict_usage(representatives, usage)
-        total[used] += weights
+        used_links, weights = restrict_usage(representatives, usage)
+        total[used_links] += weights
     return total
 
 

@@ -76,8 +76,8 @@ class UsedLinks(NamedTuple):
     @staticmethod
     def of(usage: Usage, capacities: Floats, leaves_node: Bools) -> UsedLinks:
         """The used ones of all links, or of those that represent all."""
-        used, weights = usage
-        return UsedLinks(capacities[used], weights, leaves_node[used])
+        link_indices, weights = usage
+        return UsedLinks(capacities[link_indices], weights, leaves_node[link_indices])
 
     def limits(self, costs: ProtocolCosts, method_fraction: float) -> Limits:
         """Bus bytes per second that they allow, inside nodes and between them."""

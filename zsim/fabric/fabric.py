@@ -97,7 +97,7 @@ class Fabric:
         self._communicators: dict[tuple[str, int], Communicator] = {}
         self._row_of = {name: group.row_per_rank(topology.world_size) for name, group in groups.items()}
         self._sent_bytes: dict[tuple[str, int, Shape], tuple[float, float]] = {}
-        self._receives = {
+        self._receiving_rows = {
             name: group.receiving_row_of(topology.world_size)
             for name, group in groups.items()
             if isinstance(group, Pairs)
@@ -116,21 +116,31 @@ class Fabric:
     def _communicator(self, name: str, members: Ints) -> Communicator:
         topology, group = self.topology, self.groups[name]
         patterns = partition_by_pattern(topology, members)
-        domain_sizes = [domains_of(topology, pattern[0]) for pattern in patterns]
-        count, local = max(n for n, _ in domain_sizes), max(local for _, local in domain_sizes)
+        domain_sizes = [domains_of(topology, rows[0]) for rows in patterns]
+        num_domains, most_local_ranks = (
+            max(n for n, _ in domain_sizes),
+            max(most_local_ranks for _, most_local_ranks in domain_sizes),
+        )
         has_switch = topology.cluster.node_link.kind == "switch"
         kinds = {
-            kind: methods(kind, group.size, count, self.costs, has_switch=has_switch, most_local_ranks=local)
+            kind: methods(
+                kind,
+                group.size,
+                num_domains,
+                self.costs,
+                has_switch=has_switch,
+                most_local_ranks=most_local_ranks,
+            )
             for kind in self._kinds[name]
         }
         shapes = list(dict.fromkeys(method.shape for options in kinds.values() for method in options))
-        usages, single = {}, {}
+        usages, group_usages = {}, {}
         for shape in shapes:
             usages[shape] = self._usage_of(shape, patterns if group.size > 1 else [])
             if len(members) > 1 and group.size > 1:
-                single[shape] = self._usage_of(shape, [members[:1]])
-        extra = max(extra_round_seconds(topology, pattern[0]) for pattern in patterns)
-        return Communicator(kinds, usages, single, count, extra, fault_delays(topology, members))
+                group_usages[shape] = self._usage_of(shape, [members[:1]])
+        extra = max(extra_round_seconds(topology, rows[0]) for rows in patterns)
+        return Communicator(kinds, usages, group_usages, num_domains, extra, fault_delays(topology, members))
 
     def _usage_of(self, shape: Shape, patterns: Sequence[Ints]) -> Usage:
         """The links that groups of one shape use, by the rows of their slots."""
@@ -148,20 +158,24 @@ class Fabric:
         """Make every (algorithm, protocol) choice of every communicator, for each kind of collective it runs.
         A protocol that reaches a fraction of a link's bandwidth divides the weight on the link by it."""
         self.pool, self._links = pool, links
-        every = self.topology.capacities(), self.topology.leaves_node()
-        aggregated = every[0][links], every[1][links]
+        all_links = self.topology.capacities(), self.topology.leaves_node()
+        aggregated_links = all_links[0][links], all_links[1][links]
         trees: dict[str, list[Usage]] = {}
         for (name, _number), communicator in self._communicators.items():
             trees.setdefault(name, []).append(communicator.usages.get("tree", NO_USAGE))
         loads = {name: sum_usages(links, usages) for name, usages in trees.items()}
         for (name, _number), communicator in self._communicators.items():
-            usage = {shape: restrict_usage(links, used) for shape, used in communicator.usages.items()}
-            used_links = {shape: UsedLinks.of(weights, *aggregated) for shape, weights in usage.items()}
-            combined = dict(used_links)
+            usage = {
+                shape: restrict_usage(links, shape_usage)
+                for shape, shape_usage in communicator.usages.items()
+            }
+            used_links = {shape: UsedLinks.of(weights, *aggregated_links) for shape, weights in usage.items()}
+            combined_links = dict(used_links)
             if (tree := usage.get("tree")) is not None:
-                combined["tree"] = UsedLinks.of((tree[0], loads[name][tree[0]]), *aggregated)
-            single = {
-                shape: UsedLinks.of(weights, *every) for shape, weights in communicator.group_usages.items()
+                combined_links["tree"] = UsedLinks.of((tree[0], loads[name][tree[0]]), *aggregated_links)
+            group_links = {
+                shape: UsedLinks.of(weights, *all_links)
+                for shape, weights in communicator.group_usages.items()
             }
             profiles: dict[tuple[Shape, float, float], Profile] = {}
             for kind, options in communicator.methods.items():
@@ -170,10 +184,12 @@ class Fabric:
                         method,
                         protocol,
                         costs,
-                        *self._profiles(usage[method.shape], method, costs, profiles, aggregated[1]),
+                        *self._profiles(usage[method.shape], method, costs, profiles, aggregated_links[1]),
                         used_links[method.shape].limits(costs, method.fraction),
-                        single.get(method.shape, used_links[method.shape]).limits(costs, method.fraction),
-                        combined[method.shape].limits(costs, method.fraction),
+                        group_links.get(method.shape, used_links[method.shape]).limits(
+                            costs, method.fraction
+                        ),
+                        combined_links[method.shape].limits(costs, method.fraction),
                     )
                     for method in options
                     for protocol, costs in method.protocols.items()
@@ -193,8 +209,8 @@ class Fabric:
         for slowdown in (1.0, self.slowdown):
             key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
             if key not in cache:
-                used, weights = usage[0], usage[1] / np.where(leaves_node[usage[0]], key[2], key[1])
-                cache[key] = self.pool.profile(list(zip(used.tolist(), weights.tolist(), strict=True)))
+                used_links, weights = usage[0], usage[1] / np.where(leaves_node[usage[0]], key[2], key[1])
+                cache[key] = self.pool.profile(list(zip(used_links.tolist(), weights.tolist(), strict=True)))
             profiles.append(cache[key])
         return profiles[0], profiles[1]
 
@@ -211,7 +227,7 @@ class Fabric:
 
     def pair_of(self, name: str, rank: int, *, is_sender: bool) -> int:
         """Index of the communicator that simulates the pair in which a rank sends, or receives."""
-        row = int((self._row_of if is_sender else self._receives)[name][rank])
+        row = int((self._row_of if is_sender else self._receiving_rows)[name][rank])
         assert row >= 0, f"rank {rank} has no peer in '{name}'"
         return int(self._communicator_indices[name][row])
 
@@ -230,13 +246,15 @@ class Fabric:
         transfer = max((self.transfer(work, number) for number in numbers), key=lambda t: t.isolated_seconds)
         tier, slowdown = "", 0.0
         if transfer.profile.usage:
-            slowest, rate = self._bound(transfer.profile)
+            slowest, rate = self._bounding_link(transfer.profile)
             tier = self.topology.class_of(int(self._links[slowest])).tier
             if transfer.slow_profile is not None:
-                slowdown = transfer.size / self._bound(transfer.slow_profile)[1] - transfer.size / rate
+                slowdown = (
+                    transfer.size / self._bounding_link(transfer.slow_profile)[1] - transfer.size / rate
+                )
         return CallLimit(transfer.latency_seconds, transfer.isolated_seconds, tier, slowdown)
 
-    def _bound(self, profile: Profile) -> tuple[int, float]:
+    def _bounding_link(self, profile: Profile) -> tuple[int, float]:
         """The link that bounds an activity on idle links, and the activity's rate."""
         link, weight = min(profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])
         return link, self.pool.capacity[link] / weight
@@ -246,20 +264,22 @@ class Fabric:
         kind = self._kind(work)
         group = self.groups[work.group]
         size = self._bus_bytes(work)
-        target = self._communicators[work.group, index]
+        communicator = self._communicators[work.group, index]
         transfers = []
-        for choice in target.choices[self._call_kind(work)]:
+        for choice in communicator.choices[self._call_kind(work)]:
             latency = 0.0
             if group.size > 1:
                 rounds = choice.method.rounds
-                latency = ring_latency(rounds, choice.costs, target.extra) + target.fault_seconds(
+                latency = ring_latency(rounds, choice.costs, communicator.extra) + communicator.fault_seconds(
                     kind, rounds
                 )
                 latency += ramp_seconds(rounds, choice.costs, work.bytes)
                 latency += self.costs.message_delay if kind == "send" and rounds.inter else 0.0
             limits = choice.limits, choice.group_limits
             fills = choice.combined_limits, choice.group_limits
-            latencies = [latency + self._fill(work, choice, rates, target.num_domains) for rates in fills]
+            latencies = [
+                latency + self._fill(work, choice, rates, communicator.num_domains) for rates in fills
+            ]
             seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]
             fields = latencies[0], size / choice.method.fraction, choice.profile, choice.method.algorithm
             transfers.append(Transfer(*fields, choice.protocol, seconds[0], seconds[1], choice.slow_profile))
@@ -331,15 +351,15 @@ class Fabric:
 
     def loads(self, total: Floats, background_bytes: Floats | float = 0.0) -> dict[str, LinkLoad]:
         """Load by class of links of `total` bytes per link. Background bytes count in utilisation only."""
-        needed = total + background_bytes
+        needed_bytes = total + background_bytes
         if self.topology.condition is not None:
-            needed = needed / self.topology.condition.fractions
+            needed_bytes = needed_bytes / self.topology.condition.fractions
         return {
             name: LinkLoad(
-                float(total[c.first : c.first + c.count].sum()),
-                float(needed[c.first : c.first + c.count].max(initial=0.0)),
+                float(total[link_class.first : link_class.first + link_class.count].sum()),
+                float(needed_bytes[link_class.first : link_class.first + link_class.count].max(initial=0.0)),
             )
-            for name, c in self.topology.classes.items()
+            for name, link_class in self.topology.classes.items()
         }
 
     def usage(self, collectives: Iterable[Collective], program: int = 0) -> Floats:
@@ -349,12 +369,12 @@ class Fabric:
         for (name, number), communicator in self._communicators.items():
             if self._programs[name, number] != program:
                 continue
-            carried: dict[Shape, float] = {}
+            bytes_of_shape: dict[Shape, float] = {}
             for work, count in counts.items():
                 if work.group == name and self.groups[name].size > 1:
                     shape = self._shape(work, number)
-                    carried[shape] = carried.get(shape, 0.0) + count * self._bus_bytes(work)
-            for shape, size in carried.items():
+                    bytes_of_shape[shape] = bytes_of_shape.get(shape, 0.0) + count * self._bus_bytes(work)
+            for shape, size in bytes_of_shape.items():
                 links, weights = communicator.usages[shape]
                 total[links] += weights * size
         return total
@@ -399,7 +419,9 @@ def connect(fabrics: Sequence[Fabric]) -> None:
 def _kinds_by_group(
     groups: Mapping[str, Group], collectives: Iterable[Collective] | None
 ) -> dict[str, tuple[CallKind, ...]]:
-    """Each group's kinds of collectives, or tables of unequal parts. Gloo all-reduces to reduce-scatter."""
+    """The kinds of collective calls of each group, tables of unequal parts included. Gloo all-reduces to
+    reduce-scatter.
+    """
     if collectives is None:
         return {name: ("send",) if isinstance(group, Pairs) else _KINDS for name, group in groups.items()}
     kinds_of_group: dict[str, dict[CallKind, None]] = {name: {} for name in groups}

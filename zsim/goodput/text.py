@@ -140,10 +140,10 @@ def shortening_sentences(run: SimulatedRun) -> Iterator[str]:
     """How a run of very many failures was made short."""
     runs = run.runs
     if runs.num_parts > 1:
-        each = format_duration(run.typical.elapsed)
+        part_duration = format_duration(run.typical.elapsed)
         yield (
             f"A run has some {runs.mean_of(lambda ledger: ledger.num_failures):,.0f} failures: one of "
-            f"{runs.num_parts:,} like parts of it, of {each}, was simulated per seed."
+            f"{runs.num_parts:,} like parts of it, of {part_duration}, was simulated per seed."
         )
     if len(runs.ledgers) < run.requested_seeds:
         yield f"{len(runs.ledgers):,} of {run.requested_seeds:,} seeds were drawn: all would take very long."

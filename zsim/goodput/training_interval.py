@@ -106,13 +106,13 @@ class TrainingInterval:
     def moment_at(self, elapsed: float) -> TrainingMoment:
         """The moment `elapsed` seconds after the start."""
         cycle, time = self.cycle, self.start_time + min(elapsed, self.work_seconds)
-        every = cycle.every
+        save_interval = cycle.every
         cycles, cycle_time = divmod(time, cycle.cycle_seconds)
         cycle_time -= cycle.cycle_overhead
         interval = min(max(int(cycle_time // cycle.interval), 0), cycle.per_cycle - 1)
         interval_time = cycle_time - interval * cycle.interval - cycle.overhead
-        since = min(max(interval_time / cycle.seconds, 0.0), float(every))
-        steps = (cycles * cycle.per_cycle + interval) * every + since
+        since = min(max(interval_time / cycle.seconds, 0.0), float(save_interval))
+        steps = (cycles * cycle.per_cycle + interval) * save_interval + since
         local = remote = None
         if cycle.saves.local is not None:
             local = self._saved_steps(elapsed - cycle.local.durable_seconds, is_local=True)

@@ -26,7 +26,9 @@ MAX_FAILURES = 2_000_000
 
 
 class TrainingRun:
-    """A run of `scenario`, drawn from `seed`, given up after `max_failures`. `train` returns its ledger."""
+    """A run of `scenario`, drawn from `seed`, and abandoned after `max_failures`. `train` returns its
+    ledger.
+    """
 
     def __init__(
         self,
@@ -38,24 +40,24 @@ class TrainingRun:
     ) -> None:
         self.scenario, self.max_failures = scenario, max_failures
         self.env = simpy.Environment()
-        self.times, self.kinds, self.noise_draws, self.straggler_draws = (
+        self.time_draws, self.kind_draws, self.noise_draws, self.straggler_draws = (
             Random(seed * _STREAMS + number) for number in range(_STREAMS)
         )
         self.ledger = RunLedger(spans=[] if is_recorded else None)
-        self.draws = FailureDraws(scenario.failures, scenario.recovery, self.times, self.kinds)
+        self.draws = FailureDraws(scenario.failures, scenario.recovery, self.time_draws, self.kind_draws)
         self.progress = RunProgress(scenario, self.ledger)
         self.phase_index = 0
         self.spares = scenario.recovery.spares
-        self.missing = 0
+        self.missing_nodes = 0
         self.needs_replacement = False
         self.num_stragglers = self.num_strikes = 0
-        self.replicas_away = 0
+        self.num_replicas_away = 0
         self.generation = 0  # of replicas: a full restart brings all of them
         self.state: State = "closed"  # to interruptions
-        self.queued: list[Incident] = []
+        self.incident_queue: list[Incident] = []
         self.is_recovering = False
-        self.given_up = self.env.event()
-        self.node_returned = self.env.event()
+        self.failure_limit_event = self.env.event()
+        self.node_return = self.env.event()
         self.job = self.env.process(self._job())
 
     @property
@@ -66,7 +68,7 @@ class TrainingRun:
         """Run to the last step, the horizon or the limit."""
         scenario, env = self.scenario, self.env
         failures = scenario.failures
-        self.failing = env.process(self._failures())
+        self.failure_process = env.process(self._failures())
         if failures.planned_every:
             env.process(self._regular_stops(failures.planned_every))
         if failures.preemptions_per_second > 0:
@@ -75,8 +77,8 @@ class TrainingRun:
             env.process(self._stragglers(failures.stragglers_per_second))
         horizon = scenario.horizon_seconds
         end = scenario.limit_seconds if horizon is None else min(horizon, scenario.limit_seconds)
-        ends = [self.job, self.given_up] + ([env.timeout(end)] if math.isfinite(end) else [])
-        env.run(until=env.any_of(ends))
+        end_events = [self.job, self.failure_limit_event] + ([env.timeout(end)] if math.isfinite(end) else [])
+        env.run(until=env.any_of(end_events))
         ledger = self.ledger
         ledger.elapsed = env.now
         if self.job.is_alive:
@@ -91,15 +93,15 @@ class TrainingRun:
     # the job
 
     def _job(self) -> Process:
-        self.job_body = self._all_phases()
+        self.job_body = self._train_phases()
         yield from self.job_body
 
-    def _all_phases(self) -> Process:
+    def _train_phases(self) -> Process:
         for number in range(len(self.scenario.phases)):
             self.phase_index = number
             if number:
                 dropped = self.scenario.phases[number - 1].nodes - self.phase.nodes
-                self.missing = max(self.missing - max(dropped, 0), 0)
+                self.missing_nodes = max(self.missing_nodes - max(dropped, 0), 0)
             self.progress.begin_phase(number, self.env.now)
             if number:
                 yield from self._spend(self._restart_seconds(), "planned")
@@ -108,15 +110,15 @@ class TrainingRun:
 
     def _train_interval(self) -> Process:
         """One training interval, to the end of the phase or to the first event."""
-        if self.queued:
-            yield from self._react(self.queued.pop())
+        if self.incident_queue:
+            yield from self._react(self.incident_queue.pop())
             return
-        if self.missing and self.spares and self.scenario.recovery.policy == "shrink":
+        if self.missing_nodes and self.spares and self.scenario.recovery.policy == "shrink":
             yield from self._grow()
-        training = self.progress.begin(self.env.now, self._slowdown() * self._draw_noise())
+        interval = self.progress.begin(self.env.now, self._slowdown() * self._draw_noise())
         self.state = "training"
         try:
-            yield self.env.timeout(training.total_seconds)
+            yield self.env.timeout(interval.total_seconds)
             self.state = "closed"
             self.progress.finish(self.env.now)
         except simpy.Interrupt as interrupt:
@@ -126,7 +128,7 @@ class TrainingRun:
     def _react(self, event: Incident | str) -> Process:
         if isinstance(event, Incident):
             if self.scenario.recovery.policy == "per-step" and self._has_enough_replicas(event):
-                yield from self._continue_without(event)
+                yield from self._drop_replicas(event)
             else:
                 yield from self._recover(event)
         elif event == _PLANNED:
@@ -142,10 +144,10 @@ class TrainingRun:
         """Seconds that a full step's tokens take now, over the ideal step."""
         phase = self.phase
         factor = self.scenario.failures.straggler_slowdown if self.num_stragglers else 1.0
-        if self.replicas_away:
-            factor *= phase.replicas / (phase.replicas - self.replicas_away)
-        elif self.missing:
-            factor *= phase.slowdown_by_nodes[phase.nodes - self.missing]
+        if self.num_replicas_away:
+            factor *= phase.replicas / (phase.replicas - self.num_replicas_away)
+        elif self.missing_nodes:
+            factor *= phase.slowdown_by_nodes[phase.nodes - self.missing_nodes]
         return factor
 
     def _draw_noise(self) -> float:
@@ -159,23 +161,25 @@ class TrainingRun:
         )
         return max(1 + sigma / math.sqrt(max(expected, 1.0)) * self.noise_draws.gauss(0.0, 1.0), 0.1)
 
-    def _spend(self, seconds: float, bin: str, cause: str = "") -> Process:
-        """Wait, and book the time that it really was."""
+    def _spend(self, seconds: float, ledger_bin: str, cause: str = "") -> Process:
+        """Wait, and record in the ledger how long the wait really was, since an interrupt may end it
+        early.
+        """
         start_seconds = self.env.now
         try:
             if seconds > 0:
                 yield self.env.timeout(seconds)
         finally:
-            self.ledger.add(bin, self.env.now - start_seconds, cause)
-            self.ledger.mark(start_seconds, self.env.now, bin, cause, self.progress.steps_done)
+            self.ledger.add(ledger_bin, self.env.now - start_seconds, cause)
+            self.ledger.mark(start_seconds, self.env.now, ledger_bin, cause, self.progress.steps_done)
 
     # recovery
 
     def _recover(self, incident: Incident) -> Process:
-        """Roll back, detect, replace, start again. A failure while starting begins all over."""
+        """Roll back, detect, replace, start again. After a failure while starting, recovery begins anew."""
         cause = incident.cause
         self._lose_nodes(incident)
-        self.generation, self.replicas_away = self.generation + 1, 0
+        self.generation, self.num_replicas_away = self.generation + 1, 0
         self.is_recovering = True
         while True:
             yield from self._spend(incident.detect_seconds, "detection", cause)
@@ -212,21 +216,21 @@ class TrainingRun:
         self.progress.roll_back(incident.cause, incident.nodes, incident.corrupted_steps)
         if incident.nodes:
             self.needs_replacement = True
-            self.missing = min(self.missing + incident.nodes, self.phase.nodes)
+            self.missing_nodes = min(self.missing_nodes + incident.nodes, self.phase.nodes)
             self._repair(incident)
 
     def _repair(self, incident: Incident) -> None:
         for seconds in incident.repair_seconds:
-            repaired = self.env.timeout(seconds)
-            assert repaired.callbacks is not None
-            repaired.callbacks.append(self._finish_repair)
+            repair = self.env.timeout(seconds)
+            assert repair.callbacks is not None
+            repair.callbacks.append(self._finish_repair)
 
     def _finish_repair(self, event: simpy.Event) -> None:
         self.spares += 1
-        if self.node_returned.callbacks:  # somebody waits
-            self.node_returned.succeed()
-            self.node_returned = self.env.event()
-        if self.missing and self.scenario.recovery.policy == "shrink":
+        if self.node_return.callbacks:  # somebody waits
+            self.node_return.succeed()
+            self.node_return = self.env.event()
+        if self.missing_nodes and self.scenario.recovery.policy == "shrink":
             self._interrupt(_NODES_BACK)
 
     def _replace(self, cause: str) -> Process:
@@ -234,21 +238,21 @@ class TrainingRun:
         self._take_spares()
         start_seconds = self.env.now
         try:
-            while self.missing and not self._can_shrink():
-                yield self.node_returned
+            while self.missing_nodes and not self._can_shrink():
+                yield self.node_return
                 self._take_spares()
         finally:
             self.ledger.add("waiting", self.env.now - start_seconds, cause)
             self.ledger.mark(start_seconds, self.env.now, "waiting", cause, self.progress.steps_done)
 
     def _take_spares(self) -> None:
-        num_taken = min(self.spares, self.missing)
+        num_taken = min(self.spares, self.missing_nodes)
         self.spares -= num_taken
-        self.missing -= num_taken
+        self.missing_nodes -= num_taken
 
     def _can_shrink(self) -> bool:
         recovery, phase = self.scenario.recovery, self.phase
-        nodes_left = phase.nodes - self.missing
+        nodes_left = phase.nodes - self.missing_nodes
         return (
             recovery.policy == "shrink"
             and nodes_left >= recovery.least_nodes
@@ -272,18 +276,18 @@ class TrainingRun:
 
     def _has_enough_replicas(self, incident: Incident) -> bool:
         """Whether enough replicas are left after this failure."""
-        replicas_left = self.phase.replicas - self.replicas_away - self._replicas_of(incident)
+        replicas_left = self.phase.replicas - self.num_replicas_away - self._replicas_of(incident)
         return replicas_left >= max(self.scenario.recovery.least_replicas, 1)
 
     def _replicas_of(self, incident: Incident) -> int:
         per_replica = max(self.phase.nodes // self.phase.replicas, 1)
         return max(-(-incident.nodes // per_replica), 1)
 
-    def _continue_without(self, incident: Incident) -> Process:
-        """All wait for the time-out and lose the step under way. Then the other replicas go on."""
+    def _drop_replicas(self, incident: Incident) -> Process:
+        """All wait for the time-out and lose the step in flight. Then the remaining replicas go on."""
         self.ledger.count(incident.cause)
         num_lost = self._replicas_of(incident)
-        self.replicas_away += num_lost
+        self.num_replicas_away += num_lost
         self.env.process(self._rejoin(incident, num_lost))
         self.progress.lose_step(incident.cause)
         yield from self._spend(self.scenario.recovery.stall_seconds, "detection", incident.cause)
@@ -291,26 +295,26 @@ class TrainingRun:
     def _rejoin(self, incident: Incident, replicas: int) -> Process:
         """Replace nodes, start, and join, unless all have started anew meanwhile."""
         recovery, generation = self.scenario.recovery, self.generation
-        self.missing += incident.nodes
+        self.missing_nodes += incident.nodes
         self._repair(incident)
         while self.spares < incident.nodes and generation == self.generation:
-            yield self.node_returned
+            yield self.node_return
         if generation != self.generation:
             return
         self.spares -= incident.nodes
-        self.missing -= incident.nodes
+        self.missing_nodes -= incident.nodes
         swap = recovery.swap_seconds if incident.nodes else 0.0
         yield self.env.timeout(swap + self.phase.startup_seconds)
         if generation == self.generation:
-            self.replicas_away -= replicas
+            self.num_replicas_away -= replicas
             self._interrupt(_REPLICA_BACK)
 
     # other processes
 
     def _interrupt(self, event: Incident | str) -> bool:
         """Interrupt the job if it trains or, by a failure or preemption, if it starts. Returns whether."""
-        is_loud = isinstance(event, Incident) or event == _PREEMPTION
-        if self.state == "training" or (self.state == "starting" and is_loud):
+        interrupts_start = isinstance(event, Incident) or event == _PREEMPTION
+        if self.state == "training" or (self.state == "starting" and interrupts_start):
             self.state = "closed"
             self.job.interrupt(event)
             return True
@@ -323,17 +327,17 @@ class TrainingRun:
                 return
             yield self.env.timeout(gap)
             if self.num_strikes >= self.max_failures:
-                self.given_up.succeed()
+                self.failure_limit_event.succeed()
                 return
             self.num_strikes += 1
             self._strike()
 
     def _strike(self) -> None:
         """A failure of whatever is there: nodes that are away cannot fail, nor those of larger phases."""
-        phase, missing = self.phase, self.missing
-        if phase.failure_share < 1 and self.kinds.random() >= phase.failure_share:
+        phase, missing = self.phase, self.missing_nodes
+        if phase.failure_share < 1 and self.kind_draws.random() >= phase.failure_share:
             return
-        if missing and self.kinds.random() * phase.nodes < missing:
+        if missing and self.kind_draws.random() * phase.nodes < missing:
             return
         incident = self.draws.incident(phase.nodes)
         if incident.found_later is not None:
@@ -342,7 +346,7 @@ class TrainingRun:
             if self.is_recovering:
                 self._lose_nodes(incident)
             else:
-                self.queued.append(incident)
+                self.incident_queue.append(incident)
 
     def _corrupt_silently(self, incident: Incident, steps: float) -> Process:
         """Corrupt the state silently. It is detected later, and then all steps since are bad."""
@@ -351,15 +355,15 @@ class TrainingRun:
         good_steps = self.progress.take_corruption(number)
         if good_steps is None:
             return
-        incident_found = Incident(
+        detected_incident = Incident(
             incident.cause, incident.nodes, 0.0, incident.repair_seconds, None, good_steps
         )
-        while not self._interrupt(incident_found):
+        while not self._interrupt(detected_incident):
             yield self.env.timeout(60.0)
 
-    def _regular_stops(self, every: float) -> Process:
+    def _regular_stops(self, interval: float) -> Process:
         while True:
-            yield self.env.timeout(every)
+            yield self.env.timeout(interval)
             self._interrupt(_PLANNED)
 
     def _planned_stop(self) -> Process:

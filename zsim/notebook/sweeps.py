@@ -192,10 +192,10 @@ def _sort_key(row: Row) -> tuple[float, float]:
     return -(row["tokens_per_second_per_gpu"] or 0.0), math.inf if days is None else days
 
 
-def _reasons(what: str, reasons: Iterable[str | None]) -> Iterator[str]:
+def _reasons(label: str, reasons: Iterable[str | None]) -> Iterator[str]:
     """The most frequent reasons, each with how many points it is of."""
     for reason, count in Counter(filter(None, reasons)).most_common(_NUM_BEST):
-        yield f"\n{count} {what}: {reason}"
+        yield f"\n{count} {label}: {reason}"
 
 
 def _cells_per_column(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:

@@ -58,16 +58,16 @@ def segments_to_walk(hooks: Hooks, segments: Sequence[Segment]) -> Iterator[Segm
         number += 1
 
 
-def _num_repeats(segment: Segment, others: Sequence[Segment]) -> int:
-    """The number of `others` that continue the sequence of `segment` and the first of them."""
+def _num_repeats(segment: Segment, followers: Sequence[Segment]) -> int:
+    """The number of `followers` that continue the sequence of `segment` and the first of them."""
     prefix, number = _list_and_index(segment.name)
-    step = _list_and_index(others[0].name)[1] - number if others else 0
-    for count, follower in enumerate(others):
+    step = _list_and_index(followers[0].name)[1] - number if followers else 0
+    for count, follower in enumerate(followers):
         if _list_and_index(follower.name) != (prefix, number + (count + 1) * step) or not _are_identical(
             segment, follower
         ):
             return count
-    return len(others)
+    return len(followers)
 
 
 def _list_and_index(name: str) -> tuple[str, int]:
@@ -113,7 +113,7 @@ def _copy(builder: PlanBuilder, start: _BlockStart, end: _BlockStart, count: int
     block = re.compile(rf"(?<![\w.]){re.escape(prefix)}\.(\d+)(?!\w)")
     names = {text for op in ops for text in (op.name, op.module)} | {change.owner for change in changes}
     split_names = [(name, *block.split(name, maxsplit=1)) for name in names]
-    in_blocks = [
+    block_names = [
         (name, name_start, int(block_index), name_end)
         for name, name_start, *index_and_end in split_names
         if index_and_end
@@ -121,21 +121,22 @@ def _copy(builder: PlanBuilder, start: _BlockStart, end: _BlockStart, count: int
     ]
     new_name = {name: name for name in names}
     for repeat in range(1, count + 1):
-        later, index_shift = repeat * length, repeat * step
+        op_shift, index_shift = repeat * length, repeat * step
         new_name |= {
             name: f"{name_start}{prefix}.{block_index + index_shift}{name_end}"
-            for name, name_start, block_index, name_end in in_blocks
+            for name, name_start, block_index, name_end in block_names
         }
         builder.ops += [
             new_tuple(Op, (new_name[name], stream, work,
-                           after and tuple([awaited + later for awaited in after]),
-                           waits and tuple([awaited + later for awaited in waits]), launches, overhead, phase,
+                           after and tuple([predecessor + op_shift for predecessor in after]),
+                           waits and tuple([predecessor + op_shift for predecessor in waits]),
+                           launches, overhead, phase,
                            new_name[module], events))
             for name, stream, work, after, waits, launches, overhead, phase, module, events in ops
         ]  # fmt: skip
         builder.memory += [
-            new_tuple(MemoryChange, (op + later, category, size, device,
-                                     until + later if until >= 0 else until, is_pinned, new_name[owner],
+            new_tuple(MemoryChange, (op + op_shift, category, size, device,
+                                     until + op_shift if until >= 0 else until, is_pinned, new_name[owner],
                                      tensors, stream, part, micro_batch))
             for op, category, size, device, until, is_pinned, owner, tensors, stream, part, micro_batch
             in changes

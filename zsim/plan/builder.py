@@ -49,8 +49,8 @@ class PlanBuilder:
         self.actions: list[tuple[int, Action]] = []
         self.phase: Phase = "forward"
         self.micro_batch = -1  # the one in forward or backward; -1 in the rest of the step
-        self._last: dict[str, int] = {}
-        self._last_of_group: dict[str, int] = {}
+        self._last_op_of_stream: dict[str, int] = {}
+        self._last_op_of_group: dict[str, int] = {}
         self._waits: dict[str, list[int]] = {}
         self._host_waits: list[int] = []
         self._kernels: dict[tuple[Kernel, ...], Kernels] = {}
@@ -65,7 +65,7 @@ class PlanBuilder:
             self.micro_batch,
             *(
                 [(name, op - next_op) for name, op in last.items()]
-                for last in (self._last, self._last_of_group)
+                for last in (self._last_op_of_stream, self._last_op_of_group)
             ),
             [(stream, [op - next_op for op in waits]) for stream, waits in self._waits.items()],
             [op - next_op for op in self._host_waits],
@@ -73,8 +73,8 @@ class PlanBuilder:
 
     def skip(self, count: int) -> None:
         """Count the ops that later ones depend on as `count` ops later."""
-        self._last = {stream: op + count for stream, op in self._last.items()}
-        self._last_of_group = {group: op + count for group, op in self._last_of_group.items()}
+        self._last_op_of_stream = {stream: op + count for stream, op in self._last_op_of_stream.items()}
+        self._last_op_of_group = {group: op + count for group, op in self._last_op_of_group.items()}
         self._waits = {stream: [op + count for op in waits] for stream, waits in self._waits.items()}
         self._host_waits = [op + count for op in self._host_waits]
 
@@ -86,22 +86,22 @@ class PlanBuilder:
 
     def record(self, stream: str) -> int | None:
         """The event of all work issued to a stream so far. None if there is no work yet."""
-        return self._last.get(stream)
+        return self._last_op_of_stream.get(stream)
 
     def stream_wait(self, stream: str, event: int | None) -> None:
         """Make all work issued to `stream` from now on start after `event`."""
         if event is not None:
             self._waits.setdefault(stream, []).append(event)
 
-    def wait_stream(self, stream: str, awaited: str) -> None:
-        """`stream.wait_stream(awaited)`: later work on `stream` waits for all work on `awaited` so far."""
-        if stream != awaited and awaited in self._last:
-            self._waits.setdefault(stream, []).append(self._last[awaited])
+    def wait_stream(self, stream: str, producer: str) -> None:
+        """`stream.wait_stream(producer)`: later work on `stream` waits for all work on `producer` so far."""
+        if stream != producer and producer in self._last_op_of_stream:
+            self._waits.setdefault(stream, []).append(self._last_op_of_stream[producer])
 
-    def join(self, stream: str, awaited: str) -> None:
-        """Issue `wait_stream`, and also wait for what `awaited` itself waits for before its next work."""
-        self.wait_stream(stream, awaited)
-        for event in self._waits.get(awaited, ()):
+    def join(self, stream: str, producer: str) -> None:
+        """Issue `wait_stream`, and also wait for what `producer` itself waits for before its next work."""
+        self.wait_stream(stream, producer)
+        for event in self._waits.get(producer, ()):
             self.stream_wait(stream, event)
 
     def host_wait(self, event: int | None) -> None:
@@ -111,7 +111,7 @@ class PlanBuilder:
 
     def synchronize(self) -> None:
         """`torch.cuda.synchronize`: block the host on all work that any stream has so far."""
-        self._host_waits += self._last.values()
+        self._host_waits += self._last_op_of_stream.values()
 
     # -- ops --------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class PlanBuilder:
             if stream in self._waits:
                 waits = self._waits.pop(stream)
                 after = tuple(dict.fromkeys(waits)) if len(waits) > 1 else (waits[0],)
-            self._last[stream] = number
+            self._last_op_of_stream[stream] = number
         host_waits: tuple[int, ...] = ()
         if self._host_waits:
             host_waits = tuple(dict.fromkeys(self._host_waits))
@@ -230,11 +230,11 @@ class PlanBuilder:
 
     def communicate(self, name: str, stream: str, work: Collective | PointToPoint, module: str = "") -> int:
         """Issue a collective or messages. See [Note: one communicator, one collective at a time]."""
-        previous = self._last_of_group.get(work.group)
+        previous = self._last_op_of_group.get(work.group)
         if previous is not None and self.ops[previous].stream != stream:
             self.stream_wait(stream, previous)
         number = self.add(name, stream, work, overhead="collective_call", module=module)
-        self._last_of_group[work.group] = number
+        self._last_op_of_group[work.group] = number
         return number
 
     def point_to_point(
@@ -265,7 +265,7 @@ class PlanBuilder:
     def allocate(
         self,
         category: Category,
-        count: int,
+        size: int,
         device: Device = "gpu",
         *,
         is_pinned: bool = False,
@@ -275,17 +275,17 @@ class PlanBuilder:
         part: str = "",
         micro_batch: int = -1,
     ) -> None:
-        """Allocate `count` bytes before the next op is issued.
+        """Allocate `size` bytes before the next op is issued.
 
         They are the `part` of `owner`'s memory (for `micro_batch`, where memory is held per micro-batch), in
         tensors of `tensors` bytes, allocated on `stream` (default: the stream of the next work).
         """
-        assert not tensors or sum(tensors) == count, f"{owner}: {tensors} are not {count} bytes"
-        if count:
+        assert not tensors or sum(tensors) == size, f"{owner}: {tensors} are not {size} bytes"
+        if size:
             change = (
                 len(self.ops),
                 category,
-                count,
+                size,
                 device,
                 -1,
                 is_pinned,
@@ -297,15 +297,15 @@ class PlanBuilder:
             )
             self.memory.append(tuple.__new__(MemoryChange, change))
 
-    def activations(self, count: int, owner: str, micro_batch: int, tensors: tuple[int, ...] = ()) -> None:
-        """Allocate `count` bytes of the activations of `owner` before the next op is issued, in tensors of
-        `tensors` bytes. A negative `count` frees them.
+    def activations(self, size: int, owner: str, micro_batch: int, tensors: tuple[int, ...] = ()) -> None:
+        """Allocate `size` bytes of the activations of `owner` before the next op is issued, in tensors of
+        `tensors` bytes. A negative `size` frees them.
         """
-        if count:
+        if size:
             change = (
                 len(self.ops),
                 "activations",
-                count,
+                size,
                 "gpu",
                 -1,
                 False,
@@ -320,7 +320,7 @@ class PlanBuilder:
     def free(
         self,
         category: Category,
-        count: int,
+        size: int,
         device: Device = "gpu",
         *,
         is_pinned: bool = False,
@@ -328,12 +328,12 @@ class PlanBuilder:
         part: str = "",
         micro_batch: int = -1,
     ) -> None:
-        """Free `count` bytes of `owner` before the next op is issued."""
-        if count:
+        """Free `size` bytes of `owner` before the next op is issued."""
+        if size:
             change = (
                 len(self.ops),
                 category,
-                -count,
+                -size,
                 device,
                 -1,
                 is_pinned,
@@ -348,16 +348,16 @@ class PlanBuilder:
     def free_when_done(
         self,
         category: Category,
-        count: int,
+        size: int,
         op: int,
         *,
         owner: str = "",
         part: str = "",
         micro_batch: int = -1,
     ) -> None:
-        """Free `count` bytes of which `record_stream` keeps the block reserved until `op` has ended."""
-        if count:
-            change = (len(self.ops), category, -count, "gpu", op, False, owner, (), "", part, micro_batch)
+        """Free `size` bytes of which `record_stream` keeps the block reserved until `op` has ended."""
+        if size:
+            change = (len(self.ops), category, -size, "gpu", op, False, owner, (), "", part, micro_batch)
             self.memory.append(tuple.__new__(MemoryChange, change))
 
     def program(self, resident: Sequence[Memory], name: str = "") -> Program:

@@ -140,9 +140,9 @@ def _calls_by_group(program: Program, plan: Plan) -> _Calls:
 
 def _check_calls(plan: Plan, calls: Sequence[_Calls]) -> None:
     for name in plan.groups:
-        for programs in plan.memoize(_programs_sharing_communicator, name):
-            first, *others = programs
-            for second in others:
+        for programs in plan.memoize(_programs_per_communicator, name):
+            first, *other_programs = programs
+            for second in other_programs:
                 _check_pair(plan, name, first, second, calls)
 
 
@@ -169,7 +169,7 @@ def _check_pair(plan: Plan, name: str, first: int, second: int, calls: Sequence[
         )
 
 
-def _programs_sharing_communicator(plan: Plan, name: str) -> list[tuple[int, ...]]:
+def _programs_per_communicator(plan: Plan, name: str) -> list[tuple[int, ...]]:
     """The distinct sets of programs whose ranks share a communicator of group `name`."""
     rows = np.sort(plan.program_of[plan.groups[name].members], axis=1)
     unique_rows = {row.tobytes(): row for row in rows}
@@ -259,9 +259,9 @@ class _UntimedRun:
         ends_with: list[int] = []  # by op, the op that ends with it: itself, or an earlier one; -1: at once
         for number, op in enumerate(program.ops, first):
             if op.host_waits:
-                ends = {ends_with[awaited] for awaited in op.host_waits}
-                self.issued_after[number] = [awaited for awaited in ends if awaited >= 0]
-            needs = [ends_with[awaited] for awaited in op.after] if op.after else []
+                ends = {ends_with[predecessor] for predecessor in op.host_waits}
+                self.issued_after[number] = [predecessor for predecessor in ends if predecessor >= 0]
+            needs = [ends_with[predecessor] for predecessor in op.after] if op.after else []
             work = op.work
             previous = -1 if work is None else last.get(op.stream, -1)
             is_kept = self.keeps_all or op.after or op.host_waits or isinstance(work, _CALLS)
@@ -275,7 +275,7 @@ class _UntimedRun:
 
     def _add_collectives(self, calls: Sequence[_Calls]) -> None:
         for name in self.plan.groups:
-            for programs in self.plan.memoize(_programs_sharing_communicator, name):
+            for programs in self.plan.memoize(_programs_per_communicator, name):
                 op_numbers = [calls[program].collectives.get(name, []) for program in programs]
                 for members in zip(*op_numbers, strict=True):
                     ops = [self.first_op_per_program[p] + op for p, op in zip(programs, members, strict=True)]
@@ -312,12 +312,12 @@ class _UntimedRun:
                 for number in range(hosts[program], ends[program]):
                     op = self.kept[number]
                     if issued_after[op]:
-                        awaited = next(
+                        pending_op = next(
                             (dependency for dependency in issued_after[op] if not ended[dependency]), -1
                         )
-                        if awaited >= 0:
-                            self.blocked_host[program] = awaited
-                            wakes.setdefault(awaited, []).append(-1 - program)
+                        if pending_op >= 0:
+                            self.blocked_host[program] = pending_op
+                            wakes.setdefault(pending_op, []).append(-1 - program)
                             break
                         self.blocked_host.pop(program, None)
                     issued[op] = True
@@ -330,10 +330,10 @@ class _UntimedRun:
                 continue
             if ended[op]:
                 continue
-            awaited = -1  # the op whose end or start keeps this one from ending
+            pending_op = -1  # the op whose end or start keeps this one from ending
             for need in needs[op]:
                 if not ended[need]:
-                    awaited = need
+                    pending_op = need
                     break
             else:
                 if not started[op]:
@@ -341,10 +341,10 @@ class _UntimedRun:
                     look.extend(wakes.pop(op, ()))
                 for partner in partners.get(op, ()):
                     if not started[partner]:
-                        awaited = partner
+                        pending_op = partner
                         break
-            if awaited >= 0:
-                wakes.setdefault(awaited, []).append(op)
+            if pending_op >= 0:
+                wakes.setdefault(pending_op, []).append(op)
             else:
                 ended[op] = True
                 look.extend(wakes.pop(op, ()))

@@ -65,8 +65,8 @@ class PlanBasis:
 def plan_basis(job: Job) -> PlanBasis:
     """The inputs of a job's plan."""
     is_cpu = job.cluster.gpu.vendor == "cpu"
-    copies = is_cpu and job.cluster.collectives.reduce_scatter == "all_reduce"
-    inputs = job.world_size, is_cpu, copies, job.training, job.strategy, job.model, job.parallelism
+    copies_scatters = is_cpu and job.cluster.collectives.reduce_scatter == "all_reduce"
+    inputs = job.world_size, is_cpu, copies_scatters, job.training, job.strategy, job.model, job.parallelism
     return PlanBasis(*inputs, types=node_types_of(job))
 
 
@@ -85,10 +85,10 @@ def paged_basis(job: Job, plan_of_basis: Callable[[PlanBasis], Plan]) -> PlanBas
     """`plan_basis` with paged states where the driver has them. `plan_of_basis` makes the plan of a basis."""
     basis = plan_basis(job)
 
-    def planned(training: TrainingConfig) -> Plan:
+    def plan_training(training: TrainingConfig) -> Plan:
         return plan_of_basis(replace(basis, training=training))
 
-    return replace(basis, training=place_paged_states(job, planned))
+    return replace(basis, training=place_paged_states(job, plan_training))
 
 
 @garbage_collection.pause()
@@ -107,7 +107,7 @@ def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
         }
         return plan_by_type(types, [plans.get(size) for size in sizes])
     model = basis.model
-    if _has_unsharded_megatron_layers(basis) and model.trainable_numel == model.numel:
+    if _has_plain_megatron_layers(basis) and model.trainable_numel == model.numel:
         model = fuse_projections(model)
     models = stages_of(model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor
@@ -122,23 +122,27 @@ def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
     )
 
 
-def plan_for_ranks(basis: PlanBasis, planned: PlanBasis, plan: Plan) -> Plan | None:
-    """The plan of all jobs with this basis, derived from the `plan` of the basis `planned`, which must differ
-    in the number of ranks alone. The programs are the same, and communicators are of all ranks. None where
-    this is not known to be what `plan_of` gives.
+def plan_for_ranks(basis: PlanBasis, source_basis: PlanBasis, plan: Plan) -> Plan | None:
+    """The plan of all jobs with this basis, derived from `plan`, which is that of `source_basis`. The two
+    bases may differ in the number of ranks alone. The programs are the same, and communicators are of all
+    ranks. None where this is not known to be what `plan_of` gives.
     """
-    framework, has_peers = FRAMEWORKS[type(basis.strategy)], min(basis.world_size, planned.world_size) > 1
+    framework, has_peers = (
+        FRAMEWORKS[type(basis.strategy)],
+        min(basis.world_size, source_basis.world_size) > 1,
+    )
     if not (framework.is_independent_of_ranks and has_peers and basis.parallelism.is_trivial) or basis.types:
         return None
-    if replace(basis, world_size=planned.world_size) != planned or list(plan.groups) != [WORLD]:
+    if replace(basis, world_size=source_basis.world_size) != source_basis or list(plan.groups) != [WORLD]:
         return None
     groups = {WORLD: Group.regular(WORLD, basis.world_size)}
     return Plan.uniform(plan.framework, basis.world_size, plan.program, groups, plan.notes, plan.labels)
 
 
-def _has_unsharded_megatron_layers(basis: PlanBasis) -> bool:
-    """Whether the model's layers are Megatron's or nanotron's without parallelisms, which would fuse
-    projections themselves. InternEvo's are left as they are."""
+def _has_plain_megatron_layers(basis: PlanBasis) -> bool:
+    """Whether the model has Megatron's or nanotron's layers without any parallelism. With parallelism their
+    projections are fused elsewhere. InternEvo's layers are left as they are.
+    """
     strategy, parallelism = basis.strategy, basis.parallelism
     is_megatron_family = isinstance(strategy, MegatronConfig) and not strategy.has_whole_tensor_owners
     return is_megatron_family and parallelism.is_trivial and parallelism.style in ("megatron", "nanotron")
@@ -208,15 +212,15 @@ def plan_stages(
         workloads[0].training.gradient_accumulation_steps // parallelism.passes,
         parallelism.schedule_text,
     )
-    last = len(workloads) - 1
+    last_stage = len(workloads) - 1
     programs: list[Program] = []
     groups: dict[str, Group] = {}
     notes: list[str] = []
     asynchronous: frozenset[CollectiveKind] = frozenset()
     for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
-        maxima = amax_group(mesh, workloads[0].training)
+        amax_groups = amax_group(mesh, workloads[0].training)
         builder = PlanBuilder(
-            [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(expert_mesh, nodes), *maxima]
+            [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(expert_mesh, nodes), *amax_groups]
         )
         stages = {
             number: Stage(
@@ -225,8 +229,8 @@ def plan_stages(
                 data,
                 number,
                 is_first=number == 0,
-                is_last=number == last,
-                tied_numel=tied_numel if number in (0, last) else 0,
+                is_last=number == last_stage,
+                tied_numel=tied_numel if number in (0, last_stage) else 0,
                 parallelism=parallelism,
                 experts=experts,
                 trains_experts=trains_experts,
@@ -250,9 +254,9 @@ def plan_stages(
         resident = [memory for hooks in hooks_of_stage.values() for memory in hooks.resident()]
         resident += messenger.resident() if messenger is not None else []
         models = [stage.workload.model for stage in stages.values()]
-        copied = originals(models, strategy, workloads[0].training, data.size)
-        resident += copied
-        if copied and isinstance(strategy, Fsdp1Config | Fsdp2Config):
+        original_copies = originals(models, strategy, workloads[0].training, data.size)
+        resident += original_copies
+        if original_copies and isinstance(strategy, Fsdp1Config | Fsdp2Config):
             notes.append(ORIGINALS_NOTE)
         if isinstance(strategy, MegatronConfig):
             resident += [Memory("buffers", size) for size in strategy.workspaces]
@@ -285,11 +289,11 @@ def _messenger(
         return DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
     if parallelism.style == "torch":
         return TorchMessenger(builder, stages, ranks, rank)
-    is_whole = parallelism.tensor == 1 or parallelism.sequence_parallel
-    if isinstance(strategy, MegatronConfig) and strategy.scatters_messages and not is_whole:
+    is_unique_per_rank = parallelism.tensor == 1 or parallelism.sequence_parallel
+    if isinstance(strategy, MegatronConfig) and strategy.scatters_messages and not is_unique_per_rank:
         return PartitioningMessenger(builder, stages, ranks, rank, empties_outputs=True)
-    empties = parallelism.style in ("megatron", "nanotron")
-    return Messenger(builder, stages, ranks, rank, empties_outputs=empties)
+    empties_outputs = parallelism.style in ("megatron", "nanotron")
+    return Messenger(builder, stages, ranks, rank, empties_outputs=empties_outputs)
 
 
 def _steps(training: TrainingConfig, strategy: Strategy, parallelism: ParallelismConfig) -> list[list[Step]]:

@@ -70,12 +70,12 @@ class Collective:
     @classmethod
     def all_to_all(cls, split_sizes: SplitSizes, dtype: str, group: str) -> Collective:
         """An all-to-all in which member i sends `split_sizes[i][j]` bytes to member j."""
-        is_equal = len({part for row in split_sizes for part in row}) == 1
+        is_equal = len({size for row in split_sizes for size in row}) == 1
         return cls("all_to_all", max(map(sum, split_sizes)), dtype, group, None if is_equal else split_sizes)
 
 
 class Message(NamedTuple):
-    """A tensor to or from the rank `shift` further in its communicator (-1: one back), around its end."""
+    """A tensor to or from the rank `shift` further in its communicator (-1: one back), with wraparound."""
 
     direction: Literal["send", "recv"]
     bytes: int
@@ -223,11 +223,11 @@ class Group:
     name: str
     members: Ints
 
-    def __eq__(self, compared: object) -> bool:
+    def __eq__(self, group: object) -> bool:
         """Groups are equal if their names and members are."""
-        if not isinstance(compared, Group):
+        if not isinstance(group, Group):
             return NotImplemented
-        return self.name == compared.name and np.array_equal(self.members, compared.members)
+        return self.name == group.name and np.array_equal(self.members, group.members)
 
     def __hash__(self) -> int:
         return hash((self.name, self.members.shape))

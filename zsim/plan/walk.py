@@ -27,54 +27,55 @@ CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
 class Walk:
     """Issues forward and backward of one micro-batch through the stage of `hooks`.
 
-    `stream` is the stream of the modules' in-line work. `ready` is the event on which the host waits for a
-    module's input, and None stands for all of the compute stream.
+    `stream` is the stream of the modules' in-line work. `input_event` is the event on which the host waits
+    for a module's input, and None stands for all of the compute stream.
     """
 
     def __init__(self, hooks: Hooks, micro_batch: int) -> None:
         self.hooks, self.micro_batch = hooks, micro_batch
         self.stream = COMPUTE
-        self.ready: int | None = None
+        self.input_event: int | None = None
         self.builder, self.workload = hooks.builder, hooks.stage.workload
         self.logs = self.workload.logs
-        split = hooks.stage.parallelism
-        self.has_dtensors = split.style == "torch" and split.tensor > 1
+        parallelism = hooks.stage.parallelism
+        self.has_dtensors = parallelism.style == "torch" and parallelism.tensor > 1
         self.compiles = self.workload.training.compile
 
-    def _call(self, call: ModuleCall) -> str:
+    def _call_overhead(self, call: ModuleCall) -> str:
         return "eager_call" if self._is_eager(call) else "module_call"
 
-    def _node(self, call: ModuleCall) -> str:
+    def _node_overhead(self, call: ModuleCall) -> str:
         return "eager_node" if self._is_eager(call) else "autograd_node"
 
     def _is_eager(self, call: ModuleCall) -> bool:
-        """Whether torch's dispatcher runs a module's operators one by one, under a framework whose host's
-        time is not counted by the block."""
+        """Whether torch's dispatcher runs a module's operators one by one, in a framework whose host time is
+        not counted per block.
+        """
         return self.hooks.is_eager and not (self.compiles and call.segment not in ("before", "after"))
 
     def _issue(
-        self, name: str, issued: IssuedWork, module: str, launches: int, overhead: str, events: int = 1
+        self, name: str, work: IssuedWork, module: str, launches: int, overhead: str, events: int = 1
     ) -> None:
         """Issue a module's work in one direction: one op, or its parts. The host takes its time for the
         module (`overhead`) `events` times, and for every launch."""
         builder = self.builder
-        if isinstance(issued, Kernels):
+        if isinstance(work, Kernels):
             builder.add(
-                name, self.stream, issued, launches=launches, overhead=overhead, module=module, events=events
+                name, self.stream, work, launches=launches, overhead=overhead, module=module, events=events
             )
             return
-        for part in issued:
+        for part in work:
             stream = self.stream if part.stream == COMPUTE else part.stream
             if part.follows:
                 builder.wait_stream(stream, self.stream if part.follows == COMPUTE else part.follows)
             label = f"{name} {part.name}" if part.name else name
             if isinstance(part.work, Kernels):
-                number = num_launches(part.work.kernels)
+                part_launches = num_launches(part.work.kernels)
                 builder.add(
                     label,
                     stream,
                     part.work,
-                    launches=number,
+                    launches=part_launches,
                     overhead=overhead,
                     module=module,
                     events=events,
@@ -97,7 +98,7 @@ class Walk:
             self.stream = SHARED_EXPERTS_STREAM
         return previous_stream
 
-    def _wrap(self, call: ModuleCall, suffix: str = "") -> None:
+    def _add_dtensor_overhead(self, call: ModuleCall, suffix: str = "") -> None:
         """Count what DTensor costs the host around a module that torch's tensor parallelism has cut. Blocks
         that are compiled have no DTensors left when they run.
         """
@@ -108,14 +109,14 @@ class Walk:
 
     def forward(self) -> None:
         """Issue the forward of the micro-batch."""
-        for _ in self._forward_through(segments_to_walk(self.hooks, self.workload.segments)):
+        for _ in self._forward_segments(segments_to_walk(self.hooks, self.workload.segments)):
             pass
 
     def forward_calls(self) -> Iterator[ModuleCall]:
         """Issue the forward of the micro-batch. It stops in front of each module with its call."""
-        return self._forward_through(self.workload.segments)
+        return self._forward_segments(self.workload.segments)
 
-    def _forward_through(self, segments: Iterable[Segment]) -> Iterator[ModuleCall]:
+    def _forward_segments(self, segments: Iterable[Segment]) -> Iterator[ModuleCall]:
         hooks, builder = self.hooks, self.builder
         builder.phase, builder.micro_batch = "forward", self.micro_batch
         hooks.begin_forward(self.micro_batch)
@@ -144,12 +145,12 @@ class Walk:
             builder.activations(extra, name, micro_batch, tensors.forward)
         if outputs:
             builder.activations(sum(outputs), call.segment + CHECKPOINT, micro_batch, outputs)
-        if _waits(call.module):
-            builder.host_wait(builder.record(COMPUTE) if self.ready is None else self.ready)
+        if _waits_for_input(call.module):
+            builder.host_wait(builder.record(COMPUTE) if self.input_event is None else self.input_event)
         if self.has_dtensors:
-            self._wrap(call)
+            self._add_dtensor_overhead(call)
         previous_stream = self._switch_stream(call.module, "begins", "joins")
-        self._issue(name, work.forward, name, work.forward_launches, self._call(call))
+        self._issue(name, work.forward, name, work.forward_launches, self._call_overhead(call))
         self.stream = previous_stream
         if extra:
             builder.activations(-extra, name, micro_batch)
@@ -162,7 +163,7 @@ class Walk:
         `Hooks.begin_backward`.
         """
         segments = segments_to_walk(self.hooks, self.workload.segments[::-1])
-        for _ in self._backward_through(
+        for _ in self._backward_segments(
             self.backward_module,
             segments,
             is_last=is_last,
@@ -177,7 +178,7 @@ class Walk:
         nothing to do (`backward_one_chunk` of torch 2.13 distributed/pipelining/stage.py)."""
         if not self.hooks.stage.is_first:
             segments = self.workload.segments[::-1]
-            for _ in self._backward_through(
+            for _ in self._backward_segments(
                 self.backward_input,
                 segments,
                 is_last=False,
@@ -205,21 +206,21 @@ class Walk:
             self.logs.end_micro_batch(builder)
 
     def backward_calls(
-        self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, schedule_manages_sharding: bool
+        self, issue_backward: Callable[[ModuleCall], None], *, is_last: bool, schedule_manages_sharding: bool
     ) -> Iterator[ModuleCall]:
-        """Issue the backward of the micro-batch, each module's by `backward_of`. It stops in front of each
+        """Issue the backward of the micro-batch, each module's by `issue_backward`. It stops in front of each
         module.
         """
         segments = self.workload.segments[::-1]
-        yield from self._backward_through(
-            backward_of, segments, is_last=is_last, schedule_manages_sharding=schedule_manages_sharding
+        yield from self._backward_segments(
+            issue_backward, segments, is_last=is_last, schedule_manages_sharding=schedule_manages_sharding
         )
         if self.logs is not None:
             self.logs.end_micro_batch(self.builder)
 
-    def _backward_through(
+    def _backward_segments(
         self,
-        backward_of: Callable[[ModuleCall], None],
+        issue_backward: Callable[[ModuleCall], None],
         segments: Iterable[Segment],
         *,
         is_last: bool,
@@ -241,7 +242,7 @@ class Walk:
                 if segment.is_checkpointed and number == segment.num_before_recomputation:
                     self._recompute(segment)
                 self._rerun(segment.reruns_by_last_call.get(call.name, ()))
-                backward_of(call)
+                issue_backward(call)
                 if call is head:
                     builder.activations(workload.residual_bytes, RESIDUAL, micro_batch)
             builder.activations(-segment.freed_bytes, (segment.group or segment.name) + OUTPUT, micro_batch)
@@ -286,11 +287,11 @@ class Walk:
             work.backward_extra_bytes, call.name, self.micro_batch, work.tensors.backward
         )
         if self.has_dtensors:
-            self._wrap(call, "_backward")
+            self._add_dtensor_overhead(call, "_backward")
         previous_stream = self._switch_stream(call.module, "ends", "forks")
         launches = work.backward_launches
         self._wait_in_backward(call.module)
-        self._issue(f"{call.name} backward", work.backward, call.name, launches, self._node(call))
+        self._issue(f"{call.name} backward", work.backward, call.name, launches, self._node_overhead(call))
         self.stream = previous_stream
         self.hooks.gradient_ready(call)
         self.builder.activations(
@@ -312,7 +313,7 @@ class Walk:
         builder.phase = "recompute"
         builder.activations(work.recomputed_bytes, name, self.micro_batch)
         launches = work.recompute_launches
-        self._issue(f"{name} recompute", work.recompute, name, launches, self._call(call), events=0)
+        self._issue(f"{name} recompute", work.recompute, name, launches, self._call_overhead(call), events=0)
         builder.phase = "backward"
 
     def backward_input(self, call: ModuleCall) -> None:
@@ -326,12 +327,18 @@ class Walk:
         self._recompute_core(call)
         builder.activations(work.backward_extra_bytes, name, micro_batch, work.tensors.backward)
         if self.has_dtensors:
-            self._wrap(call, "_backward")
-        issued = work.input_gradient
+            self._add_dtensor_overhead(call, "_backward")
+        gradient_work = work.input_gradient
         self._wait_in_backward(call.module)
-        self._issue(f"{name} backward input", issued, name, launches_of(issued), self._node(call))
-        freed = work.backward_extra_bytes + work.recomputed_bytes
-        builder.activations(-(freed - _kept_for_weight(call)), name, micro_batch)
+        self._issue(
+            f"{name} backward input",
+            gradient_work,
+            name,
+            launches_of(gradient_work),
+            self._node_overhead(call),
+        )
+        freed_bytes = work.backward_extra_bytes + work.recomputed_bytes
+        builder.activations(-(freed_bytes - _kept_for_weight(call)), name, micro_batch)
         if not work.weight_gradient:
             builder.activations(-work.saved_bytes, name, micro_batch)
         self.hooks.post_module(call)
@@ -340,15 +347,21 @@ class Walk:
         """Issue the gradient of a module's weight that `backward_input` has left."""
         work, name = call.work, call.name
         if work.weight_gradient:
-            issued = work.weight_gradient
-            self._issue(f"{name} backward weight", issued, name, launches_of(issued), self._node(call))
+            gradient_work = work.weight_gradient
+            self._issue(
+                f"{name} backward weight",
+                gradient_work,
+                name,
+                launches_of(gradient_work),
+                self._node_overhead(call),
+            )
         self.hooks.gradient_ready(call)
         if work.weight_gradient:
-            freed = work.saved_bytes + _kept_for_weight(call)
-            self.builder.activations(-freed, name, self.micro_batch)
+            freed_bytes = work.saved_bytes + _kept_for_weight(call)
+            self.builder.activations(-freed_bytes, name, self.micro_batch)
 
 
-def _waits(module: Module) -> bool:
+def _waits_for_input(module: Module) -> bool:
     return module.host_waits or (isinstance(module.op_spec, Attention) and module.op_spec.host_waits)
 
 
@@ -356,13 +369,15 @@ def _dtensor_event(module: Module) -> str:
     """The host's event of DTensor around a module. It is "" where there is none: attention and activations
     get local tensors, and a product's sum of outputs is counted with the product.
     """
-    work = module.op_spec
-    if isinstance(work, Linear | Embedding):
+    op_spec = module.op_spec
+    if isinstance(op_spec, Linear | Embedding):
         return "dtensor_product"
-    if isinstance(work, Norm):
+    if isinstance(op_spec, Norm):
         return "dtensor_norm"
-    is_before = isinstance(work, Exchange) and not work.in_fp32 and work.forward in ("all_gather", None)
-    return "dtensor_input" if is_before else ""
+    is_input_exchange = (
+        isinstance(op_spec, Exchange) and not op_spec.in_fp32 and op_spec.forward in ("all_gather", None)
+    )
+    return "dtensor_input" if is_input_exchange else ""
 
 
 def _kept_for_weight(call: ModuleCall) -> int:

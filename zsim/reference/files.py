@@ -46,9 +46,9 @@ def _topology() -> Schema:
         _model_schema(Cluster), "a cluster that ships with zsim, or a file; what is left out is as there"
     )
     fields = Network.model_json_schema()["properties"]
-    for key, what in NETWORK_ALIASES.items():
+    for key, description in NETWORK_ALIASES.items():
         field = fields["kind" if key == "fabric" else key]
-        schema["properties"][key] = {**field, "description": what}
+        schema["properties"][key] = {**field, "description": description}
         schema["properties"][key].pop("default", None)
     gpu_schema = schema["properties"]["gpu"]
     gpu_name = {"type": "string", "description": "a GPU that ships with zsim, or the path of a GPU file"}
@@ -100,14 +100,14 @@ def _model_schema(model: type[BaseModel]) -> Schema:
     return model.model_json_schema(by_alias=True, mode="validation")
 
 
-def _extendable(schema: Schema, what: str) -> Schema:
+def _extendable(schema: Schema, description: str) -> Schema:
     required = schema.pop("required", [])
     for name in required:
         key_schema = schema["properties"][name]
         key_schema["description"] = (
             f"{key_schema.get('description', '')}; left out: {_INHERITED}".removeprefix("; ")
         )
-    first = {"extends": {"type": "string", "description": f"{what}; left out: the file stands alone"}}
+    first = {"extends": {"type": "string", "description": f"{description}; left out: the file stands alone"}}
     schema["properties"] = first | schema["properties"]
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     return schema

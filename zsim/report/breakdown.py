@@ -273,14 +273,14 @@ def _split_host_interval(start: float, end: float, sources: _WaitSources) -> Ite
         if call_start >= end:
             break
         if call_start > start:
-            yield from _split_interval_outside_allocator(start, call_start, sources)
+            yield from _split_around_allocator(start, call_start, sources)
         yield max(start, call_start), min(end, call_end), _ALLOCATOR, HOST
         start = min(end, call_end)
     if end > start:
-        yield from _split_interval_outside_allocator(start, end, sources)
+        yield from _split_around_allocator(start, end, sources)
 
 
-def _split_interval_outside_allocator(start: float, end: float, sources: _WaitSources) -> Iterator[_Interval]:
+def _split_around_allocator(start: float, end: float, sources: _WaitSources) -> Iterator[_Interval]:
     """Split an interval of the host outside of the allocator: blocked on a span, or busy (host-bound)."""
     for index in range(bisect_right(sources.stall_ends, start), len(sources.stalls)):
         stall_start, stall_end, info = sources.stalls[index]

@@ -292,7 +292,7 @@ class Report:
         }
 
 
-_UNUSED = MachineUse()
+_NO_MACHINE_USE = MachineUse()
 
 
 def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
@@ -308,7 +308,7 @@ def make_report(
     step: TracedStep,
     job: JobFacts,
     simulation: SimulationStats,
-    machine_use: MachineUse = _UNUSED,
+    machine_use: MachineUse = _NO_MACHINE_USE,
     *,
     notes: Sequence[str] = (),
     allocator: AllocatorRow | None = None,
@@ -333,9 +333,9 @@ def make_report(
     )
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
-    computing = (breakdown.seconds if pipeline is None else pipeline.mean_seconds())["compute"]
-    kernels = work.utilisation(work.hardware_flops - work.masked_flops[1], computing)
-    limit = limiting_sentence(trace, breakdown, step.overlap_fraction, kernels, work.peak_dtype)
+    compute_seconds = (breakdown.seconds if pipeline is None else pipeline.mean_seconds())["compute"]
+    kernel_utilisation = work.utilisation(work.hardware_flops - work.masked_flops[1], compute_seconds)
+    limit = limiting_sentence(trace, breakdown, step.overlap_fraction, kernel_utilisation, work.peak_dtype)
     metadata_labels = {
         key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)
     }

@@ -173,8 +173,8 @@ def _seconds_before_calls(starts: Floats, ends: Floats, call_starts: Floats, cal
         partial = np.minimum(until, call_ends[index]) - begins[index]
         return np.where(index < 0, 0.0, covered_before[index] + partial)
 
-    outside = (ends - starts) - (covered_seconds(ends) - covered_seconds(starts))
-    return float(outside[outside > _SAME * ends].sum())
+    uncovered_seconds = (ends - starts) - (covered_seconds(ends) - covered_seconds(starts))
+    return float(uncovered_seconds[uncovered_seconds > _SAME * ends].sum())
 
 
 _CallKey = tuple[str, str, int, int, str]

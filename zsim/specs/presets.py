@@ -47,11 +47,11 @@ def _stems(folder: Path, suffix: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob(f"*{suffix}")))
 
 
-def _locate(folder: Path, suffix: str, name: str, what: str, alternative: str | None) -> Path:
+def _locate(folder: Path, suffix: str, name: str, kind: str, alternative: str | None) -> Path:
     path = folder / f"{name}{suffix}"
     if name and Path(name).name == name and os.path.isfile(path):
         return path
     names = _stems(folder, suffix)
     examples = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     expected = f"a preset ({examples})" + (f" or {alternative}" if alternative else "")
-    raise InputError(f"unknown {what} '{name}'{did_you_mean(name, names)}; expected {expected}")
+    raise InputError(f"unknown {kind} '{name}'{did_you_mean(name, names)}; expected {expected}")

@@ -93,12 +93,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
     if key.count(".") > _MAX_PARTS:
         raise InputError(f"--set {key[:60]}...: found {key.count('.') + 1:,} parts, expected a few")
-    written = value.strip()
-    if written == NULL:
+    value_text = value.strip()
+    if value_text == NULL:
         return key, None
     try:
         parsed = parse_toml(f"value = {value}", f"--set {key[:60]}")["value"]
     except tomllib.TOMLDecodeError:
-        return key, written
+        return key, value_text
     is_number = isinstance(parsed, int | float) and not isinstance(parsed, bool)
-    return key, written if is_number and takes_text(key, Experiment) else parsed
+    return key, value_text if is_number and takes_text(key, Experiment) else parsed

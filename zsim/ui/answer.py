@@ -139,13 +139,13 @@ def _tiers(report: Report) -> Iterator[Tier]:
         if not peak.total:
             continue
         capacity = report.capacity_bytes.get(device)
-        used = format_bytes(peak.total)
+        used_text = format_bytes(peak.total)
         if capacity is None:
-            words = f"{used}, no limit known"
+            words = f"{used_text}, no limit known"
         elif peak.total <= capacity:
-            words = f"{used} of {format_bytes(capacity)}, {format_bytes(capacity - peak.total)} free"
+            words = f"{used_text} of {format_bytes(capacity)}, {format_bytes(capacity - peak.total)} free"
         else:
-            words = f"{used} of {format_bytes(capacity)}, {format_bytes(peak.total - capacity)} too much"
+            words = f"{used_text} of {format_bytes(capacity)}, {format_bytes(peak.total - capacity)} too much"
         if device == "gpu" and report.allocator is not None:
             words += f"; {format_torch_memory(report)}"
         yield Tier(DEVICES[device], peak.total, capacity, words)

@@ -190,11 +190,11 @@ def _curve(app: Any, backends: Backends) -> None:
         State("asked", "data"),
         prevent_initial_call=True,
     )
-    def extend(wanted: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Any, str]:
-        counts = request["counts"][: wanted["number"]]
+    def extend(target: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Any, str]:
+        counts = request["counts"][: target["number"]]
         scaling_curve, error = run_safely(
             lambda: backends.curve_worker.result(
-                "curve", request["shown"], request["more"], counts, wanted["mode"]
+                "curve", request["shown"], request["more"], counts, target["mode"]
             )
         )
         figures = (
@@ -202,4 +202,4 @@ def _curve(app: Any, backends: Backends) -> None:
             if scaling_curve is None
             else {name: f.to_plotly_json() for name, f in scaling_curve.figures.items()}
         )
-        return {**figures, "done": wanted}, error if scaling_curve is None else scaling_curve.words
+        return {**figures, "done": target}, error if scaling_curve is None else scaling_curve.words

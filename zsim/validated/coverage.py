@@ -57,12 +57,12 @@ def leave_one_source_out(
 ) -> list[JudgedRun]:
     """Every run with its validation by the runs of other sources."""
     validations: dict[tuple[str, Features], Validation] = {}
-    others = {source: exclude_source(runs, source) for source in {run.source for run in runs}}
+    runs_without_source = {source: exclude_source(runs, source) for source in {run.source for run in runs}}
     judged = []
     for run in runs:
         key = (run.source, run.features)
         if key not in validations:
-            validations[key] = validation_of(run.features, others[run.source], widening)
+            validations[key] = validation_of(run.features, runs_without_source[run.source], widening)
         judged.append(JudgedRun(run, validations[key]))
     return judged
 

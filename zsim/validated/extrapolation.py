@@ -134,11 +134,13 @@ def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapol
         add("mixture", f"no validated run{of_framework} of a mixture of experts")
     if lacks("several nodes", framework_features):
         add("several nodes", f"no validated run{of_framework} on several nodes")
-    for respect, what in (("gpus", "more GPUs"), ("parameters", "more parameters")):
-        most = max((getattr(run, respect) for run in framework_features), default=0)
-        if most and getattr(job, respect) > most:
-            doublings = log2(getattr(job, respect) / most)
-            add(respect, f"{what} than any validated run{of_framework} ({_format_count(most)})", doublings)
+    for respect, label in (("gpus", "more GPUs"), ("parameters", "more parameters")):
+        maximum = max((getattr(run, respect) for run in framework_features), default=0)
+        if maximum and getattr(job, respect) > maximum:
+            doublings = log2(getattr(job, respect) / maximum)
+            add(
+                respect, f"{label} than any validated run{of_framework} ({_format_count(maximum)})", doublings
+            )
     if any(_is_same_kind(run, job) for run in framework_features) and lacks("binding", framework_features):
         where = "several nodes" if job.is_several else "one node"
         add("binding", f"no validated run{of_framework} on {where} is bound by {job.binding}")

@@ -100,4 +100,4 @@ def binding_of(shares: Mapping[str, float], retries: float) -> str:
     """
     if retries > 0:
         return ALLOCATOR
-    return next((name for name, part, least in _SHARES if shares.get(part, 0.0) > least), KERNELS)
+    return next((name for name, part, threshold in _SHARES if shares.get(part, 0.0) > threshold), KERNELS)

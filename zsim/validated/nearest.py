@@ -62,10 +62,12 @@ def nearest_runs(
         if shown[run.source] < per_source:
             shown[run.source] += 1
             chosen.append(NearRun(run, cell, runs_per_source[cell, run.source]))
-    shown_per_source = Counter((near.cell, near.run.source) for near in chosen)
+    shown_per_source = Counter((near_run.cell, near_run.run.source) for near_run in chosen)
     return tuple(
-        NearRun(near.run, near.cell, near.more - shown_per_source[near.cell, near.run.source])
-        for near in chosen
+        NearRun(
+            near_run.run, near_run.cell, near_run.more - shown_per_source[near_run.cell, near_run.run.source]
+        )
+        for near_run in chosen
     )
 
 

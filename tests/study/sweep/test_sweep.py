@@ -386,8 +386,8 @@ def test_interrupts_stay_held_when_pythons_resource_tracker_starts() -> None:
     """A semaphore starts it, as every pool's queues do, and it unblocks Ctrl-C where it was not running."""
     code = """
 import multiprocessing, signal
-from zsim.study.sweep.pool import _interrupts_held
-with _interrupts_held():
+from zsim.study.sweep.pool import _block_interrupts
+with _block_interrupts():
     multiprocessing.get_context("spawn").Semaphore()
     print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 """

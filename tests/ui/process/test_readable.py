@@ -21,15 +21,15 @@ from pathlib import Path
 given = json.loads(sys.argv[1])
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.process.backend import Backend
-from zsim.ui.form import form_of
-from zsim.ui.words import said
-form = form_of(Experiment.of_data(given["experiment"]))
+from zsim.ui.form import make_form
+from zsim.ui.words import run_safely
+form = make_form(Experiment.of_data(given["experiment"]))
 backend = Backend(form, Path(given["folder"]))
 opened = []  # by who comes behind the backend's own hook: what that did not refuse
 sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)
 for setting in given["settings"]:
     opened.clear()
-    print(json.dumps(said(lambda: backend.take(form.initial, "", setting["text"], "given.toml")
+    print(json.dumps(run_safely(lambda: backend.take(form.initial, "", setting["text"], "given.toml")
                           if "text" in setting else bool(backend.outcome(form.initial, setting["more"])))
                      + (any("secret" in path for path in opened),)))
 """

@@ -138,7 +138,7 @@ def test_end_leaves_one_that_does_nothing_with_what_it_keeps() -> None:
 
 def test_after_some_work_a_fresh_process_takes_over() -> None:
     """Two pieces of work each."""
-    one = worker(max_works=2)
+    one = worker(max_requests=2)
     assert [one.result(count) for _ in range(5)] == [1, 2, 1, 2, 1]
 
 

@@ -24,36 +24,36 @@ _BLOCK, _SCALE_BLOCK = 64, 256  # elements of a block with a scale, scales of a 
 _FP32, _LOW = 4, 2  # bytes of an element
 
 
-def product_type(work: Linear, options: WorkOptions) -> tuple[int, str]:
+def product_type(spec: Linear, options: WorkOptions) -> tuple[int, str]:
     """Bytes of an element, and the type, in which a product is computed."""
-    return (_FP32, "fp32") if work.dtype == "fp32" else (options.activation_bytes, options.kernel_dtype)
+    return (_FP32, "fp32") if spec.dtype == "fp32" else (options.activation_bytes, options.kernel_dtype)
 
 
 def input_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Cast, dropout, cast back. See [Note: what an adapter casts]."""
-    work = module.op_spec
-    assert isinstance(work, AdapterInput)
-    elements, e = shape.tokens * work.width, options.activation_bytes
-    adapter_element = adapter_bytes(work, options)
+    spec = module.op_spec
+    assert isinstance(spec, AdapterInput)
+    elements, e = shape.tokens * spec.width, options.activation_bytes
+    adapter_element = adapter_bytes(spec, options)
     kernels = [_elementwise(elements * (e + adapter_element))] if adapter_element != e else []
-    if work.dropout:
+    if spec.dropout:
         kernels.append(_elementwise(elements * (2 * adapter_element + 1)))
-    if work.recasts:
+    if spec.recasts:
         kernels.append(_elementwise(elements * (_LOW + adapter_element)))
     return tuple(kernels)
 
 
-def adapter_bytes(work: AdapterInput, options: WorkOptions) -> int:
+def adapter_bytes(spec: AdapterInput, options: WorkOptions) -> int:
     """Bytes of an element of an adapter's input as dropout sees it."""
-    return _FP32 if work.dtype == "fp32" or work.recasts else options.activation_bytes
+    return _FP32 if spec.dtype == "fp32" or spec.recasts else options.activation_bytes
 
 
 def sum_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """`result + lora_B(...) * scaling`: a product with a number, a sum, and a cast where types differ."""
-    work = module.op_spec
-    assert isinstance(work, AdapterSum)
-    elements, e = shape.tokens * work.width, options.activation_bytes
-    adapter_element = _FP32 if work.dtype == "fp32" else e
+    spec = module.op_spec
+    assert isinstance(spec, AdapterSum)
+    elements, e = shape.tokens * spec.width, options.activation_bytes
+    adapter_element = _FP32 if spec.dtype == "fp32" else e
     kernels = [
         _elementwise(elements * 2 * adapter_element),
         _elementwise(elements * (e + 2 * adapter_element)),
@@ -65,10 +65,10 @@ def sum_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kern
 
 def sum_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The gradient goes to the frozen product as it is, and scaled to the adapter."""
-    work = module.op_spec
-    assert isinstance(work, AdapterSum)
-    elements, e = shape.tokens * work.width, options.activation_bytes
-    adapter_element = _FP32 if work.dtype == "fp32" else e
+    spec = module.op_spec
+    assert isinstance(spec, AdapterSum)
+    elements, e = shape.tokens * spec.width, options.activation_bytes
+    adapter_element = _FP32 if spec.dtype == "fp32" else e
     scale = _elementwise(elements * 2 * adapter_element)
     return (_elementwise(elements * (e + adapter_element)), scale) if adapter_element != e else (scale,)
 
@@ -77,10 +77,10 @@ def casts_around(module: Module, shape: BatchShape, *, is_backward: bool) -> tup
     """The casts before and after a 16-bit product of which input and output are fp32. See [Note: 4-bit
     products].
     """
-    work = module.op_spec
-    if not module.in_fp32 or not isinstance(work, Linear):
+    spec = module.op_spec
+    if not module.in_fp32 or not isinstance(spec, Linear):
         return (), ()
-    input_elements, output_elements = shape.tokens * work.in_features, shape.tokens * work.out_features
+    input_elements, output_elements = shape.tokens * spec.in_features, shape.tokens * spec.out_features
     if is_backward:
         input_elements, output_elements = output_elements, input_elements
     copy = 0 if is_backward else 2 * _FP32

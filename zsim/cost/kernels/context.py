@@ -43,11 +43,11 @@ class SharedAttention:
     options: WorkOptions
 
     @classmethod
-    def of(cls, work: Attention, shape: BatchShape, options: WorkOptions) -> SharedAttention:
+    def of(cls, spec: Attention, shape: BatchShape, options: WorkOptions) -> SharedAttention:
         """The attention of a rank whose part of the batch is `shape`."""
-        assert work.context is not None
-        share = work.context
-        return cls(work, share, share.ranks, shape.sequences, shape.sequence_length, options)
+        assert spec.context is not None
+        share = spec.context
+        return cls(spec, share, share.ranks, shape.sequences, shape.sequence_length, options)
 
     @property
     def rank(self) -> int:

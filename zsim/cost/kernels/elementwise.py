@@ -211,7 +211,7 @@ def activation_cost_of(name: str, *, is_gated: bool, options: WorkOptions) -> Ac
 
 
 def layout_kernels(
-    work: Attention, shape: BatchShape, options: WorkOptions, direction: int
+    spec: Attention, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
     """nanotron's copies around attention in one direction (0: forward, 1: backward). () of others.
 
@@ -224,9 +224,9 @@ def layout_kernels(
     """
     if options.layers != "nanotron":
         return ()
-    outputs = work.num_heads * work.v_head_dim
-    key_value_elements = work.num_kv_heads * (work.qk_head_dim + work.v_head_dim)
-    inputs = work.num_heads * work.qk_head_dim + key_value_elements
+    outputs = spec.num_heads * spec.v_head_dim
+    key_value_elements = spec.num_kv_heads * (spec.qk_head_dim + spec.v_head_dim)
+    inputs = spec.num_heads * spec.qk_head_dim + key_value_elements
     moved_elements, launches = (
         (2 * inputs + 4 * key_value_elements, 11)
         if direction == 0

@@ -41,7 +41,7 @@ _DEEPSPEED_GATES = {1: _ScoreCost(180, 34, 22, 10), 2: _ScoreCost(410, 60, 40, 1
 _DEEPSPEED_GATE = _ScoreCost(85, 30, 30, 12)
 
 
-def _score_cost(work: Router) -> _ScoreCost:
+def _score_cost(spec: Router) -> _ScoreCost:
     """Cost of the scores. They are read, softmax or sigmoid is written, and topk reads it. Backward fills the
     gradient of the scores with zeros and passes through the function (reads gradient and output, writes). A
     bias for the choice is a sum more. Groups take the best two scores of each, a mask, and a masked copy.
@@ -49,16 +49,16 @@ def _score_cost(work: Router) -> _ScoreCost:
     (`topk_routing_with_score_function`, core 0.16.1 core/transformer/moe/moe_utils.py). The loss is a sum of
     scores and one of the map.
     """
-    if work.library == "deepspeed-moe":
-        return _DEEPSPEED_GATES.get(work.top_k, _DEEPSPEED_GATE)
+    if spec.library == "deepspeed-moe":
+        return _DEEPSPEED_GATES.get(spec.top_k, _DEEPSPEED_GATE)
     forward, launches, backward, back_launches = 12, 5, 18, 6
-    if work.library.startswith("megatron"):
+    if spec.library.startswith("megatron"):
         forward, launches, backward, back_launches = forward + 10, launches + 6, backward + 4, 7
-    if work.has_choice_bias:
+    if spec.has_choice_bias:
         forward, launches = forward + 8, launches + 1
-    if work.num_groups > 1:
+    if spec.num_groups > 1:
         forward, launches = forward + 12, launches + 7
-    if work.has_auxiliary_loss:
+    if spec.has_auxiliary_loss:
         forward, launches, backward, back_launches = (
             forward + 12,
             launches + 6,
@@ -96,19 +96,19 @@ def router_backward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     )
 
 
-def _router_casts(work: Router, shape: BatchShape, options: WorkOptions) -> Kernels:
+def _router_casts(spec: Router, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The input cast between the activations' type and fp32, in one direction."""
-    if not work.in_fp32 or options.activation_bytes == 4:
+    if not spec.in_fp32 or options.activation_bytes == 4:
         return ()
-    return (_elementwise(shape.tokens * work.in_features * 6, options, 2),)
+    return (_elementwise(shape.tokens * spec.in_features * 6, options, 2),)
 
 
-def _gate(work: Router, shape: BatchShape, options: WorkOptions, layout: Layout) -> Kernel:
-    tokens, experts, width = shape.tokens, work.num_experts, work.in_features
+def _gate(spec: Router, shape: BatchShape, options: WorkOptions, layout: Layout) -> Kernel:
+    tokens, experts, width = shape.tokens, spec.num_experts, spec.in_features
     shapes = {"nt": (tokens, experts, width), "nn": (tokens, width, experts), "tn": (experts, width, tokens)}
-    dtype = "fp32" if work.in_fp32 else options.kernel_dtype
-    operand = 4 if work.in_fp32 else options.activation_bytes
-    score = 4 if work.in_fp32 or work.has_fp32_output else options.activation_bytes
+    dtype = "fp32" if spec.in_fp32 else options.kernel_dtype
+    operand = 4 if spec.in_fp32 else options.activation_bytes
+    score = 4 if spec.in_fp32 or spec.has_fp32_output else options.activation_bytes
     moved_bytes = (tokens * width + width * experts) * operand + tokens * experts * score
     flops = 2.0 * tokens * experts * width
     return Kernel("gemm", flops, float(moved_bytes), dtype, shapes[layout], layout=layout)
@@ -221,12 +221,12 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
     return (*copies_after, *input_gradient, *copies_before), weight_gradient if module.trains_weight else ()
 
 
-def _concatenates_rows(work: GroupedLinear) -> bool:
+def _concatenates_rows(spec: GroupedLinear) -> bool:
     """Whether an adapter copies the rows of every expert into one tensor before its products:
     Megatron-Bridge's (0.6.0 peft/utils.py `GroupedExpertLinearAdapter.forward`). Backward of each slice
     writes zeros for all rows and the slice into them. The slices' gradients are added up.
     """
-    return work.is_adapter and work.kernel == "grouped" and work.num_experts > 1
+    return spec.is_adapter and spec.kernel == "grouped" and spec.num_experts > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class _ForwardAndBackward:
     backward: Kernels
 
 
-def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _ForwardAndBackward:
+def _scored_bias(spec: GroupedLinear, rows: int, options: WorkOptions) -> _ForwardAndBackward:
     """The bias of Transformer Engine's second product, which Megatron adds itself (core 0.16.1
     core/transformer/moe/experts.py `TEGroupedMLP._apply_bias`), eager.
 
@@ -247,10 +247,10 @@ def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _Forwa
     on, in e to the rows (a cast where w > e), whose parts are concatenated (2 e). The product's two gradients
     are each a product (reads w, writes p) summed up (reads p). Every product has a broadcast factor.
     """
-    e, p = options.activation_bytes, work.scored_bias_bytes
-    w, count = max(e, p), work.num_experts
+    e, p = options.activation_bytes, spec.scored_bias_bytes
+    w, count = max(e, p), spec.num_experts
     cast, casts = (w + e, 1) if w > e else (0, 0)
-    numel = rows * work.out_features
+    numel = rows * spec.out_features
     forward = (e + p + w) + 2 * w + cast
     backward = 2 * cast + 2 * e + 2 * p
     return _ForwardAndBackward(
@@ -273,7 +273,7 @@ def _broadcast_products(elements: int, each_bytes: int, launches: int, options: 
     )
 
 
-def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
+def _casts(spec: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
     """Casts of the experts' rows. With delayed scales in both directions, and in nvfp4, they are one kernel
     for all. Otherwise they are those of each expert (Transformer Engine d0067d0d
     pytorch/csrc/extensions/cast.cpp `split_quantize`, `multi_tensor_quantize_impl`).
@@ -281,7 +281,7 @@ def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
     casts, recipe = fp8.cast(numel, options), options.fp8
     if recipe.recipe == "nvfp4" or (recipe.recipe == "delayed" and recipe.transposes):
         return tuple(casts)
-    return tuple(replace(kernel, launches=kernel.launches * work.num_experts) for kernel in casts)
+    return tuple(replace(kernel, launches=kernel.launches * spec.num_experts) for kernel in casts)
 
 
 def _product(

@@ -39,12 +39,12 @@ def is_quantized(module: Module, options: WorkOptions) -> bool:
     Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output").
     Megatron's output layer is no layer of Transformer Engine.
     """
-    work = module.op_spec
-    if options.dtype != "fp8" or not isinstance(work, Linear) or module.name == _HEAD or work.in_bf16:
+    spec = module.op_spec
+    if options.dtype != "fp8" or not isinstance(spec, Linear) or module.name == _HEAD or spec.in_bf16:
         return False
     if ".lora_" in module.name:
         return False
-    return work.in_features % 16 == 0 and work.out_features % 16 == 0
+    return spec.in_features % 16 == 0 and spec.out_features % 16 == 0
 
 
 def runs_in_transformer_engine(module: Module, options: WorkOptions) -> bool:
@@ -140,24 +140,24 @@ def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list
     return _engine_casts(numel, _directions(fp8) if is_backward else 1, options)
 
 
-def kept_input_bytes(work: Linear, numel: int, options: WorkOptions) -> int:
+def kept_input_bytes(spec: Linear, numel: int, options: WorkOptions) -> int:
     """Bytes of a quantised product's input of `numel` elements that backward needs. Under Transformer Engine,
     which saves what it has cast, it is one direction. Under torchao it is 16 bits, except for what was
     gathered in fp8.
     """
     fp8 = options.fp8
-    if fp8.is_transformer_engine or _cast_parts(work.input_cast_ranks, fp8) > 1:
+    if fp8.is_transformer_engine or _cast_parts(spec.input_cast_ranks, fp8) > 1:
         return fp8.operand_bytes(numel)
     return numel * options.activation_bytes
 
 
-def kept_weight_bytes(work: Linear, options: WorkOptions) -> int:
+def kept_weight_bytes(spec: Linear, options: WorkOptions) -> int:
     """Bytes of a weight's quantised copies that are kept from forward to backward: Transformer Engine's,
     where they are neither kept all the time nor made again."""
     fp8 = options.fp8
     if not fp8.is_transformer_engine or fp8.keeps_weights or fp8.recasts_weights or fp8.has_quantized_weights:
         return 0
-    return fp8.weight_copy_bytes(work.in_features * work.out_features)
+    return fp8.weight_copy_bytes(spec.in_features * spec.out_features)
 
 
 def norm_saving(numel: int, options: WorkOptions) -> int:
@@ -191,15 +191,15 @@ def _cast_parts(num_ranks: int, fp8: Fp8) -> int:
     return num_ranks if fp8.gathers_quantized else 1
 
 
-def _engine_input_casts(work: Linear, numel: int, options: WorkOptions) -> list[Kernel]:
+def _engine_input_casts(spec: Linear, numel: int, options: WorkOptions) -> list[Kernel]:
     """Casts of an input, which a fused norm has begun."""
     fp8 = options.fp8
-    if not work.follows_norm or fp8.recipe not in ("delayed", "current"):
-        return _operand_casts(numel, work.input_cast_ranks, options, is_gradient=False)
-    needs_both_directions = fp8.transposes and work.input_cast_ranks == 1
+    if not spec.follows_norm or fp8.recipe not in ("delayed", "current"):
+        return _operand_casts(numel, spec.input_cast_ranks, options, is_gradient=False)
+    needs_both_directions = fp8.transposes and spec.input_cast_ranks == 1
     if fp8.recipe == "delayed":
         return [_elementwise(2 * numel, options)] if needs_both_directions else []
-    part = numel // work.input_cast_ranks
+    part = numel // spec.input_cast_ranks
     return [_scale(options), _elementwise(part * (4 if needs_both_directions else 3), options)]
 
 

@@ -34,8 +34,8 @@ class FusedHead:
 
 def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
     """Tokens of one piece: tokens / ceil(V / H), up to a power of two, at most all."""
-    least = -(-tokens // -(-vocab_size // hidden_size))
-    return min(tokens, 1 << (least - 1).bit_length())
+    min_tokens = -(-tokens // -(-vocab_size // hidden_size))
+    return min(tokens, 1 << (min_tokens - 1).bit_length())
 
 
 def head_index(modules: tuple[Module, ...]) -> int | None:
@@ -53,10 +53,10 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     (read twice, written once), and the accumulation of the weight's gradient. The gradients of the input
     (T H) and of the weight (V H) are saved for backward.
     """
-    work = head.op_spec
-    assert isinstance(work, Linear)
-    tokens, hidden, vocab, e = shape.tokens, work.in_features, work.out_features, options.activation_bytes
-    dtype, weight = options.kernel_dtype, work.in_features * work.out_features
+    spec = head.op_spec
+    assert isinstance(spec, Linear)
+    tokens, hidden, vocab, e = shape.tokens, spec.in_features, spec.out_features, options.activation_bytes
+    dtype, weight = options.kernel_dtype, spec.in_features * spec.out_features
     piece = piece_tokens(tokens, hidden, vocab)
     kernels: list[Kernel] = []
     for begin in range(0, tokens, piece):

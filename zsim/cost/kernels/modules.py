@@ -260,17 +260,17 @@ def _autocast_cast(num_elements: int, options: WorkOptions) -> Kernels:
 
 
 def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    work = module.op_spec
-    assert isinstance(work, Activation)
-    passes = activation_cost_of(work.name, is_gated=work.gated, options=options).forward
-    return passes.kernels(shape.tokens * work.width, options)
+    spec = module.op_spec
+    assert isinstance(spec, Activation)
+    passes = activation_cost_of(spec.name, is_gated=spec.gated, options=options).forward
+    return passes.kernels(shape.tokens * spec.width, options)
 
 
 def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    work = module.op_spec
-    assert isinstance(work, Activation)
-    passes = activation_cost_of(work.name, is_gated=work.gated, options=options).backward
-    return passes.kernels(shape.tokens * work.width, options)
+    spec = module.op_spec
+    assert isinstance(spec, Activation)
+    passes = activation_cost_of(spec.name, is_gated=spec.gated, options=options).backward
+    return passes.kernels(shape.tokens * spec.width, options)
 
 
 def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:

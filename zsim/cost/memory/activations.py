@@ -136,18 +136,18 @@ def kept_quantised_input(module: Module, shape: BatchShape, options: WorkOptions
     Source: pytorch issue 128730 (2024): the partitioner keeps the inputs of `_scaled_mm`, as in the releases
     that these lists were written for. torch 2.13 does so no more.
     """
-    work = module.op_spec
-    if not isinstance(work, Linear) or not is_quantized(module, options) or module.shares_input:
+    spec = module.op_spec
+    if not isinstance(spec, Linear) or not is_quantized(module, options) or module.shares_input:
         return 0
-    return options.fp8.operand_bytes(shape.tokens * work.in_features // work.input_cast_ranks)
+    return options.fp8.operand_bytes(shape.tokens * spec.in_features // spec.input_cast_ranks)
 
 
 def _is_scatter(module: Module) -> bool:
     """Whether it reduce-scatters, be it a product that scatters its own output in pieces."""
-    work = module.op_spec
-    if isinstance(work, Linear):
-        return work.chunked_overlap is not None and work.chunked_overlap.scatters > 0
-    return isinstance(work, Exchange) and work.forward == "reduce_scatter"
+    spec = module.op_spec
+    if isinstance(spec, Linear):
+        return spec.chunked_overlap is not None and spec.chunked_overlap.scatters > 0
+    return isinstance(spec, Exchange) and spec.forward == "reduce_scatter"
 
 
 def _feeds_norm(modules: tuple[Module, ...], module: Module) -> bool:
@@ -271,13 +271,13 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     return tokens * work.width * e if isinstance(work, Activation) else 0
 
 
-def exchanged_bytes(work: Exchange, kind: ExchangeKind | None, tokens: int, element_bytes: int) -> int:
+def exchanged_bytes(spec: Exchange, kind: ExchangeKind | None, tokens: int, element_bytes: int) -> int:
     """Bytes of the tensor that a collective of an exchange makes: all tokens' or a rank's part. An all-reduce
     works in place.
     """
-    element = DTYPE_BYTES[work.dtype] if work.dtype else 4 if work.in_fp32 else element_bytes
-    full = (work.numel or tokens * work.width) * element
-    return {"all_gather": full, "reduce_scatter": full // work.ranks, "all_to_all": full}.get(kind or "", 0)
+    element = DTYPE_BYTES[spec.dtype] if spec.dtype else 4 if spec.in_fp32 else element_bytes
+    full = (spec.numel or tokens * spec.width) * element
+    return {"all_gather": full, "reduce_scatter": full // spec.ranks, "all_to_all": full}.get(kind or "", 0)
 
 
 def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
@@ -340,18 +340,18 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
 
 
-def expands_groups(work: Attention, options: WorkOptions) -> bool:
+def expands_groups(spec: Attention, options: WorkOptions) -> bool:
     """Whether backward makes dk and dv for every query head, in the activations' type, and sums them up over
     the groups: FlashAttention-2 2.3 to 2.8.3 (csrc/flash_attn/flash_api.cpp `mha_bwd`, `mha_varlen_bwd`,
     `dk_expanded`), as does torch's copy of it (ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
-    return options.expands_groups and work.num_kv_heads < work.num_heads
+    return options.expands_groups and spec.num_kv_heads < spec.num_heads
 
 
 def _saves_only_its_input(module: Module, options: WorkOptions) -> bool:
-    work = module.op_spec
-    if isinstance(work, Norm):
-        return work.kind == "layer" or options.fuses_kernels
-    return isinstance(work, Linear)
+    spec = module.op_spec
+    if isinstance(spec, Norm):
+        return spec.kind == "layer" or options.fuses_kernels
+    return isinstance(spec, Linear)
 
 
 def saves_only_block_input(module: Module, options: WorkOptions) -> bool:
@@ -376,7 +376,7 @@ def runs_before_recomputation(block: Block) -> int:
 
 
 def _saves_nothing(module: Module) -> bool:
-    work = module.op_spec
-    if isinstance(work, TracedModule):
-        return not work.saved
-    return isinstance(work, Exchange | AdapterSum) or (isinstance(work, Residual) and not work.dropout)
+    spec = module.op_spec
+    if isinstance(spec, TracedModule):
+        return not spec.saved
+    return isinstance(spec, Exchange | AdapterSum) or (isinstance(spec, Residual) and not spec.dropout)

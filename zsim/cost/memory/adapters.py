@@ -53,11 +53,11 @@ def cast_bytes(module: Module, shape: BatchShape, *, is_backward: bool) -> int:
     """Bytes of tensors that the casts around a product make, where it is `in_fp32`: its input in 16 bits and
     its output in fp32. In backward they are the gradients of both in fp32, in addition to those in 16 bits.
     """
-    work = module.op_spec
-    if not module.in_fp32 or not isinstance(work, Linear):
+    spec = module.op_spec
+    if not module.in_fp32 or not isinstance(spec, Linear):
         return 0
     input_element = DTYPE_BYTES["fp32"] if is_backward else DTYPE_BYTES["bf16"]
-    return shape.tokens * (work.in_features * input_element + work.out_features * DTYPE_BYTES["fp32"])
+    return shape.tokens * (spec.in_features * input_element + spec.out_features * DTYPE_BYTES["fp32"])
 
 
 def frozen_saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int | None:
@@ -68,32 +68,32 @@ def frozen_saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) 
         return 0
     if module.trains_weight:
         return None
-    work = module.op_spec
-    if isinstance(work, Linear):
+    spec = module.op_spec
+    if isinstance(spec, Linear):
         return 0
-    if isinstance(work, Norm):
-        cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
-        return shape.tokens * work.width * freeze_norm_weight(cost, work.kind, options).saved_bytes
+    if isinstance(spec, Norm):
+        cost = norm_cost(spec.kind, options.stream_bytes, is_fused=options.fuses_kernels)
+        return shape.tokens * spec.width * freeze_norm_weight(cost, spec.kind, options).saved_bytes
     return None
 
 
-def adapter_saved_bytes(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
+def adapter_saved_bytes(spec: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
     """The mask of dropout, a byte an element. The sum keeps nothing."""
-    has_mask = isinstance(work, AdapterInput) and work.dropout > 0
-    return shape.tokens * work.width if has_mask else 0
+    has_mask = isinstance(spec, AdapterInput) and spec.dropout > 0
+    return shape.tokens * spec.width if has_mask else 0
 
 
-def adapter_temporary_bytes(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
+def adapter_temporary_bytes(spec: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
     """The input of an adapter as it is cast, with dropout its output too. The sum makes the scaled output and
     the sum, in the wider type, and one more where the sum is cast.
     """
     e = options.activation_bytes
-    if isinstance(work, AdapterInput):
-        adapter_element = adapter_bytes(work, options)
+    if isinstance(spec, AdapterInput):
+        adapter_element = adapter_bytes(spec, options)
         return (
             shape.tokens
-            * work.width
-            * ((adapter_element if adapter_element != e else 0) + (adapter_element if work.dropout else 0))
+            * spec.width
+            * ((adapter_element if adapter_element != e else 0) + (adapter_element if spec.dropout else 0))
         )
-    adapter_element = 4 if work.dtype == "fp32" else e
-    return shape.tokens * work.width * (2 * adapter_element + (e if adapter_element != e else 0))
+    adapter_element = 4 if spec.dtype == "fp32" else e
+    return shape.tokens * spec.width * (2 * adapter_element + (e if adapter_element != e else 0))

@@ -14,9 +14,9 @@ from zsim.specs.model.spec import Attention
 Sizes = tuple[int, ...]
 
 
-def saved_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
+def saved_tensors(spec: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
     """Bytes of each tensor kept from forward to backward."""
-    shared = SharedAttention.of(work, shape, options)
+    shared = SharedAttention.of(spec, shape, options)
     if shared.share.has_masks:
         local_bytes, ranks = (shared.query_bytes, shared.logsumexp_bytes), shared.ranks
         return local_bytes[0], ranks * shared.key_bytes, ranks * shared.value_bytes, local_bytes[1]
@@ -32,9 +32,9 @@ def saved_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> S
     )
 
 
-def forward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
+def forward_tensors(spec: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
     """Bytes of each tensor that lives during forward only, the output included."""
-    shared = SharedAttention.of(work, shape, options)
+    shared = SharedAttention.of(spec, shape, options)
     out = shared.output_bytes
     if shared.share.has_masks:
         # K and V made contiguous, and as they were gathered.
@@ -54,11 +54,11 @@ def forward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) ->
     return _ring_forward(shared)
 
 
-def backward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
+def backward_tensors(spec: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
     """Bytes of each tensor that lives during backward only: gradients of output and inputs, and
     temporaries.
     """
-    shared = SharedAttention.of(work, shape, options)
+    shared = SharedAttention.of(spec, shape, options)
     e, q, kv, out = options.activation_bytes, shared.query_bytes, shared.key_value_bytes, shared.output_bytes
     in_fp32 = q // e * 4  # dq, as the kernel sums it up
     if shared.share.has_masks:

@@ -35,97 +35,99 @@ from zsim.specs.model.spec import (
 INDEX_BYTES = 8
 
 
-def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
+def _linear_saved(spec: Linear, shape: BatchShape, options: WorkOptions) -> int:
     """The input, and under autocast (fp32 weights) also the cast copy of the weight."""
-    weight = work.in_features * work.out_features if options.autocast else 0
+    weight = spec.in_features * spec.out_features if options.autocast else 0
     local_tokens = shape.tokens // (
-        work.overlapped_collectives.input_shards if work.overlapped_collectives else 1
+        spec.overlapped_collectives.input_shards if spec.overlapped_collectives else 1
     )
-    return (local_tokens * work.in_features + weight) * product_type(work, options)[0]
+    return (local_tokens * spec.in_features + weight) * product_type(spec, options)[0]
 
 
-def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
-    cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
-    return shape.tokens * work.width * cost.saved_bytes
+def _norm_saved(spec: Norm, shape: BatchShape, options: WorkOptions) -> int:
+    cost = norm_cost(spec.kind, options.stream_bytes, is_fused=options.fuses_kernels)
+    return shape.tokens * spec.width * cost.saved_bytes
 
 
-def keeps_fused_projection(work: Attention, options: WorkOptions) -> bool:
+def keeps_fused_projection(spec: Attention, options: WorkOptions) -> bool:
     """Whether the full fused projection stays alive for the sake of v, its slice, next to the new q and k
     that the rotary embedding makes.
     """
-    return work.rotary and work.splits_fused_qkv and not options.fuses_kernels
+    return spec.rotary and spec.splits_fused_qkv and not options.fuses_kernels
 
 
-def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
+def _attention_saved(spec: Attention, shape: BatchShape, options: WorkOptions) -> int:
     """Flash keeps q, k, v and log-sum-exp. Where it unpads it also keeps its output, which is scattered into
     the next layer's input, and the indices. Math keeps q, k and v of all heads and the softmax's output, and
     with dropout its mask and its output. Eager code with an fp32 softmax also keeps the probabilities cast
     back.
     """
-    if work.context is not None:
-        return sum(saved_tensors(work, shape, options))
-    e, inputs = options.activation_bytes, input_elements(work)
+    if spec.context is not None:
+        return sum(saved_tensors(spec, shape, options))
+    e, inputs = options.activation_bytes, input_elements(spec)
     if options.attention == "flash":
-        is_doubled = keeps_fused_projection(work, options)
-        rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
-        if work.is_latent and work.rotary_width is not None and not options.fuses_kernels:
-            rotated += work.num_kv_heads * (work.qk_head_dim - work.rotary_width)  # the keys beside v
-        unpadded = output_elements(work) * e + INDEX_BYTES if unpads(work, options) else 0
-        bias = bias_bytes(work, shape, options) if work.bias in ("made", "zeros") else 0
-        return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded) + bias
-    repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
-    return shape.tokens * repeated * e + score_bytes(work, shape, sum(saved_bytes_per_score(work, options)))
+        is_doubled = keeps_fused_projection(spec, options)
+        rotated = (spec.num_heads + spec.num_kv_heads) * spec.qk_head_dim if is_doubled else 0
+        if spec.is_latent and spec.rotary_width is not None and not options.fuses_kernels:
+            rotated += spec.num_kv_heads * (spec.qk_head_dim - spec.rotary_width)  # the keys beside v
+        unpadded = output_elements(spec) * e + INDEX_BYTES if unpads(spec, options) else 0
+        bias = bias_bytes(spec, shape, options) if spec.bias in ("made", "zeros") else 0
+        return shape.tokens * ((inputs + rotated) * e + spec.num_heads * LOGSUMEXP_BYTES + unpadded) + bias
+    repeated_elements = query_elements(spec) + spec.num_heads * (spec.qk_head_dim + spec.v_head_dim)
+    return shape.tokens * repeated_elements * e + score_bytes(
+        spec, shape, sum(saved_bytes_per_score(spec, options))
+    )
 
 
-def bias_bytes(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
+def bias_bytes(spec: Attention, shape: BatchShape, options: WorkOptions) -> int:
     """Bytes of a bias that is added to the scores of every sequence. The layers that read it keep nothing of
     their own.
     """
-    return work.num_heads * shape.sequence_length**2 * options.activation_bytes
+    return spec.num_heads * shape.sequence_length**2 * options.activation_bytes
 
 
-def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
+def score_bytes(spec: Attention, shape: BatchShape, bytes_each: int) -> int:
     """Bytes of all scores of written-out attention, at `bytes_each` per score."""
-    return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
+    return shape.sequences * spec.num_heads * shape.sequence_length**2 * bytes_each
 
 
-def saved_bytes_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
+def saved_bytes_per_score(spec: Attention, options: WorkOptions) -> tuple[int, ...]:
     """Bytes per score of each tensor of scores that written-out attention keeps: the softmax's output. With
     dropout it also keeps its mask and its output, and otherwise after an fp32 softmax the output cast back. A
     cap keeps its tanh.
     """
     e = options.activation_bytes
-    if work.softcaps:
-        return (e, *saved_bytes_per_score(replace(work, softcaps=False), options))
-    upcasts = work.upcasts_softmax and not options.compile and e < 4
+    if spec.softcaps:
+        return (e, *saved_bytes_per_score(replace(spec, softcaps=False), options))
+    upcasts = spec.upcasts_softmax and not options.compile and e < 4
     softmax = 4 if upcasts else e
-    if work.dropout:
+    if spec.dropout:
         return softmax, 1, e
     return (softmax, e) if upcasts else (softmax,)
 
 
-def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions) -> int:
-    cost = activation_cost_of(work.name, is_gated=work.gated, options=options)
-    return int(shape.tokens * work.width * cost.saved * options.activation_bytes)
+def _activation_saved(spec: Activation, shape: BatchShape, options: WorkOptions) -> int:
+    cost = activation_cost_of(spec.name, is_gated=spec.gated, options=options)
+    return int(shape.tokens * spec.width * cost.saved * options.activation_bytes)
 
 
-def _residual_saved(work: Residual, shape: BatchShape, options: WorkOptions) -> int:
+def _residual_saved(spec: Residual, shape: BatchShape, options: WorkOptions) -> int:
     """The dropout mask. An add keeps nothing."""
-    return shape.tokens * work.width if work.dropout else 0
+    return shape.tokens * spec.width if spec.dropout else 0
 
 
-def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -> int:
+def _embedding_saved(spec: Embedding, shape: BatchShape, options: WorkOptions) -> int:
     """The token indices."""
     return shape.tokens * INDEX_BYTES
 
 
-def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
+def _loss_saved(spec: Loss, shape: BatchShape, options: WorkOptions) -> int:
     """`saved_bytes_per_logit` of every logit. Logits that the trainer holds anyway are not counted."""
-    holds_logits = work.holds_logits == "as they are"
-    return shape.tokens * work.vocab_size * saved_bytes_per_logit(options, holds_logits=holds_logits)
+    holds_logits = spec.holds_logits == "as they are"
+    return shape.tokens * spec.vocab_size * saved_bytes_per_logit(options, holds_logits=holds_logits)
 
 
-def _exchange_saved(work: Exchange, shape: BatchShape, options: WorkOptions) -> int:
+def _exchange_saved(spec: Exchange, shape: BatchShape, options: WorkOptions) -> int:
     return 0
 
 

@@ -125,7 +125,7 @@ def _tensor_sizes(module: Module, shape: BatchShape, options: WorkOptions) -> tu
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e
         if options.attention == "math":
-            repeated = (q, q, tokens * work.num_heads * work.v_head_dim * e)
+            repeated_sizes = (q, q, tokens * work.num_heads * work.v_head_dim * e)
             scores = tuple(
                 score_bytes(work, shape, bytes_per_score)
                 for bytes_per_score in saved_bytes_per_score(work, options)
@@ -134,7 +134,7 @@ def _tensor_sizes(module: Module, shape: BatchShape, options: WorkOptions) -> tu
             half = (backward_extra_bytes(module, shape, options) - sum(gradients)) // 2
             rotated = (q, q) if work.rotary and not options.fuses_kernels else ()
             temporaries = (score_bytes(work, shape, e),) * 2
-            return (*repeated, *scores), (out, *rotated, *temporaries), (*gradients, half, half)
+            return (*repeated_sizes, *scores), (out, *rotated, *temporaries), (*gradients, half, half)
         if unpads(work, options):
             inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
             return (inputs, out), (inputs, summed), (out, inputs)

@@ -119,9 +119,9 @@ class RankEnsemble:
         for number in numbers:
             members = np.flatnonzero(classes.class_of_rank == number)
             factors = self.rank_factors[members]
-            least = float(factors.max()) * np.exp(-_FAR * typical)
+            threshold = float(factors.max()) * np.exp(-_FAR * typical)
             order = np.argsort(-factors, kind="stable")
-            count = max(int((factors >= least).sum()), min(_FEWEST, len(members)))
+            count = max(int((factors >= threshold).sum()), min(_FEWEST, len(members)))
             members_of_classes.append(members[order[:count]])
         ranks = np.sort(np.concatenate(members_of_classes))
         class_of_rank = np.searchsorted(numbers, classes.class_of_rank[ranks])

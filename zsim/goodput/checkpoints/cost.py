@@ -276,8 +276,8 @@ def _conversion_seconds(
     size = float(sum(file.bytes for file in saved.converted))
     rates, store = machine.rates, size / min(reading.node, reading.total)
     store += size / min(writing.node, writing.total)
-    each = size / rates.unarchive_bandwidth + size / rates.file_bandwidth
-    return sum(max(each / workers, store) for workers in (EXTRACT_WORKERS, MERGE_WORKERS))
+    seconds_per_file = size / rates.unarchive_bandwidth + size / rates.file_bandwidth
+    return sum(max(seconds_per_file / workers, store) for workers in (EXTRACT_WORKERS, MERGE_WORKERS))
 
 
 def _metadata_bytes(machine: SavingMachine, saved: SavedFiles) -> int:

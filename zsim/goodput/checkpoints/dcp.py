@@ -136,8 +136,8 @@ def _extra_chunks(model_states: ModelStates, layout: DcpLayout, stage: list[_Sou
 
 def chunk_rows(rows: int, shards: int) -> Ints:
     """Rows of every shard, as `torch.chunk` cuts them: equal ones, then a smaller one, then none."""
-    each = -(-rows // shards)
-    return np.clip(rows - each * np.arange(shards, dtype=np.int64), 0, each)
+    rows_per_shard = -(-rows // shards)
+    return np.clip(rows - rows_per_shard * np.arange(shards, dtype=np.int64), 0, rows_per_shard)
 
 
 def _local_bytes(model_states: ModelStates, layout: DcpLayout, sources: list[list[_Source]]) -> Ints:
@@ -349,8 +349,8 @@ def _plan_chunks(
                 counts[ranks] += np.repeat(kind_balance.count[:, model_shard], kind_balance.shards)
     num_counters = counters // world + (np.arange(world) < counters % world)
     states += STEP_BYTES * num_counters
-    each = archive_bytes(1 << 20) - (1 << 20)
-    overhead = (counts + num_counters) * each
+    overhead_per_item = archive_bytes(1 << 20) - (1 << 20)
+    overhead = (counts + num_counters) * overhead_per_item
     copies = counts + num_counters if not layout.single_file_per_rank else np.full(world, layout.threads)
     ending = "0" if layout.threads == 1 and layout.single_file_per_rank else "*"
     columns = zip(parameters.tolist(), states.tolist(), overhead.tolist(), copies.tolist(), strict=True)

@@ -100,11 +100,11 @@ class SavingMachine:
         fullest = float(amounts.max())
         pcie, host, offload = cluster.pcie, cluster.host, cluster.offload
         link = pcie.bandwidth * pcie.efficiency
-        each = min(link, link / min(pcie.gpus_per_switch, self.job.gpus_per_node))
+        copy_bandwidth = min(link, link / min(pcie.gpus_per_switch, self.job.gpus_per_node))
         if not is_pinned:
-            each = min(each, offload.pageable_bandwidth)
+            copy_bandwidth = min(copy_bandwidth, offload.pageable_bandwidth)
         per_node = float(np.bincount(self.node_of, weights=amounts).max())
-        return max(fullest / each, per_node / (host.memory_bandwidth * offload.dma_fraction))
+        return max(fullest / copy_bandwidth, per_node / (host.memory_bandwidth * offload.dma_fraction))
 
     def drive_bytes_per_second(self) -> tuple[float, float] | None:
         """(written, read) rates of all drives of a node. None without drives."""

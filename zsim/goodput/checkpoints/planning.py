@@ -32,8 +32,8 @@ def plan_seconds(saved: SavedFiles, machine: SavingMachine, table: CheckpointTab
     checked = saved.checked_items * rates.read_item
     if not is_planned(saved, table):
         return checked
-    each = rates.read_item + rates.plan_item + rates.answer_item * saved.is_answered
-    return saved.items * each + checked
+    item_seconds = rates.read_item + rates.plan_item + rates.answer_item * saved.is_answered
+    return saved.items * item_seconds + checked
 
 
 def commit_seconds(saved: SavedFiles, machine: SavingMachine, table: CheckpointTable) -> float:

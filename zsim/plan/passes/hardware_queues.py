@@ -46,7 +46,7 @@ def next_in_queue(ops: Sequence[Op], connections: int) -> list[int] | None:
 
 
 def program_next_in_queue(program: Program, connections: int) -> list[int] | None:
-    """`next_in_queue` of a program's ops, for `Program.once`."""
+    """`next_in_queue` of a program's ops, for `Program.memoize`."""
     return next_in_queue(program.ops, connections)
 
 

@@ -87,11 +87,11 @@ class PairedPass:
         self._enter_phase(stream)
         if stream != self._stream:
             self.builder.stream_wait(stream, self._event)
-        self.walk.stream, self.walk.ready = stream, None if stream == COMPUTE else self._event
+        self.walk.stream, self.walk.input_event = stream, None if stream == COMPUTE else self._event
         self._stream = stream
         while self._next_call is not None and self._is_next_in(layer_node):
             self._next_call = next(self._calls, None)
-        self.walk.stream, self.walk.ready = COMPUTE, None
+        self.walk.stream, self.walk.input_event = COMPUTE, None
         self._event = self.builder.record(stream)
 
     def issue_layer(self, node: Node, name: str | None) -> None:

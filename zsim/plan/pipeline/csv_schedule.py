@@ -97,11 +97,15 @@ def _rank_per_stage(orders: Sequence[Sequence[Action]], stages: int, micro_batch
             f"{_WHERE}: found {len(rank_of)} stages, numbered up to {max(rank_of, default=0)}; expected "
             f"{stages}, 0 to {stages - 1}: parallelism.pipeline x virtual_stages"
         )
-    every = set(range(micro_batches))
+    all_micro_batches = set(range(micro_batches))
     for stage in range(stages):
         backward = {kind: micro_batches_done[stage, kind] for kind in _COMPUTES}
         is_complete = not backward["B"] & backward["I"] and backward["I"] == backward["W"]
-        if backward["F"] != every or backward["B"] | backward["I"] != every or not is_complete:
+        if (
+            backward["F"] != all_micro_batches
+            or backward["B"] | backward["I"] != all_micro_batches
+            or not is_complete
+        ):
             raise InputError(
                 f"{_WHERE}: stage {stage} has {len(backward['F'])} forwards and "
                 f"{len(backward['B']) + len(backward['I'])} backwards; expected one of each for each of the "

@@ -29,11 +29,11 @@ def _slots(ranks: int, rank: int, micro_batches: int) -> list[Step]:
         sends = [previous] if previous is not None else []
         is_forward = slot % 2 == rank % 2
         if is_forward and rank > 0:
-            steps += [_lone_message(computed._replace(kind="SEND_B")) for computed in sends]
+            steps += [_lone_message(action._replace(kind="SEND_B")) for action in sends]
             steps += [_lone_message(current._replace(kind="RECV_F"))] if current else []
         elif not is_forward and rank < ranks - 1:
             steps += [_lone_message(current._replace(kind="RECV_B"))] if current else []
-            steps += [_lone_message(computed._replace(kind="SEND_F")) for computed in sends]
+            steps += [_lone_message(action._replace(kind="SEND_F")) for action in sends]
         steps += [current] if current else []
         previous = current
     return steps

@@ -218,9 +218,9 @@ class Trust(Displayable):
             yield from paragraph(words, first=f"{label}  ")
 
     def _common_features(self) -> Iterator[tuple[str, str]]:
-        for cell in sorted({run.cell for run in self.nearest}):
-            inside = [run.run.row_id for run in self.nearest if run.cell == cell]
-            shown = ", ".join(inside[:_SHOWN_MORE])
+        for cell in sorted({near_run.cell for near_run in self.nearest}):
+            row_ids = [near_run.run.row_id for near_run in self.nearest if near_run.cell == cell]
+            shown = ", ".join(row_ids[:_SHOWN_MORE])
             yield "in common:", f"{describe_cell(self.validation.features, cell)} ({shown})"
 
     def _evidence_lines(self) -> Iterator[str]:
@@ -307,14 +307,16 @@ def errors_figure(trust: Trust) -> Figure:
             hovertemplate="%{x:.2f} times the predicted step<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
-        x=[run.measured_over_predicted for run in trust.nearest], y=[run.run.row_id for run in trust.nearest],
+        x=[near_run.measured_over_predicted for near_run in trust.nearest],
+        y=[near_run.run.row_id for near_run in trust.nearest],
         mode="markers", showlegend=False, marker={"color": TOTAL.color, "size": 10},
         hovertext=[
-            f"{run.run.source}, {run.run.settings.model}: {run_cells(run)[1]}" for run in trust.nearest
+            f"{near_run.run.source}, {near_run.run.settings.model}: {run_cells(near_run)[1]}"
+            for near_run in trust.nearest
         ],
         hoverinfo="text",
     )  # fmt: skip
-    ends = [1.0, *(run.measured_over_predicted for run in trust.nearest)]
+    ends = [1.0, *(near_run.measured_over_predicted for near_run in trust.nearest)]
     ends += [end for stage in trust.stages for end in (stage.low, stage.high)]
     room = 0.08 * (max(ends) - min(ends))
     figure.add_vline(1.0, {"dash": "dash", "width": 1, "color": CAPACITY.color}, "as predicted")

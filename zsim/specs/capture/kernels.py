@@ -1,5 +1,5 @@
-"""Operators -> the kernels of a `Traced` op spec, and the memory traffic that a compiler would leave
-of them.
+"""Operators -> the kernels of a `TracedModule` op spec, and the memory traffic that a compiler would leave of
+them.
 """
 
 from __future__ import annotations

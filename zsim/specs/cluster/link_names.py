@@ -36,13 +36,13 @@ def find_links(topology: Topology, name: str, where: str) -> Ints:
     if members:
         return np.concatenate([np.arange(c.first, c.first + c.count) for c in members])
     cables = _switch_cables(topology)
-    wanted = {(name, name)} | {
+    end_pairs = {(name, name)} | {
         (name[:dash], name[dash + 1 :]) for dash in range(1, len(name)) if name[dash] == "-"
     }
     links_of_cables = [
         link
         for (source, target), links in cables.items()
-        if {(source, target), (target, source), (source, source), (target, target)} & wanted
+        if {(source, target), (target, source), (source, source), (target, target)} & end_pairs
         for link in links
     ]
     if links_of_cables:
@@ -120,9 +120,9 @@ def _link_indices(topology: Topology, names: tuple[str, ...], positions: Ints) -
     return np.concatenate([topology.classes[name].first + positions for name in names])
 
 
-def _check_index(index: int, count: int, what: str, where: str) -> None:
+def _check_index(index: int, count: int, device: str, where: str) -> None:
     if index >= count:
-        raise InputError(f"{where}: a node has {what}0 to {what}{count - 1}, not {what}{index}")
+        raise InputError(f"{where}: a node has {device}0 to {device}{count - 1}, not {device}{index}")
 
 
 def _switch_cables(topology: Topology) -> dict[tuple[str, str], list[int]]:

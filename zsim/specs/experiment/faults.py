@@ -132,8 +132,8 @@ def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
     is_dead[dead] = True
     for card in dead.tolist():
         first = card // nics * nics
-        others = [first + (card - first + step) % nics for step in range(1, nics)]
-        working_cards = [candidate for candidate in others if not is_dead[candidate]]
+        other_cards = [first + (card - first + step) % nics for step in range(1, nics)]
+        working_cards = [candidate for candidate in other_cards if not is_dead[candidate]]
         if not working_cards and topology.num_nodes == 1:
             continue  # nobody uses it
         if not working_cards:
@@ -154,7 +154,7 @@ def idle_faults_note(table: FaultsTable, placements: Mapping[str, Placement]) ->
     `placements` are by job, the experiment's main job first. Node numbers in `[faults]` are the fabric's, not
     a job's. An entry of `slow_gpus` without a rank is an error, see `kernel_slowdowns`.
     """
-    used = {node for placement in placements.values() for node in placement.nodes}
+    used_nodes = {node for placement in placements.values() for node in placement.nodes}
     fault_names = [
         *(f"links.{name}" for name in table.links),
         *(f"dead_nics '{name}'" for name in table.dead_nics),
@@ -163,7 +163,7 @@ def idle_faults_note(table: FaultsTable, placements: Mapping[str, Placement]) ->
     idle_names = [
         f"faults.{name}"
         for name, match in zip(fault_names, matches, strict=True)
-        if match is not None and int(match[1]) not in used
+        if match is not None and int(match[1]) not in used_nodes
     ]
     if not idle_names:
         return ""

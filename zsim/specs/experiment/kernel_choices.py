@@ -245,7 +245,7 @@ def layer_kernels_of(
     return "megatron-2" if is_theirs else "torch"
 
 
-def resolve_tensor_reduce_overlap(
+def resolve_reduce_overlap(
     parallelism: ParallelismConfig, strategy: StrategyTable, requested: ParallelismTable
 ) -> ParallelismConfig:
     """The parallelism with the reductions of inputs' gradients as requested, or as in the release of Megatron
@@ -331,9 +331,9 @@ def _check_stored_by_fsdp2(training: TrainingConfig, table: TrainingTable, strat
         "strategy.cpu_offload": strategy.cpu_offload,
         "strategy.param_dtype 'fp8'": strategy.param_dtype == "fp8",
     }
-    for what, is_so in conflicts.items():
+    for conflict, is_so in conflicts.items():
         if is_so:
             raise NotSimulatedError(
-                f"training.stored_dtype: found '{training.stored_dtype}' with {what} under FSDP2, which "
+                f"training.stored_dtype: found '{training.stored_dtype}' with {conflict} under FSDP2, which "
                 "is not simulated; expected 'fp32', or another choice there"
             )

@@ -82,7 +82,7 @@ def training_label(job: Job) -> str:
     policies by block.
     """
     training = job.training
-    policy, every = training.activation_checkpointing, training.checkpoint_every
+    policy, interval = training.activation_checkpointing, training.checkpoint_every
     if training.block_checkpointing:
         checkpointing = f"{', '.join(sorted(set(training.block_checkpointing)))} by block"
     else:
@@ -90,6 +90,6 @@ def training_label(job: Job) -> str:
         if training.recompute_modules:
             core = () if policy == "none" else ("core_attn",)
             checkpointing = f"selective ({', '.join((*core, *training.recompute_modules))})"
-        checkpointing += f" (1 block of {every})" if every > 1 and policy != "none" else ""
+        checkpointing += f" (1 block of {interval})" if interval > 1 and policy != "none" else ""
     precision = job.strategy.precision if isinstance(job.strategy, DeepSpeedConfig) else training.precision
     return f"{precision}, {checkpointing} activation checkpointing"

@@ -8,7 +8,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.kernel_choices import (
     apply_attention,
     attention_of,
-    resolve_tensor_reduce_overlap,
+    resolve_reduce_overlap,
     runs_flash_2,
 )
 from zsim.specs.experiment.model_split import resolve_context_inner
@@ -65,7 +65,7 @@ def resolve_layout(
     parallelism = resolve_parallelism(
         requested, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
-    parallelism = resolve_tensor_reduce_overlap(parallelism, table, requested)
+    parallelism = resolve_reduce_overlap(parallelism, table, requested)
     choices = [attention_of(experiment.training, table, [gpu], model, parallelism) for gpu in cluster.gpus]
     type_indices = _types_in_use(cluster, placement)
     has_flash_2 = any(runs_flash_2(choices[kind], table, cluster.gpus[kind]) for kind in type_indices)
@@ -87,8 +87,8 @@ def _types_in_use(cluster: Cluster, placement: Placement) -> list[int]:
 
 
 def _restrict_to_types(cluster: Cluster, type_indices: list[int]) -> Cluster:
-    """The cluster with only the types of nodes in `used`. The first of them is used where a single one is
-    needed.
+    """The cluster with only the types of nodes in `type_indices`. The first of them is used where a single
+    one is needed.
     """
     if not cluster.nodes:
         return cluster

@@ -172,10 +172,10 @@ def _is_zigzag(parallelism: ParallelismConfig) -> bool:
     return parallelism.context > 1 and parallelism.style in ("torch", "megatron")
 
 
-def _check_divides(what: str, count: int, tensor: int, model: ModelSpec) -> None:
+def _check_divides(dimension: str, count: int, tensor: int, model: ModelSpec) -> None:
     if count % tensor:
         raise InputError(
-            f"parallelism.tensor: found {tensor}, which does not divide the {count:,} {what} of "
+            f"parallelism.tensor: found {tensor}, which does not divide the {count:,} {dimension} of "
             f"'{model.name}'; the nearest that does is {_nearest_divisor(count, tensor)}"
         )
 
@@ -321,17 +321,17 @@ def _check_heads(work: Attention, model: ModelSpec, parallelism: ParallelismConf
     ranks, tensor = parallelism.context_inner if is_inner else parallelism.context, parallelism.tensor
     heads, groups = work.num_heads // tensor, max(1, work.num_kv_heads // tensor)
     repeats = parallelism.style in ("deepspeed", "autotp") and ranks % groups == 0
-    for what, count in (("heads", heads), ("key/value heads", groups)):
+    for head_kind, count in (("heads", heads), ("key/value heads", groups)):
         if count % ranks and not (repeats and count == groups):
             rank_phrase = " on a tensor-parallel rank" if tensor > 1 else ""
             raise InputError(
                 f"parallelism.context: found {ranks} ranks that exchange heads, which do not divide the "
-                f"{count:,} {what} of '{model.name}'{rank_phrase}; the nearest that do are "
+                f"{count:,} {head_kind} of '{model.name}'{rank_phrase}; the nearest that do are "
                 f"{_nearest_divisor(count, ranks)}"
             )
 
 
 def _nearest_divisor(count: int, target: int) -> int:
-    """The divisor of `count` that is nearest to `wanted`."""
+    """The divisor of `count` that is nearest to `target`."""
     divisors = [number for number in range(1, min(count, 4 * target) + 1) if count % number == 0]
     return min(divisors, key=lambda number: abs(number - target))

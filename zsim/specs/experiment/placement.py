@@ -173,9 +173,11 @@ def resolve_placement(
             raise InputError(f"{where}placement.nodes: node {node} is taken by {node_owners[node]}")
     free_nodes = [node for node in range(fabric) if node not in node_owners]
     if fabric < min_fabric_nodes or (table.nodes is None and len(free_nodes) < len(counts)):
-        what = f"node {min_fabric_nodes - 1}" if table.nodes else f"a job of {len(counts)} nodes"
+        requirement = f"node {min_fabric_nodes - 1}" if table.nodes else f"a job of {len(counts)} nodes"
         owners_phrase = f" besides {', '.join(dict.fromkeys(node_owners.values()))}" if node_owners else ""
-        raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}{owners_phrase}")
+        raise InputError(
+            f"{where}placement.fabric_nodes: found {fabric}, too few for {requirement}{owners_phrase}"
+        )
     return Placement(
         fabric, table.nodes or _choose_nodes(table, cluster, fabric, free_nodes, len(counts)), counts
     )

@@ -109,7 +109,7 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
     table = experiment.strategy
     layout = resolve_layout(experiment, model, cluster, placement, notes)
     parallelism = layout.parallelism
-    sizes = micro_batch_sizes_of(
+    micro_batch_sizes = micro_batch_sizes_of(
         experiment.training.micro_batch_sizes,
         experiment.training.micro_batch_size or 1,
         table.kind,
@@ -117,7 +117,7 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
         layout.full_cluster,
         placement,
     )
-    requested = apply_framework_settings(experiment, layout, sizes)
+    requested = apply_framework_settings(experiment, layout, micro_batch_sizes)
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
         deepspeed = resolve_deepspeed(table, requested, layout.model, layout.cluster, placement, parallelism)
@@ -145,7 +145,7 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
         queues = training.device_max_connections
         check_megatron_layout(table, parallelism.pipeline, parallelism.experts.ranks, queues)
     sequences = None
-    if not sizes:
+    if not micro_batch_sizes:
         sequences = sequences_of(experiment.training.global_batch_size, training, layout.replicas)
     return Job(
         experiment,
@@ -157,7 +157,7 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
         tuple(notes),
         parallelism=parallelism,
         sequences=sequences,
-        micro_batch_sizes=sizes,
+        micro_batch_sizes=micro_batch_sizes,
         simulation=experiment.simulation,
         faults=experiment.faults,
         jitter=resolve_jitter(experiment.jitter),
@@ -172,7 +172,9 @@ def _resolve_trained_model(
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
 ) -> tuple[TrainingConfig, ModelSpec, ExpertSplit]:
-    """The training that the experiment asks for, the trained model, and whose code runs its experts."""
+    """The training that the experiment asks for, the model as it is trained, and the split of its routed
+    experts, which says whose code runs them.
+    """
     table, model, parallelism = experiment.strategy, layout.model, layout.parallelism
     optimizer = choose_optimizer(requested, table, deepspeed)
     training = resolve_training(requested, model, layout.cluster, deepspeed, notes, optimizer.name)
@@ -213,8 +215,8 @@ def _resolve_trained_model(
     if requested.lengths is not None:
         expert_ranks = expert_members(layout.requested_parallelism, parallelism, expert_split)
         counts = layout.replicas, len(layout.placement.nodes)
-        arguments = requested.lengths, model, table, parallelism, *counts, deepspeed, expert_ranks
-        training = apply_lengths(training, *arguments)
+        length_arguments = requested.lengths, model, table, parallelism, *counts, deepspeed, expert_ranks
+        training = apply_lengths(training, *length_arguments)
     check_stored_types(training, requested, table)
     check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     return training, model, expert_split

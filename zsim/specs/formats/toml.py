@@ -47,7 +47,7 @@ def experiment_text(tables: Mapping[str, Any], comment: str = "") -> str:
 
 
 def _spell_out_nulls(value: Any) -> Any:
-    """A value of another program's file with "null" for None, as `zsim.reading.with_nulls` reads it."""
+    """A value of another program's file with "null" for None, as `zsim.reading.restore_nulls` reads it."""
     if isinstance(value, Mapping):
         return {key: _spell_out_nulls(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -198,7 +198,7 @@ def _adapted_block(
     registration = block.registration
     if registration is not None:
         registration = tuple(
-            adapted_module for name in registration for adapted_module in expanded.get(name, [name])
+            adapted_name for name in registration for adapted_name in expanded.get(name, [name])
         )
     return Block(block.kind, tuple(modules), registration)
 

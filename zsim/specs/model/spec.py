@@ -296,8 +296,8 @@ class ModelSpec:
     @cached_property
     def trainable_numel(self) -> int:
         """Parameters with a gradient and optimizer states."""
-        rest = sum(module.trainable_numel for module in (*self.before, *self.after))
-        return rest + sum(block.trainable_numel for block in self.blocks)
+        outer_numel = sum(module.trainable_numel for module in (*self.before, *self.after))
+        return outer_numel + sum(block.trainable_numel for block in self.blocks)
 
     @cached_property
     def numel_outside_blocks(self) -> int:

@@ -136,13 +136,13 @@ def _fullest_expert_load(table: ParallelismTable, ranks: int, counts: tuple[int,
 
 def _padding_factor(table: ParallelismTable, experts: Experts, tokens: int) -> float:
     """Rows of the fullest expert over the mean: at most those of every token."""
-    most = experts.num_experts / experts.top_k
+    max_factor = experts.num_experts / experts.top_k
     fullest = _fullest_expert_load(table, 1, (experts.num_experts, experts.top_k, tokens))
-    if fullest > most:
+    if fullest > max_factor:
         raise InputError(
             f"parallelism.expert_imbalance: the fullest expert has {fullest:g} times the mean, but one of "
             f"{experts.num_experts} experts, of which every token has {experts.top_k}, takes at most "
-            f"{most:g} times it"
+            f"{max_factor:g} times it"
         )
     return fullest
 
@@ -250,7 +250,7 @@ def _check_divides(
     world_size: int,
     replicas: int,
 ) -> None:
-    for key, degree, count, what in (
+    for key, degree, count, dimension in (
         ("expert", split.ranks, experts.num_experts, "routed experts"),
         ("expert_tensor", split.tensor, experts.expert_features, "features of an expert"),
     ):
@@ -258,15 +258,15 @@ def _check_divides(
             divisors = [divisor for divisor in range(1, count + 1) if count % divisor == 0]
             nearest = min(divisors, key=lambda divisor: abs(divisor - degree))
             raise InputError(
-                f"parallelism.{key}: found {degree}, which does not divide the {count:,} {what} of "
+                f"parallelism.{key}: found {degree}, which does not divide the {count:,} {dimension} of "
                 f"'{model.name}'; the nearest that does is {nearest}"
             )
     stage_ranks = world_size // parallelism.pipeline
     if stage_ranks % (split.members * replicas):
-        each = f" in {replicas} replicas" if replicas > 1 else ""
+        replica_phrase = f" in {replicas} replicas" if replicas > 1 else ""
         raise InputError(
             f"parallelism.expert: {split.ranks} ranks x expert_tensor {split.tensor} do not divide the "
-            f"{stage_ranks:,} GPUs of a pipeline stage{each}; expected a product that does"
+            f"{stage_ranks:,} GPUs of a pipeline stage{replica_phrase}; expected a product that does"
         )
 
 

@@ -34,10 +34,10 @@ from zsim.specs.strategy.precision_aware import PrecisionAware, resolve_precisio
 from zsim.specs.strategy.training import TrainingConfig
 
 _DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
-_FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
-_WAITS_SENDS, _CUTS_MESSAGES, _SAVES_COPIES = (0, 18), (2, 1), (0, 15)
-_KEEPS_PLACEHOLDERS = (0, 13)
-_CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
+_FIRST_CORE_RELEASE, _INSTANCES_RELEASE = (0, 4), (0, 10)
+_SEND_WAIT_RELEASE, _SCATTER_RELEASE, _REPLICA_SAVE_RELEASE = (0, 18), (2, 1), (0, 15)
+_PLACEHOLDER_RELEASE = (0, 13)
+_BUFFER_RELEASE, _SHARDING_RELEASE = (2, 6), (3, 0)  # of Megatron-LM before Core
 _ENGINE_WORKSPACE = 2**22  # Transformer Engine's, before Hopper
 
 
@@ -168,35 +168,38 @@ def resolve_megatron(
             f"engine 'internevo' reduces gradients in the parameters' type; expected '{compute_dtype}'"
         )
     ranks = world_size // table.optimizer_instances
-    bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
-    is_megatron, sums_all = table.engine == "megatron", table.engine == "internevo"
+    bucket_size = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
+    is_megatron, is_internevo = table.engine == "megatron", table.engine == "internevo"
     is_nanotron = table.engine == "nanotron"
     muon = resolve_megatron_muon(table, release, training) if training.optimizer == "muon" else None
     if muon is None:
         refuse_muon_keys(table)
     is_sharded = table.distributed_optimizer if muon is None else muon.owners == "laid out"
-    overlaps = table.overlap_grad_reduce
+    overlaps_grad_reduce = table.overlap_grad_reduce
     if is_nanotron:  # torch's DDP without ZeRO, with its buckets of 25 MiB
-        overlaps, bucket = not table.distributed_optimizer, _DDP_BUCKET // DTYPE_BYTES[compute_dtype]
-    is_buffer = has_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != compute_dtype
-    fuses = (
+        overlaps_grad_reduce, bucket_size = (
+            not table.distributed_optimizer,
+            _DDP_BUCKET // DTYPE_BYTES[compute_dtype],
+        )
+    has_buffer = has_core or release >= _BUFFER_RELEASE or table.grad_reduce_dtype != compute_dtype
+    fuses_accumulation = (
         is_megatron
         and table.gradient_accumulation_fusion
-        and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32"))
+        and (has_core or (release >= _SHARDING_RELEASE and table.grad_reduce_dtype == "fp32"))
     )
     return MegatronConfig(
         is_sharded,
-        overlaps,
+        overlaps_grad_reduce,
         table.overlap_param_gather and not is_nanotron,
         param_dtype=compute_dtype,
         grad_dtype=table.grad_reduce_dtype,
         average_in_collective=table.average_in_collective or is_nanotron,
-        bucket_size=bucket if overlaps else None,
+        bucket_size=bucket_size if overlaps_grad_reduce else None,
         optimizer_instances=table.optimizer_instances,
-        is_contiguous=is_buffer and not sums_all,
-        fuses_accumulation=fuses,
+        is_contiguous=has_buffer and not is_internevo,
+        fuses_accumulation=fuses_accumulation,
         checks_nan=has_core and is_megatron and table.check_for_nan and table.fsdp_sharding is None,
-        has_whole_tensor_owners=sums_all,
+        has_whole_tensor_owners=is_internevo,
         is_nanotron=is_nanotron,
         block_overhead=block_overhead(table, has_core),
         expert_overheads=expert_overheads(table, has_core),
@@ -212,18 +215,18 @@ def resolve_megatron(
         align_param_gather=table.align_param_gather,
         overlap_p2p_warmup_flush=table.overlap_p2p_warmup_flush,
         micro_batch_group=table.micro_batch_group,
-        waits_sends=has_core and release >= _WAITS_SENDS,
-        saves_replicated_states=has_core and release >= _SAVES_COPIES,
-        scatters_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
+        waits_sends=has_core and release >= _SEND_WAIT_RELEASE,
+        saves_replicated_states=has_core and release >= _REPLICA_SAVE_RELEASE,
+        scatters_messages=is_megatron and not has_core and release >= _SCATTER_RELEASE,
         fp8_param_gather=table.fp8_param_gather,
         overlap_expert_parallel=table.overlap_expert_parallel,
         delay_wgrad_compute=table.delay_wgrad_compute,
         fsdp=resolve_megatron_fsdp(table, release, ranks),
         precision_aware=resolve_precision_aware(table, release, training),
         workspaces=_cublas_workspaces(table, capability) if has_core and is_megatron else (),
-        keeps_placeholders=fuses
+        keeps_placeholders=fuses_accumulation
         and has_core
-        and release >= _KEEPS_PLACEHOLDERS
+        and release >= _PLACEHOLDER_RELEASE
         and table.transformer_impl == "transformer_engine",
         synchronizes_timers=is_megatron and table.timing_log_level == 2,
         test_mode=is_megatron and table.test_mode,
@@ -274,7 +277,7 @@ def is_core_since(version: str, core: tuple[int, int] = (0, 8)) -> bool:
 
 def is_before_3(version: str) -> bool:
     """Whether a release is one of Megatron-LM before 3.0."""
-    return not is_core(version) and _parse_release(version) < _SHARDED
+    return not is_core(version) and _parse_release(version) < _SHARDING_RELEASE
 
 
 def is_core(version: str) -> bool:
@@ -285,7 +288,7 @@ def is_core(version: str) -> bool:
 def _parse_release(version: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?", version)
     release = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not _FIRST_CORE <= release <= _SHARDED:
+    if not _FIRST_CORE_RELEASE <= release <= _SHARDING_RELEASE:
         raise InputError(
             f"strategy.version: found '{version}', expected a release of Megatron-Core from 0.4 on, as in "
             f"'{NEWEST_CORE}', or of Megatron-LM before it, '1.0' to '3.0'"
@@ -295,15 +298,16 @@ def _parse_release(version: str) -> tuple[int, int]:
 
 def _check_release(table: MegatronTable, release: tuple[int, int]) -> None:
     has_core = release[0] == 0
-    lacking = {
-        "distributed_optimizer": table.distributed_optimizer and not has_core and release < _SHARDED,
+    unsupported_keys = {
+        "distributed_optimizer": table.distributed_optimizer and not has_core and release < _SHARDING_RELEASE,
         "overlap_grad_reduce": table.overlap_grad_reduce and not has_core,
         "overlap_param_gather": table.overlap_param_gather and not has_core,
         "average_in_collective": table.average_in_collective and not has_core,
-        "optimizer_instances": table.optimizer_instances > 1 and (not has_core or release < _INSTANCES),
+        "optimizer_instances": table.optimizer_instances > 1
+        and (not has_core or release < _INSTANCES_RELEASE),
     }
-    for key, is_lacking in lacking.items():
-        if is_lacking:
+    for key, is_unsupported in unsupported_keys.items():
+        if is_unsupported:
             raise InputError(
                 f"strategy.{key}: Megatron {table.version} does not have it; expected a newer "
                 f"strategy.version, such as '{NEWEST_CORE}'"
@@ -321,8 +325,8 @@ def _check_graphs(table: MegatronTable) -> None:
 
 
 def _check_combination(table: MegatronTable, world_size: int) -> None:
-    gathers = table.distributed_optimizer or table.layer_wise_optimizer
-    can_overlap = gathers and table.overlap_grad_reduce
+    gathers_parameters = table.distributed_optimizer or table.layer_wise_optimizer
+    can_overlap = gathers_parameters and table.overlap_grad_reduce
     if table.overlap_param_gather and not can_overlap:
         raise InputError(
             "strategy.overlap_param_gather: Megatron gathers parameters only with distributed_optimizer, and "

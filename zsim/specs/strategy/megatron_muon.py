@@ -105,9 +105,10 @@ def _check_muon(table: MegatronTable, release: tuple[int, int]) -> None:
     refuses_overlap = release < _OVERLAPS or (release < _LAYS_OUT and is_plain)
     for key in ("overlap_grad_reduce", "overlap_param_gather"):
         if getattr(table, key) and refuses_overlap:
-            others = "" if release < _OVERLAPS else ", strategy.layer_wise_optimizer = true"
+            alternative = "" if release < _OVERLAPS else ", strategy.layer_wise_optimizer = true"
             raise InputError(
-                f"strategy.{key}: Megatron-Core {version} refuses it with 'muon'; expected false{others}, or "
+                f"strategy.{key}: Megatron-Core {version} refuses it with 'muon'; expected "
+                f"false{alternative}, or "
                 "a newer strategy.version"
             )
     if table.fsdp_sharding is not None:

@@ -359,25 +359,25 @@ def _stage_layers(
         )
     if not _can_shorten_ends(total // stages, first, last):
         fewer = range(stages - 1, 1, -1)
-        most = next((count for count in fewer if _can_split(count, total, parallelism, first, last)), 1)
+        max_stages = next((count for count in fewer if _can_split(count, total, parallelism, first, last)), 1)
         raise InputError(
             f"parallelism.pipeline: {num_layers} layers{_describe_ends(first, last)} are too few for "
             f"{stages} stages; "
-            f"expected at most {most} stage{'s' if most > 1 else ''}"
+            f"expected at most {max_stages} stage{'s' if max_stages > 1 else ''}"
         )
-    each, remainder = divmod(total, stages)
-    layers = [each + (stage < remainder) for stage in range(stages)]
+    base_layers, remainder = divmod(total, stages)
+    layers = [base_layers + (stage < remainder) for stage in range(stages)]
     layers[0] -= first
     layers[-1] -= last
     return tuple(layers)
 
 
-def _can_shorten_ends(each: int, first: int, last: int) -> bool:
-    """Whether the ends may lack so many of a stage's `each` layers.
+def _can_shorten_ends(layers_per_stage: int, first: int, last: int) -> bool:
+    """Whether the ends may lack so many of a stage's `layers_per_stage` layers.
 
     An end may hold the embedding, or the head, alone.
     """
-    return each >= max(1, first, last)
+    return layers_per_stage >= max(1, first, last)
 
 
 def _can_split(stages: int, total: int, parallelism: ParallelismConfig, first: int, last: int) -> bool:

@@ -65,8 +65,8 @@ def partition_uniform(count: int, num_parts: int) -> list[int]:
     """
     if count <= num_parts:
         return [min(part, count) for part in range(num_parts + 1)]
-    each, remainder = divmod(count, num_parts)
-    return [part * each + min(part, remainder) for part in range(num_parts + 1)]
+    layers_per_part, remainder = divmod(count, num_parts)
+    return [part * layers_per_part + min(part, remainder) for part in range(num_parts + 1)]
 
 
 def split_deepspeed_layers(

@@ -33,12 +33,13 @@ def listed_nodes(cluster: Cluster) -> str:
     return f"cluster '{cluster.name}' has {len(cluster.node_type_indices):,} nodes ({counts})"
 
 
-def require_identical_nodes(cluster: Cluster, what: str) -> None:
-    """Raises NotSimulatedError, beginning with `what`, for a cluster with nodes of several types."""
+def require_identical_nodes(cluster: Cluster, subject: str) -> None:
+    """Raises NotSimulatedError, beginning with `subject`, for a cluster with nodes of several types."""
     if cluster.nodes:
         names = ", ".join(dict.fromkeys(node_type.name for node_type in cluster.nodes))
         raise NotSimulatedError(
-            f"{what}: cluster '{cluster.name}' has nodes of several types ({names}), which is not simulated "
+            f"{subject}: cluster '{cluster.name}' has nodes of several types ({names}), which is not "
+            "simulated "
             "here yet; expected a cluster of one of them"
         )
 

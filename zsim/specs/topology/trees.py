@@ -178,9 +178,9 @@ def _larger_fabric_hint(where: str) -> str:
     return "; expected fewer nodes, or levels = 3"
 
 
-def _check_ports(where: str, role: str, needed: int, network: Network) -> None:
-    if network.switch_ports is not None and needed > network.switch_ports:
+def _check_ports(where: str, role: str, num_ports: int, network: Network) -> None:
+    if network.switch_ports is not None and num_ports > network.switch_ports:
         hint = _larger_fabric_hint(where) if role == "spine" and network.levels == 2 else ""
         raise InputError(
-            f"{where}: a {role} needs {needed} ports, but switch_ports is {network.switch_ports}{hint}"
+            f"{where}: a {role} needs {num_ports} ports, but switch_ports is {network.switch_ports}{hint}"
         )

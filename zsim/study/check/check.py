@@ -122,8 +122,8 @@ def _unchecked_cases_note(baseline: Baseline, targets: Sequence[CheckTarget]) ->
     )
 
 
-def _format_count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _format_count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # -- one target -------------------------------------------------------------------------------------------
@@ -150,11 +150,11 @@ def _target_rows(
         rows.append(CheckRow(target.name, "calls", comparison.plan_verdict, "; ".join(first), *calls))
         rows += [row_of_metric(target.name, metric) for metric in comparison.metrics]
     if baseline is None and target.experiment is None:
-        what = "a trace has nothing to be compared with" if target.kind == "trace" else "nothing is pinned"
+        reason = "a trace has nothing to be compared with" if target.kind == "trace" else "nothing is pinned"
         expected = "expected --baseline FILE"
         if target.kind == "trace":
             expected += ", or the experiment beside it (same name, .toml; or experiment.toml)"
-        raise InputError(f"{target.path}: {what}; {expected}")
+        raise InputError(f"{target.path}: {reason}; {expected}")
     if baseline is None:
         return rows
     if update:

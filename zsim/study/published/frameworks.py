@@ -41,9 +41,9 @@ def parallelism_table_lines(rows: Sequence[RowResult]) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[RowResult], what: str, title: Callable[[RowResult], str]) -> list[str]:
+def _table(rows: Sequence[RowResult], row_kind: str, title: Callable[[RowResult], str]) -> list[str]:
     columns = named_columns(
-        what, "rows", "sources", "mean, rows", "median, rows", "mean, sources", "median, sources",
+        row_kind, "rows", "sources", "mean, rows", "median, rows", "mean, sources", "median, sources",
         "bias, rows", "bias, sources", "within 10 %", "memory rows", "memory mean",
     )  # fmt: skip
     titles = sorted({title(row) for row in rows})

@@ -163,9 +163,9 @@ def _refuse_unsupported(run: PublishedRun) -> None:
     strategy = run.text("strategy")
     if model_ranks_of(run) == 1 and re.search(_MODEL_PARALLEL, strategy):
         raise NotSimulatedError(f"degrees of model parallelism are not published (strategy '{strategy}')")
-    for pattern, what in _NOT_SIMULATED:
+    for pattern, feature in _NOT_SIMULATED:
         if re.search(pattern, strategy):
-            raise NotSimulatedError(f"{what} is not simulated (strategy '{strategy}')")
+            raise NotSimulatedError(f"{feature} is not simulated (strategy '{strategy}')")
     compiler = run.text("compile")
     if "thunder" in compiler:
         raise NotSimulatedError(f"compiler '{compiler}' is not torch.compile")
@@ -216,14 +216,14 @@ def _precision(run: PublishedRun, kind: str, assumptions: list[str]) -> dict[str
 def _checkpointing(run: PublishedRun) -> dict[str, Any]:
     """Keys of activation checkpointing: by default reentrant, and recomputing the whole block, unless a rule
     on the source says otherwise."""
-    every = 2 if re.match(_EVERY_SECOND, run.text("act_ckpt")) else 1
+    block_interval = 2 if re.match(_EVERY_SECOND, run.text("act_ckpt")) else 1
     is_megatron = re.search(_MEGATRONS, run.text("software")) is not None
     modules = _recomputed_modules(run.text("act_ckpt"))
     if modules:
         return {"activation_checkpointing": "selective", "recompute_modules": modules}
     return {
-        "activation_checkpointing": _policy(run.text("act_ckpt"), every, is_megatron),
-        "checkpoint_every": every,
+        "activation_checkpointing": _policy(run.text("act_ckpt"), block_interval, is_megatron),
+        "checkpoint_every": block_interval,
         "checkpoint_is_reentrant": True,
         "checkpoint_stops_early": False,
     }
@@ -239,10 +239,10 @@ def _recomputed_modules(text: str) -> list[str]:
     return modules if all(name in _MODULES for name in modules) else []
 
 
-def _policy(text: str, every: int, is_megatron: bool) -> str:
+def _policy(text: str, block_interval: int, is_megatron: bool) -> str:
     if text.startswith("none"):
         return "none"
-    if every == 2 or (text.startswith("full") and not re.search(r"every (?!1\b)", text)):
+    if block_interval == 2 or (text.startswith("full") and not re.search(r"every (?!1\b)", text)):
         return "full"
     if "near full" in text:  # according to the row's hardware and model FLOPs
         return "full"

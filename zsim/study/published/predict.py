@@ -238,8 +238,8 @@ def _verdict(run: PublishedRun, features: Features, load: float, step: StepPredi
 
 @cache
 def _errors_of_others(source: str, framework: str, is_mixture: bool) -> MemoryErrors:
-    others = [run for run in memory_runs() if run.source != source]
-    return estimate_memory_errors(framework, others, is_mixture=is_mixture)
+    other_runs = [run for run in memory_runs() if run.source != source]
+    return estimate_memory_errors(framework, other_runs, is_mixture=is_mixture)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,11 @@ def _unvalidated_lines(runs: Sequence[ValidatedRun]) -> list[str]:
         "zsim simulates these, and no published run says how well:",
         "",
     ]
-    return [*lines, *(f"- {what}: {', '.join(names)}" for what, names in list_unvalidated(runs).items()), ""]
+    return [
+        *lines,
+        *(f"- {category}: {', '.join(names)}" for category, names in list_unvalidated(runs).items()),
+        "",
+    ]
 
 
 def list_unvalidated(runs: Sequence[ValidatedRun] | None = None) -> dict[str, tuple[str, ...]]:
@@ -151,7 +155,7 @@ def list_unvalidated(runs: Sequence[ValidatedRun] | None = None) -> dict[str, tu
         "clusters": _unvalidated_clusters(runs),
         "strategies": unvalidated_strategies(runs),
     }
-    return {what: names for what, names in names_by_kind.items() if names}
+    return {category: names for category, names in names_by_kind.items() if names}
 
 
 def _unvalidated_clusters(runs: Sequence[ValidatedRun]) -> tuple[str, ...]:

@@ -42,10 +42,10 @@ def find_representatives(step: Trace, topology: Topology) -> RepresentativeRanks
     it has no messages whose two sides are known.
     """
     ranks = np.unique(step.ranks).tolist()
-    used = {info.group: info for info in step.infos if info.kind in COLLECTIVES}
+    info_of_group = {info.group: info for info in step.infos if info.kind in COLLECTIVES}
     if not any(info.messages for info in step.infos) or not _are_messages_paired(step.infos):
         return None
-    rows = {name: _recorded_communicators(step, name, info, ranks) for name, info in used.items()}
+    rows = {name: _recorded_communicators(step, name, info, ranks) for name, info in info_of_group.items()}
     kinds = _rank_kinds(ranks, step.world_size)
     if kinds is None or not all(_is_complete(info, rows.get(info.group, []), kinds) for info in step.infos):
         return None

@@ -69,9 +69,11 @@ def efficiency(scaling: Scaling) -> Figure:
     runs = scaling.runs
     shares = [scaling.efficiency(point) * 100 for point in runs]
     figure = Figure(layout(420))
-    others = [(point, share) for point, share in zip(runs, shares, strict=True) if point is not scaling.base]
+    other_points = [
+        (point, share) for point, share in zip(runs, shares, strict=True) if point is not scaling.base
+    ]
     base = scaling.base
-    ends = {point.gpus: range_of_efficiency(share, scaling, point, base) for point, share in others}
+    ends = {point.gpus: range_of_efficiency(share, scaling, point, base) for point, share in other_points}
     ends[base.gpus] = (100.0, 100.0)
     _band(figure, [(point.gpus, *ends[point.gpus]) for point in runs])
     figure.add_scatter(

@@ -300,9 +300,10 @@ def _grow_degree(job: Job, gpus: int, axis: str) -> int:
     degree: int = getattr(job.parallelism, axis)
     grown_degree, remainder = divmod(degree * gpus, job.world_size)
     if remainder or not grown_degree:
-        each = job.world_size // degree
+        gpus_per_degree = job.world_size // degree
         raise InputError(
-            f"gpus: found {gpus:,}, expected a multiple of {each:,}: {axis} grows from {degree:,} on "
+            f"gpus: found {gpus:,}, expected a multiple of {gpus_per_degree:,}: {axis} grows from "
+            f"{degree:,} on "
             f"{job.world_size:,} GPUs"
         )
     return grown_degree
@@ -330,8 +331,8 @@ def _split_batch(batch: int, gpus: int, micro: int, gpus_per_replica: int) -> tu
     """(micro-batch, steps) of a replica, whose micro-batch only shrinks to divide the replica's batch."""
     replicas = gpus // gpus_per_replica
     if gpus % gpus_per_replica or batch % replicas:
-        each = f", {gpus_per_replica:,} to a replica" if gpus_per_replica > 1 else ""
-        raise InputError(f"a batch of {batch:,} sequences does not divide over {gpus:,} GPUs{each}")
+        replica_phrase = f", {gpus_per_replica:,} to a replica" if gpus_per_replica > 1 else ""
+        raise InputError(f"a batch of {batch:,} sequences does not divide over {gpus:,} GPUs{replica_phrase}")
     replica_batch = batch // replicas
     size = max(divisor for divisor in range(1, min(micro, replica_batch) + 1) if replica_batch % divisor == 0)
     return size, replica_batch // size

@@ -21,8 +21,8 @@ _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].co
 
 def _keys(bar: SensitivityBar) -> str:
     """The first of the keys that were set."""
-    first, *others = bar.variation.overrides[0]
-    return first + (f" and {len(others)} more" if others else "")
+    first, *other_keys = bar.variation.overrides[0]
+    return first + (f" and {len(other_keys)} more" if other_keys else "")
 
 
 def sensitivity_page(

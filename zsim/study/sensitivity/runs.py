@@ -48,9 +48,9 @@ class RunBar:
     def swing(self, days: float) -> float:
         """The largest relative change of the days."""
         valid_days = [
-            turned_days for turned_days in (self.low_days, self.high_days) if turned_days is not None
+            varied_days for varied_days in (self.low_days, self.high_days) if varied_days is not None
         ]
-        return max((abs(turned_days / days - 1) for turned_days in valid_days), default=0.0)
+        return max((abs(varied_days / days - 1) for varied_days in valid_days), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -157,14 +157,14 @@ class _Study:
 
     def _spares(self, spares: int) -> RunBar:
         """A bar for no spare nodes, and for twice as many, at least two."""
-        most = min(max(2 * spares, 2), self.prepared.first.nodes)
+        max_spares = min(max(2 * spares, 2), self.prepared.first.nodes)
 
         def set_spares(count: int) -> float:
             recovery = replace(self.scenario.recovery, spares=count)
             return self._simulate_goodput(replace(self.scenario, recovery=recovery))
 
-        name = f"spares: 0 and {most}"
-        return self._make_bar(name, f"{spares}", lambda: set_spares(0), lambda: set_spares(most))
+        name = f"spares: 0 and {max_spares}"
+        return self._make_bar(name, f"{spares}", lambda: set_spares(0), lambda: set_spares(max_spares))
 
     def _interval(self) -> RunBar:
         def scale_interval(factor: float) -> float:

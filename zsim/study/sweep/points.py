@@ -141,11 +141,11 @@ def _check_names(study: Study) -> None:
     cluster_tables = {key: value for key, value in study.base.items() if key == "cluster"}
     cluster_keys = [key for key, _ in flatten(cluster_tables)]
     for key in (*study.base, *cluster_keys, *study.overrides, *study.keys, *rule_keys):
-        first, _, rest = key.partition(".")
-        if first in ("cluster", "gpu") and rest:
+        first, _, subkey = key.partition(".")
+        if first in ("cluster", "gpu") and subkey:
             check_hardware_key(key, f"{study.name}: ")
             continue
-        short = f"{first}.{rest.partition('.')[0]}" if rest and first not in _OPEN_TABLES else first
+        short = f"{first}.{subkey.partition('.')[0]}" if subkey and first not in _OPEN_TABLES else first
         if short not in settable:
             table, dot, last = key.rpartition(".")
             refuse_parallelisms(f"{study.name}: {table}{dot}", [last])

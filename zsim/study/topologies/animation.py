@@ -142,10 +142,10 @@ def _busiest_by_tier(outcome: Outcome, loads: Floats) -> Iterator[tuple[str, Flo
     for link_class in outcome.topology.classes.values():
         peak_loads = loads[link_class.first : link_class.first + link_class.count].max(axis=0, initial=0.0)
         loads_by_tier[link_class.tier] = np.maximum(loads_by_tier.get(link_class.tier, 0.0), peak_loads)
-    used = {tier: values for tier, values in loads_by_tier.items() if values.max(initial=0.0) > 0}
-    if "network" in used or "nvlink" in used:
-        used = {tier: values for tier, values in used.items() if not tier.startswith("pcie")}
-    yield from used.items()
+    used_tiers = {tier: values for tier, values in loads_by_tier.items() if values.max(initial=0.0) > 0}
+    if "network" in used_tiers or "nvlink" in used_tiers:
+        used_tiers = {tier: values for tier, values in used_tiers.items() if not tier.startswith("pcie")}
+    yield from used_tiers.items()
 
 
 def _frame_captions(

@@ -171,11 +171,11 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
     if parents[:1] == ["training"]:
         return getattr(job.experiment.training if key in RECOMPUTED else job.training, last)
     if parents[:1] == ["parallelism"]:
-        written = getattr(job.experiment.parallelism, last)
+        setting = getattr(job.experiment.parallelism, last)
         return (
             getattr(job.parallelism, last)
-            if written is None and last in _RESOLVED
-            else _comparable(key, written)
+            if setting is None and last in _RESOLVED
+            else _comparable(key, setting)
         )
     if parents[-1:] == ["zero_optimization"]:
         name = next((name for name, info in fields.items() if last in (name, info.alias)), last)

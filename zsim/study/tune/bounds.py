@@ -80,7 +80,9 @@ class Bounds:
     def _micro_batch(self, job: Job, training: TrainingConfig) -> Bound:
         pricer = self._pricers.setdefault(job.cluster.gpu.name, KernelPricer(job.cluster.gpu))
         workload = make_workload(expand_experts(job.model, job.parallelism.experts), training)
-        seconds = sum(pricer.seconds(kernel) for each in _kernels(workload) for kernel in each.kernels)
+        seconds = sum(
+            pricer.seconds(kernel) for op_kernels in _kernels(workload) for kernel in op_kernels.kernels
+        )
         return Bound(seconds, _kept_bytes(workload))
 
 

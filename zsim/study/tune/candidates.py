@@ -60,9 +60,11 @@ def _combinations(
     if not axes:
         yield choices
         return
-    axis, *rest = axes
+    axis, *other_axes = axes
     options = axis.choices_of(base, chosen)
     if not options:
-        yield from _combinations(base, rest, choices, chosen)
+        yield from _combinations(base, other_axes, choices, chosen)
     for option in options:
-        yield from _combinations(base, rest, {**choices, axis.name: option}, {**chosen, **option.overrides})
+        yield from _combinations(
+            base, other_axes, {**choices, axis.name: option}, {**chosen, **option.overrides}
+        )

@@ -156,7 +156,7 @@ class Evaluator:
         self.run = run
         self._days: dict[str, RunDays] = {}
         self.headroom = headroom
-        self.on_done = on_done or (lambda what, count: None)
+        self.on_done = on_done or (lambda label, count: None)
         self.num_simulated = self.num_checked = 0
         self.refused: dict[str, int] = {}
         self.simulator = simulator or Simulator()
@@ -335,8 +335,10 @@ class Evaluator:
             row[ACCUMULATION] = steps
         row = dict(self._run_out.get(_key(candidate), row))
         memory = self._memory.get(_key(candidate))
-        least = memory.least_seconds if isinstance(memory, MemoryBounds) else self._bounds.bound(job).seconds
-        return CandidateResult(candidate, row, least, self._days_of(candidate, job))
+        lower_bound = (
+            memory.least_seconds if isinstance(memory, MemoryBounds) else self._bounds.bound(job).seconds
+        )
+        return CandidateResult(candidate, row, lower_bound, self._days_of(candidate, job))
 
     def _days_of(self, candidate: Candidate, job: Job) -> RunDays | None:
         key = _key(candidate)
@@ -347,7 +349,7 @@ class Evaluator:
 
 def _full_limit(job: Job) -> int:
     """The largest number of micro-batches for which a whole step is simulated. For a pipeline it is the
-    number of `few_of`, else one more, which costs less than a second simulation.
+    number of `sample_counts`, else one more, which costs less than a second simulation.
     """
     return sample_counts(job)[0] + (job.parallelism.pipeline == 1)
 

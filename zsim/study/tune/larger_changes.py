@@ -58,10 +58,10 @@ def adapter_change(start: Candidate) -> Candidate | None:
     return start.replace_choice(_FROZEN, AxisChoice("", {LORA: _RANK}), -1)
 
 
-def _powers(total: int, least: int) -> list[int]:
-    """The powers of two of at least `least` that divide `total`, and `least`."""
+def _powers(total: int, minimum: int) -> list[int]:
+    """The powers of two of at least `minimum` that divide `total`, and `minimum`."""
     degrees = [1 << power for power in range(max(1, total).bit_length()) if total % (1 << power) == 0]
-    return [least, *(degree for degree in degrees if degree > least)]
+    return [minimum, *(degree for degree in degrees if degree > minimum)]
 
 
 def _num_experts(model: ModelSpec) -> int:

@@ -90,7 +90,8 @@ def cheapest_switch(evaluator: Evaluator, start: Candidate) -> CandidateResult |
     singles = list(_single_changes(start, axes))
     _check_plan(evaluator, start)  # what it holds before a step may be too much for many switches
     checks = [
-        None if evaluator.holds_too_much(single) else _check_plan(evaluator, single) for single in singles
+        None if evaluator.holds_too_much(candidate) else _check_plan(evaluator, candidate)
+        for candidate in singles
     ]
     if not any(checks):  # nor does any combination of the others fit
         return _larger_change(evaluator, start, singles)
@@ -98,7 +99,7 @@ def cheapest_switch(evaluator: Evaluator, start: Candidate) -> CandidateResult |
     if best is not None:
         return best
     complete = [
-        check or _check_plan(evaluator, single) for check, single in zip(checks, singles, strict=True)
+        check or _check_plan(evaluator, candidate) for check, candidate in zip(checks, singles, strict=True)
     ]
     for combination in _combined_checks(evaluator, start, [check for check in complete if check is not None]):
         best = _shortest(evaluator, _minimal([check for check in combination if check.fits]))
@@ -222,16 +223,17 @@ def _stricter_choices(start: Candidate, axis: TunedAxis) -> list[AxisChoice]:
 
 
 def _combined_checks(
-    evaluator: Evaluator, start: Candidate, single: Sequence[_PlanCheck]
+    evaluator: Evaluator, start: Candidate, single_checks: Sequence[_PlanCheck]
 ) -> Iterator[list[_PlanCheck]]:
     """Every combination of two axes, then of three, and so on, of axes whose lightest choices fit in
     combination.
     """
     lightest: dict[str, _PlanCheck] = {}
-    for check in sorted(single, key=lambda check: check.gpu_bytes):
+    for check in sorted(single_checks, key=lambda check: check.gpu_bytes):
         (name,) = check.candidate.choices
         lightest.setdefault(name, check)
-    choices = {name: [check.candidate.choices[name] for check in single if name in check.candidate.choices]
+    choices = {name: [check.candidate.choices[name] for check in single_checks
+                      if name in check.candidate.choices]
                for name in lightest}  # fmt: skip
 
     def check_choices(choices: Mapping[str, AxisChoice]) -> _PlanCheck | None:
@@ -243,8 +245,10 @@ def _combined_checks(
         for names in combinations(lightest, count):
             lightest_check = check_choices({name: lightest[name].candidate.choices[name] for name in names})
             if lightest_check is not None and lightest_check.fits:
-                every = product(*(choices[name] for name in names))
-                combined = (check_choices(dict(zip(names, chosen, strict=True))) for chosen in every)
+                choice_products = product(*(choices[name] for name in names))
+                combined = (
+                    check_choices(dict(zip(names, chosen, strict=True))) for chosen in choice_products
+                )
                 checks += [check for check in combined if check is not None]
         yield checks
 

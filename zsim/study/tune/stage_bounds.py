@@ -99,7 +99,7 @@ class StageBounds:
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
         steps = job.training.gradient_accumulation_steps
         drains = split.schedule not in _SPLIT_BACKWARD
-        least, slowdown = 0.0, slowest_gpu_slowdown(job)
+        lower_bound, slowdown = 0.0, slowest_gpu_slowdown(job)
         waits = isinstance(job.strategy, MegatronConfig) and split.schedule == "1f1b" and split.pipeline > 1
         syncs = job.training.gradient_clipping > 0 and drains
         first_rank_numel = sum(
@@ -120,8 +120,8 @@ class StageBounds:
                 else 0.0
             )
             issued = steps * (max(busy, host) if waits else busy)
-            least = max(least, lead_in + issued + max(drain + drain_tail, tail), steps * host)
-        return least
+            lower_bound = max(lower_bound, lead_in + issued + max(drain + drain_tail, tail), steps * host)
+        return lower_bound
 
     def _tail(self, job: Job, numel: int, numel_of_last: int) -> float:
         """Seconds of the reduction and of the gathering of a rank with `numel` parameters that nothing

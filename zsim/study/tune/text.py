@@ -70,8 +70,8 @@ def format_days(days: RunDays) -> str:
 def subject(tuning: Tuning) -> str:
     """The title, e.g. "llama-3-8b | dgx-h100 | 16 GPUs"."""
     job, gpus = tuning.best[0].candidate.base.job, tuning.best[0].gpus
-    used = gpus_label(job) if gpus == job.world_size else format_gpus(gpus)
-    return f"{job.model.name} | {job.cluster.name} | {used}"
+    gpus_text = gpus_label(job) if gpus == job.world_size else format_gpus(gpus)
+    return f"{job.model.name} | {job.cluster.name} | {gpus_text}"
 
 
 def verdict(tuning: Tuning) -> str:

@@ -23,7 +23,7 @@ from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.search import SearchResult
 from zsim.study.tune.verify import Verifier, simulate_start
 
-EVERYTHING = "all"  # as an axis to keep: every axis
+ALL_AXES = "all"  # as an axis to keep: every axis
 BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
 DAYS = "fewest-days"
 _STEPS = 6  # configurations to simulate for the steps from the given one to the best of those
@@ -61,12 +61,12 @@ class Tuning:
         """The largest fraction of the best step (or of the goal's value) by which anything that the budget
         left unexamined could be better. None if nothing is left that could be.
         """
-        least = self.search.least_bound
-        if least is None:
+        least_bound = self.search.least_bound
+        if least_bound is None:
             return None
         best = self.best[0]
         value = best.seconds * best.gpus if self.goal == "cheapest" else best.seconds
-        gain = 1 - least / (value if best.days is None else best.days.days)
+        gain = 1 - least_bound / (value if best.days is None else best.days.days)
         return gain if gain > 0 else None
 
 
@@ -94,7 +94,7 @@ def tune(
     `Tuning.largest_possible_gain` says what could then still be better. Raises InputError where nothing fits,
     or `cache` cannot be made. Deterministic: `jobs` only changes the run time.
     """
-    _check(goal, kinds, keep, headroom)
+    _check_options(goal, kinds, keep, headroom)
     if cache is not None:
         check_folder(cache)
     keep = _expand_keep(goal, keep)
@@ -120,24 +120,29 @@ def tune(
     if has_degrees:
         budget = BUDGET if budget is None else budget
         verifier = replace(verifier, budget=budget)
-    verified = verifier.verify_best(space)
-    start, memory = simulate_start(evaluator, given_candidate)
-    search, best = verified.search, verified.best[:count]
+    verification = verifier.verify_best(space)
+    start_result, start_memory = simulate_start(evaluator, given_candidate)
+    search, best = verification.search, verification.best[:count]
     if not best:
         raise InputError(_nothing_fits(base, search, evaluator) + _remedy(experiment, question))
     steps: list[TuningStep] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
         steps = explain(
-            evaluator, given_candidate, start, best[0].candidate, budget=_STEPS if has_degrees else None
+            evaluator,
+            given_candidate,
+            start_result,
+            best[0].candidate,
+            budget=_STEPS if has_degrees else None,
         )
     return Tuning(
-        goal, verified.space.remark, base, start, memory, best, steps, search, verified.measured,
+        goal, verification.space.remark, base, start_result, start_memory, best, steps, search,
+        verification.measured,
         dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked,
         budget if has_degrees else None,
     )  # fmt: skip
 
 
-def _check(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float) -> None:
+def _check_options(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float) -> None:
     for kind in kinds:
         if kind.lower() in _PARALLELISMS:
             raise InputError(
@@ -150,12 +155,13 @@ def _check(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float
     for name, options in (
         (goal, GOALS),
         *((kind, STRATEGIES) for kind in kinds),
-        *((axis, axes) for axis in keep if axis != EVERYTHING),
+        *((axis, axes) for axis in keep if axis != ALL_AXES),
     ):
         if name not in options:
-            what = "goal" if options is GOALS else "kind" if options is STRATEGIES else "keep"
+            option = "goal" if options is GOALS else "kind" if options is STRATEGIES else "keep"
             raise InputError(
-                f"--{what} {name}: expected one of {', '.join(sorted(options))}{did_you_mean(name, options)}"
+                f"--{option} {name}: expected one of "
+                f"{', '.join(sorted(options))}{did_you_mean(name, options)}"
             )
     if goal == "largest-batch" and "micro-batch" in keep:
         raise InputError("--keep micro-batch: the goal largest-batch sets it")
@@ -172,7 +178,7 @@ def _no_degrees(kinds: Sequence[str]) -> str:
 
 def _expand_keep(goal: str, keep: Sequence[str]) -> Sequence[str]:
     """The axes to leave unchanged. `all` expands to every axis that the goal does not set."""
-    if EVERYTHING not in keep:
+    if ALL_AXES not in keep:
         return keep
     axes = sorted({axis.name for axis in (*STRUCTURE, *DETAILS)})
     return [axis for axis in axes if goal != "largest-batch" or axis != "micro-batch"]
@@ -186,19 +192,19 @@ def _remedy(experiment: Experiment, question: Question) -> str:
     if not keep and base.kind in question.kinds:
         return ""  # all axes were searched
     start = Candidate(base, {}, -1)
-    measured = cheapest_switch(question.evaluator, start)
-    if measured is None:
+    switch_result = cheapest_switch(question.evaluator, start)
+    if switch_result is None:
         return ""
-    kept_axes = [name for name in measured.candidate.choices if name in keep]
+    kept_axes = [name for name in switch_result.candidate.choices if name in keep]
     keep_note = f" --keep leaves {' and '.join(kept_axes)} as given." if kept_axes else ""
-    return f". {format_remedy(remedy_from(experiment, start, measured))}{keep_note}"
+    return f". {format_remedy(remedy_from(experiment, start, switch_result))}{keep_note}"
 
 
 def _nothing_fits(base: Base, search: SearchResult, evaluator: Evaluator) -> str:
     reasons = sorted(evaluator.refused, key=lambda reason: -evaluator.refused[reason])
-    why = f"; {len(reasons)} were refused, e.g. {reasons[0]}" if reasons else ""
+    example = f"; {len(reasons)} were refused, e.g. {reasons[0]}" if reasons else ""
     return (
         f"nothing fits on {base.world_size} GPUs of '{base.job.cluster.name}': {search.num_too_large} of "
-        f"{search.num_candidates} configurations need more memory{why}; expected more GPUs "
+        f"{search.num_candidates} configurations need more memory{example}; expected more GPUs "
         "(--goal smallest-cluster finds how many), a shorter sequence or a smaller batch"
     )

@@ -155,13 +155,13 @@ class JsonStream:
         self._offset = 0
         return True
 
-    def _input_error(self, what: str) -> InputError:
+    def _input_error(self, problem: str) -> InputError:
         position = self._num_discarded + self._offset
         excerpt = self._buffer[self._offset : self._offset + 30]
-        if what == "is empty":
+        if problem == "is empty":
             return InputError(f"{self.path}: is empty; {EXPECTED}")
-        if what:
+        if problem:
             where = f"character {position}: {excerpt!r}"
-            return InputError(f"{self.path}: {what} at {where}; {EXPECTED}")
+            return InputError(f"{self.path}: {problem} at {where}; {EXPECTED}")
         progress = f"{self.num_items} events" if self.num_items else f"{position} characters"
         return InputError(f"{self.path}: is cut off after {progress}; record or copy it again")

@@ -159,7 +159,7 @@ def _context() -> Any:
 
 
 def _serve(
-    pipe: Connection, make: Callable[[], Any], niceness: int, max_bytes: int, max_requests: int, what: str
+    pipe: Connection, make: Callable[[], Any], niceness: int, max_bytes: int, max_requests: int, label: str
 ) -> None:
     """The process: Ctrl-C ends it without a word, and so does the end of the page's server. After so many
     pieces of work it makes room for a fresh one."""
@@ -184,7 +184,7 @@ def _serve(
             answer = False, error
         except MemoryError:
             memory_message = (
-                f"{what}: needs more than the {max_bytes / 1e9:.1f} GB that a request of the page may have"
+                f"{label}: needs more than the {max_bytes / 1e9:.1f} GB that a request of the page may have"
             )
             pipe.send((False, NotSimulatedError(f"{memory_message}; {REMEDY}")))
             return  # the next process begins with all of its memory

@@ -337,9 +337,10 @@ def _add_experts(
         for group in blocks
     }
     inner = {
-        name: [experts for experts in groups if experts is not None] for name, groups in expert_groups.items()
+        name: [expert_group for expert_group in groups if expert_group is not None]
+        for name, groups in expert_groups.items()
     }
-    names = {name: [name, *(experts.name for experts in groups)] for name, groups in inner.items()}
+    names = {name: [name, *(expert_group.name for expert_group in groups)] for name, groups in inner.items()}
     order = [group for group in (*first, *blocks, *last) if group.parameters]
     ordered_groups = []
     for number, group in enumerate(order):

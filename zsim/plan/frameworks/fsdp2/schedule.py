@@ -41,21 +41,23 @@ class Fsdp2Schedule(Hooks):
         self.offload = Fsdp2OffloadedShards(stage.builder, strategy) if strategy.cpu_offload else None
         self.gathers_fp8 = gathers_fp8(strategy)
         self.param_bytes = 2 if self.gathers_fp8 else DTYPE_BYTES[strategy.param_dtype]
-        self.experts = experts_mesh(stage, strategy)
-        self.units = make_param_groups(stage, strategy, self.mesh, self.experts)
+        self.expert_mesh = experts_mesh(stage, strategy)
+        self.units = make_param_groups(stage, strategy, self.mesh, self.expert_mesh)
         self.states = {group.name: ParamGroupState() for group in self.units}
         self.gradients = {group.name: ParamGroupGradient() for group in self.units}
         self.reducer = Fsdp2Reducer(stage.builder, strategy, self.offload, self.training.stored_dtype)
-        shards = [shard for group in self.units for shard in group.shard_shapes]
-        self.updated = optimizer_tensors(stage.workload, shards)
+        shard_shapes = [shard for group in self.units for shard in group.shard_shapes]
+        self.updated = optimizer_tensors(stage.workload, shard_shapes)
         self._root = next((group for group in self.units if group.is_root), None)
         self._group_of_segment: dict[str, ParamGroup] = {
             segment: group for group in self.units for segment in group.segments
         }
         self._group_of_name = {group.name: group for group in self.units}
-        inner = [(group, *group.calls) for group in self.units if group.calls is not None]
-        self._entries = {first: group for group, first, _ in inner}  # by module, the group inside a block
-        self._exits = {last: group for group, _, last in inner}
+        inner_groups = [(group, *group.calls) for group in self.units if group.calls is not None]
+        self._entries = {
+            first: group for group, first, _ in inner_groups
+        }  # by module, the group inside a block
+        self._exits = {last: group for group, _, last in inner_groups}
         self._post_forward_order: list[ParamGroup] = []
         # group, bytes of its all-gather, copy-out event
         self._all_gather_state: tuple[ParamGroup, int, int] | None = None
@@ -67,23 +69,25 @@ class Fsdp2Schedule(Hooks):
 
     def resident(self) -> list[Memory]:
         """The shards of the parameters and of the optimizer states on rank 0, which has the largest."""
-        shards = sum(group.stored_shard_bytes for group in self.units)
-        states = [Memory("parameters", shards), lazy_states(self.training, self.updated)]
-        scales = sum(quantisation_bytes(parameter) for group in self.units for parameter in group.parameters)
-        states += [Memory("parameters", scales)] if scales else []
+        shard_bytes = sum(group.stored_shard_bytes for group in self.units)
+        states = [Memory("parameters", shard_bytes), lazy_states(self.training, self.updated)]
+        scale_bytes = sum(
+            quantisation_bytes(parameter) for group in self.units for parameter in group.parameters
+        )
+        states += [Memory("parameters", scale_bytes)] if scale_bytes else []
         leftover_bytes = sum(group.leftover_shard_bytes(self.strategy.param_dtype) for group in self.units)
         leftovers = [Memory("buffers", leftover_bytes)] if leftover_bytes else []
         return leftovers + (states if self.offload is None else self.offload.resident(states))
 
     # -- all-gather ---------------------------------------------------------------------------------------
 
-    def _unshard(self, group: ParamGroup, copy_in: str = COPY_IN) -> None:
-        """FSDPParamGroup.unshard with foreach_all_gather, whose inputs are copied on stream `copy_in`."""
+    def _unshard(self, group: ParamGroup, copy_in_stream: str = COPY_IN) -> None:
+        """FSDPParamGroup.unshard with foreach_all_gather, whose inputs are copied on `copy_in_stream`."""
         state, builder = self.states[group.name], self.builder
         if state.all_gather is not None or state.is_unsharded:
             return
         if self.offload is not None and not state.is_sharded_post_forward:
-            self.offload.bring(group, copy_in)
+            self.offload.bring(group, copy_in_stream)
         if state.reshard_event is not None:
             self._wait_all_gather_streams_on_event(state.reshard_event)
             state.reshard_event = None
@@ -96,33 +100,36 @@ class Fsdp2Schedule(Hooks):
             state.all_gather = -1
             state.all_gather_bytes = 0
             return
-        full = self._unsharded_bytes(group)
-        casts = () if state.is_sharded_post_forward else group.cast_bytes(self.strategy.param_dtype)
-        cast = sum(casts)
-        cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a new flat tensor
-        if cast and self.gathers_fp8:
-            casts = self._sizes(group, ranks)
-            cast = sum(casts)
-            cast_reads = 4 * group.unsharded_numel // ranks
-            cast_reads += reduce_scales(builder, self.strategy, group, copy_in)
-        builder.allocate("buffers", cast, owner=group.name, part=_CASTS, tensors=casts)
-        builder.allocate("buffers", full, owner=group.name, part=_GATHERED)
-        shard = full // ranks
-        kernels = move_kernels(cast_reads + shard, cast + shard, launches=2 if cast else 1)
+        gathered_bytes = self._unsharded_bytes(group)
+        cast_sizes = () if state.is_sharded_post_forward else group.cast_bytes(self.strategy.param_dtype)
+        cast_bytes = sum(cast_sizes)
+        cast_read_bytes = cast_bytes * 4 // self.param_bytes  # from the fp32 shard into a new flat tensor
+        if cast_bytes and self.gathers_fp8:
+            cast_sizes = self._parameter_sizes(group, ranks)
+            cast_bytes = sum(cast_sizes)
+            cast_read_bytes = 4 * group.unsharded_numel // ranks
+            cast_read_bytes += reduce_scales(builder, self.strategy, group, copy_in_stream)
+        builder.allocate("buffers", cast_bytes, owner=group.name, part=_CASTS, tensors=cast_sizes)
+        builder.allocate("buffers", gathered_bytes, owner=group.name, part=_GATHERED)
+        shard_bytes = gathered_bytes // ranks
+        kernels = move_kernels(
+            cast_read_bytes + shard_bytes, cast_bytes + shard_bytes, launches=2 if cast_bytes else 1
+        )
         builder.kernels(
             f"all_gather_copy_in {group.name}",
             kernels,
-            stream=copy_in,
+            stream=copy_in_stream,
             overhead="fsdp2_unshard",
             module=group.name,
         )
-        builder.free("buffers", cast, owner=group.name, part=_CASTS)
-        builder.wait_stream(ALL_GATHER, copy_in)
+        builder.free("buffers", cast_bytes, owner=group.name, part=_CASTS)
+        builder.wait_stream(ALL_GATHER, copy_in_stream)
         state.all_gather = builder.collective(
-            "all_gather", full, self._gathered_dtype(group), process_group.name, stream=ALL_GATHER,
+            "all_gather", gathered_bytes, self._all_gather_dtype(group), process_group.name,
+            stream=ALL_GATHER,
             name=f"all_gather {group.name}", module=group.name,
         )  # fmt: skip
-        state.all_gather_bytes = full
+        state.all_gather_bytes = gathered_bytes
 
     def _wait_for_unshard(self, group: ParamGroup, *, is_scheduled: bool = False) -> None:
         """Copy the gathered tensor out into the parameters, on the compute stream."""
@@ -133,16 +140,18 @@ class Fsdp2Schedule(Hooks):
         if is_forward:
             self._release_all_gather_state()
         size = self._unsharded_bytes(group)
-        builder.allocate("buffers", size, owner=group.name, part=_PARAMETERS, tensors=self._sizes(group, 1))
+        builder.allocate(
+            "buffers", size, owner=group.name, part=_PARAMETERS, tensors=self._parameter_sizes(group, 1)
+        )
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
-        is_single = state.all_gather < 0
+        is_single_rank = state.all_gather < 0
         kernels = (
             group.single_rank_copies(self.strategy.param_dtype, size)
-            if is_single
+            if is_single_rank
             else group.copy_out_kernels(size)
         )
-        overhead = "fsdp2_unshard" if is_single else None
+        overhead = "fsdp2_unshard" if is_single_rank else None
         copy_out = builder.kernels(
             f"all_gather_copy_out {group.name}", kernels, overhead=overhead, module=group.name
         )
@@ -157,7 +166,7 @@ class Fsdp2Schedule(Hooks):
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
 
-    def _sizes(self, group: ParamGroup, ranks: int) -> tuple[int, ...]:
+    def _parameter_sizes(self, group: ParamGroup, ranks: int) -> tuple[int, ...]:
         """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
         sizes = group.gathered_bytes(self.strategy.param_dtype)
         return tuple(size // ranks for size in sizes if size)
@@ -165,7 +174,7 @@ class Fsdp2Schedule(Hooks):
     def _unsharded_bytes(self, group: ParamGroup) -> int:
         return sum(group.gathered_bytes(self.strategy.param_dtype))
 
-    def _gathered_dtype(self, group: ParamGroup) -> str:
+    def _all_gather_dtype(self, group: ParamGroup) -> str:
         """Tensors of several types are gathered as bytes (`_get_all_gather_input_metadatas`)."""
         if not self.gathers_fp8:
             return self.strategy.param_dtype
@@ -191,14 +200,14 @@ class Fsdp2Schedule(Hooks):
             return
         if after_forward and group.post_forward is not None and group.post_forward.size > 1:
             # keep a shard over the smaller group, copied out of the unsharded parameter
-            shard = group.post_forward_shard_bytes(self.strategy.param_dtype)
-            builder.allocate("buffers", shard, owner=group.name, part=_POST_FORWARD)
+            shard_bytes = group.post_forward_shard_bytes(self.strategy.param_dtype)
+            builder.allocate("buffers", shard_bytes, owner=group.name, part=_POST_FORWARD)
             state.is_sharded_post_forward = True
             state.reshard_event = builder.kernels(
-                f"reshard {group.name}", move_kernels(shard, shard), module=group.name
+                f"reshard {group.name}", move_kernels(shard_bytes, shard_bytes), module=group.name
             )
             if not group.has_backward:  # the last forward's
-                builder.free("buffers", shard, owner=group.name, part=_POST_FORWARD)
+                builder.free("buffers", shard_bytes, owner=group.name, part=_POST_FORWARD)
         builder.free("buffers", self._unsharded_bytes(group), owner=group.name, part=_PARAMETERS)
         state.is_unsharded = False
 
@@ -265,13 +274,13 @@ class Fsdp2Schedule(Hooks):
             self._pre_backward(group)
 
     def post_module(self, call: ModuleCall) -> None:
-        self._leave_inner(call)
+        self._exit_inner_group(call)
         if isinstance(call.module.op_spec, Loss) and self.builder.phase == "backward":
             group = self._group_of_segment.get(call.segment)
             if group is not None and group.ends_before_loss:
                 self._pre_backward(group)
 
-    def _leave_inner(self, call: ModuleCall) -> None:
+    def _exit_inner_group(self, call: ModuleCall) -> None:
         """The hooks after a group inside a block. Recomputed modules are not resharded."""
         if self.builder.phase == "forward" and call.name in self._exits:
             self._post_forward(self._exits[call.name])
@@ -327,11 +336,11 @@ class Fsdp2Schedule(Hooks):
             self._post_forward_order = []
             for group in self.units:
                 self.states[group.name].post_forward_indices.clear()
-        self._drop_unused()
+        self._drop_unused_gathers()
         if self._is_syncing:
             self._finalize()
 
-    def _drop_unused(self) -> None:
+    def _drop_unused_gathers(self) -> None:
         """finalize_backward: drop a gather that was prefetched for a group without a backward."""
         for group in self.units:
             state = self.states[group.name]
@@ -396,7 +405,7 @@ class Fsdp2Schedule(Hooks):
         """Clip and update the parameters of all stages of the rank."""
         groups = [group for chunk in self.stage_hooks for group in chunk.units]
         if self.offload is not None:
-            self.offload.step(groups, self.training, norm_sums((self.mesh, self.experts), groups))
+            self.offload.step(groups, self.training, norm_sums((self.mesh, self.expert_mesh), groups))
             return
         updated = [tensor for chunk in self.stage_hooks for tensor in chunk.updated]
-        update_param_groups(self.stage, self.strategy, (self.mesh, self.experts), groups, updated)
+        update_param_groups(self.stage, self.strategy, (self.mesh, self.expert_mesh), groups, updated)

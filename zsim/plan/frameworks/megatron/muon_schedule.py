@@ -241,8 +241,10 @@ class MuonSchedule(MegatronSchedule):
     def _owned_in_bucket(self, bucket: Bucket) -> OwnedTensors:
         """The tensors of a bucket by owner."""
         bucket_tensors = {tensor for name in bucket.names for tensor in self._tensors_of_parameter[name]}
-        kind = self.owned[1 if self._buffer_of[bucket.number].holds_experts else 0]
-        return [[tensor for tensor in rank if tensor in bucket_tensors] for rank in kind]
+        owned_tensors = self.owned[1 if self._buffer_of[bucket.number].holds_experts else 0]
+        return [
+            [tensor for tensor in rank_tensors if tensor in bucket_tensors] for rank_tensors in owned_tensors
+        ]
 
     def _join(self, owned_tensors: OwnedTensors, label: str) -> int:
         """Join the tensors that the fullest rank owns. Returns the bytes of these and of those that the
@@ -250,7 +252,9 @@ class MuonSchedule(MegatronSchedule):
         """
         fullest = fullest_rank_tensors(owned_tensors, lambda tensor: tensor.numel)
         size = sum(tensor.numel for tensor in fullest) * self.param_bytes
-        total_bytes = sum(tensor.numel for rank in owned_tensors for tensor in rank) * self.param_bytes
+        total_bytes = (
+            sum(tensor.numel for rank_tensors in owned_tensors for tensor in rank_tensors) * self.param_bytes
+        )
         self.builder.allocate("buffers", total_bytes)
         self.builder.kernels(f"join {label}", move_kernels(size, size, launches=cat_launches(len(fullest))))
         return total_bytes
@@ -260,7 +264,10 @@ class MuonSchedule(MegatronSchedule):
         smallest_share = fullest_rank_tensors(owned_tensors, lambda tensor: -tensor.numel)
         count = sum(map(len, owned_tensors)) - len(smallest_share)
         size = self.param_bytes * sum(
-            tensor.numel for rank in owned_tensors for tensor in rank if rank is not smallest_share
+            tensor.numel
+            for rank_tensors in owned_tensors
+            for tensor in rank_tensors
+            if rank_tensors is not smallest_share
         )
         if count:
             self.builder.kernels("copy parameters", move_kernels(size, size, launches=count))

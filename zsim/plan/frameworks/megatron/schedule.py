@@ -74,8 +74,12 @@ class MegatronSchedule(BlockTimedHooks):
                 self.replicate = stage.group("replicate", self.replicas, stride=self.ranks)
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
-        self._named = {name: tensor for name, tensor in workload.model.named_parameters() if tensor.trainable}
-        self._numels = {name: tensor.numel for name, tensor in self._named.items() if not tensor.rank_kind}
+        self._named = {
+            name: parameter for name, parameter in workload.model.named_parameters() if parameter.trainable
+        }
+        self._numels = {
+            name: parameter.numel for name, parameter in self._named.items() if not parameter.rank_kind
+        }
         self._frozen_bytes = frozen_bytes(workload, strategy.param_dtype)
         self.fp8_weights = Fp8Weights(workload.model, self.training, is_primary=strategy.fp8_param_gather)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]

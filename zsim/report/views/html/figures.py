@@ -226,7 +226,7 @@ def link_traffic(report: Report) -> Figure:
         y=names,
         x=[row.bytes_per_gpu / 1e9 for row in rows],
         marker_color=COMMUNICATION.color,
-        text=["" if used is None else f"{used * 100:.0f} % used" for used in utilised],
+        text=["" if utilisation is None else f"{utilisation * 100:.0f} % used" for utilisation in utilised],
         textposition="auto",
         hovertext=[
             f"<b>{row.link_class}</b><br>{format_bytes(row.bytes_per_gpu)} per GPU and step" for row in rows

@@ -222,9 +222,9 @@ def _collectives(report: Report) -> Table:
 def _traffic(report: Report, is_plain: bool) -> Table:
     table = _table("Traffic per GPU and step", "", "bytes", "utilisation", "")
     for row in report.traffic:
-        used = row.utilisation_fraction
-        bar = "" if used is None else _bar(used, "red", is_plain)
-        table.add_row(row.link_class, format_bytes(row.bytes_per_gpu), _percent(used), bar)
+        utilisation = row.utilisation_fraction
+        bar = "" if utilisation is None else _bar(utilisation, "red", is_plain)
+        table.add_row(row.link_class, format_bytes(row.bytes_per_gpu), _percent(utilisation), bar)
     return table
 
 
@@ -248,8 +248,8 @@ def _offload(report: Report, section: OffloadSection, is_plain: bool) -> Table:
             )
     for row in section.tiers:
         moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
-        used = row.utilisation_fraction
-        table.add_row(row.tier, moved, _percent(used), _bar(used, "red", is_plain))
+        utilisation = row.utilisation_fraction
+        table.add_row(row.tier, moved, _percent(utilisation), _bar(utilisation, "red", is_plain))
     return table
 
 

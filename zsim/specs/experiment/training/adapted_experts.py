@@ -30,9 +30,9 @@ def check_has_experts(lora: LoraTable, model: ModelSpec) -> None:
     }
     for key, is_given in keys.items():
         if is_given and stacked_experts(model) is None:
-            what = "stacked" if has_experts(model) else "routed"
+            expert_kind = "stacked" if has_experts(model) else "routed"
             raise InputError(
-                f"training.lora.{key}: '{model.name}' has no {what} experts; expected it left out"
+                f"training.lora.{key}: '{model.name}' has no {expert_kind} experts; expected it left out"
             )
 
 

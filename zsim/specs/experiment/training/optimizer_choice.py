@@ -155,10 +155,11 @@ def _check_deepspeed_muon(config: DeepSpeedConfig) -> None:
         "without zero_optimization.use_multi_rank_bucket_allreduce": not reduces_per_rank,
         "with MiCS": zero.is_mics,
     }
-    for what, is_so in unsupported.items():
+    for condition, is_so in unsupported.items():
         if is_so:
             raise NotSimulatedError(
-                f"{where} is not simulated {what}; expected stages 1 to 3 of 0.19.8 on the GPU, or strategy "
+                f"{where} is not simulated {condition}; expected stages 1 to 3 of 0.19.8 on the GPU, or "
+                "strategy "
                 "'fsdp2' or 'ddp'"
             )
 

@@ -71,14 +71,15 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
         return False
     is_low = table.stored_dtype != "fp32"
     if lora.preparation is None:
-        others = table.cross_entropy == "unsloth" or table.frozen_dtype is not None or is_stacked
-        return kind == "ddp" and not others and not is_low
+        has_conflict = table.cross_entropy == "unsloth" or table.frozen_dtype is not None or is_stacked
+        return kind == "ddp" and not has_conflict and not is_low
     if lora.preparation == "none":
         return False
     if kind != "ddp" or is_low:
-        what = f"strategy '{kind}'" if kind != "ddp" else f"training.stored_dtype '{table.stored_dtype}'"
+        conflict = f"strategy '{kind}'" if kind != "ddp" else f"training.stored_dtype '{table.stored_dtype}'"
         raise InputError(
-            f"{where}: found 'peft' with {what}, which has no fp32 weights beside those in 4 bits; expected "
+            f"{where}: found 'peft' with {conflict}, which has no fp32 weights beside those in 4 bits; "
+            "expected "
             "'none', or strategy 'ddp' (also of one GPU) with weights in fp32"
         )
     if table.frozen_dtype not in (None, "fp32"):

@@ -117,8 +117,10 @@ def _num_blocks(
     has_repeated_micro_batches = (
         parallelism.schedule in ("1f1b", "interleaved-1f1b") and parallelism.passes == 1
     )
-    most = 3 * parallelism.pipeline if has_repeated_micro_batches and not every_micro_batch else micro_batches
-    return len(model.blocks) * min(micro_batches, most)
+    max_micro_batches = (
+        3 * parallelism.pipeline if has_repeated_micro_batches and not every_micro_batch else micro_batches
+    )
+    return len(model.blocks) * min(micro_batches, max_micro_batches)
 
 
 def check_size(

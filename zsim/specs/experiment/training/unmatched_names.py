@@ -27,7 +27,8 @@ def check_targets(model: ModelSpec, adapters: Adapters, adapted_names: Collectio
     """Raises InputError for targets that match nothing, and where nothing is adapted. The message names the
     model's products.
 
-    `adapted` holds the full names of the modules with an adapter. `model` is the model without adapters.
+    `adapted_names` holds the full names of the modules with an adapter. `model` is the model without
+    adapters.
     """
     products = list(dict.fromkeys(name.rpartition(".")[2] for name in _product_names(model)))
     targets = () if adapters.is_pattern or adapters.targets == (ALL_LINEAR,) else adapters.targets
@@ -86,7 +87,8 @@ def unmatched_notes(
 ) -> list[str]:
     """One sentence per name of `lora` that matches nothing. See [Note: names that match nothing].
 
-    `adapted` holds the full names of the modules with an adapter. `model` is the model without adapters.
+    `adapted_names` holds the full names of the modules with an adapter. `model` is the model without
+    adapters.
     """
     module_names = list(_module_names(model))
     notes = []

@@ -168,16 +168,18 @@ class Variables:
         current: str | None = None
         for text, is_quoted, values in self._split_pieces(word):
             if values is not None:
-                words = values if is_quoted else [piece for value in values for piece in value.split()]
+                words = (
+                    values if is_quoted else [value_word for value in values for value_word in value.split()]
+                )
                 starts_with_space = not is_quoted and bool(values) and values[0][:1].isspace()
                 if starts_with_space and current is not None:
                     fields.append(current)
                     current = None
-                for number, piece in enumerate(words):
+                for number, value_word in enumerate(words):
                     if number and current is not None:
                         fields.append(current)
                         current = None
-                    current = piece if current is None else current + piece
+                    current = value_word if current is None else current + value_word
                 continue
             current = text if current is None else current + text
             if len(current) > _MAX_WORD:

@@ -135,8 +135,8 @@ def _positive(
 ) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < 0 or (value == 0 and not allows_zero) or (is_integer and value != int(value)):  # type: ignore[operator, call-overload]
-        what = "whole number" if is_integer else "number"
-        raise InputError(f"{file}: {key}: found {str(value)[:40]!r}, expected a positive {what}")
+        number_kind = "whole number" if is_integer else "number"
+        raise InputError(f"{file}: {key}: found {str(value)[:40]!r}, expected a positive {number_kind}")
     if value > 1e7:  # type: ignore[operator]
         raise InputError(f"{file}: {key}: {value} is more than hardware has")
     return float(value)  # type: ignore[arg-type]

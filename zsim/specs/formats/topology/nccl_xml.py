@@ -64,7 +64,7 @@ def read_nccl_topology(text: str, file: str, base: str | None) -> ImportedTopolo
 def _guess_base(file: str, sm: float, devices: list[Element], notes: list[str]) -> str:
     """A preset by the GPUs' SM version, else by the file's name, else a guess by the PCIe generation."""
     if sm:
-        return next((name for least, name in reversed(_BASES) if sm >= least), _BASES[0][1])
+        return next((name for min_sm, name in reversed(_BASES) if sm >= min_sm), _BASES[0][1])
     for preset, word in _CLOUDS:
         if word in file.lower():
             return preset
@@ -170,7 +170,7 @@ def _nvlink(
         return {"source": source, "evidence": "assumed", "kind": "none"}
     if len(set(counts)) > 1:
         notes.append(f"{file}: GPUs have {min(counts):g} to {max(counts):g} NVLinks; the fewest are taken")
-    rate = next((gb for least, gb in reversed(_NVLINK) if sm >= least), 20.0)
+    rate = next((gb for min_sm, gb in reversed(_NVLINK) if sm >= min_sm), 20.0)
     return {
         "source": source,
         "evidence": "assumed",

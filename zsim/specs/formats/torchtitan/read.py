@@ -61,20 +61,20 @@ def _check_keys(file: TrainingFile, settings: dict[str, Any]) -> None:
     """Check types and refuse unknown keys. One note names all keys that have no effect on a step."""
     idle: dict[str, None] = {}
     for key, value in settings.items():
-        section, dot, rest = key.partition(".")
+        section, dot, subkey = key.partition(".")
         if not dot:
             idle[f"--{key} (the launcher's)"] = None
         elif key in KEYS:
             _check_type(file, key, value)
         elif section in IDLE_SECTIONS:
             idle[f"[{section}]"] = None
-        elif rest.split(".")[0] in IDLE_KEYS.get(section, ()):
+        elif subkey.split(".")[0] in IDLE_KEYS.get(section, ()):
             idle[key] = None
         elif section in IDLE_KEYS:
             section_keys = [entry.partition(".")[2] for entry in KEYS if entry.startswith(f"{section}.")]
             raise InputError(
-                f"{file.name}: [{section}]: unknown key '{rest}'"
-                f"{did_you_mean(rest, [*section_keys, *IDLE_KEYS[section]])}"
+                f"{file.name}: [{section}]: unknown key '{subkey}'"
+                f"{did_you_mean(subkey, [*section_keys, *IDLE_KEYS[section]])}"
             )
         elif did_you_mean(section, SECTIONS):
             raise InputError(f"{file.name}: unknown section [{section}]{did_you_mean(section, SECTIONS)}")
@@ -272,20 +272,20 @@ def _read_checkpointing(settings: TitanSettings, is_new: bool) -> None:
             f"{settings.file.name}: {mode_key}: zsim does not simulate 'memory_budget' yet"
         )
     mode = settings.choose(mode_key, "selective", {name: name for name in ("selective", "full", "none")})
-    kind, every = mode, 1
+    kind, interval = mode, 1
     if mode == "selective":
         option = str(settings.get(option_key, "op" if is_new else "2"))
         if option == "op":
             kind = "selective-op"
         elif number := parse_whole_number(option):
-            kind, every = "full", number
+            kind, interval = "full", number
         else:
             raise InputError(
                 f"{settings.file.name}: {option_key}: found '{option}', expected 'op' or a number"
             )
     settings.put("training.activation_checkpointing", kind, mode_key, option_key)
-    if every > 1:
-        settings.put("training.checkpoint_every", every, mode_key, option_key)
+    if interval > 1:
+        settings.put("training.checkpoint_every", interval, mode_key, option_key)
     if kind != "none":
         key = "activation_checkpoint.early_stop"
         settings.put("training.checkpoint_stops_early", settings.get(key, not is_new), key)

@@ -116,9 +116,9 @@ def modernbert(config: ConfigReader) -> ModelSpec:
     hidden, heads = config.integer("hidden_size", 768), config.integer("num_attention_heads", 12)
     head_dim, inner = config.head_dim(hidden, heads), config.integer("intermediate_size", 1152)
     layers, act = config.num_blocks("num_hidden_layers"), config.string("hidden_activation", "gelu")
-    every = config.integer("global_attn_every_n_layers", 3)
+    global_interval = config.integer("global_attn_every_n_layers", 3)
     half = config.integer("local_attention", 128) // 2
-    windows = layer_windows(config, layers, half, [index % every != 0 for index in range(layers)])
+    windows = layer_windows(config, layers, half, [index % global_interval != 0 for index in range(layers)])
     norm_bias, mlp_bias = config.boolean("norm_bias", False), config.boolean("mlp_bias", False)
     has_bias = config.boolean("attention_bias", False)
     attention_dropout, dropout = (

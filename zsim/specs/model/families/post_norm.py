@@ -68,8 +68,10 @@ def exaone4(config: ConfigReader) -> ModelSpec:
     has_window = "sliding_window" not in config.values or config.values["sliding_window"] is not None
     window = config.integer("sliding_window", 4096) if has_window else None
     pattern = config.values.get("sliding_window_pattern", 4)
-    every = len(pattern) if isinstance(pattern, str) else config.integer("sliding_window_pattern", 4)
-    local = [window is not None and (index + 1) % every != 0 for index in range(layers)]
+    global_interval = (
+        len(pattern) if isinstance(pattern, str) else config.integer("sliding_window_pattern", 4)
+    )
+    local = [window is not None and (index + 1) % global_interval != 0 for index in range(layers)]
     windows = layer_windows(config, layers, window, local)
 
     def block(layer_window: int | None) -> Block:

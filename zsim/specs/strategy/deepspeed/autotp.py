@@ -119,9 +119,9 @@ def _describe_uneven_heads(
             f"'{model.name}', and DeepSpeed {deepspeed.release} cuts one in two; the nearest that divides is "
             f"{min(divisors, key=lambda number: abs(number - tensor))}, or strategy.version 0.19.6 or newer"
         )
-    most = -(-groups // tensor)
-    heads = op_spec.num_heads // groups * most
-    text = f"{heads} of {op_spec.num_heads} heads ({most} of {groups} of keys and values)"
+    max_groups = -(-groups // tensor)
+    heads = op_spec.num_heads // groups * max_groups
+    text = f"{heads} of {op_spec.num_heads} heads ({max_groups} of {groups} of keys and values)"
     return text if groups > tensor else f"{text}, as have the {groups - 1} behind it, the others none"
 
 

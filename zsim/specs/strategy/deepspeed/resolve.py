@@ -137,10 +137,10 @@ def add_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str)
         )
     for name in names:
         if not block or name.rpartition(".")[2].lower() != block.rpartition(".")[2].lower():
-            wanted = f"'{block.rpartition('.')[2]}'" if block else "it left out"
+            expectation = f"'{block.rpartition('.')[2]}'" if block else "it left out"
             raise InputError(
                 f"{key}: found '{name}', which zsim knows for no module of a model of family '{family}'; "
-                f"expected {wanted}"
+                f"expected {expectation}"
             )
     leaf = config.zero.leaf_module
     wider = leaf.model_copy(update={"classes": (*leaf.classes, block)})

@@ -62,7 +62,9 @@ def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[Unsimula
         "partition_config": (block.partition_config, "layers split in a way of one's own"),
     }
     return [
-        UnsimulatedSetting(f"tensor_parallel.{key}", what) for key, (is_on, what) in settings.items() if is_on
+        UnsimulatedSetting(f"tensor_parallel.{key}", feature)
+        for key, (is_on, feature) in settings.items()
+        if is_on
     ]
 
 
@@ -71,19 +73,19 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[UnsimulatedSetting
     settings = []
     optimizer = zero.offload_optimizer
     if optimizer is not None and optimizer.super_offload:
-        what = "SuperOffload (a worker process that steps on the CPU during backward, made for GH200)"
-        settings.append(("offload_optimizer", what))
+        feature = "SuperOffload (a worker process that steps on the CPU during backward, made for GH200)"
+        settings.append(("offload_optimizer", feature))
     is_partial = optimizer is not None and (optimizer.ratio < 1 or zero.is_mics)
     if optimizer is not None and optimizer.device == "nvme" and is_partial:
         ratio = "MiCS, whose optimizer takes the ratio to be 0," if zero.is_mics else "a ratio below 1"
-        what = (
+        feature = (
             f"{ratio} with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with torch's "
             "AdamW and moments of its own)"
         )
-        settings.append(("offload_optimizer", what))
+        settings.append(("offload_optimizer", feature))
     if zero.zenflow is not None and zero.stage > 0:
         settings.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
-    return [UnsimulatedSetting(prefix + key, what) for key, what in settings]
+    return [UnsimulatedSetting(prefix + key, feature) for key, feature in settings]
 
 
 def unmodelled_notes(reading: Reading) -> list[str]:
@@ -105,8 +107,8 @@ def refuse_unsimulated(config: DeepSpeedConfig) -> None:
     """Raises NotSimulatedError that names the first key zsim cannot simulate yet."""
     if config.unsimulated:
         first = config.unsimulated[0]
-        others = ", ".join(f"'{entry.key}'" for entry in config.unsimulated[1:])
-        also = f" (nor {others})" if others else ""
+        other_keys = ", ".join(f"'{entry.key}'" for entry in config.unsimulated[1:])
+        also = f" (nor {other_keys})" if other_keys else ""
         raise NotSimulatedError(
             f"{config.name}: {first.key}: zsim does not simulate {first.reason} yet{also}"
         )

@@ -22,13 +22,13 @@ def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
     calls = [event for event in file.comms if collective_kind(event.name) not in ("barrier", "")]
     calls.sort(key=lambda event: event.start)
     num_barriers = len(file.backend_ranges) - len(ranges)
-    used: set[int] = set()
+    used_ranges: set[int] = set()
     world = recording.world_size
     for call in calls:
-        number = _matching_range(call, ranges, used)
+        number = _matching_range(call, ranges, used_ranges)
         if number is None:
             continue
-        used.add(number)
+        used_ranges.add(number)
         phase, module = context.at(call.thread, call.start)
         kind = collective_kind(call.name)
         info = _span_info(ranges[number].name, kind, call, world, phase, module)
@@ -36,7 +36,7 @@ def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
         if call.end >= ranges[number].end:
             recording.host_blocks.append((call.start, call.end, info))
     for number, event in enumerate(ranges):
-        if number not in used:
+        if number not in used_ranges:
             info = _span_info(event.name, collective_kind(event.name), event, world, "", "")
             recording.add(info, event.start, event.end)
     recording.groups.setdefault("world", tuple(range(world)))
@@ -46,13 +46,13 @@ def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
         recording.metadata["barriers"] = num_barriers
 
 
-def _matching_range(call: HostEvent, ranges: list[HostEvent], used: set[int]) -> int | None:
+def _matching_range(call: HostEvent, ranges: list[HostEvent], used_ranges: set[int]) -> int | None:
     """Index of the first later range that gloo can have run for a call: of the call's kind, or a substitute
     for it."""
     kind = collective_kind(call.name)
     kinds = (kind, *_SUBSTITUTES.get(kind, ()))
     for number, event in enumerate(ranges):
-        if number not in used and event.start >= call.start and collective_kind(event.name) in kinds:
+        if number not in used_ranges and event.start >= call.start and collective_kind(event.name) in kinds:
             return number
     return None
 

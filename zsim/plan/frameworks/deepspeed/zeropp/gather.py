@@ -228,8 +228,8 @@ class QuantizedGatherer(SecondaryGatherer):
             return cached_groups
         groups = weight_groups(numel)
         if groups is None:
-            first, *others = self.parameters(part)
-            suffix = f" and {len(others)} more" if others else ""
+            first, *other_parameters = self.parameters(part)
+            suffix = f" and {len(other_parameters)} more" if other_parameters else ""
             ranks = self.builder.groups[part.group].size
             key = f"{self.config.name}: zero_optimization.zero_quantized_weights"
             raise InputError(
