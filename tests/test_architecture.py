@@ -207,7 +207,6 @@ def test_a_public_class_name_means_one_thing() -> None:
 NOUNS = {
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.fsdp1.moments", "zsim.plan.frameworks.fsdp2.moments",
-    "zsim.plan.frameworks.megatron.realtime_tests",
     "zsim.extras", "zsim.plan.shared.host_reads", "zsim.reference.frameworks", "zsim.resources",
     "zsim.specs.cluster.cublas", "zsim.specs.topology.make_wiring",
 }  # fmt: skip

@@ -10,9 +10,8 @@ from __future__ import annotations
 from zsim.cost.memory.adapters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, move_kernels
-from zsim.plan.frameworks.fsdp2.meshes import dense_mesh, experts_mesh
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2OffloadedShards
-from zsim.plan.frameworks.fsdp2.param_groups import ParamGroup, make_param_groups
+from zsim.plan.frameworks.fsdp2.param_groups import ParamGroup, dense_mesh, experts_mesh, make_param_groups
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.plan.frameworks.fsdp2.scales import gathers_fp8, reduce_scales
 from zsim.plan.frameworks.fsdp2.states import ParamGroupGradient, ParamGroupState
