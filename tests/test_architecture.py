@@ -208,7 +208,7 @@ NOUNS = {
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.fsdp1.moments", "zsim.plan.frameworks.fsdp2.moments",
     "zsim.extras", "zsim.plan.shared.host_reads", "zsim.reference.frameworks", "zsim.resources",
-    "zsim.specs.cluster.cublas", "zsim.specs.topology.make_wiring",
+    "zsim.specs.cluster.cublas",
 }  # fmt: skip
 
 
