@@ -207,7 +207,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 NOUNS = {
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.fsdp1.moments", "zsim.plan.frameworks.fsdp2.moments",
-    "zsim.extras", "zsim.plan.shared.host_reads", "zsim.reference.frameworks", "zsim.resources",
+    "zsim.extras", "zsim.plan.shared.host_reads", "zsim.resources",
     "zsim.specs.cluster.cublas",
 }  # fmt: skip
 
