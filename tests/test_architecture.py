@@ -205,7 +205,6 @@ def test_a_public_class_name_means_one_thing() -> None:
 
 # Modules of one function whose name is a noun all the same: the thing that the function gives or does.
 NOUNS = {
-    "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.fsdp1.moments", "zsim.plan.frameworks.fsdp2.moments",
     "zsim.extras", "zsim.plan.shared.host_reads", "zsim.resources",
     "zsim.specs.cluster.cublas",

@@ -31,8 +31,7 @@ from zsim.plan.shared.amaxes import amax_group
 from zsim.plan.shared.originals import NOTE as ORIGINALS_NOTE
 from zsim.plan.shared.originals import originals
 from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
-from zsim.plan.workload.workload import Workload
-from zsim.plan.workload.workloads import Workloads
+from zsim.plan.workload.workload import Workload, Workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import ModelSpec

@@ -14,6 +14,11 @@ X X^T is free by columns: a partial sum. By rows either X^T is gathered, or X an
 all-to-all each. A partial sum A is all-reduced for A A, of which it makes a partial sum again. For X + B X by
 columns B is all-reduced. By rows B is reduce-scattered and X gathered, unless two all-to-alls and an
 all-reduce, which leave X by columns, are cheaper. `tests/plan/test_muon.py` has torch's own calls.
+
+# [Note: scales]
+Weights that FSDP2 gathers in fp8 have scales: maxima of sharded tensors, over all ranks that shard. Read in
+torchao 0.15 float8/fsdp_utils.py: `WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather` and
+`precompute_float8_dynamic_scale_for_fsdp`.
 """
 
 from __future__ import annotations
@@ -21,13 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.update import norm_kernels
 from zsim.cost.optimizers.muon import STEPS, elementwise_kernels, product
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.fsdp2.param_groups import MeshInfo, ParamGroup
-from zsim.plan.frameworks.fsdp2.scales import precompute_scales
 from zsim.plan.ops import CollectiveKind
 from zsim.plan.shared.optimizer import clip_gradients, update
 from zsim.plan.stage import Stage
@@ -58,7 +63,7 @@ def update_param_groups(
         _update_matrices(stage, strategy, mesh, [tensor for tensor in updated if tensor.is_matrix])
         updated = [tensor for tensor in updated if not tensor.is_matrix]
     update(builder, training, updated)
-    precompute_scales(builder, strategy, groups)
+    _precompute_scales(builder, strategy, groups)
     builder.free("gradients", DTYPE_BYTES[training.stored_dtype] * sum(numels))
 
 
@@ -186,3 +191,41 @@ def update_matrix(
             builder.collective(call.kind, size, "bf16", group, stream=COMPUTE, name=f"{call.kind} muon")
         elif call.kernel is not None:
             builder.kernels("muon product", (call.kernel,))
+
+
+def gathers_fp8(strategy: Fsdp2Config) -> bool:
+    """Whether the weights of fp8 products are gathered in fp8."""
+    return strategy.param_dtype == "fp8"
+
+
+def reduce_scales(builder: PlanBuilder, strategy: Fsdp2Config, group: ParamGroup, stream: str) -> int:
+    """Sum up each weight's maximum before it is cast, unless scales are computed beforehand. Returns the
+    bytes of fp32 shards that are read for the maxima.
+    """
+    if strategy.precomputes_scales or not gathers_fp8(strategy):
+        return 0
+    for _ in range(group.num_in_fp8):
+        builder.collective(
+            "all_reduce", 4, "fp32", group.mesh.shard.name, stream=stream,
+            name=f"all_reduce maximum of {group.name}", module=group.name,
+        )  # fmt: skip
+    return 4 * group.fp8_numel // group.shard_size
+
+
+def _precompute_scales(builder: PlanBuilder, strategy: Fsdp2Config, groups: Sequence[ParamGroup]) -> None:
+    """After the update: the maxima of all weights, then one all-reduce of all of them."""
+    count = sum(group.num_in_fp8 for group in groups)
+    if not (strategy.precomputes_scales and gathers_fp8(strategy) and count):
+        return
+    numel = sum(group.fp8_numel // group.shard_size for group in groups)
+    builder.kernels("maxima of fp8 weights", norm_kernels(numel, "fp32", count))
+    shard = groups[0].mesh.shard
+    if shard.size > 1:
+        builder.collective(
+            "all_reduce",
+            4 * count,
+            "fp32",
+            shard.name,
+            stream=COMPUTE,
+            name="all_reduce maxima of fp8 weights",
+        )

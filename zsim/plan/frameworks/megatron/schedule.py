@@ -52,8 +52,7 @@ from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import CollectiveKind, Group, Memory
 from zsim.plan.shared.host_reads import read_scalar
 from zsim.plan.shared.optimizer import frozen_bytes, partition_states
-from zsim.plan.shared.shared_gradients import sum_partial_gradients, sum_tied_gradient
-from zsim.plan.shared.tied_gradient import TiedGradient
+from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
