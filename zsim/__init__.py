@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zsim.comparison.compare import Comparison, compare
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
-    from zsim.fluid.flows import simulate_flows
+    from zsim.fluid.pool import simulate_flows
     from zsim.notebook.memories import MemoryResult, MemoryVariants, memory
     from zsim.notebook.runs import RunResult, simulate_run
     from zsim.notebook.scalings import ScalingResult, scaling
@@ -60,7 +60,7 @@ _MODULE_OF = {
     "NotSimulatedError": "zsim.errors",
     "StuckError": "zsim.errors",
     "ZsimError": "zsim.errors",
-    "simulate_flows": "zsim.fluid.flows",
+    "simulate_flows": "zsim.fluid.pool",
     "sweep": "zsim.notebook.sweeps",
     "SweepResult": "zsim.notebook.sweeps",
     "tune": "zsim.notebook.tuning",

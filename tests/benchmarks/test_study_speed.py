@@ -18,7 +18,7 @@ from zsim.engine.simulator import Simulator
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
-from zsim.plan.workload.workloads import Workloads
+from zsim.plan.workload.workload import Workloads
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.points import study_points
 from zsim.study.sweep.row import point_record

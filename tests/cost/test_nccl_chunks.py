@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
-from zsim.cost.collectives.rounds import Rounds
+from zsim.cost.collectives.rounds import Rounds, fill_seconds, tree_pieces
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

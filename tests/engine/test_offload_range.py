@@ -10,8 +10,8 @@ from rich.console import Console
 
 import zsim
 from zsim.engine.simulate import simulate_job
-from zsim.explain import offload_range as module
-from zsim.explain.offload_range import no_range_note, offload_range
+from zsim.explain import variants as module
+from zsim.explain.variants import no_range_note, offload_range
 from zsim.report.views.html.offload import range_sentence
 from zsim.report.views.text.report import print_report
 from zsim.specs.experiment.resolve import resolve
@@ -45,7 +45,7 @@ def test_a_step_that_offloads_nothing_has_none() -> None:
 def test_a_long_plan_is_not_run_again(monkeypatch: Any) -> None:
     outcome = simulate_job(resolve(experiment_of(offload_optimizer=CPU)))
     assert no_range_note(outcome) is None
-    monkeypatch.setattr(module, "MAX_OPS", len(outcome.plan.ops) - 1)
+    monkeypatch.setattr(module, "_MAX_OPS", len(outcome.plan.ops) - 1)
     assert offload_range(outcome) is None
 
 
@@ -54,7 +54,7 @@ def test_a_range_that_is_missing_is_missed_in_a_note(monkeypatch: Any) -> None:
     offloaded = experiment_of(offload_optimizer=CPU)
     missed = "no range is given for the offloaded step: "
     assert not any(missed in note for note in zsim.simulate(offloaded).report.notes)
-    monkeypatch.setattr(module, "MAX_OPS", 100)
+    monkeypatch.setattr(module, "_MAX_OPS", 100)
     assert not any(missed in note for note in zsim.simulate(experiment_of()).report.notes)
     report = zsim.simulate(offloaded).report
     assert report.offload is not None

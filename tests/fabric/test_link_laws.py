@@ -14,7 +14,7 @@ from zsim.fabric.algorithms.rings import ExtraRoundSeconds
 from zsim.fabric.communicators import ramp_seconds, ring_latency, round_seconds
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.messages import Pairs
-from zsim.fluid.flows import simulate_flows
+from zsim.fluid.pool import simulate_flows
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster

@@ -9,7 +9,7 @@ import pytest
 import simpy
 
 from tests.oracles.rounds import Rounds
-from zsim.cost.collectives.nccl_chunks import tree_pieces
+from zsim.cost.collectives.rounds import tree_pieces
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group, SplitSizes

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.errors import InputError, StuckError
-from zsim.fluid.flows import simulate_flows
+from zsim.fluid.pool import simulate_flows
 
 # The whole set; three of its scenarios are typed in below.
 SIMGRID = Path(__file__).parent / "data" / "simgrid.json.gz"

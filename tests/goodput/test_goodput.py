@@ -25,7 +25,7 @@ from zsim.goodput.text import goodput_lines
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
-from zsim.plan.workload.workloads import Workloads
+from zsim.plan.workload.workload import Workloads
 from zsim.report.views.text.sentences import format_trust
 from zsim.units import format_seconds
 

@@ -90,7 +90,7 @@ class Rounds:
 
     def tree(self, full_bytes: float, pieces: int) -> float:
         """Seconds of an all-reduce on the double binary tree, in `pieces` per channel (a channel is on one of
-        the two trees: `zsim.cost.collectives.nccl_chunks.tree_pieces` says how many NCCL has)."""
+        the two trees: `zsim.cost.collectives.rounds.tree_pieces` says how many NCCL has)."""
         domains = self.size // self.local
         trees = [self._tree(parents, full_bytes / 2, pieces) for parents in tree_parents(domains)]
         self._share([edge for _, edges in trees for edge in edges], full_bytes / 2, by_kind=True)

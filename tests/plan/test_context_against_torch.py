@@ -14,7 +14,7 @@ import pytest
 
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.plan.ops import Collective, Kernels
-from zsim.plan.workload.context.methods import shared_backward, shared_forward
+from zsim.plan.workload.issued_work import shared_backward, shared_forward
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import Attention, ContextMethod, ContextSharding
 

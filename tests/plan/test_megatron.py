@@ -13,7 +13,7 @@ import pytest
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk
-from zsim.plan.frameworks.megatron.realtime_tests import run_realtime_tests
+from zsim.plan.frameworks.megatron.schedule import run_realtime_tests
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.plan.workload.workload import make_workload

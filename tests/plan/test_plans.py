@@ -15,9 +15,8 @@ from zsim.plan.frameworks.deepspeed.stage3.module_order import HookedModules, ho
 from zsim.plan.make import PlanBasis, make_plan, plan_of
 from zsim.plan.ops import Plan
 from zsim.plan.plans import Plans
-from zsim.plan.workload import workloads as workloads_module
-from zsim.plan.workload.workload import Workload, make_workloads
-from zsim.plan.workload.workloads import Workloads
+from zsim.plan.workload import workload as workloads_module
+from zsim.plan.workload.workload import Workload, Workloads, make_workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

@@ -9,7 +9,7 @@ import pytest
 import zsim
 from zsim.errors import ZsimError
 from zsim.reference import keys_of
-from zsim.reference.frameworks import READERS
+from zsim.reference.keys import READERS
 from zsim.specs.experiment.resolve import resolve
 
 KINDS = ("ddp", "fsdp1", "fsdp2", "deepspeed", "megatron", "reference")

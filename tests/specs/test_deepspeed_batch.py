@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.batch import resolve_batch
 from zsim.specs.strategy.deepspeed.config import BatchSizes, DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
+from zsim.specs.strategy.deepspeed.load import load_deepspeed_config, resolve_batch
 
 sizes = st.integers(min_value=1, max_value=64)
 

@@ -10,8 +10,7 @@ import pytest
 from tests.expect import there
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
-from zsim.explain.routing_range import routing_range
-from zsim.explain.variants import step_variants
+from zsim.explain.variants import routing_range, step_variants
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

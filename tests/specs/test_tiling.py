@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from zsim.specs.experiment.layout import tile_linears
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear
-from zsim.specs.model.tiling import tile_linears
 
 
 def test_tiles_have_all_the_weights_and_are_small_enough() -> None:

@@ -15,7 +15,7 @@ from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.formats.topology.new_file import NewTopology
 from zsim.specs.formats.topology.read import TopologyToml, import_topology
-from zsim.specs.topology.make_wiring import make_wiring
+from zsim.specs.topology.topology import make_wiring
 
 SWITCHES = """#
 # Topology file: generated on Mon Nov 23 10:00:00 2026

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.ui.answers import Answers
+from zsim.ui.app import Answers
 from zsim.ui.prediction import setting_token
 
 

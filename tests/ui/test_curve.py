@@ -10,9 +10,8 @@ import pytest
 from tests.ui.test_form import made
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
-from zsim.ui.curve import curve
 from zsim.ui.form import make_form
-from zsim.ui.process.backend import Backend
+from zsim.ui.process.backend import Backend, curve
 from zsim.ui.process.backends import Backends
 
 COUNTS = (8, 16)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
 
-from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
-from zsim.cost.collectives.rounds import bus_bytes
+from zsim.cost.collectives.rounds import bus_bytes, fill_seconds, tree_pieces
 from zsim.fabric.algorithms.methods import Method
 from zsim.fabric.communicators import Communicator, ramp_seconds, ring_latency
 from zsim.fabric.idle import idle_fabric

@@ -18,8 +18,7 @@ from zsim.devices.gpu import GpuKernels
 from zsim.engine.event_queue import EventQueue
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
-from zsim.engine.rank_memory import RankMemory
-from zsim.engine.simulated_rank import Rendezvous, SimulatedRank
+from zsim.engine.simulated_rank import RankMemory, Rendezvous, SimulatedRank
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric

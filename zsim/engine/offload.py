@@ -8,9 +8,8 @@ from itertools import chain
 import numpy as np
 
 from zsim.dataclass import dataclass
-from zsim.devices.host import add_host, copy_usage, host_work_usage
+from zsim.devices.host import add_drives, add_host, copy_usage, drive_usage, host_work_usage
 from zsim.devices.node_resources import NodePool, ResourceUsage
-from zsim.devices.nvme import add_drives, drive_usage
 from zsim.errors import InputError
 from zsim.fabric.aggregate import Extra
 from zsim.fabric.communicators import Transfer

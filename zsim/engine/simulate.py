@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
@@ -21,11 +22,13 @@ from zsim.engine.jitter.steps import JitterRun, ProgramRun, draw_steps, run_once
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.one_stream import is_one_rank, serial_times
 from zsim.engine.prepare import PreparedJob, prepare
-from zsim.engine.sent_bytes import sent_by_phase
 from zsim.engine.simulated_rank import SimulatedRank
 from zsim.errors import NotSimulatedError
 from zsim.fabric.communicators import LinkLoad
+from zsim.fabric.fabric import Fabric
 from zsim.fabric.folding.classes import RankClasses
+from zsim.fabric.messages import sends
+from zsim.plan.columns import op_columns
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
@@ -388,7 +391,7 @@ def _outcome(prepared: PreparedJob, executor: Executor, trace: Trace, notes: tup
             for name in prepared.plan.groups
             for rank in ranks
         },
-        sent_bytes=sent_by_phase(prepared.plan, fabric),
+        sent_bytes=_sent_by_phase(prepared.plan, fabric),
     )
 
 
@@ -407,3 +410,34 @@ def _peers(prepared: PreparedJob, executor: Executor) -> dict[tuple[int, int], t
         for op, calls in rank.peers.items()
         if op >= first_op[rank.number]
     }
+
+
+def _sent_by_phase(plan: Plan, fabric: Fabric) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """(bytes inside the node, bytes between nodes) per GPU and step, by phase, kind of collective and
+    group."""
+    totals: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for (number, phase, group, work), count in plan.memoize(_calls_by_phase).items():
+        if fabric.groups[work.group].size > 1:
+            inside, between = fabric.sent_bytes(work, number)
+            key = phase, work.kind, group
+            totals_before = totals.get(key, (0.0, 0.0))
+            totals[key] = totals_before[0] + count * inside, totals_before[1] + count * between
+    return totals
+
+
+def _calls_by_phase(plan: Plan) -> Counter[tuple[int, str, str, Collective]]:
+    """How often a rank makes a call in a step, by program, phase and the call's group (for messages, the
+    group of their ranks).
+    """
+    calls: Counter[tuple[int, str, str, Collective]] = Counter()
+    for number, program in enumerate(plan.programs):
+        columns = program.memoize(op_columns)
+        # by identity: ops share works, and equal works take long to compare
+        num_issued = Counter(zip(columns.phase, map(id, columns.work), strict=True))
+        for (phase, work_id), count in num_issued.items():
+            call = program.unique_work.get(work_id)
+            if not isinstance(call, Collective | PointToPoint):
+                continue
+            for work in [call] if isinstance(call, Collective) else sends(call, plan.groups):
+                calls[number, phase, call.group, work] += count
+    return calls

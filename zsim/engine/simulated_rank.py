@@ -1,15 +1,24 @@
-"""One simulated rank on the clock."""
+"""One simulated rank on the clock, and the memory in which ranks keep the state of each op.
+
+# [Note: ranks side by side]
+Equal ranks reach an op at the same instant, one right after the other. So their state of one op lies side by
+side in memory for all ranks that run a program, instead of op by op for each rank. Then one line of a
+processor's cache holds several ranks, where otherwise each would have to be fetched from memory.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, MutableSequence, Sequence
+
+import numpy as np
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
 from zsim.engine.priced_program import PricedProgram
-from zsim.engine.transfers_in_flight import TransfersInFlight
 from zsim.fabric.communicators import Transfer
+from zsim.fabric.in_flight_transfer import InFlightTransfer
 from zsim.plan.ops import Work
 from zsim.plan.recorded.work import RecordedWork
 from zsim.trace.trace import SpanInfo
@@ -19,7 +28,7 @@ class SimulatedRank:
     """One simulated rank: the state of its host, and the times at which each op was issued, started and
     ended.
 
-    `pending` and `times` are described in `zsim.engine.rank_memory`.
+    `pending` and `times` are described in `zsim.engine.simulated_rank`.
     """
 
     __slots__ = (
@@ -182,3 +191,51 @@ class Rendezvous:
         self.num_members = 0
         self.pending_collectives: dict[int, list[tuple[SimulatedRank, int]]] = {}
         self.transfers: dict[int, Transfer] = {}
+
+
+class RankMemory:
+    """The memory of the ranks that run `programs`, in huge pages."""
+
+    def __init__(self, programs: Sequence[PricedProgram]) -> None:
+        self._num_ranks = Counter(map(id, programs))
+        self._num_allocated: Counter[int] = Counter()
+        programs_by_id = {id(program): program for program in programs}.items()
+        self._times = {
+            key: np.full(3 * program.num_ops * self._num_ranks[key], np.nan).data.cast("B").cast("d")
+            for key, program in programs_by_id
+        }
+        self._pending = {
+            key: np.repeat(np.array(program.pending, dtype=np.uint8), self._num_ranks[key]).data
+            for key, program in programs_by_id
+            if self._num_ranks[key] > 1 and max(program.pending, default=0) < 256
+        }
+
+    def allocate_rank(
+        self, program: PricedProgram
+    ) -> tuple[MutableSequence[int] | memoryview[int], list[memoryview[float]]]:
+        """The memory of the next rank that runs `program`.
+
+        By op, it holds how many ops the op still waits for, and the times at which it is issued, starts and
+        ends. No time is known yet (not a number).
+        """
+        key, num = id(program), program.num_ops
+        count, index = self._num_ranks[key], self._num_allocated[key]
+        self._num_allocated[key] += 1
+        times = self._times[key][index::count]
+        shared_pending = self._pending.get(key)
+        pending = program.pending[:] if shared_pending is None else shared_pending[index::count]
+        return pending, [times[:num], times[num : 2 * num], times[2 * num :]]
+
+
+class TransfersInFlight:
+    """The collectives in flight of one rank."""
+
+    __slots__ = ("transfers",)
+
+    def __init__(self) -> None:
+        self.transfers: list[InFlightTransfer] = []
+
+    def set_gpu_busy(self, is_busy: bool) -> None:
+        """Tell all collectives in flight that the rank's GPU has become busy, or idle."""
+        for transfer in self.transfers:
+            transfer.set_member_busy(is_busy)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
-from zsim.explain.data_loading import add_data_loading, lengths_note
-from zsim.explain.evidence import evidence
 from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, rank_capacities, traced_step_of
-from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
 from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
 from zsim.explain.resolved import model_size, resolved_experiment, resolved_parallelism
@@ -24,10 +21,11 @@ from zsim.explain.sampled_micro_batches import (
 )
 from zsim.explain.variants import Variants
 from zsim.explain.work import attention_note, kernel_activity_of, step_work
-from zsim.plan.make import moments_of
+from zsim.plan.make import is_offloaded, moments_of
 from zsim.plan.memory.capacity import (
     excess_bytes,
     node_capacity_bytes,
+    pinned_bytes,
     pinned_limit_violation,
     program_peak_bytes,
     program_startup_bytes,
@@ -39,15 +37,21 @@ from zsim.plan.ops import Plan
 from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seconds
 from zsim.report.critical.path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
+from zsim.report.extrapolation import extrapolations
 from zsim.report.gpu_types import GpuTypeRow, loss_note
 from zsim.report.irregular import JobRow, RankRow, rank_rows, step_spread
 from zsim.report.job_features import step_validation
 from zsim.report.lost_overlap import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
+from zsim.report.offload import TierRow
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap, rank_map
-from zsim.report.report import JobFacts, Report, TracedStep, make_report
+from zsim.report.report import JobFacts, MachineUse, Report, TracedStep, make_report
+from zsim.report.traffic import SentRow, TrafficRow, reported_group
+from zsim.report.views.meanings import DATA_LOADING
 from zsim.report.views.text.allocator import AllocatorRow
+from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
+from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import (
     batch_label,
@@ -97,7 +101,7 @@ def report_of(
     if step is None:
         pipeline = pipeline_of(outcome)
         step = traced_step_of(outcome) if pipeline is None else slowest_step(outcome, pipeline)
-    step = add_data_loading(job, step)
+    step = _add_data_loading(job, step)
     types = gpu_type_rows(outcome, step.seconds, terms)
     allocator = _allocator(outcome, step.seconds)
     mean_breakdown = (
@@ -115,7 +119,7 @@ def report_of(
         step,
         _facts(outcome),
         replace(outcome.stats, wall_seconds=wall_seconds),
-        machine_use(outcome),
+        _machine_use(outcome),
         notes=[*_notes(outcome, allocator, energy, variants, step), *_notes_on_types(job, types)],
         allocator=allocator,
         energy=energy,
@@ -160,7 +164,7 @@ def _notes_on_types(job: Job, types: Sequence[GpuTypeRow]) -> list[str]:
 
 def _facts(outcome: Outcome) -> JobFacts:
     job, plan, cluster = outcome.job, outcome.plan, outcome.job.cluster
-    grades = dict[str, str](evidence(job, plan))
+    grades = dict[str, str](_evidence(job, plan))
     node = node_capacity_bytes(job, plan)
     if outcome.jitter_run is not None:
         grades["jitter"] = outcome.jitter_run.jitter.evidence
@@ -248,7 +252,7 @@ def _notes(
     step: TracedStep,
 ) -> list[str]:
     job = outcome.job
-    notes = [*notes_of(outcome, allocator), *lengths_note(job), *attention_note(step_work(job))]
+    notes = [*notes_of(outcome, allocator), *_lengths_note(job), *attention_note(step_work(job))]
     if energy is None and job.cost is not None:
         unknown = next((gpu for gpu in job.cluster.gpus if gpu.power is None), job.cluster.gpu)
         notes.append(f"no energy: how much power GPU '{unknown.name}' draws is not known")
@@ -313,4 +317,123 @@ def _jobs(outcome: Outcome) -> list[JobRow]:
             step_seconds_together=times.concurrent_seconds,
         )
         for times in outcome.concurrent_jobs
+    ]
+
+
+def _machine_use(outcome: Outcome) -> MachineUse:
+    """Bytes by class of links, by phase and collective, and by tier of memory."""
+    return MachineUse(
+        traffic=_traffic(outcome),
+        sent=_sent(outcome),
+        tiers=_tiers(outcome),
+        limits=outcome.limits,
+        pinned_bytes=pinned_bytes(outcome.job, outcome.plan),
+    )
+
+
+def _traffic(outcome: Outcome) -> list[TrafficRow]:
+    """One GPU's share of the bytes on each class of links, and the maximum utilisation of a link."""
+    seconds = outcome.trace.step_seconds
+    rows = []
+    offload_traffic = {row.name: row for row in outcome.devices}
+    for name, load in outcome.traffic.items():
+        link_class = outcome.topology.classes[name]
+        per_gpu = load.total_bytes / outcome.job.world_size
+        busy = load.fullest_bytes / (link_class.capacity * seconds)
+        if name in offload_traffic:  # offloading uses these links too
+            per_gpu += offload_traffic[name].per_rank
+            busy += offload_traffic[name].utilisation_fraction
+        if per_gpu > 0:
+            rows.append(TrafficRow(name, per_gpu, busy))
+    return rows
+
+
+def _sent(outcome: Outcome) -> list[SentRow]:
+    groups = outcome.plan.groups
+    bytes_of_key: dict[tuple[str, str, str, int], tuple[float, float]] = {}
+    for (phase, kind, group), (within, between) in outcome.sent_bytes.items():
+        key = phase, kind, reported_group(group), groups[group].size
+        totals_before = bytes_of_key.get(key, (0.0, 0.0))
+        bytes_of_key[key] = totals_before[0] + within, totals_before[1] + between
+    return [SentRow(*key, *sent) for key, sent in bytes_of_key.items()]
+
+
+_TIERS = {
+    "pcie_down": "PCIe to the GPU", "pcie_up": "PCIe from the GPU", "uplink_down": "PCIe uplink, down",
+    "uplink_up": "PCIe uplink, up", "dram": "host memory", "socket_out": "between sockets",
+    "cpu": "CPU cores", "drive_read": "NVMe read", "drive_write": "NVMe write",
+    "drive_time": "NVMe, read and write",
+}  # fmt: skip
+
+
+def _tiers(outcome: Outcome) -> list[TierRow]:
+    """Load of offloading on each kind of resource. Resources of a single rank (queues) are left out."""
+    return [
+        TierRow(_TIERS[row.name], None if row.is_time else row.per_rank, row.utilisation_fraction)
+        for row in outcome.devices
+        if row.name in _TIERS
+    ]
+
+
+def _evidence(job: Job, plan: Plan) -> dict[str, Evidence]:
+    """The weakest grade among the numbers behind each part of the result. A part that is used outside of the
+    range of its measurements is "assumed".
+    """
+    cluster, gpus = job.cluster, [job.cluster.gpus[kind] for kind in job.types]
+    grades_of_part: Mapping[str, list[Evidence]] = {
+        "compute": [
+            table.evidence
+            for gpu in gpus
+            for table in (
+                gpu.peak, gpu.memory, gpu.gemm, gpu.attention, gpu.memory_bound, gpu.launch, gpu.interference,
+            )
+        ],
+        "network": [
+            cluster.node_link.evidence, cluster.nic.evidence, cluster.collectives.evidence,
+            *(table.evidence for node in cluster.nodes for table in (node.node_link, node.nic)),
+        ],
+        "memory": [*(gpu.memory.evidence for gpu in gpus), cluster.framework_memory.evidence],
+        "host": [host.evidence for host in cluster.hosts],
+    }  # fmt: skip
+    if is_offloaded(job):
+        nvme = [cluster.nvme.evidence] if cluster.nvme else []
+        grades_of_part = {
+            **grades_of_part,
+            "offload": [cluster.pcie.evidence, cluster.offload.evidence, *nvme],
+        }
+    if job.model.captured is not None and job.model.captured.is_assumed:
+        grades_of_part = {**grades_of_part, "compute": [*grades_of_part["compute"], "assumed"]}
+    for part in extrapolations(plan, cluster):
+        grades_of_part = {**grades_of_part, part: [*grades_of_part[part], "assumed"]}
+    return {part: max(grades, key=EVIDENCE_ORDER.index) for part, grades in grades_of_part.items()}
+
+
+def _add_data_loading(job: Job, step: TracedStep) -> TracedStep:
+    """The step with the seconds that it waits for its samples, as a part of its breakdown. It is unchanged
+    without `[data]`.
+    """
+    table = job.experiment.data
+    if table.samples_per_second_per_host is None:
+        return step
+    waits = waiting_seconds(table, job.training, job.gpus_per_node, job.parallelism.model_ranks, step.seconds)
+    seconds = {**step.breakdown.seconds, DATA_LOADING: waits}
+    return replace(
+        step, full_seconds=step.seconds + waits, breakdown=replace(step.breakdown, seconds=seconds)
+    )
+
+
+def _lengths_note(job: Job) -> list[str]:
+    """A sentence on documents of different lengths. There is none without them."""
+    lengths = job.training.lengths
+    if lengths is None:
+        return []
+    padded = (
+        f"{lengths.padding_fraction:.1%} of the tokens are padding"
+        if lengths.padding_fraction
+        else "no padding"
+    )
+    return [
+        f"documents of different lengths: {padded}; a token's document has {lengths.span:,.0f} tokens in "
+        f"the mean "
+        f"of the slowest rank, which computes {lengths.slowest_over_mean:.3f} times what the mean one does"
     ]

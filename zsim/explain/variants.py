@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.engine.simulate import Outcome, resimulate_seconds
+from zsim.engine.simulate import Outcome, resimulate_seconds, simulate_job
 from zsim.explain.host_range import HostRange, host_range
-from zsim.explain.offload_range import no_range_note, offload_range
-from zsim.explain.routing_range import routing_range
-from zsim.plan.ops import Collective, PointToPoint
+from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.passes.hardware_queues import program_next_in_queue
+from zsim.specs.cluster.spreads import load_spreads, scale_offload_rates
+from zsim.specs.experiment.job import Job
+from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.expert_degrees import assume_loads
+from zsim.specs.strategy.expert_loads import End
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+
+_MAX_OPS = 20_000  # maximum; a longer plan is not simulated twice more
 
 
 def step_seconds_without_overlap(outcome: Outcome) -> float | None:
@@ -82,3 +87,70 @@ def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
     if note is not None:
         return replace(variants, notes=(note,))
     return replace(variants, offload_range=offload_range(outcome))
+
+
+def routing_range(outcome: Outcome) -> tuple[float, float] | None:
+    """Seconds of the step with loads as even and as uneven as was seen.
+
+    None where loads are given or do not count, and where two more simulations are too long or not of this
+    step alone.
+    """
+    job = outcome.job
+    split, experts = job.parallelism.experts, stacked_experts(job.model)
+    is_assumed = split.deviation > 0 and split.ranks > 1 and not split.pads_to_capacity
+    is_isolated = outcome.jitter_run is None and not outcome.concurrent_jobs
+    if experts is None or not is_assumed or not is_isolated or outcome.plan.num_ops > _MAX_OPS:
+        return None
+    unfold = outcome.stats.rank_classes == job.world_size
+    even, uneven = (
+        simulate_job(_set_expert_loads(job, experts.num_experts, end), unfold=unfold).trace.step_seconds
+        for end in ("low", "high")
+    )
+    return even, uneven
+
+
+def _set_expert_loads(job: Job, num_experts: int, end: End) -> Job:
+    split = assume_loads(job.parallelism.experts, num_experts, end)
+    return replace(job, parallelism=replace(job.parallelism, experts=split))
+
+
+def offload_range(outcome: Outcome) -> tuple[float, float] | None:
+    """Seconds of the step with all inputs of offloading at their fast ends, and at their slow ends.
+
+    None where nothing is offloaded, or for the reason in `no_range_note`.
+    """
+    job, plan = outcome.job, outcome.plan
+    if no_range_note(outcome) is not None:
+        return None
+    if not any(isinstance(work, OffloadWork) for work in plan.unique_work()):
+        return None
+    spreads = load_spreads()
+    fast, slow = (
+        simulate_job(
+            replace(job, cluster=scale_offload_rates(job.cluster, end, spreads)),
+            unfold=outcome.stats.rank_classes == job.world_size,
+            plan=plan,
+        ).trace.step_seconds
+        for end in ("fast", "slow")
+    )
+    return fast, slow
+
+
+def no_range_note(outcome: Outcome) -> str | None:
+    """A note on why an offloaded step is not simulated at both ends. None where it is simulated.
+
+    The reasons are that the step is drawn with jitter, that it shares the cluster, or that its plan is too
+    long for two more simulations.
+    """
+    if outcome.jitter_run is not None:
+        why = "the step is drawn with jitter"
+    elif outcome.concurrent_jobs:
+        why = "other jobs share the cluster"
+    elif outcome.plan.num_ops > _MAX_OPS:
+        why = f"its plan of {outcome.plan.num_ops:,} ops is too long to be run twice more"
+    else:
+        return None
+    return (
+        f"no range is given for the offloaded step: {why}; zsim sensitivity turns PCIe, host memory, CPU and "
+        "drives one at a time"
+    )

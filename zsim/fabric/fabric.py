@@ -13,8 +13,8 @@ import numpy as np
 import simpy
 
 from zsim.arrays import Bools, Floats, Ints
-from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
-from zsim.cost.collectives.rounds import CallLimit, bus_bytes, unequal_bus_bytes
+from zsim.cost.collectives.nccl_tuning import planned_seconds
+from zsim.cost.collectives.rounds import CallLimit, bus_bytes, fill_seconds, tree_pieces, unequal_bus_bytes
 from zsim.fabric.aggregate import (
     NO_EXTRA,
     NO_USAGE,
@@ -26,7 +26,6 @@ from zsim.fabric.aggregate import (
 )
 from zsim.fabric.algorithms.link_usage import link_usage, sent_by_gpu
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape, call_kind, methods
-from zsim.fabric.algorithms.nccl_choice import planned_seconds
 from zsim.fabric.algorithms.rings import domains_of, extra_round_seconds, fault_delays, partition_by_pattern
 from zsim.fabric.communicators import (
     AlgorithmChoice,

@@ -1,4 +1,4 @@
-"""Activities that share resources on the simulated clock.
+"""Activities that share resources on the simulated clock, and flows over links as such activities.
 
 An `Activity` has a size and a profile: the units of each resource that one unit of size takes. All running
 activities progress at weighted max-min fair rates (`zsim.cost.sharing`), which change only when an activity
@@ -8,15 +8,22 @@ answer depends only on which profiles are running, so it is cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from typing import Any, Generic, TypeVar
+from weakref import ref
 
 import simpy
 from simpy.events import EventPriority
 
 from zsim.cost.sharing import progressive_filling, unshared_rates
 from zsim.dataclass import dataclass
-from zsim.fluid.timer import Timer
+from zsim.errors import InputError, StuckError, did_you_mean
+
+_FLOW_KEYS = ("route", "size_bytes", "start_seconds", "latency_seconds")
+
+Owner = TypeVar("Owner")
 
 # simpy runs priorities 0 (urgent) and 1 (normal) first
 _END_OF_INSTANT = EventPriority(2)
@@ -202,3 +209,87 @@ class FluidPool:
         for activity in ending:
             activity.remaining = 0.0
             activity.on_end()
+
+
+class Timer(simpy.Event, Generic[Owner]):
+    """An event that calls `call(owner)` at every time for which it is scheduled. It does not keep its owner
+    alive: the owner holds the timer.
+    """
+
+    def __init__(self, env: simpy.Environment, owner: Owner, call: Callable[[Owner], None]) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        self._owner, self._call = ref(owner), call
+        self.callbacks = _CALLS
+
+    def fire(self) -> None:
+        self.callbacks = _CALLS  # simpy takes those of an event that it processes
+        owner = self._owner()
+        if owner is not None:
+            self._call(owner)
+
+
+_CALLS: list[Callable[[Timer[Any]], None]] = [Timer.fire]
+
+
+def simulate_flows(links: Mapping[str, float], flows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Finish time in seconds of each flow under max-min fair fluid sharing.
+
+    `links` is {name: bytes per second}. A flow is `{"route": [link, ...], "size_bytes": n,
+    "start_seconds": t, "latency_seconds": l}` (start and latency default to 0): it is issued at t, waits l
+    without using bandwidth, then sends n bytes over every link of its route. A link that a route names
+    twice is used twice.
+
+    Raises InputError for unknown links or keys and for negative or not finite numbers, StuckError when a
+    flow can never finish because a link of its route has no bandwidth.
+    """
+    env = simpy.Environment()
+    index = {name: position for position, name in enumerate(links)}
+    for name, bandwidth in links.items():
+        if not bandwidth >= 0:
+            raise InputError(
+                f"link '{name}': bandwidth must be 0 or more bytes per second, found {bandwidth}"
+            )
+    pool = FluidPool(env, list(links.values()))
+    finish = [math.nan] * len(flows)
+    for number, flow in enumerate(flows):
+        usage, size, issue, latency = _read_flow(number, flow, index)
+        profile = pool.profile(usage)
+
+        def begin(
+            _event: simpy.Event, number: int = number, profile: Any = profile, size: float = size
+        ) -> None:
+            def end() -> None:
+                finish[number] = env.now
+
+            pool.start(profile, size, end)
+
+        event = simpy.Timeout(env, issue + latency)
+        event.callbacks = [begin]
+    env.run()
+    for number, seconds in enumerate(finish):
+        if math.isnan(seconds):
+            dead = [name for name in flows[number]["route"] if links[name] == 0]
+            raise StuckError(f"flow {number} never finishes: link '{dead[0]}' has no bandwidth")
+    return finish
+
+
+def _read_flow(
+    number: int, flow: Mapping[str, Any], index: Mapping[str, int]
+) -> tuple[list[tuple[int, float]], float, float, float]:
+    for key in flow:
+        if key not in _FLOW_KEYS:
+            raise InputError(f"flow {number}: unknown key '{key}'{did_you_mean(key, _FLOW_KEYS)}")
+    for key in ("route", "size_bytes"):
+        if key not in flow:
+            raise InputError(f"flow {number}: '{key}' is missing")
+    weights: dict[int, float] = {}
+    for name in flow["route"]:
+        if name not in index:
+            raise InputError(f"flow {number}: unknown link '{name}'{did_you_mean(str(name), index)}")
+        weights[index[name]] = weights.get(index[name], 0.0) + 1.0
+    numbers = [float(flow.get(key, 0.0)) for key in ("size_bytes", "start_seconds", "latency_seconds")]
+    for key, value in zip(("size_bytes", "start_seconds", "latency_seconds"), numbers, strict=True):
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(f"flow {number}: {key} must be finite and 0 or more, found {value}")
+    return list(weights.items()), numbers[0], numbers[1], numbers[2]

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from pydantic import BaseModel, ConfigDict
+
 from zsim import garbage_collection
 from zsim.api import Result
 from zsim.dataclass import dataclass
@@ -18,18 +20,22 @@ from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
 from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.defaults import recovery_defaults
-from zsim.goodput.failure_rates import failures_of
+from zsim.goodput.failure_rates import DAY, failures_of
 from zsim.goodput.outer_step import OuterStep, outer_step, replica_experiment
 from zsim.goodput.scenario import Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.search import starting_interval
+from zsim.resources import PRESETS
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import PhaseTable, TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.messages import validate_table
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.units import Duration
 
-DAY = 86_400.0
+_RECOVERY_FILE = PRESETS / "recovery.toml"  # default times of recovery of the frameworks
 _MAX_SIZES = 12  # numbers of nodes that are simulated for shrink
 
 
@@ -375,3 +381,49 @@ def _step_sigma(result: Result) -> float:
         return 0.0
     seconds = jitter.step_seconds
     return (seconds["p95"] - seconds["p5"]) / 3.29 / seconds["p50"]
+
+
+class HangTimeouts(Table):
+    """Until a rank that no longer answers ends the job, by the strategy's kind."""
+
+    fsdp2: Duration
+    fsdp1: Duration
+    ddp: Duration
+    deepspeed: Duration
+    megatron: Duration
+    reference: Duration
+
+
+class Stall(Table):
+    """A lost replica's time-out, which the other replicas wait for."""
+
+    seconds: Duration
+
+
+class KeptSaves(Table):
+    """The number of saves that are kept. All where a kind is not named."""
+
+    fsdp2: int
+
+
+class RecoveryDefaults(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    hang_timeout: HangTimeouts
+    stall: Stall
+    keep: KeptSaves
+
+    def hang_seconds(self, kind: str) -> float:
+        """The time-out of a strategy's kind."""
+        return float(getattr(self.hang_timeout, kind))
+
+    def num_kept(self, kind: str) -> int | None:
+        """The number of saves that a kind keeps. None for all."""
+        return getattr(self.keep, kind, None)
+
+
+def recovery_defaults() -> RecoveryDefaults:
+    """The file's content."""
+    return validate_table(read_toml(_RECOVERY_FILE), _RECOVERY_FILE.name, RecoveryDefaults)

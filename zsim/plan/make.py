@@ -9,7 +9,7 @@ from zsim import garbage_collection
 from zsim.dataclass import dataclass
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
-from zsim.plan.frameworks.megatron.placeholders import placeholders
+from zsim.plan.frameworks.megatron.buffer import placeholders
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.memory.paging import place_paged_states
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
@@ -20,7 +20,7 @@ from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.single_thread import serialize_operators
-from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
+from zsim.plan.pipeline.deepspeed import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
 from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.messages import Messenger, PartitioningMessenger
@@ -31,8 +31,7 @@ from zsim.plan.shared.amaxes import amax_group
 from zsim.plan.shared.originals import NOTE as ORIGINALS_NOTE
 from zsim.plan.shared.originals import originals
 from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
-from zsim.plan.workload.workload import Workload
-from zsim.plan.workload.workloads import Workloads
+from zsim.plan.workload.workload import Workload, Workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import ModelSpec

@@ -9,7 +9,7 @@ import numpy as np
 
 from zsim.plan.make import PlanBasis, paged_basis, plan_for_ranks, plan_of
 from zsim.plan.ops import Plan, Program
-from zsim.plan.workload.workloads import Workloads
+from zsim.plan.workload.workload import Workloads
 from zsim.specs.experiment.job import Job
 
 _MAX_OPS = 400_000  # in all cached plans together

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.animation import show_animation
-from zsim.ui.answers import Answers
+from zsim.ui.answer import Answer
 from zsim.ui.downloads import offer_files
 from zsim.ui.fields import STAGE, TOKENS
 from zsim.ui.form import KIND, Form, make_form
@@ -24,6 +28,8 @@ from zsim.ui.settings import compare_settings, keep_state, offer_remedies
 from zsim.ui.uploads import add_uploads
 from zsim.ui.whole_run import show_run
 from zsim.ui.words import answer_words, files_and_notes, run_safely, view_buttons
+
+_MAX_ANSWERS = 3  # each with its figures
 
 
 def make_app(experiment: Experiment, folder: Path) -> Any:
@@ -203,3 +209,44 @@ def _curve(app: Any, backends: Backends) -> None:
             else {name: f.to_plotly_json() for name, f in scaling_curve.figures.items()}
         )
         return {**figures, "done": target}, error if scaling_curve is None else scaling_curve.words
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answer under way and the last ones done, by setting.
+
+    What is shown again is not simulated again, and a request for an answer that is under way waits for it.
+    The first is simulated while the browser still starts.
+    """
+
+    simulate: Callable[[Mapping[str, Any], str], Answer]
+    """Simulates a setting."""
+    end: Callable[[], None]
+    """Ends all that is under way for the setting before."""
+    futures: dict[str, Future[Answer]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, field_values: Mapping[str, Any], other_settings: str) -> Answer:
+        """The answer of a setting. Raises as `simulate` does."""
+        token = setting_token(field_values, other_settings)
+        with self.lock:
+            future = self.futures.get(token)
+            new_future: Future[Answer] | None = None
+            if future is None:
+                self.end()
+                future = new_future = self.futures[token] = Future()
+            while len(self.futures) > _MAX_ANSWERS:
+                self.futures.pop(next(iter(self.futures)))
+        if new_future is not None:
+            try:
+                new_future.set_result(self.simulate(field_values, other_settings))
+            except BaseException as error:
+                new_future.set_exception(error)
+                with self.lock:
+                    if self.futures.get(token) is new_future:
+                        self.futures.pop(token)
+        return future.result()
+
+    def begin(self, initial: Mapping[str, Any]) -> None:
+        """Simulate what the page starts with, concurrently."""
+        threading.Thread(target=run_safely, args=(lambda: self.get(initial, ""),), daemon=True).start()

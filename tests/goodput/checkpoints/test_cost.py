@@ -20,7 +20,7 @@ from zsim.goodput.checkpoints.cost import checkpoint_of, cost_of
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.machine import OverlappedStep, SavingMachine, overlapped_step
 from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates, saving_rates, starting_rates
-from zsim.goodput.checkpoints.startup import communicator_seconds, startup_of
+from zsim.goodput.checkpoints.save_costs import communicator_seconds, startup_cost
 from zsim.goodput.checkpoints.store import StoreLimits, transfer_seconds
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -401,7 +401,7 @@ def test_a_job_has_the_cost_of_its_tables() -> None:
     beside = overlapped_step(result)
     assert 0.0 < beside.host_fraction <= 1.0
     assert 0.0 < beside.copying_seconds < beside.seconds
-    start = startup_of(result.job, result)
+    start = startup_cost(result)
     assert start.process_seconds == starting_rates().process
     assert start.compile_seconds == 0.0
 

@@ -18,7 +18,7 @@ from zsim.errors import InputError
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
-from zsim.plan.workload.workloads import Workloads
+from zsim.plan.workload.workload import Workloads
 from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import format_remedy, missing_memory
 from zsim.specs.experiment.load import build_experiment, change_experiment

@@ -15,6 +15,8 @@ from zsim.cost.kernels.adapters import (
     casts_around,
     dequantise_kernels,
     input_forward,
+    merged_backward,
+    merged_forward,
     product_type,
     sum_backward,
     sum_forward,
@@ -32,7 +34,6 @@ from zsim.cost.kernels.experts import (
 )
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.losses import loss_kernels
-from zsim.cost.kernels.merged_weights import merged_backward, merged_forward
 from zsim.cost.kernels.rotary import rotary_forward
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.traced import traced_backward, traced_forward

@@ -30,6 +30,18 @@ Its process writes what the engine hands it, and the engine waits for the commit
 While steps run, states go to the store or to a peer through the node's cards, and collectives between nodes
 get what is left. The step is simulated with so much less, and the difference is added to every step while
 bytes are under way.
+
+# [Note: planning]
+One process goes through the items of all ranks. Read in torch 2.13 distributed/checkpoint: `utils.py`
+`reduce_scatter` (plans to rank 0, and back), `default_planner.py` (`create_global_plan` removes copies,
+builds `.metadata` and checks it, and `create_default_global_load_plan` leaves a load's plans as they are),
+`filesystem.py` `finish`, `planner_helpers.py` `create_read_items_for_chunk_list` (each rank goes through all
+parts of its tensors).
+
+# [Note: cycles]
+Python looks for cycles among all objects again and again while plans come in, which takes most of the time.
+torchtitan turns that off in the training process (0.2.2 tools/utils.py `GarbageCollection`), which plans
+unless another process writes.
 """
 
 from __future__ import annotations
@@ -44,13 +56,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.machine import OverlappedStep, SavingMachine, overlapped_step
-from zsim.goodput.checkpoints.planning import (
-    commit_seconds,
-    is_planned,
-    load_plan_seconds,
-    plan_seconds,
-)
-from zsim.goodput.checkpoints.rates import SavingRates, saving_rates
+from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates, saving_rates
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.goodput.checkpoints.store import (
     StoreLimits,
@@ -63,6 +69,7 @@ from zsim.goodput.checkpoints.universal import EXTRACT_WORKERS, MERGE_WORKERS
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode, CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
+from zsim.specs.strategy.frameworks import Fsdp2Config
 
 _STAGED: tuple[CheckpointMode, ...] = ("async", "in-memory", "local-then-remote")
 
@@ -144,7 +151,7 @@ def phases_of(
     rates, node_of = machine.rates, machine.node_of
     written = (
         saved.archived_bytes()
-        if is_planned(saved, table)
+        if _is_planned(saved, table)
         else saved.archived_bytes() - saved.metadata_bytes()
     )
     is_staged = table.mode in _STAGED
@@ -166,14 +173,14 @@ def phases_of(
     per_writer = np.isfinite(limits.rank)
     archive = 0.0 if per_writer else _archive_seconds(saved, rates, threads)
     commit = file_seconds(saved.num_files(), limits) + _round_seconds(machine, saved)
-    commit += commit_seconds(saved, machine, table)
+    commit += _commit_seconds(saved, machine, table)
     if table.mode == "in-memory":
         archive = commit = 0.0
         limits = StoreLimits(np.inf, machine.nic_bytes_per_second, np.inf)
         written = saved.staged
     return SavePhases(
         gather=saved.states * rates.state_dict_seconds + machine.gather_seconds(saved),
-        plan=plan_seconds(saved, machine, table),
+        plan=_plan_seconds(saved, machine, table),
         stage=stage,
         archive=archive,
         store=transfer_seconds(written, node_of, limits),
@@ -236,9 +243,9 @@ def load_seconds(
     broadcasts them), and they are copied to the devices. From a copy on the node that was not planned, a rank
     reads what it wrote and gets the remaining states from its peers.
     """
-    rates, planning = machine.rates, load_plan_seconds(saved, machine, table)
+    rates, planning = machine.rates, _load_plan_seconds(saved, machine, table)
     archives, read, metadata = 0.0, saved.unarchived_bytes(), _metadata_bytes(machine, saved)
-    exchange, is_checked_only = 0.0, not is_planned(saved, table)
+    exchange, is_checked_only = 0.0, not _is_planned(saved, table)
     if is_checked_only:
         cards = StoreLimits(np.inf, machine.nic_bytes_per_second, np.inf)
         exchange = transfer_seconds(read - saved.staged, machine.node_of, cards)
@@ -312,7 +319,7 @@ def _overlapped_save(
         blocking = phases.gather + phases.stage
     plan = phases.plan
     if saved.format == "megatron":  # plans before it goes on, and commits in the training process
-        blocking, plan = blocking + phases.plan + commit_seconds(saved, machine, table), 0.0
+        blocking, plan = blocking + phases.plan + _commit_seconds(saved, machine, table), 0.0
     slowdown = _card_slowdown(machine, saved, table, phases, step)
     if table.writer == "thread" and table.mode == "async":
         slowdown += _interpreter_slowdown(machine, saved, table, plan, step)
@@ -329,7 +336,7 @@ def _interpreter_slowdown(
     rates = machine.rates
     archive = _archive_seconds(saved, rates, table.threads)
     is_overlapped = saved.format != "megatron"  # which commits in the training process
-    commit = commit_seconds(saved, machine, table) if is_overlapped else 0.0
+    commit = _commit_seconds(saved, machine, table) if is_overlapped else 0.0
     exposed = commit - step.seconds / 2 if commit > step.seconds else commit**2 / (2 * step.seconds)
     lost_seconds = (plan + exposed) * _lost_fraction(step, rates.planning_wait)
     return lost_seconds + archive * _lost_fraction(step, rates.archiving_wait)
@@ -395,3 +402,52 @@ def _check_host_memory(job: Job, table: CheckpointTable, staging_bytes: int, ste
             f"and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside "
             "the step: out of memory; expected run.checkpoint.mode 'sync', more nodes, or less offloading"
         )
+
+
+def _plan_seconds(saved: SavedFiles, machine: SavingMachine, table: CheckpointTable) -> float:
+    """Seconds until a save is planned.
+
+    None for plans that are kept (`enable_plan_caching`, Megatron's `--ckpt-assume-constant-structure`), after
+    the first save.
+    """
+    if table.plan_caching:
+        return 0.0
+    rates = _rates(machine, table)
+    checked = saved.checked_items * rates.read_item
+    if not _is_planned(saved, table):
+        return checked
+    item_seconds = rates.read_item + rates.plan_item + rates.answer_item * saved.is_answered
+    return saved.items * item_seconds + checked
+
+
+def _commit_seconds(saved: SavedFiles, machine: SavingMachine, table: CheckpointTable) -> float:
+    """Seconds of rank 0 for `.metadata`, where there is one."""
+    return saved.chunks * _rates(machine, table).commit_item if _is_planned(saved, table) else 0.0
+
+
+def _is_planned(saved: SavedFiles, table: CheckpointTable) -> bool:
+    """Whether rank 0 plans all files of the most frequent kind of save, and writes their `.metadata`."""
+    return saved.has_local_plan or table.mode not in TWO_TIERS
+
+
+def _load_plan_seconds(saved: SavedFiles, machine: SavingMachine, table: CheckpointTable) -> float:
+    """Seconds of `.metadata` on every rank, and of the plans on rank 0, where there are any."""
+    rates = _rates(machine, None)
+    if not _is_planned(saved, table):
+        return saved.checked_items * rates.read_item
+    seconds = saved.chunks * rates.metadata_item + saved.read_items * rates.load_item
+    seconds += saved.read_items / len(saved.read) * machine.rates.own_load_plan_seconds_per_item
+    return seconds + saved.checked_items * rates.read_item
+
+
+def _rates(machine: SavingMachine, table: CheckpointTable | None) -> PlanningRates:
+    """The planner's rates, [Note: cycles]. `table` is a save's, None for a load."""
+    strategy = machine.job.strategy
+    is_separate_process = table is not None and table.mode == "async" and table.writer == "process"
+    if (
+        isinstance(strategy, Fsdp2Config)
+        and strategy.wrapping.startswith("torchtitan")
+        and not is_separate_process
+    ):
+        return machine.rates.planning_uncollected
+    return machine.rates.planning

@@ -16,6 +16,12 @@ torchtitan's routed experts are DTensors over a separate mesh. Their first dimen
 the ranks of expert parallelism. Each part is cut over the ranks that hold it, along the experts where there
 are as many as ranks, else along the next dimension (0.2.2 models/llama4/infra/parallelize.py `apply_fsdp`).
 Their step counters are plain tensors under one name, as all others.
+
+# [Note: a full state dict]
+Rank 0 writes one file with all states: `torch.save`, after a gather where states are sharded. torch 2.13
+distributed/checkpoint/state_dict.py with `full_state_dict=True, cpu_offload=True`: every DTensor is
+all-gathered in turn, and rank 0 keeps it in host memory. A gathered tensor is the front of its padded buffer,
+and torch.save writes buffers, so padding is saved. A tied weight, one buffer before, is then two.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
-from zsim.goodput.checkpoints.pickled import VALUE_BYTES, archive_bytes
+from zsim.goodput.checkpoints.pickled import VALUE_BYTES, PickledFile, archive_bytes
 from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
 from zsim.goodput.checkpoints.tensors import (
     GROUP_KEYS,
@@ -37,7 +43,10 @@ from zsim.goodput.checkpoints.tensors import (
     ModelStates,
     StateTensor,
     trainable_tensors,
+    untied_tensors,
 )
+
+FILE = "checkpoint.pt"
 
 _MAX_ITEMS = 30_000  # [Note: many ranks]
 # Bytes of `.metadata` per name and per chunk, and of a name in a group's list of parameters: recorded
@@ -355,3 +364,39 @@ def _plan_chunks(
     ending = "0" if layout.threads == 1 and layout.single_file_per_rank else "*"
     columns = zip(parameters.tolist(), states.tolist(), overhead.tolist(), copies.tolist(), strict=True)
     return [SavedFile(f"__{rank}_{ending}.distcp", rank, *column) for rank, column in enumerate(columns)]
+
+
+def full_file(model_states: ModelStates, layout: DcpLayout) -> SavedFiles:
+    """The file, of all pipeline and tensor-parallel ranks."""
+    file, gathered = PickledFile(FILE, 0), []
+    for stage in model_states.tensors:
+        for tensor in stage if layout.shards > 1 else untied_tensors(stage):
+            size = _padded_bytes(model_states, tensor, layout)
+            file.add_parameter(size)
+            gathered.append(size)
+        for tensor in trainable_tensors(stage):
+            size = _padded_bytes(model_states, tensor, layout)
+            file.add_states([size] * model_states.num_states + [STEP_BYTES] * model_states.has_steps)
+            gathered += [size] * model_states.num_states
+    world = model_states.world_size
+    is_sharded = layout.shards * model_states.tensor_ranks * model_states.expert_shards > 1
+    staged, read = np.zeros((2, world), dtype=np.int64)
+    staged[0] = read[0] = file.tensors
+    return SavedFiles(
+        "full",
+        (file.build(),),
+        staged,
+        read,
+        gathered=tuple(gathered) if is_sharded else (),
+        read_once=True,
+        states=model_states.num_parameters,
+    )
+
+
+def _padded_bytes(model_states: ModelStates, tensor: StateTensor, layout: DcpLayout) -> int:
+    """Bytes of a gathered tensor. For expert-parallel experts, over the ranks that cut each model shard
+    first.
+    """
+    rows, shards = layout.rows_of(tensor), layout.shards_of(tensor)
+    padded = -(-rows // shards) * shards
+    return tensor.numel // rows * padded * model_states.model_shards_of(tensor) * layout.dtype_bytes

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.checkpoints.dcp import DcpLayout, dcp_files
+from zsim.goodput.checkpoints.dcp import DcpLayout, dcp_files, full_file
 from zsim.goodput.checkpoints.deepspeed import deepspeed_files
-from zsim.goodput.checkpoints.full import full_file
 from zsim.goodput.checkpoints.megatron import megatron_files
 from zsim.goodput.checkpoints.reference import reference_files
 from zsim.goodput.checkpoints.saved import SavedFiles

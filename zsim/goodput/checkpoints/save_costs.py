@@ -1,4 +1,7 @@
-"""Seconds of a save and of a start of a job: simulated, or as the experiment states them."""
+"""Seconds of a save and of a start of a job: simulated, or as the experiment states them.
+
+A start is that of processes and communicators, compilation and the first step.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.cost import checkpoint_of
+from zsim.goodput.checkpoints.rates import StartingRates, starting_rates
 from zsim.goodput.checkpoints.saved import SavedFiles
-from zsim.goodput.checkpoints.startup import startup_of
 from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable
 
 STATED_KEYS = ("blocking", "durable", "slowdown", "load", "bytes")
@@ -52,5 +55,17 @@ def save_cost(
 
 
 def startup_cost(result: Result) -> Startup:
-    """The start of this step's job."""
-    return startup_of(result.job, result)
+    """The start of this step's job, on machines that have its image."""
+    job, rates = result.job, starting_rates()
+    seconds = result.report.step_seconds
+    compiled = rates.compile if job.training.compile else 0.0
+    first = seconds * (rates.first_steps - 1)
+    return Startup(rates.process, communicator_seconds(job.world_size, rates), compiled, first)
+
+
+def communicator_seconds(ranks: int, rates: StartingRates) -> float:
+    """Seconds of setting up the communicators of so many ranks: a power of their number."""
+    if ranks == 1:
+        return 0.0
+    growth = (ranks / rates.communicator_ranks) ** rates.communicator_exponent
+    return float(max(rates.communicator_least, rates.communicator_seconds * growth))

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.plan.parallel.expert_adapters import add_adapters
+from zsim.plan.parallel.adapters import add_adapters
 from zsim.plan.parallel.expert_modules import (
     pad_quantised_products,
     part_of_stacked,

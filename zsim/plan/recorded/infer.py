@@ -37,8 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.plan.ops import Op, Phase, Program
-from zsim.plan.recorded.host import MAX_LAG_SECONDS, HostPart, HostReader
-from zsim.plan.recorded.missing_host import MAX_QUEUED_GAP_SECONDS, host_parts
+from zsim.plan.recorded.host import MAX_LAG_SECONDS, MAX_QUEUED_GAP_SECONDS, HostPart, HostReader, host_parts
 from zsim.plan.recorded.rank import RecordedRank
 from zsim.plan.recorded.work import RecordedWork
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
@@ -61,7 +60,7 @@ def recorded_ranks(step: Trace, *, is_host_in_time: bool = True) -> dict[int, Re
 
 
 def shows_host(step: Trace, rank: int) -> bool:
-    """Whether a rank's recording says anything about its host (see zsim.plan.recorded.missing_host)."""
+    """Whether a rank's recording says anything about its host (see zsim.plan.recorded.host)."""
     is_launched = bool((~np.isnan(step.issue_seconds[step.ranks == rank])).any())
     blocks = (*step.host_blocks, *step.allocator_blocks)
     return is_launched or step.metadata.get("computes_on") == "cpu" or any(row[0] == rank for row in blocks)

@@ -13,20 +13,47 @@ parallel/tensor_parallel/functional.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels import modules as work
+from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import copy_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, SplitSizes
-from zsim.plan.workload.context.methods import shared_backward, shared_forward
-from zsim.plan.workload.local_rows import column_forward, row_backward
-from zsim.plan.workload.product_pieces import gather, product_backward, product_forward, scale_agreement
+from zsim.plan.workload.context import heads, torch_attention, transformer_engine
+from zsim.plan.workload.product_pieces import (
+    column_forward,
+    gather,
+    product_backward,
+    product_forward,
+    row_backward,
+    scale_agreement,
+)
 from zsim.plan.workload.work_part import WorkPart
-from zsim.specs.model.spec import Attention, Exchange, ExchangeKind, Linear, Module, OverlappedCollectives
+from zsim.specs.model.spec import (
+    Attention,
+    ContextSharding,
+    Exchange,
+    ExchangeKind,
+    Linear,
+    Module,
+    OverlappedCollectives,
+)
+
+# Attention over split sequences, by method and library.
+_AttentionParts = Callable[[SharedAttention], tuple[WorkPart, ...]]
+_TE: Mapping[str, tuple[_AttentionParts, _AttentionParts]] = {
+    "p2p": (transformer_engine.ring_forward, transformer_engine.ring_backward),
+    "all-gather": (transformer_engine.gather_forward, transformer_engine.gather_backward),
+}
+_TORCH = torch_attention.ring_forward, torch_attention.ring_backward
+_FLEX = torch_attention.flex_forward, torch_attention.flex_backward
+_HEADS = heads.forward, heads.backward
 
 IssuedWork = Kernels | tuple[WorkPart, ...]
 
@@ -176,3 +203,25 @@ def _around_products(
         *(() if is_frozen else (WorkPart(Kernels(weight_gradient_kernels), "weight"),)),
         WorkPart(None, follows=group),
     )
+
+
+def shared_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[WorkPart, ...]:
+    """The parts of attention's forward on one of the ranks that share its sequences. `shape` is the
+    rank's.
+    """
+    shared = SharedAttention.of(work, shape, options)
+    return _context_parts(shared.share)[0](shared)
+
+
+def shared_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[WorkPart, ...]:
+    """The parts of attention's backward on one of the ranks that share its sequences. `shape` is the
+    rank's.
+    """
+    shared = SharedAttention.of(work, shape, options)
+    return _context_parts(shared.share)[1](shared)
+
+
+def _context_parts(share: ContextSharding) -> tuple[_AttentionParts, _AttentionParts]:
+    if share.library == "torch":
+        return _FLEX if share.has_masks else _TORCH
+    return _TE.get(share.method, _HEADS)

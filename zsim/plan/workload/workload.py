@@ -33,6 +33,8 @@ from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, P
 from zsim.specs.model.traced import Extent
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
+_MOST_CACHED = 8  # models under a training
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
@@ -343,3 +345,24 @@ def _is_run_again(module: Module) -> bool:
     backward.
     """
     return isinstance(module.op_spec, Attention) and module.has_backward
+
+
+class Workloads:
+    """Workloads that plans have in common. Those of equal models under equal trainings, whatever shards them,
+    are made once, and with them what `Workload.memoize` caches. The most recently used are kept.
+    """
+
+    def __init__(self) -> None:
+        self._cached: list[
+            tuple[TrainingConfig, Sequence[ModelSpec], list[Workload]]
+        ] = []  # last used at the end
+
+    def of(self, stages: Sequence[ModelSpec], training: TrainingConfig) -> list[Workload]:
+        """The workloads of the stages of a model, as of `make_workloads`."""
+        for index, (cached_training, models, workloads) in enumerate(self._cached):
+            if cached_training == training and models == stages:
+                self._cached.append(self._cached.pop(index))
+                return workloads
+        workloads = make_workloads(stages, training)
+        self._cached = [*self._cached, (training, stages, workloads)][-_MOST_CACHED:]
+        return workloads

@@ -1,16 +1,17 @@
-"""A recording -> a ModelSpec."""
+"""A recording -> a ModelSpec. Its sites are cut into segments: before, in, between and after the blocks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
+from zsim.dataclass import dataclass
+from zsim.errors import InputError
 from zsim.specs.capture.assembly import ModuleAssembler
 from zsim.specs.capture.formula_matcher import FormulaMatcher
 from zsim.specs.capture.groups import groups_of
 from zsim.specs.capture.recording import ModuleRecording
 from zsim.specs.capture.repeats import block_paths
-from zsim.specs.capture.segments import CapturedSegment, segments_of
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Norm
 from zsim.specs.model.traced import CaptureInfo, Extent, TracedModule
 
@@ -20,7 +21,7 @@ def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
     length = positions_of(recording)
     matcher = FormulaMatcher(recording, recording.samples * length)
     paths = block_paths(recording)
-    segments, segment_numbers = segments_of(recording, paths, source)
+    segments, segment_numbers = _segments_of(recording, paths, source)
     groups = groups_of(recording, segment_numbers)
     assembler = ModuleAssembler(recording, matcher)
     segment_modules: list[tuple[CapturedSegment, tuple[Module, ...]]] = []
@@ -72,6 +73,16 @@ def positions_of(recording: ModuleRecording) -> int:
             if not product.kind.startswith("attention"):
                 flops[rows] += round(product.flops)
     return flops.most_common(1)[0][0] if flops else 1
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedSegment:
+    """Consecutive sites of one block, or outside of all blocks."""
+
+    path: str
+    """The block, "" outside of all."""
+    call: int
+    """The block's call."""
 
 
 SegmentModules = Sequence[tuple[CapturedSegment, tuple[Module, ...]]]
@@ -197,3 +208,37 @@ def traced_modules(model: ModelSpec) -> list[Module]:
         *model.after,
     ]
     return [module for module in all_modules if isinstance(module.op_spec, TracedModule)]
+
+
+def _segments_of(
+    recording: ModuleRecording, blocks: list[str], where: str
+) -> tuple[list[CapturedSegment], dict[int, int]]:
+    """The segments in the order of forward, and the number of each site's segment.
+
+    Raises InputError for a block that runs more than once.
+    """
+    block_paths = set(blocks)
+    segments: list[CapturedSegment] = []
+    segment_numbers: dict[int, int] = {}
+    call_per_path: dict[str, int] = {}
+    for number, site in enumerate(recording.sites):
+        path, call = _block_of(recording, site.call, block_paths)
+        if not segments or (segments[-1].path, segments[-1].call) != (path, call):
+            if path and call_per_path.setdefault(path, call) != call:
+                raise InputError(
+                    f"{where}: block '{path}' runs more than once in a forward, which zsim does not "
+                    "simulate; "
+                    "expected blocks that run once each"
+                )
+            segments.append(CapturedSegment(path, call))
+        segment_numbers[number] = len(segments) - 1
+    return segments, segment_numbers
+
+
+def _block_of(recording: ModuleRecording, call: int, block_paths: set[str]) -> tuple[str, int]:
+    """(the block around a call, that block's call), or ("", -1) outside of all blocks."""
+    while call >= 0:
+        if recording.calls[call].path in block_paths:
+            return recording.calls[call].path, call
+        call = recording.calls[call].parent
+    return "", -1

@@ -1,4 +1,10 @@
-"""Experiments read from files, and changed by dotted overrides."""
+"""Experiments read from files, and changed by dotted overrides.
+
+# [Note: another model]
+One rule applies wherever the model is changed (`--model`, `--set model=`, the page, a sweep's axis). Every
+setting of [training] is kept, except a sequence that is longer than the new model's learned positions. It is
+shortened to them, unless the same overrides set it. The report's notes say both.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +16,16 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.reading import restore_nulls
 from zsim.specs.cluster.files import cluster_tables, read_toml
-from zsim.specs.experiment.model_change import apply_model_change
 from zsim.specs.experiment.overrides import apply_overrides
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import merge_training_file
+from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.tables import STRATEGIES, is_strategy
-from zsim.specs.user_code import UserCode, load_user_models
+from zsim.specs.user_code import UserCode, load_named_model, load_user_models
 from zsim.units import AS_IN_FILES
+
+_LENGTH = "sequence_length"
 
 
 def load_experiment(
@@ -71,10 +80,10 @@ def build_experiment(
 ) -> Experiment:
     """An experiment from file-shaped data and dotted overrides.
 
-    Overriding `strategy.kind` drops the keys of the old kind. Overriding `nodes` drops the file's `gpus`, and
-    the other way round. A cluster that lists its nodes drops both. Overriding `model` keeps [training], see
-    `zsim.specs.experiment.model_change`. If `strategy.config` is another program's training file, the file's
-    content replaces it.
+    Overriding `strategy.kind` drops the keys of the old kind. Overriding `nodes` drops the file's `gpus`,
+    and the other way round. A cluster that lists its nodes drops both. Overriding `model` keeps
+    [training], see [Note: another model]. If `strategy.config` is another program's training file, the
+    file's content replaces it.
     """
     if "model" not in overrides:
         data = load_user_models(data, origin, code)
@@ -82,7 +91,7 @@ def build_experiment(
     data, overrides = merge_training_file(data, overrides, origin=origin)
     if "model" not in overrides:
         data = load_user_models(data, origin, code)
-    data = apply_model_change(data, overrides)
+    data = _apply_model_change(data, overrides)
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     new_kind = overrides.get("strategy.kind")
     if is_strategy(new_kind) and isinstance(data.get("strategy"), dict):
@@ -133,3 +142,58 @@ def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) ->
         candidate = folder / table[keys[-1]]
         if os.path.exists(candidate):  # False, too, for a command line too long to be a path
             table[keys[-1]] = str(candidate)
+
+
+def _apply_model_change(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """File-shaped `data` for the new model of the dotted `overrides`, with a [training] that the new model
+    can run.
+
+    It also has notes of the settings that are kept. It is unchanged if no model is changed. Raises InputError
+    for a model that cannot be read.
+    """
+    old, new = data.get("model"), overrides.get("model")
+    training = data.get("training")
+    if old is None or new is None or old == new or not isinstance(training, Mapping):
+        return dict(data)
+    kept_settings = {key: value for key, value in training.items() if f"training.{key}" not in overrides}
+    if not kept_settings:
+        return dict(data)
+    notes = []
+    length = kept_settings.get(_LENGTH)
+    if isinstance(length, int):
+        model = _load_model(new)
+        longest = model.captured.sequence_length if model.captured else model.learned_positions
+        is_wrong = longest is not None and (length > longest or (model.captured and length != longest))
+        if is_wrong:
+            training = {**training, _LENGTH: longest}
+            kept_settings.pop(_LENGTH)
+            reason = "was captured with that" if model.captured else "has no more learned positions"
+            notes.append(f"sequence_length {length} becomes {longest}: '{model.name}' {reason}")
+    if kept_settings:
+        settings = ", ".join(f"{key} {_format_setting(value)}" for key, value in kept_settings.items())
+        notes.insert(
+            0,
+            f"the model is changed from {_model_name(old)} to {_model_name(new)}; what "
+            f"training says stays: {settings}",
+        )
+    return {**data, "training": training, "notes": [*data.get("notes", ()), *notes]}
+
+
+def _load_model(source: Any) -> ModelSpec:
+    if isinstance(source, ModelSpec):
+        return source
+    return (
+        model_from_config(source, "model", "experiment")
+        if isinstance(source, dict)
+        else load_named_model(source)
+    )
+
+
+def _model_name(model: Any) -> str:
+    if isinstance(model, ModelSpec):
+        return f"'{model.function or model.name}'"
+    return f"'{model}'" if isinstance(model, str) else "the experiment's own"
+
+
+def _format_setting(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, expected_text
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
@@ -30,10 +30,10 @@ from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
-from zsim.specs.experiment.strategy_kind import infer_strategy_kind
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.formats.detect import is_training_file, merge_training_file
+from zsim.specs.key_index import nearest_key
 from zsim.specs.lazy_model import Lazy, LazyModel
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.model.spec import ModelSpec
@@ -41,7 +41,7 @@ from zsim.specs.names import unreadable_names
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.tables import Count, Fsdp2Table, StrategyTable, StrictTable
+from zsim.specs.strategy.tables import STRATEGIES, Count, Fsdp2Table, StrategyTable, StrictTable, is_strategy
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,
@@ -346,7 +346,7 @@ class Experiment(ExperimentFile):
         for name in ("training", "strategy", "parallelism"):
             table = data.get(name)
             refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
-        data, problems = infer_strategy_kind(_merge_training_file(origin, data), ExperimentFile)
+        data, problems = _infer_strategy_kind(_merge_training_file(origin, data), ExperimentFile)
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(
                 f"{origin}: cluster: a job on several clusters is not simulated; give one"
@@ -385,3 +385,49 @@ def _check_tokens(origin: str, run: _RunTable | None, cost: CostTable | None) ->
             f"{origin}: run.tokens is {tokens:.6g} and cost.tokens {cost.tokens:.6g}; expected one number of "
             "tokens, in [run] alone or the same in both"
         )
+
+
+def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[dict[str, Any], list[str]]:
+    """The data with the kind of `[strategy]`, and one sentence per problem.
+
+    The kind is inferred from the keys if it is left out. Keys that the kind does not have are dropped. `file`
+    is the model of the experiment's file.
+    """
+    table = data.get("strategy")
+    if not isinstance(table, Mapping):
+        return data, []
+    keys = {str(key) for key in table} - {"kind"}
+    kind = table.get("kind")
+    if kind is None:
+        kind = _infer_kind(keys)
+    problems = []
+    if kind is not None and not is_strategy(kind):
+        problems.append(
+            f"strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
+            f"{did_you_mean(str(kind), STRATEGIES)}"
+        )
+        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+    known_keys = set(STRATEGIES[kind].model_fields) if kind else set()
+    for key in sorted(keys - known_keys):
+        owners = [name for name, model in STRATEGIES.items() if key in model.model_fields]
+        options = known_keys or {name for model in STRATEGIES.values() for name in model.model_fields}
+        if kind and owners:
+            problems.append(
+                f"strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
+            )
+        elif not owners:
+            hint = nearest_key(key, table.get(key), sorted(options), file)
+            hint = hint or expected_text(key, sorted(options), "zsim explain strategy")
+            problems.append(f"strategy: unknown key '{key}'{hint}")
+    if kind is None:
+        if not problems:
+            problems.append(f"strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
+        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+    kept_table = {key: value for key, value in table.items() if str(key) in known_keys}
+    return {**data, "strategy": {**kept_table, "kind": kind}}, problems
+
+
+def _infer_kind(keys: set[str]) -> str | None:
+    """The kind that has these keys. FSDP2 if several have them, None if no kind has all."""
+    candidates = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
+    return "fsdp2" if "fsdp2" in candidates else candidates[0] if candidates else None

@@ -13,16 +13,19 @@ r. The slots of a job on scattered or uneven nodes, or of a co-located job, are 
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.topology.make_wiring import make_wiring
+from zsim.specs.cluster.network import Network
+from zsim.specs.topology.direct import Dragonfly, Torus
+from zsim.specs.topology.link_list import LinkList
 from zsim.specs.topology.node_links import Condition, LinkClass, NodeLinks
 from zsim.specs.topology.node_types import check_node_count, condition_of_types
-from zsim.specs.topology.wiring import Inventory, weighted_count
+from zsim.specs.topology.trees import SingleSwitch, Tree
+from zsim.specs.topology.wiring import Cards, Inventory, Wiring, weighted_count
 
 
 class Topology(NodeLinks):
@@ -254,3 +257,20 @@ def _count_links(usage: Floats, columns: list[Ints], amount: float | Floats) -> 
 def _sum_links(values: Floats, columns: list[Ints]) -> Floats:
     padded_values = np.append(values, 0.0)  # -1: no link
     return sum((padded_values[links] for links in columns), np.zeros(len(columns[0])))
+
+
+def make_wiring(cluster: Cluster, num_nodes: int) -> Wiring:
+    """The fabric of `num_nodes` nodes that a cluster's `[network]` describes.
+
+    Raises InputError if the numbers of the description do not fit together.
+    """
+    kinds: dict[str, Callable[[Network, Cards, str], Wiring]] = {
+        "single-switch": SingleSwitch,
+        "fat-tree": Tree,
+        "rail-optimized": Tree,
+        "dragonfly": Dragonfly,
+        "torus": Torus,
+        "links": LinkList,
+    }
+    cards = Cards(num_nodes, cluster.nic.per_node, cluster.nic.bandwidth)
+    return kinds[cluster.network.kind](cluster.network, cards, f"{cluster.name}: network")

@@ -1,7 +1,7 @@
 """The axes of the search, as data: one `TunedAxis` per decision, so a new decision is a new entry.
 
 `STRUCTURE` decides where states are kept and how the batch is cut. Every combination is considered, except
-for the loss, which is varied only for the best few and where memory requires it (`zsim.study.tune.losses`).
+for the loss, which is varied only for the best few and where memory requires it (`zsim.study.tune.refine`).
 `DETAILS` are sizes and switches that improve a good structure slightly. They are refined one after the other.
 """
 

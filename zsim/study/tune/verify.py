@@ -17,8 +17,7 @@ from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
 from zsim.study.tune.explain import differing_axes
 from zsim.study.tune.goals import Space
-from zsim.study.tune.losses import choose_loss, key_without_loss, split_losses
-from zsim.study.tune.refine import refine
+from zsim.study.tune.refine import choose_loss, key_without_loss, refine, split_losses
 from zsim.study.tune.search import SearchResult, search
 
 _CLOSE = 1.03  # a second structure within this ratio of the best is refined too

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from zsim.errors import InputError
 from zsim.reading import parse_json, read_text
-from zsim.trace.readers.archive import is_tar, read_members
-from zsim.trace.readers.content import Content
+from zsim.trace.readers.content import Content, is_tar, read_members
 from zsim.trace.readers.flight_recorder import read_flight_recorder
 from zsim.trace.readers.join_ranks import join
 from zsim.trace.readers.json_stream import EXPECTED, WRONG_VALUE, JsonStream, wrong_value

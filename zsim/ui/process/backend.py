@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.scaling.scaling import Mode
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.scaling.page import efficiency, throughput
+from zsim.study.scaling.scaling import Mode, run_scaling
+from zsim.study.scaling.text import sentences
 from zsim.ui.animation import animation_data
 from zsim.ui.answer import Answer, answer, remedy_settings
-from zsim.ui.curve import Curve, curve
 from zsim.ui.downloads import animation_content, file_content
 from zsim.ui.form import DisplayedValues, Form
 from zsim.ui.prediction import Prediction, Predictions, setting_token
@@ -99,3 +102,19 @@ class Backend:
     ) -> Curve:
         """The scaling curve of a setting, over `counts`."""
         return curve(self.form.experiment(field_values, other_settings), counts, mode, self.folder / "points")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The curve so far, as the figures and sentences of the scaling study."""
+
+    figures: Mapping[str, Figure]
+    words: str
+
+
+def curve(experiment: Experiment, counts: Sequence[int], mode: Mode, folder: Path) -> Curve:
+    """The curve over `counts`. Its points are kept in `folder`. Raises as `run_scaling` does."""
+    scaling = run_scaling(experiment, counts, mode, folder, is_quiet=True)
+    figures = {"efficiency": efficiency(scaling), "throughput": throughput(scaling)}
+    failure_texts = [f"{scale.gpus:,} GPUs: {scale.error}." for scale in scaling.points if scale.error]
+    return Curve(figures, " ".join([*sentences(scaling), *failure_texts]))

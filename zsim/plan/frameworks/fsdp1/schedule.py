@@ -10,6 +10,13 @@ flat gradient. Autograd runs the newest nodes first, so the backward of the spli
 the point in forward where the split was made: the unit's entry, or, with `forward_prefetch`, from torch 2.0
 on the entry of the previous unit. The root's split comes last, even if its last parameter had its gradient
 long before.
+
+# [Note: the free-event queue]
+The rate limiter (`limit_all_gathers`) bounds how far the host runs ahead of the GPU. The host blocks before
+an all-gather when two or more freed flat parameters are queued, until the event of the oldest free has
+happened. The queue outlives the step: a step starts with the events that the previous step left, all long
+past. So the queue is replayed after the step is issued, from the length that a step leaves unchanged. (In a
+plain step of blocks that is four, so that in forward block i waits for block i - 3.)
 """
 
 from __future__ import annotations
@@ -20,15 +27,17 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.frameworks.fsdp1.offload import Fsdp1OffloadedShards, check_accumulation
-from zsim.plan.frameworks.fsdp1.rate_limiter import RateLimiter
 from zsim.plan.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient, GradientReducer
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
 from zsim.plan.hooks import Hooks
-from zsim.plan.ops import Memory
+from zsim.plan.ops import Memory, Op
 from zsim.plan.shared.optimizer import clip_gradients, lazy_states, paged_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.frameworks import Fsdp1Config
+
+_MAX_INFLIGHT_ALL_GATHERS = 2  # torch/distributed/fsdp/_limiter_utils.py
+_STEPS_TO_STEADY = 8
 
 PRE_UNSHARD = "pre_unshard"
 _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -376,3 +385,43 @@ def _shard_size(strategy: Fsdp1Config, world_size: int) -> int:
             "a shard group, and FSDP1 then shares no gradients; expected fewer replicas, or NO_SHARD"
         )
     return shard_size
+
+
+class RateLimiter:
+    """Collects frees and all-gathers in host order. See [Note: the free-event queue]."""
+
+    def __init__(self) -> None:
+        self._log: list[tuple[bool, int]] = []  # (True, event of a free) or (False, number of the next op)
+
+    def log_free(self, event: int) -> None:
+        """Log that a flat parameter is free once `event` has happened."""
+        self._log.append((True, event))
+
+    def log_all_gather(self, next_op: int) -> None:
+        """Log that the host may have to block before it issues op number `next_op`."""
+        self._log.append((False, next_op))
+
+    def apply(self, ops: list[Op]) -> None:
+        """Add the host's waits to `ops`."""
+        queue: list[int | None] = [None] * self._steady_length()
+        for is_free, number in self._log:
+            if is_free:
+                queue.append(number)
+            elif len(queue) >= _MAX_INFLIGHT_ALL_GATHERS:
+                event = queue.pop(0)
+                if event is not None:
+                    ops[number] = ops[number]._replace(host_waits=(*ops[number].host_waits, event))
+
+    def _steady_length(self) -> int:
+        """The length of the queue at the start of a step that ends with the same length."""
+        length = 0
+        for _step in range(_STEPS_TO_STEADY):
+            initial_length = length
+            for is_free, _number in self._log:
+                if is_free:
+                    length += 1
+                elif length >= _MAX_INFLIGHT_ALL_GATHERS:
+                    length -= 1
+            if length == initial_length:
+                break
+        return length

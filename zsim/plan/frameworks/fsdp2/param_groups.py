@@ -1,4 +1,4 @@
-"""The parameters that FSDP2 gathers together, by wrapping preset.
+"""The parameters that FSDP2 gathers together, by wrapping preset, and the meshes over which it shards them.
 
 # [Note: a shard that nothing gathers again]
 With a number for `reshard_after_forward` a group's shard over the smaller group is dropped once backward has
@@ -396,3 +396,25 @@ def _element_bytes(parameter: Parameter, dtype: str) -> int:
     if dtype != "fp8":
         return DTYPE_BYTES[dtype]
     return 1 if parameter.in_fp8 else 2
+
+
+def experts_mesh(stage: Stage, strategy: Fsdp2Config) -> MeshInfo | None:
+    """The mesh of expert-parallel routed experts ("efsdp" of torchtitan). None without expert parallelism."""
+    if stage.experts is None:
+        return None
+    replicas = strategy.replicate
+    size = stage.experts.size // replicas
+    shard = stage.expert_group(size=size)
+    replicate = stage.expert_group("expert_replicate", replicas, size) if replicas > 1 else None
+    return MeshInfo(shard, replicate)
+
+
+def dense_mesh(stage: Stage, strategy: Fsdp2Config) -> MeshInfo:
+    """The mesh of all other parameters. Ranks that shard together are consecutive, and replicas are `shard
+    size` apart.
+    """
+    size, reshard = stage.ranks // strategy.replicate, strategy.reshard_after_forward
+    shard = stage.group("shard", size)
+    replicate = stage.group("replicate", strategy.replicate, size) if strategy.replicate > 1 else None
+    is_size = isinstance(reshard, int) and not isinstance(reshard, bool)
+    return MeshInfo(shard, replicate, stage.group("post_forward", reshard) if is_size else None)

@@ -10,13 +10,11 @@ from __future__ import annotations
 from zsim.cost.memory.adapters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, move_kernels
-from zsim.plan.frameworks.fsdp2.meshes import dense_mesh, experts_mesh
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2OffloadedShards
-from zsim.plan.frameworks.fsdp2.param_groups import ParamGroup, make_param_groups
+from zsim.plan.frameworks.fsdp2.param_groups import ParamGroup, dense_mesh, experts_mesh, make_param_groups
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
-from zsim.plan.frameworks.fsdp2.scales import gathers_fp8, reduce_scales
 from zsim.plan.frameworks.fsdp2.states import ParamGroupGradient, ParamGroupState
-from zsim.plan.frameworks.fsdp2.update import norm_sums, update_param_groups
+from zsim.plan.frameworks.fsdp2.update import gathers_fp8, norm_sums, reduce_scales, update_param_groups
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
 from zsim.plan.shared.optimizer import lazy_states, optimizer_tensors

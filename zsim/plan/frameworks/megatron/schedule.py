@@ -29,30 +29,38 @@ part of all gradients, else over the ranks of one set of experts.
 are reduced, the gradients of what sequence parallelism computes on a part of the tokens (norms, biases) are
 joined for one all-reduce over the tensor group; then the whole gradient of an embedding that the first and
 the last stage share is all-reduced between them.
+
+# [Note: the comparison of norms]
+`--test-mode` of Megatron-Core compares norms in every layer. `SelfAttention.run_realtime_tests` (Megatron-LM
+d98e8a64, megatron/core/transformer/attention.py), in each forward of a layer whose queries and keys have
+norms, also where it is recomputed: their weights and biases, put together, are gathered over the data
+parallel group and then over the tensor parallel one, and each of every rank's is compared with the rank's
+own: equality, whether all are, and the host waits for the answer.
 """
 
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, move_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.frameworks.megatron.buffer import Bucket, GroupBuffer, make_layout, owned_numels
 from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
 from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
 from zsim.plan.frameworks.megatron.low_precision_states import state_sizes
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
-from zsim.plan.frameworks.megatron.realtime_tests import run_realtime_tests
 from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import CollectiveKind, Group, Memory
 from zsim.plan.shared.host_reads import read_scalar
 from zsim.plan.shared.optimizer import frozen_bytes, partition_states
-from zsim.plan.shared.shared_gradients import sum_partial_gradients, sum_tied_gradient
-from zsim.plan.shared.tied_gradient import TiedGradient
+from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.strategy.mesh import TENSOR
+
+_PAIR = 2  # the norms of queries and of keys have parameters alike
 
 NCCL = "data parallel"
 
@@ -407,3 +415,31 @@ class MegatronSchedule(BlockTimedHooks):
             return [WORLD] if WORLD in self.builder.groups else [self.full_group.name]
         has_expert_stages = EXPERT_STAGES in self.builder.groups and self.stage.trains_experts
         return [*self.stage.norm_groups(), *([EXPERT_STAGES] if has_expert_stages else [])]
+
+
+def run_realtime_tests(
+    builder: PlanBuilder, strategy: MegatronConfig, call: ModuleCall, data_group: Group
+) -> None:
+    """Issue the comparison after the norm of the keys, if the layer has one. `data_group` is the
+    data-parallel ranks.
+    """
+    is_forward = builder.phase in ("forward", "recompute")
+    if not (strategy.test_mode and is_forward and call.name.endswith("k_layernorm")):
+        return
+    dtype = strategy.param_dtype
+    sizes = _PAIR * [parameter.numel * DTYPE_BYTES[dtype] for parameter in call.module.parameters]
+    total = sum(sizes)
+    builder.kernels("stack norms", move_kernels(total, total))
+    for group in (data_group, builder.groups.get(TENSOR)):
+        ranks = 1 if group is None else group.size
+        if group is not None and ranks > 1:
+            builder.collective(
+                "all_gather", ranks * total, dtype, group.name, stream=COMPUTE, name="all_gather norms"
+            )
+        builder.kernels("copy gathered norms", move_kernels(ranks * total, ranks * total, launches=ranks))
+        for _ in range(ranks):
+            for size in sizes:
+                builder.kernels(
+                    "compare norms", move_kernels(2 * size, size, launches=3), overhead="module_call"
+                )
+                read_scalar(builder, "whether norms are equal", dtype, [])

@@ -39,8 +39,7 @@ from zsim.plan.frameworks.megatron_fsdp.reductions import GradientReductions
 from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import Memory
 from zsim.plan.shared.optimizer import partition_states
-from zsim.plan.shared.shared_gradients import sum_partial_gradients, sum_tied_gradient
-from zsim.plan.shared.tied_gradient import TiedGradient
+from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear

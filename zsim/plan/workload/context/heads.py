@@ -25,7 +25,7 @@ from zsim.plan.workload.context.streams import (
     inline_collective,
     wait_for_stream,
 )
-from zsim.plan.workload.context.te_ring import steps_backward, steps_forward
+from zsim.plan.workload.context.transformer_engine import steps_backward, steps_forward
 from zsim.plan.workload.work_part import WorkPart
 
 _POSITION_BYTES = 8  # int64

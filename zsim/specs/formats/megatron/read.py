@@ -12,8 +12,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.formats.megatron.architecture import read_architecture
 from zsim.specs.formats.megatron.arguments import Arguments, read_arguments, refuse
 from zsim.specs.formats.megatron.degrees import read_degrees
-from zsim.specs.formats.megatron.effects import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
 from zsim.specs.formats.megatron.expert_flags import read_experts
+from zsim.specs.formats.megatron.flags import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
 from zsim.specs.formats.megatron.fsdp_flags import fsdp_gradients, read_fsdp
 from zsim.specs.formats.megatron.muon_flags import MUONS, read_muon
 from zsim.specs.formats.training_file import TrainingFile

@@ -12,11 +12,10 @@ from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.optimizer_groups import optimizer_groups
-from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
+from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket, reduce_scatter_coalesced
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
 from zsim.plan.frameworks.deepspeed.stage3.offload import Zero3OffloadedStates
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
-from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_coalesced
 from zsim.plan.frameworks.deepspeed.stage3.synchronized_gather import reduce_scatter_per_parameter
 from zsim.plan.frameworks.deepspeed.zeropp.quantized_reduce import QuantizedReducer
 from zsim.plan.ops import Group

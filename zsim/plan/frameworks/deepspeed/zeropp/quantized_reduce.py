@@ -20,8 +20,8 @@ from zsim.cost.kernels.quantization import (
     swizzle_kernels,
 )
 from zsim.errors import InputError
+from zsim.plan.frameworks.deepspeed.stage3.bucket import reduce_scatter_coalesced
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
-from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_coalesced
 from zsim.plan.ops import Group, Memory
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
