@@ -10,7 +10,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from zsim import garbage_collection
 from zsim.errors import ZsimError
@@ -60,16 +60,6 @@ class _Commands(TyperGroup):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        return [_convert_if_set(parameter) for parameter in super().get_params(ctx)]
-
-
-class _Command(TyperCommand):
-    """A command whose options are converted when they are given."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return [_convert_if_set(parameter) for parameter in super().get_params(ctx)]
-
 
 def _command(name: str) -> Any:
     """The command, or the group of commands, that its module defines."""
@@ -83,25 +73,10 @@ def _command(name: str) -> Any:
         return click_group
     typer_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     settings = getattr(module, "EXTRA", None)
-    typer_app.command(name=name, cls=_Command, short_help=line, context_settings=settings)(
+    typer_app.command(name=name, short_help=line, context_settings=settings)(
         getattr(module, function or module_name)
     )
     return typer.main.get_command(typer_app)
-
-
-def _convert_if_set(parameter: Any) -> Any:
-    """The parameter, whose value is converted only if there is one: typer makes a converter by pydantic for
-    each, which leaves None as it is."""
-    process = type(parameter).process_value
-
-    def convert(context: Any, value: Any) -> Any:
-        if value is not None or parameter.required:
-            return process(parameter, context, value)
-        none = () if parameter.multiple or parameter.nargs == -1 else None
-        return none if parameter.callback is None else parameter.callback(context, parameter, none)
-
-    parameter.process_value = convert
-    return parameter
 
 
 app = typer.Typer(

@@ -24,13 +24,15 @@ class Clock:
         self.turns: list[bool] = []
         self._agenda: list[tuple[float, int, str, int]] = []
         self._order = count()
-        gpu = GpuKernels(slowdown, self, self._call_at, Clock._end, self.turns.append)
+        self._now = 0.0
+        gpu = GpuKernels(slowdown, self, self._call_after, Clock._end, self.turns.append)
         for number, (at, _) in enumerate(starts):
             self._put(at, "start", number)
         for at, what in zip(collective or (), ("began", "over"), strict=False):
             self._put(at, what, 0)
         while self._agenda:
             now, _, what, number = heapq.heappop(self._agenda)
+            self._now = now
             if what == "start":
                 gpu.start(now, number, starts[number][1])
             elif what == "began":
@@ -44,8 +46,8 @@ class Clock:
     def _put(self, at: float, what: str, number: int) -> None:
         heapq.heappush(self._agenda, (at, next(self._order), what, number))
 
-    def _call_at(self, time: float, wake: tuple[GpuKernels[Clock], int]) -> None:
-        self._put(time, "wake", wake[1])
+    def _call_after(self, delay: float, wake: tuple[GpuKernels[Clock], int]) -> None:
+        self._put(self._now + delay, "wake", wake[1])
 
     def _end(self, op: int, now: float) -> None:
         self.ended.append((now, op))

@@ -8,8 +8,9 @@ import simpy
 
 from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import Rounds, hierarchical_rounds, ring_rounds
+from zsim.fabric.algorithms.link_usage import link_usage
 from zsim.fabric.algorithms.methods import methods
-from zsim.fabric.algorithms.rings import extra_round_seconds, hierarchical_usage
+from zsim.fabric.algorithms.rings import extra_round_seconds
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import load_cluster
@@ -34,21 +35,21 @@ def test_an_edge_across_carries_a_part_of_one_inside() -> None:
     """8 ranks on each of 4 nodes, per edge byte of a flat ring, which carries 31/32 of S: inside 7/8, across
     3/4 of an eighth."""
     topology = topology_of(4)
-    usage = hierarchical_usage(topology, np.arange(32)[None])
+    usage = link_usage("hierarchical", topology, np.arange(32)[None])
     assert by_class(topology, usage, "nvlink_out") == pytest.approx([7 / 8 * 32 / 31] * 32)
     assert by_class(topology, usage, "nic_out") == pytest.approx([3 / 4 / 8 * 32 / 31] * 32)
 
 
 def test_on_one_node_nothing_leaves_it() -> None:
     topology = topology_of(2)
-    usage = hierarchical_usage(topology, np.arange(8)[None])
+    usage = link_usage("hierarchical", topology, np.arange(8)[None])
     assert by_class(topology, usage, "nvlink_out") == pytest.approx([1.0] * 8)
     assert not len(by_class(topology, usage, "nic_out"))
 
 
 def test_one_rank_on_each_node_is_the_flat_ring() -> None:
     topology = topology_of(4)
-    usage = hierarchical_usage(topology, np.array([[0, 8, 16, 24]]))
+    usage = link_usage("hierarchical", topology, np.array([[0, 8, 16, 24]]))
     assert not len(by_class(topology, usage, "nvlink_out"))
     assert by_class(topology, usage, "nic_out") == pytest.approx([1.0] * 4)
 
@@ -56,7 +57,7 @@ def test_one_rank_on_each_node_is_the_flat_ring() -> None:
 def test_two_ranks_on_two_nodes_are_as_few_as_there_can_be() -> None:
     """Inside 1/2, across 1/2 of 1/2, over 3/4."""
     topology = topology_of(2)
-    usage = hierarchical_usage(topology, np.array([[0, 1, 8, 9]]))
+    usage = link_usage("hierarchical", topology, np.array([[0, 1, 8, 9]]))
     assert by_class(topology, usage, "nvlink_out") == pytest.approx([2 / 3] * 4)
     assert by_class(topology, usage, "nic_out") == pytest.approx([1 / 3] * 4)
 
@@ -64,14 +65,14 @@ def test_two_ranks_on_two_nodes_are_as_few_as_there_can_be() -> None:
 def test_groups_with_unequal_nodes_have_one_ring_across_all() -> None:
     """Three ranks on one node and one on another: every rank is a node by itself, on one ring of 4."""
     topology = topology_of(2)
-    usage = hierarchical_usage(topology, np.array([[0, 1, 2, 8]]))
+    usage = link_usage("hierarchical", topology, np.array([[0, 1, 2, 8]]))
     assert by_class(topology, usage, "nic_out") == pytest.approx([1.0] * 2)
     assert by_class(topology, usage, "nvlink_out") == pytest.approx([1.0] * 2)
 
 
 def test_two_groups_side_by_side_carry_their_own_bytes() -> None:
     topology = topology_of(2)
-    usage = hierarchical_usage(topology, np.array([[0, 1, 8, 9], [2, 3, 10, 11]]))
+    usage = link_usage("hierarchical", topology, np.array([[0, 1, 8, 9], [2, 3, 10, 11]]))
     assert by_class(topology, usage, "nvlink_out") == pytest.approx([2 / 3] * 8)
     assert by_class(topology, usage, "nic_out") == pytest.approx([1 / 3] * 8)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zsim.fabric.algorithms.link_usage import tree_usage
+from zsim.fabric.algorithms.link_usage import link_usage
 from zsim.fabric.algorithms.rings import ring_orders, ring_usage
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
@@ -93,10 +93,10 @@ def test_groups_at_the_card_and_away_from_it_are_the_same_in_any_order() -> None
     changes nothing, and together they use what each uses alone."""
     topology = Topology(dgx_1_with(per_node=1, gpudirect=False), 2, 8)
     rows = np.array([[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]])
-    for usage_of in (ring_usage, tree_usage):
-        apart = usage_of(topology, rows[:1]) + usage_of(topology, rows[1:])
-        np.testing.assert_allclose(usage_of(topology, rows), apart)
-        np.testing.assert_allclose(usage_of(topology, rows[::-1]), apart)
+    for shape in ("ring", "tree"):
+        apart = link_usage(shape, topology, rows[:1]) + link_usage(shape, topology, rows[1:])
+        np.testing.assert_allclose(link_usage(shape, topology, rows), apart)
+        np.testing.assert_allclose(link_usage(shape, topology, rows[::-1]), apart)
 
 
 def test_with_a_dead_card_channels_still_enter_under_the_cards_that_work() -> None:

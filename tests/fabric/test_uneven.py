@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zsim.fabric.algorithms.link_usage import tree_usage
+from zsim.fabric.algorithms.link_usage import link_usage
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import load_cluster
@@ -22,7 +22,7 @@ def test_trees_of_four_and_two_gpus_have_two_channels_by_hand() -> None:
     """6 ranks: 6 / (2 x 5) bytes of both trees on an edge per bus byte, 0.3 on each of two channels. Chains
     of 3 and 1 edges, there and back: (3 + 1) x 2 x 0.3 x 2 = 4.8 over NVLink; 0.3 between the nodes."""
     topology = on(4, 2)
-    usage = tree_usage(topology, topology.slots[None, :6])
+    usage = link_usage("tree", topology, topology.slots[None, :6])
     sums = {
         name: float(usage[links.first : links.first + links.count].sum())
         for name, links in topology.classes.items()
@@ -34,7 +34,7 @@ def test_trees_of_four_and_two_gpus_have_two_channels_by_hand() -> None:
 def test_even_domains_get_what_they_got_as_equal_chains() -> None:
     """2 x 8: every card carries n / (2 (n-1)) of a bus byte each way, on one eighth of the channels each."""
     topology = on(8, 8)
-    usage = tree_usage(topology, topology.slots[None, :16])
+    usage = link_usage("tree", topology, topology.slots[None, :16])
     cards = topology.classes["nic_out"]
     assert usage[cards.first : cards.first + cards.count] == pytest.approx(16 / 30 / 8)
 

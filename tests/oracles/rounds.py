@@ -26,7 +26,8 @@ from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import CONCURRENT_ROUNDS, bus_bytes
 from zsim.errors import InputError
 from zsim.fabric.algorithms.link_usage import tree_parents
-from zsim.fabric.algorithms.rings import add_crossings, extra_round_seconds, local_ranks
+from zsim.fabric.algorithms.rings import crossings, extra_round_seconds, local_ranks
+from zsim.fabric.algorithms.traffic import bytes_by_link
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import SplitSizes
@@ -213,7 +214,8 @@ class Rounds:
             source, target = order[[position]], order[[(position + 1) % self.size]]
             if crosses:
                 head = order[[position // self.local * self.local]]
-                add_crossings(self.topology, usage, source, head, target, 1 / rotations)
+                edge = crossings(self.topology, source, head, target, 1 / rotations)
+                usage += bytes_by_link(self.topology, edge)
             else:
                 self.topology.add_routes(usage, source, target, 1 / rotations)
         return self._edge(usage, crosses)
@@ -226,8 +228,8 @@ class Rounds:
         for rotation in range(self.local):
             order = _rotate(self.members, self.local, rotation).reshape(-1, self.local)
             one, other = order[child][None], order[parent][None]
-            add_crossings(self.topology, up, one, one, other, 1 / self.local)
-            add_crossings(self.topology, down, other, other, one, 1 / self.local)
+            up += bytes_by_link(self.topology, crossings(self.topology, one, one, other, 1 / self.local))
+            down += bytes_by_link(self.topology, crossings(self.topology, other, other, one, 1 / self.local))
         return self._edge(up, crosses), self._edge(down, crosses)
 
     def _offsets(self, offsets: list[int]) -> _Edge:

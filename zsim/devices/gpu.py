@@ -20,7 +20,8 @@ class GpuKernels(Generic[Owner]):
     One kernel is `_op` (-1: none, or more than two). A second one is `_second` (-1: none). More than two are
     `_ops`.
 
-    `schedule(time, (gpu, ticket))` must call `wake(time)` at `time` if `gpu.ticket` is still `ticket` then.
+    `schedule(delay, (gpu, ticket))` must call `wake(now)` after `delay` seconds if `gpu.ticket` is still
+    `ticket` then.
     `on_end(owner, op, now)` is called for each kernel that ends. `on_busy_change(is_busy)`, if given, is
     called when the GPU turns from idle to busy or back, but not when a kernel directly follows another.
 
@@ -83,7 +84,7 @@ class GpuKernels(Generic[Owner]):
         self._op, self._remaining, self._last_change = op, seconds, now
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._schedule(now + (seconds * self._slowdown if self._collectives else seconds), (self, ticket))
+        self._schedule(seconds * self._slowdown if self._collectives else seconds, (self, ticket))
 
     def _start_concurrent(self, now: float, op: int, seconds: float) -> None:
         """Start kernels while others run."""
@@ -99,7 +100,7 @@ class GpuKernels(Generic[Owner]):
                 self._op = self._second = -1
             self._ops.append(op)
             self._all_remaining.append(seconds)
-        self._schedule_wake_up(now)
+        self._schedule_wake_up()
 
     def begin_collective(self, now: float) -> None:
         if self._collectives == 0 and self._slowdown > 1.0 and (self._op >= 0 or self._ops):
@@ -112,7 +113,7 @@ class GpuKernels(Generic[Owner]):
             self._update_remaining(now)
             self._collectives = 0
             if not self._is_early:
-                self._schedule_wake_up(now)
+                self._schedule_wake_up()
         else:
             self._collectives -= 1
 
@@ -120,7 +121,7 @@ class GpuKernels(Generic[Owner]):
         """End the kernels with the least work left. To be called for the latest `ticket` only."""
         if self._is_early:
             self._update_remaining(now)
-            self._schedule_wake_up(now)
+            self._schedule_wake_up()
             return
         op = self._op
         if op < 0:
@@ -148,7 +149,7 @@ class GpuKernels(Generic[Owner]):
             return
         if remaining < second_remaining:
             self._op, self._remaining = second, second_remaining
-        self._schedule_wake_up(now)
+        self._schedule_wake_up()
         self._on_end(self._owner, first if remaining < second_remaining else second, now)
 
     def _end_least(self, now: float) -> None:
@@ -170,7 +171,7 @@ class GpuKernels(Generic[Owner]):
             self._op, self._remaining = ops.pop(), remaining.pop()
         self._ops, self._all_remaining = ops, remaining
         if self._op >= 0 or self._ops:
-            self._schedule_wake_up(now)
+            self._schedule_wake_up()
         for op in ended:
             self._on_end(self._owner, op, now)
 
@@ -189,7 +190,7 @@ class GpuKernels(Generic[Owner]):
             done = elapsed / (len(self._ops) * slowdown)
             self._all_remaining = [seconds - done for seconds in self._all_remaining]
 
-    def _schedule_wake_up(self, now: float) -> None:
+    def _schedule_wake_up(self) -> None:
         slowdown = self._slowdown if self._collectives else 1.0
         if self._second >= 0:
             least_remaining, second_remaining = self._remaining, self._second_remaining
@@ -202,4 +203,4 @@ class GpuKernels(Generic[Owner]):
             least_remaining, slowdown = min(self._all_remaining), len(self._all_remaining) * slowdown
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._schedule(now + least_remaining * slowdown if least_remaining > 0.0 else now, (self, ticket))
+        self._schedule(least_remaining * slowdown if least_remaining > 0.0 else 0.0, (self, ticket))

@@ -131,7 +131,7 @@ class Executor:
             if allocator is not None and op in allocator.changes.changes_of_op:
                 if op in allocator.changes.request_ops and time > now:  # what ends by then must be known
                     rank.next_op, rank.host_time = op, time
-                    self._schedule(now + (time - now), (rank, _HOST))
+                    self._schedule(time - now, (rank, _HOST))
                     return
                 wait_op = allocator.advance(op, time, ended)
                 while wait_op >= 0:
@@ -167,7 +167,7 @@ class Executor:
                 else:
                     delay = time - now
                     if delay > 0:
-                        self._schedule(now + delay, (rank, op))
+                        self._schedule(delay, (rank, op))
                     else:
                         self._start(rank, op, now)
             op += 1
@@ -242,7 +242,7 @@ class Executor:
     def _start_recorded(self, rank: SimulatedRank, op: int) -> None:
         """Start an issued op, whose waits are over, after its lag."""
         now = self.env.now
-        self._schedule(now + max(rank.start_recorded(op) - now, 0.0), (rank, op))
+        self._schedule(max(rank.start_recorded(op) - now, 0.0), (rank, op))
 
     def _run_recorded(self, rank: SimulatedRank, op: int, now: float) -> None:
         recorded = rank.program.recorded
@@ -254,7 +254,7 @@ class Executor:
         elif recorded.shares_gpu and shares_gpu(work):
             rank.gpu.start(now, op, work.seconds)
         else:
-            self._schedule(now + max(rank.start[op] + work.seconds - now, 0.0), (rank, _HOST - 1 - op))
+            self._schedule(max(rank.start[op] + work.seconds - now, 0.0), (rank, _HOST - 1 - op))
 
     def _release_next_in_queue(self, rank: SimulatedRank, op: int, now: float) -> None:
         """Release the launch that is queued after this one.
@@ -266,7 +266,7 @@ class Executor:
         if queued_op >= 0:
             rank.pending[queued_op] -= 1
             if rank.pending[queued_op] == 0 and queued_op < rank.next_op:  # issued already
-                self._schedule(now + max(rank.issue[queued_op] - now, 0.0), (rank, queued_op))
+                self._schedule(max(rank.issue[queued_op] - now, 0.0), (rank, queued_op))
 
     def _arrive(self, rank: SimulatedRank, op: int, work: Collective) -> None:
         """Start a collective once every simulated member of its communicator has arrived at the same call."""
@@ -360,7 +360,7 @@ class Executor:
             if num_pending == 0 and successor < rank.next_op:  # issued already
                 delay = rank.issue[successor] - now
                 if delay > 0:
-                    self._schedule(now + delay, (rank, successor))
+                    self._schedule(delay, (rank, successor))
                     continue
                 seconds = rank.kernel_seconds[successor]
                 if seconds is not None and not rank.is_queued:

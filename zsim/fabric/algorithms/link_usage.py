@@ -13,7 +13,7 @@ With n ranks on k domains, g on each, and S the tensor, an all-reduce has 2 S (n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -22,16 +22,17 @@ from zsim.cost.collectives.rounds import unequal_bus_bytes
 from zsim.errors import NotSimulatedError
 from zsim.fabric.algorithms.methods import ForwardedShape, Shape, UnequalShape
 from zsim.fabric.algorithms.rings import (
-    add_crossings,
+    crossings,
     domain_order,
-    hierarchical_usage,
+    hierarchical_traffic,
     local_ranks,
     partition_by_entries,
     ring_orders,
-    ring_usage,
+    ring_traffic,
     segments,
     sort_by_domain,
 )
+from zsim.fabric.algorithms.traffic import LinkTraffic, RouteTraffic, Traffic, bytes_by_link
 from zsim.plan.ops import SplitSizes
 from zsim.specs.topology.topology import Topology
 
@@ -59,13 +60,12 @@ def tree_parents(count: int) -> tuple[Ints, Ints]:
     return first, second
 
 
-def tree_usage(topology: Topology, members: Ints) -> Floats:
+def _tree_traffic(topology: Topology, members: Ints) -> Iterator[RouteTraffic]:
     """Double binary trees across domains, chains inside them.
 
     There is one pair of trees per channel: as many as the smallest domain has ranks with live cards, see
     [Note: dead cards] in zsim.fabric.algorithms.rings.
     """
-    usage = np.zeros(topology.num_links)
     for rows in partition_by_entries(topology, members):
         size = rows.shape[1]
         starts, counts = segments(topology, rows)
@@ -76,30 +76,28 @@ def tree_usage(topology: Topology, members: Ints) -> Floats:
         share = size / (2 * (size - 1)) / len(orders)  # bytes on a chain's edge (both trees), per bus byte
         for order, _crosses in orders:
             above, below = order[:, chained].ravel(), order[:, chained + 1].ravel()
-            topology.add_routes(usage, below, above, share)
-            topology.add_routes(usage, above, below, share)
-        _add_trees(topology, usage, np.concatenate([order[:, starts] for order, _ in orders]), share)
-    return usage
+            yield RouteTraffic(below, above, share)
+            yield RouteTraffic(above, below, share)
+        yield from _trees(topology, np.concatenate([order[:, starts] for order, _ in orders]), share)
 
 
-def _add_trees(topology: Topology, usage: Floats, heads: Ints, amount: float) -> None:
-    """Add both trees over the columns of `heads` (one row per group), half of `amount` on each, up and
+def _trees(topology: Topology, heads: Ints, amount: float) -> Iterator[RouteTraffic]:
+    """Both trees over the columns of `heads` (one row per group), half of `amount` on each, up and
     down."""
     for parents in tree_parents(heads.shape[1]):
         children = np.flatnonzero(parents >= 0)
         below, above = heads[:, children].ravel(), heads[:, parents[children]].ravel()
-        add_crossings(topology, usage, below, below, above, amount / 2)
-        add_crossings(topology, usage, above, above, below, amount / 2)
+        yield from crossings(topology, below, below, above, amount / 2)
+        yield from crossings(topology, above, above, below, amount / 2)
 
 
-def nvls_usage(topology: Topology, members: Ints) -> Floats:
+def _nvls_traffic(topology: Topology, members: Ints) -> Iterator[Traffic]:
     """In-switch reduction inside domains. Across domains there is a pair of trees per rail."""
-    usage = np.zeros(topology.num_links)
     size = members.shape[1]
     local = local_ranks(topology, members)
     bus = 2 * (size - 1) / size
     for name in ("nvlink_out", "nvlink_in"):
-        topology.add_links(usage, name, members.ravel(), (local + 1) / local / bus)
+        yield LinkTraffic(name, members.ravel(), (local + 1) / local / bus)
     if local < size:
         rails = (
             sort_by_domain(topology, members)
@@ -107,27 +105,24 @@ def nvls_usage(topology: Topology, members: Ints) -> Floats:
             .transpose(2, 0, 1)
             .reshape(-1, size // local)
         )
-        _add_trees(topology, usage, rails, 1.0 / local / bus)
-    return usage
+        yield from _trees(topology, rails, 1.0 / local / bus)
 
 
-def pat_usage(topology: Topology, members: Ints) -> Floats:
+def _pat_traffic(topology: Topology, members: Ints) -> Iterator[RouteTraffic]:
     """PAT: in round d of log2 n, rank i exchanges with i + 2^d what both have gathered so far, S/n min(2^d, n
     - 2^d) bytes (Bruck's pattern, NCCL 2.23 release notes).
     """
-    usage = np.zeros(topology.num_links)
     size = members.shape[1]
     distance = 1
     while distance < size:
         amount = min(distance, size - distance) / (size - 1)
-        topology.add_routes(usage, members.ravel(), np.roll(members, -distance, axis=1).ravel(), amount)
+        yield RouteTraffic(members.ravel(), np.roll(members, -distance, axis=1).ravel(), amount)
         distance *= 2
-    return usage
 
 
-def all_to_all_usage(
+def _all_to_all_traffic(
     topology: Topology, members: Ints, *, by_rail: bool = False, split_sizes: SplitSizes | None = None
-) -> Floats:
+) -> Iterator[RouteTraffic]:
     """S/n from every rank to every other: 1/(n-1) of a bus byte per pair.
 
     With `by_rail`, bytes that leave a node first go over NVLink to the GPU on the target's rail (PXN).
@@ -135,7 +130,6 @@ def all_to_all_usage(
     one bus byte. NCCL has all-to-alls as grouped sends and receives (ncclSend, ncclRecv), so that every
     pair's bytes are on the pair's route.
     """
-    usage = np.zeros(topology.num_links)
     size = members.shape[1]
     if size > _MAX_PAIRS:
         raise NotSimulatedError(
@@ -161,44 +155,38 @@ def all_to_all_usage(
         if table is not None:
             shares = np.tile(table[np.arange(size), target_index], len(members))
             near_share, far_share = shares[is_local], shares[far]
-        topology.add_routes(usage, sources[is_local], targets[is_local], near_share)
+        yield RouteTraffic(sources[is_local], targets[is_local], near_share)
         if by_rail:
-            add_crossings(topology, usage, sources[far], proxies[far], targets[far], far_share)
+            yield from crossings(topology, sources[far], proxies[far], targets[far], far_share)
         else:
-            topology.add_routes(usage, sources[far], targets[far], far_share)
-    return usage
+            yield RouteTraffic(sources[far], targets[far], far_share)
 
 
-def forwarded_usage(topology: Topology, members: Ints, times: float) -> Floats:
+def _forwarded_traffic(topology: Topology, members: Ints, times: float) -> Iterator[Traffic]:
     """An all-to-all whose bytes every GPU passes on to others of its domain, `times` as many, in the same
     kernels (DeepEP: csrc/kernels/internode.cu). Without a switch inside nodes they are left out."""
-    usage = all_to_all_usage(topology, members)
+    yield from _all_to_all_traffic(topology, members)
     if topology.cluster.node_link.kind == "switch":
         for name in ("nvlink_out", "nvlink_in"):
-            topology.add_links(usage, name, members.ravel(), times)
-    return usage
+            yield LinkTraffic(name, members.ravel(), times)
 
 
-def binomial_usage(topology: Topology, members: Ints) -> Floats:
+def _binomial_traffic(topology: Topology, members: Ints) -> Iterator[RouteTraffic]:
     """gloo's broadcast: in every round, each rank that has the tensor sends it to one that does not.
 
     The root sends in every round, so the load of its links is that of all rounds.
     """
-    usage = np.zeros(topology.num_links)
     size = members.shape[1]
     distance = 1
     while distance < size:
         senders = np.arange(min(distance, size - distance))
-        topology.add_routes(usage, members[:, senders].ravel(), members[:, senders + distance].ravel(), 1.0)
+        yield RouteTraffic(members[:, senders].ravel(), members[:, senders + distance].ravel(), 1.0)
         distance *= 2
-    return usage
 
 
-def pair_usage(topology: Topology, members: Ints) -> Floats:
+def _pair_traffic(topology: Topology, members: Ints) -> Iterator[RouteTraffic]:
     """The first rank of a group sends to the last."""
-    usage = np.zeros(topology.num_links)
-    topology.add_routes(usage, members[:, 0], members[:, -1], 1.0)
-    return usage
+    yield RouteTraffic(members[:, 0], members[:, -1], 1.0)
 
 
 def sent_by_gpu(topology: Topology, links: Ints, weights: Floats) -> tuple[float, float]:
@@ -218,24 +206,29 @@ def sent_by_gpu(topology: Topology, links: Ints, weights: Floats) -> tuple[float
     return inside / topology.world_size, between / topology.world_size
 
 
-SHAPES: Mapping[str, Callable[[Topology, Ints], Floats]] = {
-    "ring": ring_usage,
-    "hierarchical": hierarchical_usage,
-    "tree": tree_usage,
-    "nvls": nvls_usage,
-    "pat": pat_usage,
-    "all_to_all": all_to_all_usage,
-    "all_to_all_by_rail": lambda topology, members: all_to_all_usage(topology, members, by_rail=True),
-    "binomial": binomial_usage,
-    "pair": pair_usage,
+SHAPES: Mapping[str, Callable[[Topology, Ints], Iterator[Traffic]]] = {
+    "ring": ring_traffic,
+    "hierarchical": hierarchical_traffic,
+    "tree": _tree_traffic,
+    "nvls": _nvls_traffic,
+    "pat": _pat_traffic,
+    "all_to_all": _all_to_all_traffic,
+    "all_to_all_by_rail": lambda topology, members: _all_to_all_traffic(topology, members, by_rail=True),
+    "binomial": _binomial_traffic,
+    "pair": _pair_traffic,
 }
+
+
+def shape_traffic(shape: Shape, topology: Topology, members: Ints) -> Iterator[Traffic]:
+    """The traffic of every group (a row of slots) while each of its ranks sends one bus byte."""
+    if isinstance(shape, ForwardedShape):
+        return _forwarded_traffic(topology, members, shape.times)
+    if isinstance(shape, UnequalShape):
+        by_rail = shape.name == "all_to_all_by_rail"
+        return _all_to_all_traffic(topology, members, by_rail=by_rail, split_sizes=shape.split_sizes)
+    return SHAPES[shape](topology, members)
 
 
 def link_usage(shape: Shape, topology: Topology, members: Ints) -> Floats:
     """Bytes per link while every rank of every group (a row of slots) sends one bus byte."""
-    if isinstance(shape, ForwardedShape):
-        return forwarded_usage(topology, members, shape.times)
-    if isinstance(shape, UnequalShape):
-        by_rail = shape.name == "all_to_all_by_rail"
-        return all_to_all_usage(topology, members, by_rail=by_rail, split_sizes=shape.split_sizes)
-    return SHAPES[shape](topology, members)
+    return bytes_by_link(topology, shape_traffic(shape, topology, members))

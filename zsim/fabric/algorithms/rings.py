@@ -27,24 +27,29 @@ and the channels enter by the GPUs under that switch (tests/fabric/test_staged.p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints
+from zsim.fabric.algorithms.traffic import RouteTraffic, bytes_by_link
 from zsim.specs.topology.topology import Topology
 
 _MAX_SAMPLED = 64
 
 
 def ring_usage(topology: Topology, members: Ints) -> Floats:
-    """Bytes per link when every group (a row of slots, all of the same shape) runs its rings at one byte per
-    edge, all groups at once."""
-    usage = np.zeros(topology.num_links)
+    """Bytes per link of `ring_traffic`."""
+    return bytes_by_link(topology, ring_traffic(topology, members))
+
+
+def ring_traffic(topology: Topology, members: Ints) -> Iterator[RouteTraffic]:
+    """The bytes when every group (a row of slots, all of the same shape) runs its rings at one byte per edge,
+    all groups at once."""
     if members.shape[1] > 1:
         for rows in partition_by_entries(topology, members):
-            _add_rings(topology, usage, rows)
-    return usage
+            yield from _rings(topology, rows)
 
 
 def partition_by_pattern(topology: Topology, members: Ints) -> list[Ints]:
@@ -133,7 +138,7 @@ def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Int
     )
 
 
-def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
+def _rings(topology: Topology, members: Ints) -> Iterator[RouteTraffic]:
     size = members.shape[1]
     starts, counts = segments(topology, members)
     is_mesh = topology.cluster.node_link.kind == "mesh"
@@ -141,7 +146,7 @@ def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
         # Direct links: as many rings as it takes to use all of them (RCCL does the same on xGMI).
         local = int(counts[0])
         inside = 1.0 if local == size else (local - 1) / local
-        add_all_pairs(topology, usage, members.reshape(-1, local), inside / (local - 1))
+        yield from _all_pairs(members.reshape(-1, local), inside / (local - 1))
     else:
         is_mesh = False
     is_intact = bool(live_cards(topology, members).all())
@@ -150,10 +155,10 @@ def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
         targets = np.roll(order, -1, axis=1)
         if not is_mesh:
             inside_edges = order[:, ~crosses].ravel(), targets[:, ~crosses].ravel()
-            topology.add_routes(usage, *inside_edges, 1.0 / len(orders))
+            yield RouteTraffic(*inside_edges, 1.0 / len(orders))
         if crosses.any():
             edges = order[:, crosses].ravel(), order[:, starts].ravel(), targets[:, crosses].ravel()
-            add_crossings(topology, usage, *edges, 1.0 / len(orders), is_fixed=not is_intact)
+            yield from crossings(topology, *edges, 1.0 / len(orders), is_fixed=not is_intact)
 
 
 def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
@@ -215,17 +220,16 @@ def segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
     return starts, np.diff(np.concatenate([starts, [size]]))
 
 
-def add_crossings(
+def crossings(
     topology: Topology,
-    usage: Floats,
     sources: Ints,
     proxies: Ints,
     targets: Ints,
     amount: float | Floats,
     *,
     is_fixed: bool = False,
-) -> None:
-    """Add bytes from domain to domain, one `amount` for all pairs or one each. Where source and target are on
+) -> Iterator[RouteTraffic]:
+    """Bytes from domain to domain, one `amount` for all pairs or one each. Where source and target are on
     different rails (`is_fixed`: in any case), they go by way of `proxies`, whose cards are on the targets'
     rails."""
     if not len(sources):
@@ -236,19 +240,19 @@ def add_crossings(
         changes |= is_fixed
         changes &= (proxies != sources) & (topology.domain_of(sources) != topology.domain_of(targets))
         proxy_amount = amount[changes] if isinstance(amount, np.ndarray) else amount
-        topology.add_routes(usage, sources[changes], proxies[changes], proxy_amount)
+        yield RouteTraffic(sources[changes], proxies[changes], proxy_amount)
         sources = np.where(changes, proxies, sources)
-    topology.add_routes(usage, sources, targets, amount)
+    yield RouteTraffic(sources, targets, amount)
 
 
-def add_all_pairs(topology: Topology, usage: Floats, rows: Ints, amount: float) -> None:
-    """Add `amount` bytes from every rank of a row to every other rank of the row."""
+def _all_pairs(rows: Ints, amount: float) -> Iterator[RouteTraffic]:
+    """`amount` bytes from every rank of a row to every other rank of the row."""
     for offset in range(1, rows.shape[1]):
-        topology.add_routes(usage, rows.ravel(), np.roll(rows, -offset, axis=1).ravel(), amount)
+        yield RouteTraffic(rows.ravel(), np.roll(rows, -offset, axis=1).ravel(), amount)
 
 
-def hierarchical_usage(topology: Topology, members: Ints) -> Floats:
-    """Bytes per link, per edge byte of the flat ring, for a ring across nodes among equal local ranks and a
+def hierarchical_traffic(topology: Topology, members: Ints) -> Iterator[RouteTraffic]:
+    """The bytes, per edge byte of the flat ring, for a ring across nodes among equal local ranks and a
     ring inside each node, pipelined. With g local ranks on k nodes, an edge across carries S/g (k-1)/k and an
     edge inside S (g-1)/g, against S (n-1)/n on the flat ring (all doubled for an all-reduce)."""
     size = members.shape[1]
@@ -258,11 +262,9 @@ def hierarchical_usage(topology: Topology, members: Ints) -> Floats:
     flat = (size - 1) / size
     by_node = members.reshape(len(members) * nodes, local)
     across = members.reshape(len(members), nodes, local).transpose(0, 2, 1).reshape(-1, nodes)
-    usage = np.zeros(topology.num_links)
     for order, edge in ((by_node, (local - 1) / local), (across, (nodes - 1) / nodes / local)):
         if order.shape[1] > 1:
-            topology.add_routes(usage, order.ravel(), np.roll(order, -1, axis=1).ravel(), edge / flat)
-    return usage
+            yield RouteTraffic(order.ravel(), np.roll(order, -1, axis=1).ravel(), edge / flat)
 
 
 def domains_of(topology: Topology, slots: Ints) -> tuple[int, int]:

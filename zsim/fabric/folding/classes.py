@@ -20,9 +20,10 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints, SplitMix64
 from zsim.dataclass import dataclass
-from zsim.fabric.algorithms.link_usage import link_usage
+from zsim.fabric.algorithms.link_usage import shape_traffic
 from zsim.fabric.algorithms.methods import CallKind, Shape, call_kind, methods
 from zsim.fabric.algorithms.rings import domains_of, partition_by_pattern
+from zsim.fabric.algorithms.traffic import bytes_by_link
 from zsim.fabric.messages import Pairs
 from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology
@@ -125,9 +126,8 @@ def _link_colours(refinements: Sequence[_ColorRefinement]) -> Ints:
         for kind in refinement.kinds.values():
             for shape in kind.shapes:
                 weights = hashes.fractions(int(kind.colours.max()) + 1)[kind.colours]
-                view = _WeightedTopology(refinement.placement.topology, kind.group_of_slot, weights)
                 for pattern in kind.patterns:
-                    signature += link_usage(shape, view, pattern)
+                    signature += kind.weighted_bytes(shape, pattern, weights)
     return _number_close_values(signature)
 
 
@@ -135,7 +135,7 @@ class _GroupKind:
     """The groups of one kind, their present colours, and the shapes of the algorithms that they may run."""
 
     def __init__(self, placement: JobPlacement, name: str, group: Group) -> None:
-        topology = placement.topology
+        topology = self.topology = placement.topology
         self.members = group.members
         self.is_pairs = isinstance(group, Pairs)
         self.colours = np.zeros(len(self.members), dtype=np.int64)
@@ -150,6 +150,22 @@ class _GroupKind:
         if len(self.members) == 1:  # cannot split: only its load on links could distinguish ranks
             collectives = [work for work in collectives if work.bytes > _NO_LOAD_BYTES]
         self.shapes = _shapes(topology, self.patterns, group, collectives)
+
+    def weighted_bytes(self, shape: Shape, pattern: Ints, weights: Floats) -> Floats:
+        """Bytes per link of the groups of a pattern, those of every group times its entry of `weights`."""
+        traffic = shape_traffic(shape, self.topology, pattern)
+        return bytes_by_link(
+            self.topology, (part.scale(weights[self.group_of_slot[part.senders]]) for part in traffic)
+        )
+
+    def group_sums(self, shape: Shape, values: Floats) -> Floats:
+        """By group, the sum of its bytes on every link times the link's entry of `values`."""
+        sums = np.zeros(len(self.members))
+        for pattern in self.patterns:
+            for part in shape_traffic(shape, self.topology, pattern):
+                groups = self.group_of_slot[part.senders]
+                sums += np.bincount(groups, part.weigh(values, self.topology), len(sums))
+        return sums
 
 
 class _ColorRefinement:
@@ -187,12 +203,7 @@ class _ColorRefinement:
             if links is not None:
                 values = hashes.fractions(int(links.max()) + 1)[links]
                 for shape in kind.shapes:
-                    gathered = _GatheredTopology(
-                        self.placement.topology, kind.group_of_slot, values, len(kind.members)
-                    )
-                    for pattern in kind.patterns:
-                        link_usage(shape, gathered, pattern)
-                    colours = _number_pairs(colours, _number_close_values(gathered.group_sums))
+                    colours = _number_pairs(colours, _number_close_values(kind.group_sums(shape, values)))
             kind.colours = colours
 
     def split_ranks(self, links: Ints | None) -> None:
@@ -229,37 +240,6 @@ class _ColorRefinement:
             _renumber(self.ranks),
             {name: _renumber(colours) for name, colours in (group_colours | single_rank_groups).items()},
         )
-
-
-class _WeightedTopology(Topology):
-    """A topology that multiplies the bytes of every group by `weights[group]`."""
-
-    def __init__(self, topology: Topology, group_of_slot: Ints, weights: Floats) -> None:
-        self.__dict__.update(topology.__dict__)
-        self._group_of_slot, self._weights = group_of_slot, weights
-
-    def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
-        super().add_routes(usage, sources, targets, amount * self._weights[self._group_of_slot[sources]])
-
-    def add_links(self, usage: Floats, name: str, slots: Ints, amount: float | Floats) -> None:
-        super().add_links(usage, name, slots, amount * self._weights[self._group_of_slot[slots]])
-
-
-class _GatheredTopology(Topology):
-    """A topology that adds up, per group, its bytes on every link times the link's entry of `values`."""
-
-    def __init__(self, topology: Topology, group_of_slot: Ints, values: Floats, num_groups: int) -> None:
-        self.__dict__.update(topology.__dict__)
-        self._group_of_slot, self._values = group_of_slot, values
-        self.group_sums = np.zeros(num_groups)
-
-    def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
-        sums = amount * self.gather_routes(self._values, sources, targets)
-        self.group_sums += np.bincount(self._group_of_slot[sources], sums, len(self.group_sums))
-
-    def add_links(self, usage: Floats, name: str, slots: Ints, amount: float | Floats) -> None:
-        sums = amount * self._values[self.classes[name].first + slots]
-        self.group_sums += np.bincount(self._group_of_slot[slots], sums, len(self.group_sums))
 
 
 def _shapes(
