@@ -45,6 +45,12 @@ def test_a_row_is_predicted_as_its_experiment_is(tmp_path: Path) -> None:
     assert row.source == "runs"
 
 
+def test_a_run_that_does_not_fit_is_predicted_all_the_same(tmp_path: Path) -> None:
+    (row,) = predicted(tmp_path, ",training.micro_batch_size,fits", ",4096,false")
+    assert (row.status, row.measured_fits, row.predicted_fits) == ("ok", False, False)
+    assert row.predicted_retries is None
+
+
 def test_throughput_is_read_as_a_step(tmp_path: Path) -> None:
     """512 tokens per GPU at 1,024 tokens/s are half a second; a step that is stated goes first."""
     columns = ",tokens_per_second_per_gpu,step_seconds"

@@ -36,6 +36,7 @@ def with_room(row: RowJob) -> float:
     """Seconds without what torch's allocator takes where it runs short, which hangs on a hundredth of the
     memory: of two shapes alike it does in one."""
     step = predict_step(row.job)
+    assert step.allocation is not None
     return step.seconds - step.allocation.extra_seconds
 
 

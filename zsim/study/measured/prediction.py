@@ -123,8 +123,10 @@ class StepPrediction:
     """The bytes at the peak, in total."""
     framework_bytes: int
     """The framework's part of the peak."""
-    allocation: Allocation
-    """The behaviour of torch's allocator over `micro_batches`, which take `simulated_seconds`."""
+    allocation: Allocation | None
+    """The behaviour of torch's allocator over `micro_batches`, which take `simulated_seconds`. None for a
+    job that does not fit, where the allocator is not simulated.
+    """
     micro_batches: int
     breakdown_seconds: Mapping[str, float]
     simulated_seconds: float
@@ -134,26 +136,31 @@ class StepPrediction:
     @property
     def retries(self) -> float:
         """How often the allocator runs short, per micro-batch."""
-        return self.allocation.counts.retries / self.micro_batches
+        return 0.0 if self.allocation is None else self.allocation.counts.retries / self.micro_batches
 
     @property
     def failures(self) -> float:
         """How often the allocator finds no room, per micro-batch."""
-        return self.allocation.counts.failures / self.micro_batches
+        return 0.0 if self.allocation is None else self.allocation.counts.failures / self.micro_batches
 
     @property
     def share_without_retries(self) -> float:
         """The step without the allocator's retries over the step, a fraction."""
-        return 1 - self.allocation.extra_seconds / self.simulated_seconds
+        return 1.0 if self.allocation is None else 1 - self.allocation.extra_seconds / self.simulated_seconds
 
     @property
     def memory(self) -> dict[str, int]:
         """Peak bytes by kind, since the process began."""
         allocated = self.peak_bytes - self.framework_bytes
-        reserved = max(allocated, self.allocation.reserved_bytes)
+        reserved_bytes, active_bytes = (
+            (0, 0)
+            if self.allocation is None
+            else (self.allocation.reserved_bytes, self.allocation.active_bytes)
+        )
+        reserved = max(allocated, reserved_bytes)
         return {
             "allocated": allocated if self.last_rank_bytes is None else self.last_rank_bytes,
-            "active": max(allocated, self.allocation.active_bytes),
+            "active": max(allocated, active_bytes),
             "reserved": reserved,
             "device": reserved + self.framework_bytes,
         }
@@ -165,8 +172,6 @@ def predict_step(job: Job, *, is_of_last_rank: bool = False) -> StepPrediction:
     """
     step = simulate_step(job, seconds_only=True)
     outcome = step.outcome
-    allocation = outcome.allocation
-    assert allocation is not None
     framework = framework_memory(job, outcome.plan).bytes
     breakdown = seconds_by_cause(outcome)
     last, count = step.peak_plan.programs[-1], step.outcome_micro_batches
@@ -177,7 +182,7 @@ def predict_step(job: Job, *, is_of_last_rank: bool = False) -> StepPrediction:
     seconds = step.seconds + waiting_seconds(loading, training, job.gpus_per_node, ranks, step.seconds)
     simulated = outcome.trace.step_seconds
     return StepPrediction(
-        seconds, step.peak_bytes, framework, allocation, count, breakdown, simulated, last_rank_bytes
+        seconds, step.peak_bytes, framework, outcome.allocation, count, breakdown, simulated, last_rank_bytes
     )
 
 
