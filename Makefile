@@ -33,6 +33,7 @@ check: $(VENV)/.dev-installed
 
 check-accuracy: $(VENV)/.dev-installed
 	$(BIN)/zsim check --fast
+	$(BIN)/python -m validation.published --fast
 
 docs: $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

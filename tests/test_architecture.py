@@ -108,6 +108,12 @@ def test_a_module_imports_only_lower_floors(path: Path) -> None:
             assert may_import(part, other), f"{part} must not import {module}"
 
 
+def test_the_package_imports_nothing_of_its_proof() -> None:
+    """`validation/` is not in the wheel. `zsim check` loads its recorded cases by name, where they are."""
+    modules = {module for path in FILES for module, _ in imports(ast.parse(path.read_text()))}
+    assert {module for module in modules if module.split(".")[0] in ("validation", "tests")} == set()
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_the_four_clock_packages_import_simpy(path: Path) -> None:
     names = {module.split(".")[0] for module, _ in imports(ast.parse(path.read_text()))}

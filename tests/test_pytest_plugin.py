@@ -100,23 +100,23 @@ def test_two_traces_are_compared_and_the_worst_difference_comes_first(project: p
 
 
 HEADER = (
-    "row_id,source,n_layers,hidden,n_heads,ffn,mlp_type,vocab,tied_emb,seq_len,gpu,n_gpus,gpus_per_node,"
-    "strategy,micro_batch,grad_accum,precision,act_ckpt,tp,step_time_s"
+    "row_id,source,model,cluster,gpus,training.sequence_length,strategy.kind,training.micro_batch_size,"
+    "step_seconds"
 )
-RUN = "a-1,mine,4,512,8,2048,gelu,1024,True,512,A100-SXM4-80GB,8,8,DDP,2,1,bf16,none,1,0.02"
+RUN = "a-1,mine,gpt2,dgx-a100-80gb,8,512,ddp,2,0.02"
 
 
 def test_a_table_of_runs_is_held_to_the_baseline_and_a_typo_in_it_named(project: pytest.Pytester) -> None:
     table = project.path / "runs.csv"
     write_test(project, "def test_runs(zsim_check): zsim_check('runs.csv')\n")
-    table.write_text(HEADER.replace("n_layers", "n_layer") + f"\n{RUN}\n")
+    table.write_text(HEADER.replace("gpus", "gpu_s") + f"\n{RUN}\n")
     typo = project.runpytest_inprocess()
     typo.assert_outcomes(failed=1)
-    typo.stdout.fnmatch_lines(["*runs.csv: no column n_layers; expected a CSV table of measured runs*"])
+    typo.stdout.fnmatch_lines(["*runs.csv: unknown column 'gpu_s'; did you mean 'gpus'?*"])
     table.write_text(f"{HEADER}\n{RUN}\n")
     project.runpytest_inprocess("--zsim-update-baseline").assert_outcomes(passed=1)
     project.runpytest_inprocess().assert_outcomes(passed=1)
-    table.write_text(f"{HEADER}\n{RUN.replace(',4,512,', ',8,512,')}\n")
+    table.write_text(f"{HEADER}\n{RUN.replace('ddp,2', 'ddp,32')}\n")
     moved = project.runpytest_inprocess()
     moved.assert_outcomes(failed=1)
     moved.stdout.fnmatch_lines(["*runs.csv is not what zsim-baseline.json pins:*"])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from validation.published.table import read_runs
 from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError, ZsimError
 from zsim.reading import parse_json, parse_toml, parse_whole_number, read_bytes, read_text
@@ -24,7 +25,6 @@ from zsim.specs.model.huggingface import load_model
 from zsim.study.check.baseline import read_baseline
 from zsim.study.check.targets import find_targets
 from zsim.study.experiment_source import parse_setting
-from zsim.study.published.table import read_runs
 from zsim.study.topologies.bench import compare_curves
 from zsim.trace.readers.read import read_trace
 

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 from tests.pages import blocks
-from zsim.study.published.error_summary import table_lines
-from zsim.study.published.regimes import accuracy_lines
-from zsim.validated.coverage import leave_one_source_out
+from validation.published.coverage import leave_one_source_out
+from validation.published.regimes import accuracy_lines
+from zsim.study.measured.error_summary import table_lines
 from zsim.validated.runs import validated_runs
 
 ROOT = Path(__file__).resolve().parents[1]

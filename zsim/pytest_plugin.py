@@ -8,7 +8,7 @@
         zsim_check("jobs/llama.toml")                # against the baseline
 
 Paths are relative to the test's folder. The baseline is `zsim-baseline.json` next to pytest's ini file, or
-the file of the ini option `zsim_baseline`. `pytest --zsim-update-baseline` writes it. A table of published
+the file of the ini option `zsim_baseline`. `pytest --zsim-update-baseline` writes it. A table of measured
 runs (.csv) is checked row by row, with the baseline's tolerances. A comparison that is inconclusive skips its
 test: it has neither failed nor passed.
 
@@ -123,15 +123,15 @@ class ZsimCheck:
         _judge(name, baseline, [row for row in rows if row not in excused_rows])
 
     def _check_table(self, path: Path) -> None:
-        """Check published or measured rows, as `zsim check --baseline` does, under the table's path."""
+        """Check measured rows, as `zsim check --baseline` does, under the table's path."""
         from zsim.study.check.check import run_check
         from zsim.study.check.targets import find_targets
-        from zsim.study.published.table import read_runs
+        from zsim.study.measured.experiment_table import read_experiment_runs
 
         root = self._request.config.rootpath
         for target in find_targets([path], root).targets:
-            if target.kind == "published":
-                read_runs([path])  # errors of the table are reported before missing cases of the baseline
+            if target.kind == "runs":
+                read_experiment_runs(path)  # its errors are reported before missing cases of the baseline
             baseline = self._baseline(
                 target.name,
                 lambda loaded_baseline: run_check([path], root, baseline=loaded_baseline, update=True),

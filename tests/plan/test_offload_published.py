@@ -8,10 +8,11 @@ from functools import cache
 import pytest
 
 import zsim
+from validation.published.job import row_job
+from validation.published.predict import predict_row, shipped_tables
+from validation.published.table import PublishedRun, read_runs
 from zsim.engine.simulate import simulate_job
-from zsim.study.published.job import row_job
-from zsim.study.published.predict import RowResult, predict_row, shipped_tables
-from zsim.study.published.table import PublishedRun, read_runs
+from zsim.study.measured.results import RowResult
 
 
 @cache

@@ -9,8 +9,8 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.tables import STRATEGIES as KINDS
+from zsim.study.unvalidated import STRATEGIES
 from zsim.validated.features import Features
-from zsim.validated.regimes import STRATEGIES
 
 
 def features(seconds: dict[str, float] | None = None, retries: float = 0, **changes: Any) -> Features:

@@ -25,8 +25,7 @@ from zsim.study.check.pinned import pinned_content, pinned_rows
 from zsim.study.check.rows import CheckRow, step_times
 from zsim.study.check.targets import find_targets
 from zsim.study.check.text import report_lines
-from zsim.study.published.predict import CheckResult
-from zsim.study.published.table import PublishedRun
+from zsim.study.measured.results import CheckResult, RowResult
 from zsim.trace.chrome.write import write_chrome_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
@@ -38,10 +37,10 @@ training.sequence_length = 512
 strategy = {kind = "fsdp2"}
 """
 HEADER = (
-    "row_id,source,n_layers,hidden,n_heads,ffn,mlp_type,vocab,tied_emb,seq_len,gpu,n_gpus,gpus_per_node,"
-    "strategy,micro_batch,grad_accum,precision,act_ckpt,tp,step_time_s"
+    "row_id,source,model,cluster,gpus,training.sequence_length,strategy.kind,training.micro_batch_size,"
+    "step_seconds"
 )
-RUN = "a-1,mine,4,512,8,2048,gelu,1024,True,512,A100-SXM4-80GB,8,8,DDP,2,1,bf16,none,1,0.02"
+RUN = "a-1,mine,gpt2,dgx-a100-80gb,8,512,ddp,2,0.02"
 
 
 def invoke(*arguments: str | Path) -> tuple[int, str]:
@@ -345,7 +344,7 @@ def test_updating_without_a_file_to_write_is_refused(jobs: Path) -> None:
         invoke(jobs / "gpt2.toml", "--baseline", jobs / "none.json")
 
 
-# -- published runs ---------------------------------------------------------------------------------------
+# -- measured runs ----------------------------------------------------------------------------------------
 
 
 def table(folder: Path, *rows: str) -> Path:
@@ -359,7 +358,7 @@ def test_a_teams_own_runs_are_held_row_by_row(tmp_path: Path) -> None:
     path, baseline = table(tmp_path, RUN, RUN.replace("a-1", "a-2")), tmp_path / "baseline.json"
     assert invoke(path, "--baseline", baseline, "--update-baseline")[0] == 0
     assert invoke(path, "--baseline", baseline)[0] == 0
-    table(tmp_path, RUN, RUN.replace("a-1", "a-2").replace("DDP,2", "DDP,128"))
+    table(tmp_path, RUN, RUN.replace("a-1", "a-2").replace("ddp,2", "ddp,128"))
     code, text = invoke(path, "--baseline", baseline)
     assert code == 1
     assert "runs.csv: a-2: step:" in text
@@ -369,7 +368,7 @@ def test_a_teams_own_runs_are_held_row_by_row(tmp_path: Path) -> None:
 def test_a_source_that_is_predicted_worse_is_named_with_its_worst_rows(tmp_path: Path) -> None:
     path, baseline = table(tmp_path, RUN), tmp_path / "baseline.json"
     invoke(path, "--baseline", baseline, "--update-baseline")
-    table(tmp_path, RUN.replace("0.02", "0.04"))
+    table(tmp_path, RUN.replace("0.02", "2.0"))
     code, text = invoke(path, "--baseline", baseline)
     words = " ".join(text.split())
     assert code == 1
@@ -400,7 +399,7 @@ def test_measured_curves_are_held_curve_by_curve(tmp_path: Path) -> None:
 
 
 def test_a_sample_has_some_rows_of_every_source_spread_over_it() -> None:
-    runs = [PublishedRun(f"{s}-{n}", s, "", {}, "") for s in "ab" for n in range(13 if s == "a" else 2)]
+    runs = [RowResult(f"{s}-{n}", s, "ok") for s in "ab" for n in range(13 if s == "a" else 2)]
     assert [run.row_id for run in sample(runs)] == [
         "a-0", "a-2", "a-4", "a-6", "a-8", "a-10", "b-0", "b-1"
     ]  # fmt: skip
@@ -409,7 +408,7 @@ def test_a_sample_has_some_rows_of_every_source_spread_over_it() -> None:
 # -- what is written --------------------------------------------------------------------------------------
 
 
-def test_the_json_holds_published_rows_and_checks_together(tmp_path: Path) -> None:
+def test_the_json_holds_measured_rows_and_checks_together(tmp_path: Path) -> None:
     path = table(tmp_path, RUN)
     code, text = invoke(path, TRACES / "gloo" / "ddp-even-2ranks", "--json", "-")
     content = json.loads(text)
@@ -460,7 +459,7 @@ def test_a_pass_says_that_no_step_time_was_judged() -> None:
 
 
 def test_the_verdict_counts_the_step_times_that_were_judged() -> None:
-    """Of a case with a judged and an unjudged step one is judged; a published run's row is no recording."""
+    """Of a case with a judged and an unjudged step one is judged; a measured run's row is no recording."""
     rows = [
         CheckRow("a", "step", "inconclusive"),
         CheckRow("b", "step", "skipped"),
@@ -485,7 +484,7 @@ def test_the_verdict_counts_the_step_times_that_were_judged() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("nothing.csv", None, "no such file; expected a table of published runs"),
+        ("nothing.csv", None, "no such file; expected a table of measured runs"),
         ("odd.json", "{}", "nothing that can be checked"),
         ("readme.md", "hello", "nothing that can be checked"),
         ("cluster.toml", 'schema = 1\nname = "x"', "nothing that can be checked"),

@@ -71,13 +71,13 @@ def test_on_processes_runs_are_told_in_parts_and_are_the_same(monkeypatch: pytes
     assert both.runs.days == alone.runs.days
 
 
-def test_a_check_counts_published_runs_and_cases(tmp_path: Path) -> None:
+def test_a_check_counts_rows_of_tables_and_cases(tmp_path: Path) -> None:
     told: list[tuple[str, int]] = []
     curves = ROOT / "validation" / "curves"
     table = tmp_path / "runs.csv"
     table.write_text(
-        "row_id,source,n_layers,hidden,n_heads,seq_len,gpu,n_gpus,strategy,micro_batch\n"
-        "a,ours,12,768,12,512,h100-sxm-80gb,8,ddp,1\nb,ours,12,768,12,512,h100-sxm-80gb,8,ddp,2\n"
+        "row_id,model,cluster,gpus,training.sequence_length,strategy.kind,training.micro_batch_size\n"
+        "a,gpt2,dgx-h100,8,512,ddp,1\nb,gpt2,dgx-h100,8,512,ddp,2\n"
     )
     run_check([table], tmp_path, on_done=lambda kind, count: told.append((kind, count)))
     rows, cases = COUNTED

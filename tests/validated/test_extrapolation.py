@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from tests.validated.conftest import FEATURES
-from zsim.validated.extrapolation import (
-    RESPECTS,
-    estimate_widening,
-    extrapolation_scores,
-    extrapolations,
-    widening_factor,
-)
+from validation.published.widening import estimate_widening, extrapolation_scores
+from zsim.validated.extrapolation import RESPECTS, extrapolations, widening_factor
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun
 

@@ -7,6 +7,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
+from validation.published.memory_table import format_memory_table
 from zsim.validated.memory import (
     COLUMNS,
     MAX_PROBABILITY,
@@ -15,7 +16,6 @@ from zsim.validated.memory import (
     MemoryErrors,
     MemoryRun,
     estimate_memory_errors,
-    format_memory_table,
     fraction_that_ran,
     memory_runs,
     read_memory,

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from validation.published import ratio_errors
+from validation.published.ratio_errors import estimate_ratio_errors
 from zsim.validated import ratios
 from zsim.validated.features import ALLOCATOR
 from zsim.validated.ratios import (
@@ -11,7 +13,6 @@ from zsim.validated.ratios import (
     KINDS,
     SEVERAL_SETTINGS,
     bound_of,
-    estimate_ratio_errors,
     is_ratio_significant,
     kind_of,
     ratio_range,
@@ -88,7 +89,9 @@ def test_pairs_that_share_a_replica_are_estimated_apart(make_run: Callable[..., 
 
 def test_degrees_are_a_setting_which_the_batch_follows(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [make_run("one", 0.0, degrees="TP 2"), make_run("one", 0.1, degrees="TP 4", micro_batch_size=2)]
-    (found,) = ratios.ratio_coverage([*runs, make_run("two", 0.0), make_run("two", 0.1, degrees="TP 4")])
+    (found,) = ratio_errors.ratio_coverage(
+        [*runs, make_run("two", 0.0), make_run("two", 0.1, degrees="TP 4")]
+    )
     assert (found.kind, found.pairs) == ("parallelism", 2)
     assert kind_of(["batch", "parallelism"]) == "parallelism"
 
@@ -100,7 +103,7 @@ def test_pairs_of_a_source_are_judged_by_those_of_others(make_run: Callable[...,
     for number in range(9):
         error = 0.5 if number == 8 else 0.01
         runs += [make_run(f"s{number}", 0.0), make_run(f"s{number}", error, micro_batch_size=2)]
-    (found,) = ratios.ratio_coverage(runs)
+    (found,) = ratio_errors.ratio_coverage(runs)
     assert (found.kind, found.pairs, found.sources) == ("batch", 9, 9)
     assert found.covered == found.covered_by_source == pytest.approx(8 / 9)
 

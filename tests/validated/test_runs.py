@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from validation.published.shipped import format_validated_table
 from zsim.validated.features import binding_of
-from zsim.validated.runs import ValidatedRun, format_validated_table, read_validated
+from zsim.validated.runs import ValidatedRun, read_validated
 
 
 def test_a_table_reads_back_as_it_was_written(make_run: Callable[..., ValidatedRun]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from validation.published import parallel
-from zsim.study.published.predict import RowResult
-from zsim.study.published.table import PublishedRun
+from validation.published.table import PublishedRun
+from zsim.study.measured.results import RowResult
 
 FAST = RowResult(
     "a-1", "a", "ok", measured_seconds=2.0, predicted_seconds=1.9, relative_error=-0.05, role="report",

@@ -38,6 +38,13 @@ def test_models_and_gpus_are_there() -> None:
     assert len(model_preset_names()) > 40
 
 
+def test_the_table_of_errors_is_there_and_what_it_is_made_from_is_not() -> None:
+    """What is known of single published sources stays in the repository's validation/."""
+    names = {path.name for path in PACKAGE.rglob("*")}
+    assert {"validated_runs.csv", "validated_errors.toml", "validated_memory.csv"} <= names
+    assert not {"published_sources.toml", "coverage.py", "validation_rows.py"} & names
+
+
 def test_the_command_writes_its_report(tmp_path: Path) -> None:
     command = Path(sys.executable).with_name("zsim")
     if not command.exists():

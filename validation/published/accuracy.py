@@ -13,20 +13,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from validation.published.check import check_published
+from validation.published.coverage import JudgedRun, leave_one_source_out
+from validation.published.frameworks import framework_lines
+from validation.published.predict import shipped_tables
+from validation.published.recorded import merge_runs, recorded_runs
+from validation.published.regimes import accuracy_lines, regime_lines
+from validation.published.shipped import format_validated_table, shipped_texts
+from validation.published.table import read_runs
+from validation.published.validation_rows import validated_runs_of
 from zsim.study.check.baseline import Baseline, read_baseline
-from zsim.study.check.check import run_check
-from zsim.study.published.error_summary import error_summaries, overall_error_summary, table_lines
-from zsim.study.published.frameworks import framework_lines
-from zsim.study.published.predict import CheckResult, RowResult, shipped_tables
-from zsim.study.published.recorded import merge_runs, recorded_runs
-from zsim.study.published.regimes import accuracy_lines, regime_lines
-from zsim.study.published.statistics import error_figures, summarise
-from zsim.study.published.table import read_runs
-from zsim.study.published.text import markdown_lines
-from zsim.study.published.validation_rows import validated_runs_of
-from zsim.validated.coverage import JudgedRun, leave_one_source_out
-from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, format_validated_table, read_validated
-from zsim.validated.write import shipped_texts
+from zsim.study.measured.error_summary import error_summaries, overall_error_summary, table_lines
+from zsim.study.measured.results import CheckResult, RowResult
+from zsim.study.measured.statistics import error_figures, summarise
+from zsim.study.measured.text import markdown_lines
+from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, read_validated
 from zsim.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +113,7 @@ CAUSES = (
 
 def main() -> None:
     baseline = read_baseline(BASELINE) if BASELINE.exists() else Baseline(BASELINE)
-    result = run_check(shipped_tables(), ROOT, baseline=baseline, update=True).published
+    result = check_published(shipped_tables(), baseline=baseline, update=True).measured
     baseline.write()
     runs = write_validated(result)
     judged = leave_one_source_out(runs, tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))["widening"])

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
+from validation.published.predict import predict_rows
+from validation.published.table import PublishedRun, read_runs
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
-from zsim.study.published.predict import predict_rows
-from zsim.study.published.table import PublishedRun, read_runs
 
 HUBER = 0.03
 STEP = 0.05

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from validation.published.predict import predict_row, shipped_tables
+from validation.published.table import PublishedRun, read_runs
 from zsim.arrays import Floats
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
-from zsim.study.published.predict import predict_row, shipped_tables
-from zsim.study.published.table import PublishedRun, read_runs
 
 STEP = 0.05
 SOURCES = ("stas00-h200-b200", "stas00-b200-1gpu")

@@ -17,11 +17,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import zsim
+from validation.published.experiment_files import write_experiments
+from validation.published.predict import predict_row, shipped_tables
+from validation.published.table import PublishedRun, read_runs
 from zsim.specs.experiment.load import load_experiment
 from zsim.study.check.check import sample
-from zsim.study.published.predict import predict_row, shipped_tables
-from zsim.study.published.table import PublishedRun, read_runs
-from zsim.study.published.write import write_experiments
 
 
 def difference(run: PublishedRun, folder: Path) -> str | None:

@@ -19,11 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 
+from validation.published.mixtures import is_mixture
+from validation.published.predict import predict_row
+from validation.published.recorded import record, recorded_runs
+from validation.published.table import PublishedRun, read_runs
 from zsim.report.views.text.plain import markdown, named_columns
-from zsim.study.published.experts import is_mixture
-from zsim.study.published.predict import RowResult, predict_row
-from zsim.study.published.recorded import record, recorded_runs
-from zsim.study.published.table import PublishedRun, read_runs
+from zsim.study.measured.results import RowResult
 
 HERE = Path(__file__).parent
 COLUMNS = (

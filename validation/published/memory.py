@@ -19,14 +19,16 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from validation.published.memory_table import format_memory_table
+from validation.published.predict import predict_row, shipped_tables
+from validation.published.table import PublishedRun, read_runs
 from zsim import Experiment
 from zsim.api import simulate
 from zsim.errors import ZsimError
 from zsim.report.fit import allocated_bytes
 from zsim.report.report import Report
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.published.predict import RowResult, predict_row, shipped_tables
-from zsim.study.published.table import PublishedRun, read_runs
+from zsim.study.measured.results import RowResult
 from zsim.validated.memory import (
     RAN,
     RAN_OUT,
@@ -34,7 +36,6 @@ from zsim.validated.memory import (
     MemoryRun,
     Outcome,
     estimate_memory_errors,
-    format_memory_table,
     memory_runs,
     read_memory,
 )

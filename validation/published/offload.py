@@ -11,9 +11,10 @@ from statistics import fmean
 
 from validation.published.cpu_adam import lines as cpu_adam_lines
 from validation.published.cpu_adam import predictions
-from zsim.study.published.predict import RowResult, predict_row, shipped_tables
-from zsim.study.published.strategy import is_offloaded
-from zsim.study.published.table import read_runs
+from validation.published.predict import predict_row, shipped_tables
+from validation.published.strategy import is_offloaded
+from validation.published.table import read_runs
+from zsim.study.measured.results import RowResult
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "offload.md"
 

@@ -17,13 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from validation.published.frameworks import parallelism_table_lines
+from validation.published.parallelism import model_ranks_of
+from validation.published.predict import predict_row
+from validation.published.recorded import record, recorded_runs
+from validation.published.table import PublishedRun, read_runs
 from zsim.report.views.text.plain import markdown, named_columns
-from zsim.study.published.frameworks import parallelism_table_lines
-from zsim.study.published.parallelism import model_ranks_of
-from zsim.study.published.predict import RowResult, iterate_predictions
-from zsim.study.published.recorded import record, recorded_runs
-from zsim.study.published.statistics import error_figures
-from zsim.study.published.table import PublishedRun, read_runs
+from zsim.study.measured.prediction import iterate_predictions
+from zsim.study.measured.results import RowResult
+from zsim.study.measured.statistics import error_figures
 
 FOLDER = Path(__file__).parent
 TABLE = FOLDER / "parallel_errors.csv"
@@ -47,7 +49,7 @@ def main() -> None:
         runs = read_runs([asked.table]).runs
         todo = [run for run in chosen(runs) if run.row_id not in known][: asked.rows]
         recorded_runs()  # raises now, not after hours, if its columns are of another release
-        append(todo, iterate_predictions(todo, processes=asked.processes), asked.seconds)
+        append(todo, iterate_predictions(todo, predict_row, processes=asked.processes), asked.seconds)
         known = read_errors(TABLE)
     PAGE.write_text("\n".join(page(list(known.values()))) + "\n", encoding="utf-8")
     print(f"wrote {PAGE}")

@@ -1,4 +1,4 @@
-"""`zsim check`: today's predictions against what was recorded, published, or pinned."""
+"""`zsim check`: today's predictions against what was recorded, measured, or pinned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from zsim.commands.options import (
     AllowCode,
     answer,
     file_option,
-    folder_option,
     is_output,
     json_option,
     permission,
@@ -31,7 +30,7 @@ def check(
         list[Path] | None,
         typer.Argument(
             metavar="[CASE|TRACE|RUNS.csv]...",
-            help="Recorded cases, traces, tables of published runs, experiments, or folders of them; without "
+            help="Recorded cases, traces, tables of measured runs, experiments, or folders of them; without "
             "any, what the baseline pins, or all of the source checkout (traces/, validation/).",
             show_default=False,
         ),
@@ -49,49 +48,42 @@ def check(
             metavar="[NAME=]FRACTION", help="Of traces against their experiments, as in zsim compare."
         ),
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Some rows of each published source only.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Some rows of each source of a table only.")] = False,
     allow_code: AllowCode = False,
     json_: Annotated[Path | None, json_option("every row")] = None,
     junit: Annotated[Path | None, file_option(help="Write JUnit XML, as CI systems read it.")] = None,
-    write_experiments: Annotated[
-        Path | None,
-        folder_option(
-            "--write-experiments",
-            help="Write every published run as an experiment, of which zsim run predicts the same, and check "
-            "nothing.",
-        ),
-    ] = None,
     markdown: Annotated[
         bool,
         typer.Option(
-            "--markdown", help="Print the published runs' errors by source, as the README has them."
+            "--markdown", help="Print the errors of tables of measured runs by source, in Markdown."
         ),
     ] = False,
 ) -> None:
     """Is everything still predicted as it was measured, and as it was pinned?
 
     Exit code 1 names what moved past its tolerance. Inconclusive checks fail nothing and pass nothing.
+
+    RUNS.csv is a table of your own runs, a row each. Its columns are row_id, source (optional), keys of the
+    experiment file (model, cluster, nodes, training.micro_batch_size, strategy.kind ...) as --set takes them,
+    and outcomes, which may be empty: step_seconds, tokens_per_second_per_gpu, gpu_bytes, fits.
     """
     from zsim.comparison.verdict import Tolerances
     from zsim.study.check.check import COUNTED, run_check
     from zsim.study.check.junit import junit_xml
     from zsim.study.check.targets import checkout
     from zsim.study.check.text import report_lines
+    from zsim.study.measured.error_summary import error_summaries, overall_error_summary, table_lines
     from zsim.study.progress import Counts
-    from zsim.study.published.error_summary import error_summaries, overall_error_summary, table_lines
-    from zsim.validated.runs import validated_runs
 
-    if write_experiments is not None:
-        _write_experiments(targets or [], write_experiments, fast, json_)
-        return
+    if markdown and not targets:
+        raise InputError("--markdown: expected a table of measured runs, RUNS.csv")
     pins, base = _baseline(baseline, bool(targets), update_baseline)
     paths = list(targets or [])
     if not paths and baseline is not None:
         paths = _pinned_paths(pins, base)
     elif not paths:
         base = checkout()
-        paths = [base / "validation" / "published"]
-        paths += [] if markdown else [base / "validation" / "curves", base / "traces"]
+        paths = [base / "validation" / "published", base / "validation" / "curves", base / "traces"]
     with Counts(*COUNTED) as progress:
         report = run_check(
             paths,
@@ -105,8 +97,8 @@ def check(
         )
     lines: Iterable[str]
     if markdown:
-        rows = report.published.rows
-        lines = table_lines(error_summaries(rows), overall_error_summary(rows), validated_runs())
+        rows = report.measured.rows
+        lines = table_lines(error_summaries(rows), overall_error_summary(rows))
     else:
         lines = report_lines(report, is_long=bool(targets))
     answer(lines, report.to_dict, json_)
@@ -121,18 +113,6 @@ def check(
             print_file("baseline", f"{pins.path}: {cases}")
     if report.verdict == "fail":
         raise typer.Exit(1)
-
-
-def _write_experiments(targets: list[Path], folder: Path, is_fast: bool, json_: Path | None) -> None:
-    """Write published runs as experiment files instead of checking them."""
-    from zsim.study.check.check import sample
-    from zsim.study.published.predict import shipped_tables
-    from zsim.study.published.table import read_runs
-    from zsim.study.published.write import write_experiments
-
-    runs = read_runs(targets or shipped_tables()).runs
-    written = write_experiments(sample(runs) if is_fast else runs, folder)
-    answer(written.lines(folder), written.to_dict, json_)
 
 
 def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Baseline | None, Path]:

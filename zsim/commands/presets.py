@@ -48,7 +48,7 @@ def presets(
 
 
 def _unvalidated_lines() -> Iterator[str]:
-    from zsim.study.published.regimes import list_unvalidated
+    from zsim.study.unvalidated import list_unvalidated
 
     yield "\nNo published run says how far zsim is off on these:"
     for category, names in list_unvalidated().items():

@@ -172,11 +172,11 @@ def fraction_that_ran(runs: Iterable[MemoryRun]) -> tuple[float, int]:
 
 
 COLUMNS = tuple(field.name for field in fields(MemoryRun))
-_DIGITS = {"load": 4, "retries": 2, "failures": 2, "error": 5}
+DIGITS = {"load": 4, "retries": 2, "failures": 2, "error": 5}  # after the point, of the columns of numbers
 
 
 def read_memory(text: str) -> tuple[MemoryRun, ...]:
-    """The runs of a table as `format_memory_table` writes it."""
+    """The runs of a table of published memory."""
     rows = csv.DictReader(io.StringIO(text))
     if tuple(rows.fieldnames or ()) != COLUMNS:
         raise ValueError("a table of published memory has other columns than this release writes")
@@ -184,22 +184,6 @@ def read_memory(text: str) -> tuple[MemoryRun, ...]:
 
 
 def _parse_run(row: dict[str, str]) -> MemoryRun:
-    numbers = {name: float(row[name]) if row[name] else None for name in _DIGITS}
+    numbers = {name: float(row[name]) if row[name] else None for name in DIGITS}
     is_mixture = row["is_mixture"] == "True"
     return MemoryRun(**{**row, **numbers, "is_mixture": is_mixture})  # type: ignore[arg-type]  # the rest is text
-
-
-def format_memory_table(runs: Iterable[MemoryRun]) -> str:
-    """The table as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for run in runs:
-        writer.writerow(_format_cell(name, getattr(run, name)) for name in COLUMNS)
-    return text.getvalue()
-
-
-def _format_cell(name: str, value: str | float | bool | None) -> str:
-    if value is None or isinstance(value, str | bool):
-        return "" if value is None else str(value)
-    return f"{value:.{_DIGITS[name]}f}".rstrip("0").rstrip(".")

@@ -96,11 +96,10 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
         return {}
 
 
-_RUN_COLUMNS = ("row_id", "source", "role", "tier")
-_FEATURES = tuple(field.name for field in fields(Features))
-_SETTINGS = tuple(field.name for field in fields(Settings))
-COLUMNS = (*_RUN_COLUMNS, *_FEATURES, *_SETTINGS, "error")
-_NUMBERS = frozenset(("gradient_accumulation_steps", "network_gbps"))
+RUN_COLUMNS = ("row_id", "source", "role", "tier")
+FEATURE_COLUMNS = tuple(field.name for field in fields(Features))
+SETTING_COLUMNS = tuple(field.name for field in fields(Settings))
+COLUMNS = (*RUN_COLUMNS, *FEATURE_COLUMNS, *SETTING_COLUMNS, "error")
 
 
 @cache
@@ -118,7 +117,7 @@ def shipped_estimates() -> Mapping[str, Mapping[str, float]]:
 
 
 def read_validated(text: str) -> ValidatedRuns:
-    """The runs of a table as `format_validated_table` writes it."""
+    """The runs of a table in the columns of the shipped one."""
     rows = csv.reader(io.StringIO(text))
     if tuple(next(rows)) != COLUMNS:
         raise ValueError("a table of validated runs has other columns than this release writes")
@@ -129,7 +128,11 @@ def read_validated(text: str) -> ValidatedRuns:
 def _parse_run(row: Sequence[str], shared_features: dict[tuple[str, ...], Features]) -> ValidatedRun:
     """The run of a row. Runs of equal features share them, and so the names of their cells."""
     row_id, source, role, tier, *values = row
-    feature_values, settings, error = tuple(values[: len(_FEATURES)]), values[len(_FEATURES) : -1], values[-1]
+    feature_values, settings, error = (
+        tuple(values[: len(FEATURE_COLUMNS)]),
+        values[len(FEATURE_COLUMNS) : -1],
+        values[-1],
+    )
     if feature_values not in shared_features:
         framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, ranks, is_mixture = feature_values
         sizes = int(parameters), int(ranks)
@@ -146,20 +149,6 @@ def _parse_run(row: Sequence[str], shared_features: dict[tuple[str, ...], Featur
         Settings(model, int(length), int(micro_batch), float(steps), training, float(network), degrees),
         float(error),
     )
-
-
-def format_validated_table(runs: Iterable[ValidatedRun]) -> str:
-    """The table as CSV, with errors to five digits, finer than repeated runs differ."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for run in runs:
-        run_values = [getattr(run, name) for name in _RUN_COLUMNS]
-        feature_values = [getattr(run.features, name) for name in _FEATURES]
-        settings = [f"{getattr(run.settings, name):g}" if name in _NUMBERS else getattr(run.settings, name)
-                    for name in _SETTINGS]  # fmt: skip
-        writer.writerow([*run_values, *feature_values, *settings, f"{run.error:.5f}"])
-    return text.getvalue()
 
 
 def exclude_source(runs: Sequence[ValidatedRun], source: str | None) -> ValidatedRuns:

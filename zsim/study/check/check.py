@@ -1,13 +1,13 @@
-"""The regression check: today's predictions against everything recorded or published, and against the pins of
+"""The regression check: today's predictions against everything recorded or measured, and against the pins of
 a baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from zsim.comparison.compare import compare
 from zsim.comparison.verdict import Tolerances
@@ -18,8 +18,8 @@ from zsim.study.check.baseline import Baseline
 from zsim.study.check.cases import case_rows
 from zsim.study.check.pinned import pinned_content, pinned_rows
 from zsim.study.check.rows import CheckRow, row_of_metric, step_times
-from zsim.study.check.targets import CheckTarget, find_targets, load_trace
-from zsim.study.published.error_summary import (
+from zsim.study.check.targets import CheckTarget, TargetSearch, find_targets, load_trace
+from zsim.study.measured.error_summary import (
     MARGIN,
     changed_rows,
     error_summaries,
@@ -27,20 +27,21 @@ from zsim.study.published.error_summary import (
     published_rows,
     row_pins,
 )
-from zsim.study.published.predict import CheckResult, RowResult, iterate_predictions
-from zsim.study.published.table import PublishedRun, read_runs
+from zsim.study.measured.experiment_table import predict_run, read_experiment_runs
+from zsim.study.measured.prediction import iterate_predictions
+from zsim.study.measured.results import CheckResult, RowResult
 from zsim.study.topologies.bench import compare_curves
 
-COUNTED = ("published runs", "cases")  # what `on_done` of `run_check` counts
+COUNTED = ("runs of tables", "cases")  # what `on_done` of `run_check` counts
 SAMPLE_ROWS = 6  # per source, in a fast check
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All checks, the published rows with their predictions, and notes."""
+    """All checks, the rows of tables with their predictions, and notes."""
 
     rows: tuple[CheckRow, ...]
-    published: CheckResult
+    measured: CheckResult
     notes: tuple[str, ...] = ()
 
     @property
@@ -57,10 +58,10 @@ class CheckReport:
         return tuple(row for row in self.rows if row.outcome == "fail")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `zsim check --json`: the published rows and their summary, and every check."""
+        """The content of `zsim check --json`: the rows of tables and their summary, and every check."""
         return {
-            **self.published.to_dict(),
-            "notes": [*self.published.notes, *self.notes],
+            **self.measured.to_dict(),
+            "notes": [*self.measured.notes, *self.notes],
             "verdict": self.verdict,
             "step_times": dict(zip(("judged", "of"), step_times(self.rows), strict=True)),
             "checks": [row.to_dict() for row in self.rows],
@@ -81,27 +82,31 @@ def run_check(
     """Check everything that `paths` name. Names of cases are relative to `base`. `on_done` is called with the
     progress: one of `COUNTED`, and how many.
 
-    `is_fast` takes a sample of each published source. `update` pins the results into `baseline` (the caller
+    `is_fast` takes a sample of each source of a table. `update` pins the results into `baseline` (the caller
     writes it) instead of comparing with it. `tolerances` apply to traces that are compared with the
     experiment next to them. `code` is the permission to run functions that experiments name as models.
     """
     search = find_targets(paths, base)
+    tables = {
+        target.name: read_experiment_runs(target.path) for target in search.targets if target.kind == "runs"
+    }
+    report = check_tables(
+        tables, predict_run, baseline=baseline, is_fast=is_fast, update=update, on_done=on_done
+    )
     rows: list[CheckRow] = []
-    tables = [target for target in search.targets if target.kind == "published"]
-    report_progress = on_done or (lambda kind, count: None)
-    published = _predict_tables(tables, rows, baseline, is_fast, update, report_progress)
-    case_targets = [target for target in search.targets if target.kind != "published"]
-    for number, target in enumerate(case_targets, 1):
+    for number, target in enumerate((target for target in search.targets if target.kind != "runs"), 1):
         rows += _target_rows(target, baseline, tolerances, update, code)
-        report_progress("cases", number)
+        if on_done is not None:
+            on_done(COUNTED[1], number)
     notes = []
     if search.ignored:
         shown = ", ".join(search.ignored[:3]) + (", ..." if len(search.ignored) > 3 else "")
         notes.append(f"{_format_count(len(search.ignored), 'file')} no case: {shown}")
+    notes += [f"{name}: python -m validation.published checks published runs" for name in search.published]
     if baseline is not None:
         rows = [_excuse_known_miss(row, baseline) for row in rows]
-        notes += [] if update else _unchecked_cases_note(baseline, search.targets)
-    return CheckReport(tuple(rows), published, tuple(notes))
+        notes += [] if update else _unchecked_cases_note(baseline, search)
+    return replace(report, rows=(*report.rows, *rows), notes=tuple(notes))
 
 
 def _excuse_known_miss(row: CheckRow, baseline: Baseline) -> CheckRow:
@@ -112,8 +117,8 @@ def _excuse_known_miss(row: CheckRow, baseline: Baseline) -> CheckRow:
     return row if reason is None else replace(row, outcome="known", sentence=f"{reason} ({row.sentence})")
 
 
-def _unchecked_cases_note(baseline: Baseline, targets: Sequence[CheckTarget]) -> list[str]:
-    names = {target.name for target in targets}
+def _unchecked_cases_note(baseline: Baseline, search: TargetSearch) -> list[str]:
+    names = {target.name for target in search.targets} | set(search.published)
     missing = [name for name in baseline.cases if name not in names]
     return (
         [f"{_format_count(len(missing), 'case')} of the baseline not given: {', '.join(missing[:3])}"]
@@ -190,48 +195,72 @@ def _curve_rows(target: CheckTarget, baseline: Baseline | None, update: bool) ->
             )
 
 
-# -- published runs ---------------------------------------------------------------------------------------
+# -- measured runs ----------------------------------------------------------------------------------------
 
 
-def _predict_tables(
-    tables: Sequence[CheckTarget],
-    rows: list[CheckRow],
-    baseline: Baseline | None,
-    is_fast: bool,
-    update: bool,
-    report_progress: Callable[[str, int], None],
-) -> CheckResult:
-    """Predict the rows of all tables. The comparisons with the baseline are appended to `rows`."""
-    read = [(target, read_runs([target.path])) for target in tables]
-    chosen = [(target, sample(table.runs) if is_fast else table.runs) for target, table in read]
+class MeasuredRun(Protocol):
+    """A row of a table of measured runs."""
+
+    @property
+    def row_id(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+
+
+RunType = TypeVar("RunType", bound=MeasuredRun)
+
+
+def check_tables(
+    tables: Mapping[str, Sequence[RunType]],
+    predict: Callable[[RunType], RowResult],
+    *,
+    baseline: Baseline | None = None,
+    is_fast: bool = False,
+    update: bool = False,
+    on_done: Callable[[str, int], None] | None = None,
+    notes: Iterable[str] = (),
+) -> CheckReport:
+    """Predict the rows of all tables, by their names as cases, and compare with the baseline.
+
+    The arguments are those of `run_check`. `predict` gives the prediction of a row.
+    """
+    report_progress = on_done or (lambda kind, count: None)
+    chosen = {name: sample(runs) if is_fast else runs for name, runs in tables.items()}
     predicted: list[RowResult] = []
-    for row in iterate_predictions([run for _, runs in chosen for run in runs]):
+    rows: list[CheckRow] = []
+    for row in iterate_predictions([run for runs in chosen.values() for run in runs], predict):
         predicted.append(row)
-        report_progress("published runs", len(predicted))
+        report_progress(COUNTED[0], len(predicted))
     start = 0
-    for target, runs in chosen:
+    for name, runs in chosen.items():
         table_rows = predicted[start : start + len(runs)]
         start += len(runs)
-        names = {run.row_id for run in sample(runs)}
         if baseline is not None and update:
-            sample_errors = error_summaries([row for row in table_rows if row.row_id in names])
-            before = baseline.cases.get(target.name, {})
-            source_errors = before.get("sources", {}) if is_fast else error_summaries(table_rows)
-            pinned = before.get("rows", {}) if is_fast else row_pins(table_rows)
-            total = before.get("all", {}) if is_fast else overall_error_summary(table_rows)
-            baseline.pin(
-                target.name, {"all": total, "sources": source_errors, "sample": sample_errors, "rows": pinned}
-            )
-        rows += published_rows(target.name, table_rows, baseline, "sample" if is_fast else "sources")
-        rows += changed_rows(target.name, table_rows, baseline)
-    notes = tuple(note for _, table in read for note in table.notes)
+            _pin_table(name, runs, table_rows, baseline, is_fast)
+        rows += published_rows(name, table_rows, baseline, "sample" if is_fast else "sources")
+        rows += changed_rows(name, table_rows, baseline)
+    if baseline is not None:
+        rows = [_excuse_known_miss(row, baseline) for row in rows]
     if is_fast and predicted:
-        all_rows = sum(len(table.runs) for _, table in read)
-        notes += (f"fast: {len(predicted)} of {all_rows} published rows, some of each source",)
-    return CheckResult(tuple(predicted), notes)
+        all_rows = sum(map(len, tables.values()))
+        notes = (*notes, f"fast: {len(predicted)} of {all_rows} published rows, some of each source")
+    return CheckReport(tuple(rows), CheckResult(tuple(predicted), tuple(notes)))
 
 
-def sample(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+def _pin_table(
+    name: str, runs: Sequence[MeasuredRun], rows: Sequence[RowResult], baseline: Baseline, is_fast: bool
+) -> None:
+    """Pin a table's errors by source. Those of all rows stay as they are where only a sample is predicted."""
+    sampled = {run.row_id for run in sample(runs)}
+    sample_errors = error_summaries([row for row in rows if row.row_id in sampled])
+    before = baseline.cases.get(name, {})
+    source_errors = before.get("sources", {}) if is_fast else error_summaries(rows)
+    pinned = before.get("rows", {}) if is_fast else row_pins(rows)
+    total = before.get("all", {}) if is_fast else overall_error_summary(rows)
+    baseline.pin(name, {"all": total, "sources": source_errors, "sample": sample_errors, "rows": pinned})
+
+
+def sample(runs: Sequence[RunType]) -> list[RunType]:
     """Up to `SAMPLE_ROWS` runs of each source, spread evenly over its rows."""
     by_source: dict[str, list[int]] = {}
     for index, run in enumerate(runs):

@@ -1,4 +1,4 @@
-"""The targets of `zsim check`, identified by content: published runs, curves, recorded cases, traces,
+"""The targets of `zsim check`, identified by content: measured runs, curves, recorded cases, traces,
 experiments, and folders of these."""
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from zsim.resources import CHECKOUT
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.user_code import UserCode
 from zsim.study.check.cases import kind_of
+from zsim.study.measured.experiment_table import is_experiment_table, is_published_table
 from zsim.trace.readers.content import CHUNK_BYTES, Content
 from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
 
-TargetKind = Literal["published", "curves", "case", "trace", "experiment"]
+TargetKind = Literal["runs", "curves", "case", "trace", "experiment"]
 _EXPECTED = (
-    "a table of published runs (.csv), a recorded case or a trace (.json, .json.gz), an experiment (.toml), "
+    "a table of measured runs (.csv), a recorded case or a trace (.json, .json.gz), an experiment (.toml), "
     "or a folder of these"
 )
 _RECORDINGS = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
@@ -53,6 +54,8 @@ class TargetSearch:
 
     targets: list[CheckTarget] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
+    """Tables in folders that another command checks."""
 
 
 def checkout() -> Path:
@@ -101,7 +104,10 @@ def _search(folder: Path, base: Path, search: TargetSearch) -> None:
         if path.parent in runs or path in experiments:
             continue
         target = _target(path, base)
-        if target is not None and not _is_another_table(target):
+        columns = _columns(path) if target is not None and target.kind == "runs" else None
+        if columns is not None and is_published_table(columns):
+            search.published.append(_name(path, base))
+        elif target is not None and (columns is None or is_experiment_table(columns)):
             search.targets.append(target)
         elif not _belongs_to_a_case(path):
             search.ignored.append(_name(path, base))
@@ -153,18 +159,18 @@ def _target(path: Path, base: Path) -> CheckTarget | None:
     return None
 
 
-def _is_another_table(target: CheckTarget) -> bool:
-    """Whether a CSV file found in a folder is no table of published runs. A file named explicitly is left to
-    the reader to refuse."""
-    head = _head(target.path).partition("\n")[0]
-    return target.kind == "published" and not ("n_layers" in head and "n_gpus" in head)
+def _columns(path: Path) -> list[str]:
+    """The columns of a CSV file found in a folder, which may be no table of runs. A file named explicitly is
+    left to the reader to refuse.
+    """
+    return [column.strip() for column in _head(path).partition("\n")[0].split(",")]
 
 
 def _table(path: Path, name: str) -> CheckTarget | None:
-    """The target of a CSV file: curves if the header says so, else published runs, which their reader
+    """The target of a CSV file: curves if the header says so, else measured runs, which their reader
     judges."""
     head = _head(path).partition("\n")[0]
-    return CheckTarget(name, path, "curves" if "bus_gigabytes_per_second" in head else "published")
+    return CheckTarget(name, path, "curves" if "bus_gigabytes_per_second" in head else "runs")
 
 
 def _is_experiment(path: Path) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.study.check.check import CheckReport
 from zsim.study.check.rows import OUTCOMES, CheckRow, Outcome, counts, step_times
-from zsim.study.published.text import check_lines, summary_lines
+from zsim.study.measured.text import check_lines, summary_lines
 
 _MAXIMUM = 20
 _TITLES: dict[Outcome, str] = {
@@ -21,11 +21,11 @@ _TITLES: dict[Outcome, str] = {
 
 
 def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
-    """The lines of the report. `is_long` shows every published row, as when a table is named, instead of one
+    """The lines of the report. `is_long` shows every row of a table, as when a table is named, instead of one
     line per source.
     """
-    if report.published.rows:
-        yield from check_lines(report.published) if is_long else summary_lines(report.published)
+    if report.measured.rows:
+        yield from check_lines(report.measured) if is_long else summary_lines(report.measured)
         yield ""
     if report.rows:
         yield from _groups(report.rows)

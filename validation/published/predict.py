@@ -1,0 +1,121 @@
+"""Predict the rows of tables of published runs, and compare with the measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from validation.published.cluster import network_of
+from validation.published.job import row_job
+from validation.published.parallelism import kind_of_parallelism, model_ranks_of
+from validation.published.sources import complete_run
+from validation.published.table import PublishedRun, read_runs
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.job import Job
+from zsim.study.measured.prediction import iterate_predictions, predict_job
+from zsim.study.measured.results import CheckResult, RowResult
+
+FOLDER = Path(__file__).resolve().parent
+_MEMORY_KINDS = {"alloc": "allocated", "active": "active", "reserved": "reserved"}  # by column and word
+
+Tweak = Callable[[Job], Job]
+
+
+def shipped_tables() -> list[Path]:
+    """The published tables of the checkout. Raises InputError if they are not there."""
+    tables = sorted(FOLDER.glob("*_runs.csv"))
+    if not tables:
+        raise InputError(f"{FOLDER}: no table of published runs; expected RUNS.csv")
+    return tables
+
+
+def check_runs(paths: Iterable[Path], *, processes: int | None = None) -> CheckResult:
+    """Predict every row of the tables.
+
+    Raises InputError for a file that is not such a table, and for a text in a cell that should be a number.
+    """
+    table = read_runs(paths)
+    results = predict_rows(table.runs, processes=processes)
+    return CheckResult(tuple(results), tuple(table.notes))
+
+
+def predict_rows(
+    runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
+) -> list[RowResult]:
+    """`predict_row` of every run, on several processes if there are many. `tweak` changes each job first."""
+    return list(iterate_predictions(runs, partial(predict_row, tweak=tweak), processes=processes))
+
+
+def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
+    """zsim's prediction of one row, or the reason why the row is skipped."""
+    measured = _measured_memory(run)
+    kind = next(iter(measured), _memory_kind(run))
+    base = RowResult(
+        run.row_id,
+        run.source,
+        "skipped",
+        measured_seconds=measured_seconds(run),
+        measured_memory_bytes=measured.get(kind),
+        memory_kind=kind,
+        measured_fits=_measured_fits(run),
+        role=run.role,
+        tier=run.text("tier"),
+        measured_memory=measured,
+        parallelism=kind_of_parallelism(run),
+    )
+    try:
+        row = row_job(run)
+        if tweak is not None:
+            row = replace(row, job=tweak(row.job))
+        return predict_job(
+            base,
+            row.job,
+            assumptions=row.assumptions,
+            framework=complete_run(run).run.text("engine"),
+            network=network_of(run),
+            is_of_last_rank=row.is_of_last_rank,
+        )
+    except NotSimulatedError as error:
+        return replace(base, reason=str(error))
+
+
+def measured_seconds(run: PublishedRun) -> float | None:
+    """Seconds of one optimizer step: published, or derived from tokens or samples per second. None without
+    either."""
+    seconds = run.number("step_time_s")
+    if seconds:
+        return seconds
+    gpus, length = run.count("n_gpus"), run.count("seq_len")
+    micro_batch, steps = run.count("micro_batch"), run.count("grad_accum") or 1
+    replicas = (gpus or 0) // model_ranks_of(run)
+    total = run.count("global_batch") or replicas * (micro_batch or 0) * steps
+    if not (gpus and length and total):
+        return None
+    per_gpu = run.number("tokens_per_s_per_gpu") or (run.number("tokens_per_s") or 0.0) / gpus
+    if per_gpu:
+        return total * length / gpus / per_gpu
+    samples = run.number("samples_per_s")
+    return total / samples if samples else None
+
+
+def _measured_memory(run: PublishedRun) -> dict[str, int]:
+    """Bytes by kind: torch's peak allocated, active, reserved, or the device's used memory."""
+    columns = dict(_MEMORY_KINDS)
+    if run.text("status") != "oom" and "nvidia-smi" in run.text("mem_kind"):
+        columns["other"] = "device"
+    values = {kind: run.number(f"mem_{column}_gb") for column, kind in columns.items()}
+    return {kind: round(value * 1e9) for kind, value in values.items() if value}
+
+
+def _memory_kind(run: PublishedRun) -> str:
+    """The kind of memory figure for a row that publishes none: from `mem_kind`, or from the rules on its
+    source."""
+    text = complete_run(run).run.text("mem_kind")
+    words = {**_MEMORY_KINDS, "nvidia-smi": "device"}
+    return next((kind for word, kind in words.items() if word in text), "allocated")
+
+
+def _measured_fits(run: PublishedRun) -> bool | None:
+    return {"oom": False, "ok": True}.get(run.text("status"))

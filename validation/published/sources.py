@@ -1,0 +1,108 @@
+"""Knowledge about the sources of published runs beyond their columns: the rules of
+`published_sources.toml`, whose header defines how rules are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from validation.published.table import PublishedRun
+from zsim.dataclass import dataclass
+from zsim.reading import parse_toml
+from zsim.specs.experiment.overrides import set_dotted_key
+from zsim.specs.messages import validate_table
+
+_FILE = "published_sources.toml"
+
+
+_Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
+
+
+class SourceRule(BaseModel):
+    """One rule of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    why: str
+    when: dict[str, str]
+    unless: dict[str, str] = {}
+    cells: dict[str, str] = {}
+    changes: dict[str, bool | int | float | str | tuple[int, ...] | tuple[str, ...]] = Field(
+        default={}, alias="set"
+    )
+    assume: str | None = None
+
+    def applies(self, run: PublishedRun, kind: str) -> bool:
+        """Whether the rule is about the row. `kind` is the kind of its strategy, or "" before it is known."""
+        return all(_matches(run, kind, *condition) for condition in self.when.items()) and not any(
+            _matches(run, kind, *condition) for condition in self.unless.items()
+        )
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    rule: tuple[SourceRule, ...]
+
+
+def _matches(run: PublishedRun, kind: str, column: str, pattern: str) -> bool:
+    if column == "since":
+        return run.text("date") >= pattern
+    if column == "before":
+        return run.text("date") < pattern
+    text = {"source": run.source, "kind": kind}.get(column, run.text(column))
+    return re.search(pattern, text) is not None
+
+
+@cache
+def source_rules() -> tuple[SourceRule, ...]:
+    """The shipped rules, in order."""
+    text = (Path(__file__).parent / _FILE).read_text(encoding="utf-8")
+    return validate_table(parse_toml(text, _FILE), _FILE, _File).rule
+
+
+@dataclass(frozen=True)
+class CompletedRun:
+    """A row with the cells that the rules fill in."""
+
+    run: PublishedRun
+    assumptions: tuple[str, ...]
+    """The assumptions that these rules make."""
+
+
+def complete_run(run: PublishedRun) -> CompletedRun:
+    """The row with the torch release of `software` in the cell `torch`, and with the cells that the rules
+    fill in."""
+    release = re.search(r"torch (1\.\d+)", run.text("software"), re.IGNORECASE)
+    if release and not run.text("torch"):
+        run = _fill_cells(run, {"torch": release[1]})
+    assumptions: list[str] = []
+    for rule in source_rules():
+        if rule.cells and rule.applies(run, ""):
+            run = _fill_cells(run, rule.cells)
+            assumptions += [rule.assume] if rule.assume else []
+    return CompletedRun(run, tuple(assumptions))
+
+
+def _fill_cells(run: PublishedRun, cells: Mapping[str, str]) -> PublishedRun:
+    return replace(run, cells={**run.cells, **cells})
+
+
+def apply_rules(run: PublishedRun, data: dict[str, Any]) -> Iterable[str]:
+    """Set the rules' changes in the experiment's `data`. Returns the rules' assumptions."""
+    kind = str(data["strategy"]["kind"])
+    assumptions = []
+    for rule in source_rules():
+        if rule.changes and rule.applies(run, kind):
+            for key, value in rule.changes.items():
+                set_dotted_key(data, key, value)
+                if key.startswith("cluster."):
+                    set_dotted_key(data, f"{key.rpartition('.')[0]}.source", " ".join(rule.why.split()))
+            assumptions += [rule.assume] if rule.assume else []
+    return assumptions

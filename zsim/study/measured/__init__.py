@@ -1,0 +1,1 @@
+"""Tables of measured runs and zsim's predictions of them."""

@@ -1,0 +1,213 @@
+"""Tables of one's own measured runs, whose columns are keys of the experiment file.
+
+    row_id,source,model,cluster,nodes,training.micro_batch_size,strategy.kind,step_seconds,gpu_bytes,fits
+    llama-1,march,llama-3-8b,dgx-h100,4,2,fsdp2,1.93,51200000000,true
+
+A key is dotted, and its cell is written as `--set` takes it. An empty cell leaves its key out. Paths are
+relative to the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zsim.dataclass import dataclass
+from zsim.errors import InputError, NotSimulatedError
+from zsim.explain.work import step_work
+from zsim.specs.cluster.files import check_hardware_key
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import build_experiment, resolve_paths
+from zsim.specs.experiment.overrides import set_dotted_key
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
+from zsim.study.experiment_source import parse_setting
+from zsim.study.measured.csv_rows import check_names, read_csv_rows
+from zsim.study.measured.prediction import predict_job
+from zsim.study.measured.results import RowResult
+
+ROW_ID = "row_id"
+SOURCE = "source"
+OUTCOMES: Mapping[str, str] = {
+    "step_seconds": "seconds of an optimizer step",
+    "tokens_per_second_per_gpu": "the same as throughput, where there is no step_seconds",
+    "gpu_bytes": "the peak of the fullest GPU, as `peak_bytes.gpu.total` of --json",
+    "fits": "whether it ran: true, or false for out of memory",
+}
+"""The columns of outcomes and their meaning. Any of their cells may be empty."""
+_COLUMNS = (ROW_ID, SOURCE, *OUTCOMES)
+_PUBLISHED = frozenset(("n_layers", "n_gpus"))  # of tables in the columns of published runs
+_IN_FILES = ("model.", "cluster.", "gpu.", "strategy.config.")  # keys inside files that an experiment names
+_FLAGS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class ExperimentRun:
+    """One row of a table."""
+
+    row_id: str
+    source: str
+    experiment: Experiment
+    step_seconds: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    gpu_bytes: int | None = None
+    fits: bool | None = None
+
+
+def is_experiment_table(columns: Iterable[str]) -> bool:
+    """Whether a header line is that of a table of measured runs, and not of another kind."""
+    return {ROW_ID, "cluster"} <= set(columns)
+
+
+def is_published_table(columns: Iterable[str]) -> bool:
+    """Whether a header line is that of published runs, whose columns are not keys of the experiment file."""
+    return set(columns) >= _PUBLISHED
+
+
+def read_experiment_runs(path: Path) -> list[ExperimentRun]:
+    """The rows of a table, in order.
+
+    Raises InputError for a file that is no such table, an unknown column, a cell of another type than its
+    key's, and a row_id that is missing or stands there twice.
+    """
+    runs: dict[str, ExperimentRun] = {}
+    for where, cells in read_csv_rows(path, lambda columns: _check_columns(path, columns)):
+        run = _read_run(path, where, cells)
+        if run.row_id in runs:
+            raise InputError(f"{where}: row_id '{run.row_id}' stands there twice; expected one per row")
+        runs[run.row_id] = run
+    return list(runs.values())
+
+
+def predict_run(run: ExperimentRun) -> RowResult:
+    """zsim's prediction of a row, or the reason why the row is skipped."""
+    measured = RowResult(
+        run.row_id,
+        run.source,
+        "skipped",
+        measured_seconds=run.step_seconds,
+        measured_memory_bytes=run.gpu_bytes,
+        memory_kind="total",
+        measured_fits=run.fits,
+        measured_memory={} if run.gpu_bytes is None else {"total": run.gpu_bytes},
+    )
+    try:
+        job = resolve(run.experiment)
+    except InputError as error:  # an impossible shape
+        return replace(measured, reason=str(error))
+    measured = replace(measured, measured_seconds=_measured_seconds(run, job))
+    try:
+        return predict_job(measured, job)
+    except NotSimulatedError as error:
+        return replace(measured, reason=str(error))
+
+
+def _measured_seconds(run: ExperimentRun, job: Job) -> float | None:
+    """Seconds of one step: measured, or derived from the throughput. None without either."""
+    if run.step_seconds or not run.tokens_per_second_per_gpu:
+        return run.step_seconds
+    return step_work(job).tokens_per_gpu / run.tokens_per_second_per_gpu
+
+
+# -- columns ----------------------------------------------------------------------------------------------
+
+
+def _check_columns(path: Path, columns: list[str]) -> None:
+    if is_published_table(columns):
+        raise InputError(
+            f"{path.name}: has the columns of published runs, not keys of the experiment file; in the source "
+            f"checkout `python -m validation.published {path}` predicts it"
+        )
+    check_names(path.name, columns)
+    for column in columns:
+        if column not in _COLUMNS:
+            _check_key(path.name, column)
+    if ROW_ID not in columns:
+        raise InputError(
+            f"{path.name}: no column {ROW_ID}; expected a CSV table of measured runs with a header line: "
+            f"{ROW_ID}, keys of the experiment file, and outcomes ({', '.join(OUTCOMES)})"
+        )
+
+
+def _check_key(name: str, column: str) -> None:
+    """Raise InputError, with the nearest key, unless the column is a key of the experiment file."""
+    segments = column.split(".")
+    if segments[0] in ("cluster", "gpu") and len(segments) > 1:
+        check_hardware_key(column, f"{name}: ")
+        return
+    index = first_unknown_segment(segments, Experiment)
+    if index is None:
+        return
+    key, options = segments[index], keys_at(segments[:index], Experiment)
+    hint = nearest_key(key, None, options if index else [*options, *_COLUMNS], Experiment)
+    expected = "a key of the experiment file, dotted (training.micro_batch_size), or one of "
+    raise InputError(
+        f"{name}: unknown column '{column}'{hint or f'; expected {expected}' + ', '.join(_COLUMNS)}"
+    )
+
+
+# -- cells ------------------------------------------------------------------------------------------------
+
+
+def _read_run(path: Path, where: str, cells: Mapping[str, str]) -> ExperimentRun:
+    if not cells[ROW_ID]:
+        raise InputError(f"{where}: no {ROW_ID}; expected a name of the row")
+    settings = dict(
+        parse_setting(f"{column}={text}") for column, text in cells.items() if text and column not in _COLUMNS
+    )
+    return ExperimentRun(
+        cells[ROW_ID],
+        cells.get(SOURCE) or path.stem,
+        _experiment(path.parent, where, settings),
+        _number(where, cells, "step_seconds"),
+        _number(where, cells, "tokens_per_second_per_gpu"),
+        _count(where, cells, "gpu_bytes"),
+        _flag(where, cells, "fits"),
+    )
+
+
+def _experiment(folder: Path, where: str, settings: Mapping[str, Any]) -> Experiment:
+    data: dict[str, Any] = {}
+    in_files = {key: value for key, value in settings.items() if key.startswith(_IN_FILES)}
+    try:
+        for key, value in settings.items():
+            if key not in in_files:
+                set_dotted_key(data, key, value)
+        return build_experiment(resolve_paths(data, folder), in_files, origin=where)
+    except NotSimulatedError:
+        raise
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(where) else f"{where}: {text}") from None
+
+
+def _number(where: str, cells: Mapping[str, str], column: str) -> float | None:
+    """The cell as a number, or None if it is empty. Raises InputError for anything else."""
+    text = cells.get(column, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value <= 0:
+        raise InputError(f"{where}: column '{column}': found {text!r}, expected a number above 0, or nothing")
+    return value
+
+
+def _count(where: str, cells: Mapping[str, str], column: str) -> int | None:
+    value = _number(where, cells, column)
+    if value is not None and value != int(value):
+        raise InputError(f"{where}: column '{column}': found {cells[column]!r}, expected a whole number")
+    return None if value is None else int(value)
+
+
+def _flag(where: str, cells: Mapping[str, str], column: str) -> bool | None:
+    text = cells.get(column, "")
+    if text and text.lower() not in _FLAGS:
+        raise InputError(f"{where}: column '{column}': found {text!r}, expected true, false or nothing")
+    return _FLAGS.get(text.lower())

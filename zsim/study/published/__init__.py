@@ -1,1 +1,0 @@
-"""Tables of published runs and zsim's predictions of them."""
