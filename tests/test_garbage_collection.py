@@ -62,7 +62,7 @@ one = Loud()
 one.cycle = one
 del one
 """
-    for end, printed in (("", "collected\n"), ("garbage_collection.skip_at_exit()", "")):
+    for end, printed in (("", "collected\n"), ("garbage_collection.freeze_at_exit()", "")):
         run = subprocess.run([sys.executable, "-c", code + end], capture_output=True, text=True, check=True)
         assert run.stdout == printed
 
