@@ -81,9 +81,8 @@ class Job:
 
     @property
     def nodes_per_domain(self) -> int:
-        """The nodes that the job has in each NVLink domain it fills: a domain's, or those of a segment."""
-        link = self.cluster.node_link
-        return link.segment(self.num_nodes) if self.placement.is_plain else link.nodes_per_domain
+        """See `Placement.nodes_per_domain`."""
+        return self.placement.nodes_per_domain(self.cluster.node_link)
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.cluster import Cluster, NodeLink
 from zsim.specs.topology.node_types import listed_nodes
 
 Count = Annotated[int, Field(gt=0, strict=True)]
@@ -117,6 +117,10 @@ class Placement:
     def is_plain(self) -> bool:
         """Whether the job fills the first nodes of its fabric evenly, so that rank r is on slot r."""
         return self.nodes == tuple(range(self.fabric_nodes)) and len(set(self.gpus)) == 1
+
+    def nodes_per_domain(self, link: NodeLink) -> int:
+        """The nodes that the job has in each NVLink domain it fills: a domain's, or those of a segment."""
+        return link.segment(self.fabric_nodes) if self.is_plain else link.nodes_per_domain
 
     def slots(self, gpus_per_node: int) -> Ints:
         """The slot of every rank in a fabric that uses `gpus_per_node` GPUs of every node."""

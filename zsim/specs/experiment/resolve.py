@@ -254,9 +254,7 @@ def _apply_expert_degrees(
         training.micro_batch_tokens,
         placement.gpus_per_node,
         expert_replicas(table),
-        layout.full_cluster.node_link.segment(placement.fabric_nodes)
-        if placement.is_plain
-        else layout.full_cluster.node_link.nodes_per_domain,
+        placement.nodes_per_domain(layout.full_cluster.node_link),
     )
     if deepspeed is not None:
         check_experts(deepspeed, split, parallelism)
