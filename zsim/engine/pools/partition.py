@@ -136,10 +136,8 @@ class PoolRuns:
     """The memory before the next run, of unlimited capacity."""
     first_input: tuple[PoolEvents, Ints, int]
     later_input: tuple[PoolEvents, Ints, int]
-    expects_repeats: bool = False
-    """Whether the blocks of one of a model's equal blocks are free again before the next ones, or soon after,
-    so that repeats are looked for.
-    """
+    expects_repeats: bool = True
+    """Whether repeats are looked for. Without them every change is made, with the same result."""
     runs: list[PoolRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -228,7 +226,7 @@ class ProgramPartition:
             first = self._run_input(
                 self.first_changes, self.first_changes.unprotected, self.first_changes.unprotected.positions
             )
-        return PoolRuns(initial.memory.copy(UNLIMITED), first, later, expects_repeats=True)
+        return PoolRuns(initial.memory.copy(UNLIMITED), first, later)
 
     def protected_positions(self, issue: Sequence[float], ended: Sequence[float]) -> tuple[Ints, Ints]:
         """The positions of the changes in pools with protected blocks, in the first run and in later runs, at
@@ -245,7 +243,7 @@ class ProgramPartition:
         first = later
         if self.first_changes is not self.later_changes:
             first = self._run_input(self.first_changes, self.first_changes.protected, positions[0])
-        return PoolRuns(initial.memory.copy(UNLIMITED), first, later, expects_repeats=True)
+        return PoolRuns(initial.memory.copy(UNLIMITED), first, later)
 
     def _run_input(
         self, changes: PartitionedChanges, events: PoolEvents, positions: Ints
