@@ -4,7 +4,6 @@ other, and only five packages know the clock."""
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import networkx
@@ -12,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "zsim"
 FLOOR = {
-    "errors": -1, "dataclass": -1,
+    "errors": -1,
     "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
     "extras": 0, "garbage_collection": 0, "memo": 0,
     "specs": 1, "trace": 1, "validated": 1,
@@ -32,7 +31,6 @@ FLOOR = {
 _READ = {
     "errors",
     "arrays",
-    "dataclass",
     "dtypes",
     "units",
     "files",
@@ -137,14 +135,6 @@ def test_the_rules_above_refuse_what_they_should() -> None:
     assert not may_import("report", "comparison")
     assert may_import("engine", "plan")
     assert may_import("cli", "report")
-
-
-def test_dataclasses_are_those_that_make_their_methods_late() -> None:
-    """`zsim.dataclass`: 0.2 s of every start, and classes of both kinds do not inherit from each other. One
-    that is ordered is the standard library's."""
-    pattern = re.compile(r"^from dataclasses import .*\bdataclass\b", re.MULTILINE)
-    found = {str(path.relative_to(ROOT)) for path in FILES if pattern.search(path.read_text())}
-    assert found == {"study/tune/search.py"}
 
 
 def test_no_file_is_longer_than_a_person_reads() -> None:

@@ -40,7 +40,6 @@ ALLOWED = {
     ("specs/capture/load.py", "importlib"): "the function of the user's own that --model or Python names",
     ("specs/formats/topology/nccl_xml.py", "xml.etree"): "a type alone; defusedxml reads",
     ("study/check/junit.py", "xml.etree"): "it writes",
-    ("dataclass.py", "exec"): "the methods of zsim's own classes, of the names of their fields",
 }  # fmt: skip
 
 

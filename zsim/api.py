@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zsim import garbage_collection
-from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step

@@ -7,7 +7,7 @@ runtime/config_utils.py), and the C++ names that older profilers write.
 
 from __future__ import annotations
 
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

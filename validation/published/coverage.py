@@ -5,10 +5,10 @@ others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import exp, expm1
 from statistics import fmean, median
 
-from zsim.dataclass import dataclass
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, exclude_source
 from zsim.validated.validation import Validation, validation_of

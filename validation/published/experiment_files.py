@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from validation.published.job import RowExperiment, row_experiment, row_job
 from validation.published.predict import measured_seconds
 from validation.published.table import PublishedRun
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.files import make_folder, write_atomically
 from zsim.specs.formats.toml import experiment_toml

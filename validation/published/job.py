@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from validation.published.cluster import attention_variant, cluster_preset, cluster_table, complete_cluster
@@ -17,7 +18,6 @@ from validation.published.sources import apply_rules, complete_run
 from validation.published.strategy import merge_stage, strategy_table
 from validation.published.table import PublishedRun
 from zsim.cost.kernels.update import OptimizerImplementation
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import Job

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.validated.errors import BROADER_CELL_WEIGHT, LEVEL, quantiles
 from zsim.validated.features import ALLOCATOR
 from zsim.validated.ratios import ALLOCATOR_SHORT, KINDS, SETTINGS, SEVERAL_SETTINGS, bound_of, kind_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from validation.published.table import PublishedRun
-from zsim.dataclass import dataclass
 from zsim.reading import parse_toml
 from zsim.specs.experiment.overrides import set_dotted_key
 from zsim.specs.messages import validate_table

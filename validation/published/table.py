@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.study.measured.csv_rows import check_names, read_csv_rows
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.calibrate.kernel_fits import fit_gpu
 from zsim.calibrate.link_fits import fit_cluster
 from zsim.calibrate.measurements import Measurements
 from zsim.calibrate.robust_fit import CurveFit
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.formats.toml import toml_text

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 
 GIB = float(2**30)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.extras import require
 
 Predict = Callable[[Mapping[str, float]], Sequence[float]]

@@ -6,12 +6,12 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.files import check_file, check_folder, make_folder, write_atomically
 

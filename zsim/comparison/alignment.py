@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
 
 MAX_EDITS = 1_000  # maximum; two sequences with more edits are unrelated
 _MAX_DISTANCE = 16  # maximum of places by which a call may have moved and still count as the same

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zsim.dataclass import dataclass
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.report.views.meanings import span_meaning
 from zsim.trace.trace import COLLECTIVES, Trace

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from zsim.comparison.op_classes import (
 from zsim.comparison.op_times import waiting_seconds
 from zsim.comparison.plan_check import PlanCheck
 from zsim.comparison.verdict import Metric, Tolerances, judge
-from zsim.dataclass import dataclass
 from zsim.report.breakdown import compute_stream, step_breakdown
 from zsim.report.traffic import overlap_fraction
 from zsim.report.views.meanings import BREAKDOWN

@@ -7,13 +7,13 @@ exact), the clock check (times, with tolerances) and the memory check (bytes, wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.comparison.clock_check import ClockCheck
 from zsim.comparison.memory_check import MemoryCheck
 from zsim.comparison.plan_check import PlanCheck
 from zsim.comparison.verdict import Metric, Tolerances, Verdict, overall_verdict
-from zsim.dataclass import dataclass
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.validation import format_range

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zsim.comparison.verdict import Metric, Tolerances, judge
-from zsim.dataclass import dataclass
 from zsim.report.memory import DEVICES, Ledger
 from zsim.report.views.meanings import MEMORY
 from zsim.trace.trace import MemoryEvents, Trace

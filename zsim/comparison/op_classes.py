@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from zsim.arrays import Floats, Ints
 from zsim.comparison.alignment import align
 from zsim.comparison.op_times import op_seconds
 from zsim.comparison.plan_check import PlanCheck
-from zsim.dataclass import dataclass
 from zsim.report.views.meanings import COMPUTE_KINDS, span_meaning
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 from zsim.units import format_bytes, format_seconds

@@ -14,14 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
 from zsim.comparison.alignment import Alignment, align
 from zsim.comparison.calls import Call, has_shared_names, mask_numbers
 from zsim.comparison.verdict import Verdict
-from zsim.dataclass import dataclass
 
 _FIELDS = ("kind", "bytes", "dtype", "group_size", "group_stride", "module")
 _MAX_WORDS = 2  # maximum of positions named in a line on several calls

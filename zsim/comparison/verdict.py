@@ -8,10 +8,9 @@ or a match. Such a figure is `inconclusive`: it neither fails a check nor passes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.trace.trace import Trace
 

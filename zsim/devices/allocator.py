@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
 
-from zsim.dataclass import dataclass
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.plan.memory.tensors import TensorChange, TensorColumns
 

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from zsim.dataclass import dataclass
 
 MIN_BLOCK = 512
 SMALL_SIZE = 2**20

@@ -8,12 +8,12 @@ all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.devices.sockets import Shares, Sockets, sockets_of
 from zsim.specs.topology.topology import Topology
 

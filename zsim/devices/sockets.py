@@ -7,8 +7,8 @@ from one socket to another leaves the first over its outgoing links and enters t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 
 Shares = Sequence[float]  # part of something on each socket, in order

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
-from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, AllocatorChanges, AllocatorCounts
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
 from zsim.engine.pools.partition import PoolRuns, ProgramPartition, peak_active_bytes

@@ -8,12 +8,11 @@ counted, because the other jobs are not in their steady state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import simpy
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_concurrent_classes
 from zsim.engine.prepare import PreparedJob, prepare

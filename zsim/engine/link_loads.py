@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.engine.prepare import prepare
 from zsim.engine.simulate import Outcome
 from zsim.fabric.fabric import Fabric

@@ -25,13 +25,12 @@ times the difference between 3 p and 2 p, where n is a multiple. Schedules that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import floor
 
 import numpy as np
 
-from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, isolated_seconds, simulate_job
 from zsim.errors import NotSimulatedError
 from zsim.plan.builder import COMPUTE

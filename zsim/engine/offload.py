@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 
-from zsim.dataclass import dataclass
 from zsim.devices.host import add_drives, add_host, copy_usage, drive_usage, host_work_usage
 from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.errors import InputError

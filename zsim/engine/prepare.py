@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import simpy
@@ -11,7 +12,6 @@ from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
-from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload

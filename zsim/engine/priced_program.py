@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from zsim.arrays import Ints, factorize
 from zsim.cost.kernels.kernel import Kernel
-from zsim.dataclass import dataclass
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import are_compute, op_columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import compress
 from typing import NamedTuple
@@ -10,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.simulated_rank import SimulatedRank, worked_seconds
 from zsim.plan.columns import are_compute, memory_columns, op_columns

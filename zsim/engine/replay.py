@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import simpy
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.engine.simulated_rank import SimulatedRank, worked_seconds

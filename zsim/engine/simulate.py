@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import simpy
 
 from zsim import garbage_collection
 from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
-from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator
 from zsim.engine.allocation import Allocation, SteadyAllocator, has_room_at, make_allocator, steady_state
 from zsim.engine.concurrent_jobs import ConcurrentJob, run_concurrently

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.cost.rates.host_calls import HostCosts, host_seconds, shipped_host_costs
-from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import Plan, Program

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, resimulate_seconds, simulate_job
 from zsim.explain.host_range import HostRange, host_range
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint

@@ -7,13 +7,12 @@ algorithm and protocol of each communicator separately, so the choice goes by th
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple
 
 from zsim.arrays import Bools, Floats
 from zsim.cost.collectives.rounds import Rounds
-from zsim.dataclass import dataclass
 from zsim.fabric.aggregate import Usage
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape
 from zsim.fabric.algorithms.rings import ExtraRoundSeconds

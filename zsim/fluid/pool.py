@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -18,7 +19,6 @@ import simpy
 from simpy.events import EventPriority
 
 from zsim.cost.sharing import progressive_filling, unshared_rates
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, StuckError, did_you_mean
 
 _FLOW_KEYS = ("route", "size_bytes", "start_seconds", "latency_seconds")

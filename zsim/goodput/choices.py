@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.save_costs import STATED_KEYS

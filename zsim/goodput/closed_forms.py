@@ -16,9 +16,9 @@ few runs is too good, and says so with too small a standard error.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from statistics import fmean
 
-from zsim.dataclass import dataclass
 from zsim.goodput.runs import Runs
 from zsim.goodput.scenario import Cause, Failures, Scenario
 

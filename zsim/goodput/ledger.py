@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
-from zsim.dataclass import dataclass
+from dataclasses import dataclass, field
 
 BINS = (
     "checkpoints", "evaluation", "detection", "restart", "recomputation", "waiting", "planned", "degraded",

@@ -8,10 +8,11 @@ keeps the last common parameters in host memory, from where they come and to whe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from zsim.api import Result
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.fabric.idle import idle_seconds
 from zsim.goodput.checkpoints.formats import dcp_layout

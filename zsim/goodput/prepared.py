@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict
 
 from zsim import garbage_collection
 from zsim.api import Result
-from zsim.dataclass import dataclass
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.explain.report_of import report_of_step

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from zsim.dataclass import dataclass
 from zsim.goodput.ledger import PhaseTime, RunLedger
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.training_run import TrainingRun

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from statistics import fmean, stdev
 
-from zsim.dataclass import dataclass
 from zsim.goodput.ledger import BINS, RunLedger
 from zsim.goodput.run_parts import combine_parts
 from zsim.goodput.scenario import Scenario

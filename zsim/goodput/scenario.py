@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from zsim.dataclass import dataclass
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.specs.experiment.run.failures import FailureLaw
 from zsim.specs.experiment.run.recovery import RecoveryPolicy

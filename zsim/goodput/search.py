@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zsim.dataclass import dataclass
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.closed_forms import best_work_seconds
 from zsim.goodput.run_parts import MIN_PART_FACTOR, longest_delay_seconds, pilot_of

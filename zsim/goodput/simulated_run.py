@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.choices import ModeChoice, SpareChoice
 from zsim.goodput.closed_forms import estimate_repairs

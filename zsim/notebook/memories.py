@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.report.memory import Remedy
 from zsim.report.memory_profile import Holder, holders

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.report.views.displayable import Displayable, DisplayableList, Figures
 from zsim.report.views.html.figure import Figure

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.report.views.displayable import DisplayableList, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout

@@ -10,14 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import unique
-from zsim.dataclass import dataclass
 from zsim.errors import StuckError
 from zsim.plan.columns import memory_columns, op_columns, owner_change_indices
 from zsim.plan.ops import Category, Collective, Device, Op, Plan, PointToPoint, Program

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim import garbage_collection
-from zsim.dataclass import dataclass
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.megatron.buffer import placeholders

@@ -8,13 +8,13 @@ source says enough about are left out (docs/report.md names them).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.columns import memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory, resident_bytes

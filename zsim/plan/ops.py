@@ -15,7 +15,7 @@ reuse it before op `until` has ended, but when it runs short it waits for that o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, get_args
@@ -24,7 +24,6 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
-from zsim.dataclass import dataclass
 from zsim.memo import Memo
 from zsim.plan.pipeline.schedules import Action
 from zsim.plan.recorded.work import RecordedWork

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 
 from zsim.arrays import Ints
 from zsim.cost.kernels.shapes import WorkOptions
-from zsim.dataclass import dataclass
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Group
 from zsim.plan.workload.context.streams import HEADS, RING

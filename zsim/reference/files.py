@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.aliases import NETWORK_ALIASES
 from zsim.specs.cluster.cluster import Cluster

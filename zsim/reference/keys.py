@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.reference.files import FILES, Schema, schema_of
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, NAMES

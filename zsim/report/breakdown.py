@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
@@ -23,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints, factorize
-from zsim.dataclass import dataclass
 from zsim.report.views.meanings import COMPUTE_KINDS, waiting_cause
 from zsim.report.waits import CAUSES, HOST, INDEX_OF_CAUSE, Waits
 from zsim.trace.trace import SpanInfos, Trace

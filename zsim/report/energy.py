@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from zsim.cost.rates.power import GpuActivity, energy_joules
-from zsim.dataclass import dataclass
 from zsim.report.breakdown import Breakdown
 from zsim.specs.cluster.gpu import Power
 from zsim.specs.experiment.run_cost import CostTable

@@ -6,8 +6,8 @@ Also the moments besides the job's step: notes on them, and the one that breaks 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.plan.moments import BUILDING, FIRST_FORWARD, FIRST_UPDATE, JobMoment
 from zsim.report.report import Report
 from zsim.report.views.text.sentences import missing_memory

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from zsim.dataclass import dataclass
 from zsim.report.breakdown import step_breakdown
 from zsim.report.pipeline.bubbles import Bubbles
 from zsim.report.views.meanings import COMPUTE_KINDS

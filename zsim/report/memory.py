@@ -7,6 +7,7 @@ draw the same levels at the time when the compute stream reached them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from zsim.arrays import Floats, Ints, factorize
-from zsim.dataclass import dataclass
 from zsim.plan.ops import CATEGORIES
 from zsim.trace.trace import Labels, MemoryEvents
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.plan.memory.peaks import (
     MemoryKey,
     bytes_per_key,

@@ -9,8 +9,8 @@ at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.report.breakdown import Breakdown
 from zsim.trace.trace import Trace, kind_mask
 

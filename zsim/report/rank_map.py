@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.specs.strategy.mesh import Mesh
 
 _MAX_NODES = 8

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.plan.moments import JobMoment
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.content import collective_content, plain

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.report.content import plain
 from zsim.units import format_bytes, format_flops, format_rate, format_seconds
 

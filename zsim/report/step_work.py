@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
 
 _SHOWN = 0.1  # of the model's FLOPs
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.report.waits import HOST, NO_WAITS, Waits
 from zsim.trace.trace import COLLECTIVES, SpanInfos, Trace, kind_mask

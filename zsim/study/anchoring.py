@@ -10,10 +10,10 @@ estimated from pairs of published runs that differ in the same settings.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.api import Result
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.experiment.tables import Experiment

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.api import simulate
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu

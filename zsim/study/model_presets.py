@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import expm1
 from typing import Any
 
 from zsim.cost.flops import active_numel
-from zsim.dataclass import dataclass
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.huggingface import load_model, read_model_config
 from zsim.specs.model.spec import Attention, ModelSpec

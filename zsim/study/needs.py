@@ -9,11 +9,10 @@ are no more than `tolerance` of the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zsim.cost.rates.cpu_optimizer import optimizer_bytes_per_second, thread_share
-from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.make import make_plan

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.trace.trace import Trace
 
 DIRECTIONS = ("read", "write")

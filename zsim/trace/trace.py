@@ -7,13 +7,12 @@ so a trace of a thousand ranks stays small.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.extras import require
 from zsim.memo import Memo
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from zsim import garbage_collection
-from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants

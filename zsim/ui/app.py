@@ -6,12 +6,11 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.animation import show_animation

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.model.spec import ModelSpec

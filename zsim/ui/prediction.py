@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants

@@ -7,14 +7,13 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from zsim.comparison.compare import compare
 from zsim.comparison.views.figures import twin_timeline
-from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.errors import InputError
 from zsim.report.breakdown import step_breakdown

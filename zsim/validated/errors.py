@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.validated.features import KERNELS, Features
 from zsim.validated.runs import ValidatedRun, ValidatedRuns
 

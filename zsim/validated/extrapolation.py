@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log2, sqrt
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, ValidatedRuns
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-
-from zsim.dataclass import dataclass
 
 ALLOCATOR, OFFLOADING, NETWORK, HOST, KERNELS = (
     "the allocator",

@@ -20,7 +20,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from math import log
 from typing import Literal
@@ -28,7 +28,6 @@ from typing import Literal
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.validated.errors import BROADER_CELL_WEIGHT, weights_by_source
 from zsim.validated.runs import PRESETS
 

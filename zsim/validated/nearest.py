@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, expm1, log2
 
-from zsim.dataclass import dataclass
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, validated_runs
 

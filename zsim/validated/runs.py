@@ -9,7 +9,7 @@ import csv
 import io
 import tomllib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +18,6 @@ import numpy as np
 
 from zsim import garbage_collection
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.validated.features import NUM_CELLS, Features
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"

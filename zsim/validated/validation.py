@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, expm1, hypot, log
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.validated.errors import FIRST_DISSIMILAR_CELL, broader_cell, estimate_interval
 from zsim.validated.extrapolation import extrapolations, widening_factor
 from zsim.validated.features import Features

@@ -6,9 +6,9 @@ Every command and page takes its word, its exit code and its probability from he
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from zsim.dataclass import dataclass
 from zsim.validated.memory import MemoryErrors, shipped_errors
 
 Word = Literal["fits", "fits barely", "runs short", "does not fit"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, expm1
 
-from zsim.dataclass import dataclass
 from zsim.validated.errors import (
     FIRST_DISSIMILAR_CELL,
     MIN_SOURCES,

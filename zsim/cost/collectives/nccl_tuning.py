@@ -14,8 +14,8 @@ inside, which its search raises for trees to twice what they have between nodes 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 
 _PROTOCOLS = ("ll", "ll128", "simple")

@@ -40,10 +40,10 @@ MiB, LL128 576,000 bytes of data, LL 32 KiB.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
-from zsim.dataclass import dataclass
 from zsim.errors import NotSimulatedError
 
 _KIB = 1024

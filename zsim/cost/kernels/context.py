@@ -16,7 +16,7 @@ s/(2c). Rank c - 1, of the two middle chunks, has the most, and the others wait 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.attention import (
     LOGSUMEXP_BYTES,
@@ -27,7 +27,6 @@ from zsim.cost.kernels.attention import (
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.score_blocks import ScoreBlock
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Attention, ContextSharding
 
 

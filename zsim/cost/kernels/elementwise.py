@@ -34,11 +34,10 @@ transformers' eager code the bytes alone are counted.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Attention
 
 

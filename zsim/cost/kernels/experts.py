@@ -5,14 +5,13 @@ See [Note: rows that move] of moved_rows.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.moved_rows import RowPasses, move_cost
 from zsim.cost.kernels.quantised_rows import computed_rows, is_grouped_fp8, padding_copies
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Module
 

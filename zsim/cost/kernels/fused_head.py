@@ -12,12 +12,13 @@ Neglected: the host reads the number of labels that count (`.item()`), once per 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.modules import gemm
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import accumulate_kernels, scale_kernels
 from zsim.cost.memory.tensors import ModuleTensors
-from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Linear, Loss, Module
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from zsim.dataclass import dataclass
 
 Layout = Literal["nt", "nn", "tn"]
 KernelKind = Literal[

@@ -66,9 +66,9 @@ of a GPU's file). What torch.compile makes of them was not timed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from zsim.cost.kernels.shapes import WorkOptions
-from zsim.dataclass import dataclass
 from zsim.specs.model.experts import Rearrange
 
 

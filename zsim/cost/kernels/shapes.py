@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Linear, Module
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, TrainingConfig

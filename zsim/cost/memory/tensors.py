@@ -7,6 +7,7 @@ Bytes that no rule covers stay one tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from zsim.cost.kernels.adapters import product_type
 from zsim.cost.kernels.attention import (
@@ -33,7 +34,6 @@ from zsim.cost.memory.experts import (
 )
 from zsim.cost.memory.saved import saved_bytes_per_score, score_bytes
 from zsim.cost.memory.traced import traced_backward_tensors, traced_forward_tensors, traced_saved_tensors
-from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm
 from zsim.specs.model.traced import TracedModule
 

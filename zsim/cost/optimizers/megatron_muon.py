@@ -19,12 +19,11 @@ large as the side that is not cut, whichever is longer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.optimizers.muon import iteration_kernels
-from zsim.dataclass import dataclass
 from zsim.specs.strategy.megatron_muon import MuonOrthogonalization, TensorMode
 
 FP32, BF16 = 4, 2

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
 from typing import Self
-
-from zsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

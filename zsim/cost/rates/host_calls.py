@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from zsim.dataclass import dataclass
 from zsim.resources import PRESETS
 from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.files import read_toml

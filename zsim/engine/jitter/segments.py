@@ -6,13 +6,12 @@ A run without jitter gives the seconds of each segment once it can start. The pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.jitter.draw import sigma_of_sum
 from zsim.engine.prepare import PreparedJob

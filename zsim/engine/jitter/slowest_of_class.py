@@ -20,13 +20,12 @@ out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.jitter.draw import lognormal
 from zsim.engine.jitter.segments import JitterSegment, read_segments, typical_sigma

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.prepare import PreparedJob, Seconds
 from zsim.engine.priced_program import scale_seconds

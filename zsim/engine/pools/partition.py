@@ -12,13 +12,12 @@ driver had room for all if it has room for what both groups reserve at the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import compress
 
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, AllocatorChanges
 from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, PoolName
 from zsim.engine.pools.replay import FREE, PoolEvents, PoolReplay, zeros_per_tensor

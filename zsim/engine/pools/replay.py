@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.engine.pools.repeats import Repeat, find_repeats
 

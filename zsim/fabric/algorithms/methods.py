@@ -7,7 +7,7 @@ all-reduces halve their traffic in the switch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zsim.cost.collectives.rounds import (
@@ -20,7 +20,6 @@ from zsim.cost.collectives.rounds import (
     ring_rounds,
     tree_rounds,
 )
-from zsim.dataclass import dataclass
 from zsim.plan.ops import Collective, SplitSizes
 from zsim.specs.cluster.collectives import LIBRARIES, AlgorithmName, CollectiveCosts, ProtocolCosts
 from zsim.specs.model.op_specs import ExchangeLibrary

@@ -7,12 +7,12 @@ Whoever asks decides what to sum: bytes per link, bytes weighted by the sender's
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.specs.topology.topology import Topology
 
 

@@ -15,11 +15,11 @@ fluid models it is called exact lumping.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints, SplitMix64
-from zsim.dataclass import dataclass
 from zsim.fabric.algorithms.link_usage import shape_traffic
 from zsim.fabric.algorithms.methods import CallKind, Shape, call_kind, methods
 from zsim.fabric.algorithms.rings import domains_of, partition_by_pattern

@@ -46,11 +46,12 @@ unless another process writes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from zsim.api import Result
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint

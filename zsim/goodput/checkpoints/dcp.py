@@ -28,12 +28,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.goodput.checkpoints.pickled import VALUE_BYTES, PickledFile, archive_bytes
 from zsim.goodput.checkpoints.saved import SavedFile, SavedFiles
 from zsim.goodput.checkpoints.tensors import (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zsim.api import Result
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.engine.simulator import Simulator
 from zsim.fabric.idle import idle_seconds
 from zsim.goodput.checkpoints.rates import SavingRates

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 
 COLUMNS = ("file", "rank", "parameters_bytes", "optimizer_states_bytes", "overhead_bytes", "bytes")
 

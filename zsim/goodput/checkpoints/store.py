@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.specs.experiment.run.storage import StorageTable
 
 _CLASSES = 64  # ranks with about as many bytes move together

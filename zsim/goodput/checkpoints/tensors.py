@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.plan.make import stages_of
 from zsim.plan.pipeline.lowering import ranks_of
 from zsim.specs.experiment.job import Job

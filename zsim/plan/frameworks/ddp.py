@@ -18,8 +18,8 @@ embeddings use their fp32 weights directly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks

@@ -5,9 +5,9 @@ imported when its constructor is called, because a run needs only one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zsim.dataclass import dataclass
 from zsim.plan.hooks import Hooks
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

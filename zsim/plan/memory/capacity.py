@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.plan.memory.communicators import communicator_bytes, least_communicator_bytes
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.node_types import gpu_of

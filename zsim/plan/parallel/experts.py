@@ -23,9 +23,8 @@ the ranks first agree on the capacity, which the host reads. transformers, kempn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.plan.parallel.adapters import add_adapters
 from zsim.plan.parallel.expert_modules import (
     pad_quantised_products,

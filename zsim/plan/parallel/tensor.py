@@ -26,9 +26,8 @@ norms are not cut, and the head's outputs are gathered (DeepSpeed 0.19.8 module_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.plan.parallel.adapters import shard_adapter
 from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
 from zsim.specs.model.adapters import is_adapter_part

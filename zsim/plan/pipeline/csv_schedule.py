@@ -10,10 +10,10 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from io import StringIO
 from typing import cast, get_args
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.plan.pipeline.schedules import Action, Kind, Order, Overlap, actions_of
 

@@ -6,7 +6,8 @@ Source: `forward_backward_pipelining_without_interleaving` of Megatron-Core 0.16
 
 from __future__ import annotations
 
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
+
 from zsim.plan.pipeline.schedules import Action, MessageCall, Step
 
 

@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zsim.dataclass import dataclass
 from zsim.plan.recorded.work import HostCall
 from zsim.trace.trace import SpanInfo
 

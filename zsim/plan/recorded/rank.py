@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.plan.ops import Op, Program
 from zsim.plan.passes.repeated_step import repeat_program
 from zsim.plan.recorded.work import RecordedWork

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from zsim.dataclass import dataclass
 from zsim.trace.trace import SpanInfo
 
 

@@ -24,11 +24,11 @@ after.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
 
 from zsim.cost.kernels.losses import log_probabilities, metric_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.dataclass import dataclass
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Kernels
 from zsim.plan.shared.host_reads import read_scalar

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from zsim.cost.kernels import modules as work
 from zsim.cost.memory import activations as footprint
 from zsim.cost.memory.tensors import ModuleTensors, module_tensors, remove_bytes, split_into_tensors
-from zsim.dataclass import dataclass
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued_work import IssuedWork, backward_of, forward_of, launches_of, num_launches
 from zsim.plan.workload.product_pieces import gathered_input

@@ -7,14 +7,13 @@ per unique module: a thousand layers of one shape share it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from zsim.cost.kernels.fused_head import fused_head, head_index
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
-from zsim.dataclass import dataclass
 from zsim.memo import Memo
 from zsim.plan.ops import Kernels
 from zsim.plan.shared.trainer_logs import MetricLog, metric_log

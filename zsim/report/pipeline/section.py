@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.plan.node_types import pipeline_rank_of
 from zsim.plan.ops import Plan
 from zsim.report.breakdown import Breakdown, step_breakdown

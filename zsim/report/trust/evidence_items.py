@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.report.critical.causes import cause_meaning
 from zsim.report.report import Report
 from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence

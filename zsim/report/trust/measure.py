@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.report.trust.evidence_items import EvidenceItem
 
 MICROBENCH = "python -m validation.microbench --out microbench.json"

@@ -5,10 +5,10 @@ measurements to make.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.report.report import Report
 from zsim.report.trust.evidence_items import EvidenceItem, evidence_items, fraction_by_grade

@@ -6,7 +6,7 @@ tests/report/test_colours.py measures both.
 
 from __future__ import annotations
 
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from zsim.dataclass import dataclass
 from zsim.specs.capture.formula_matcher import FormulaMatch, FormulaMatcher
 from zsim.specs.capture.groups import OperatorGroup
 from zsim.specs.capture.kernels import kernels, traced

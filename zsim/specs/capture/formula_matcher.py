@@ -8,9 +8,9 @@ gradient, and attention is causal over the whole sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.specs.capture.groups import OperatorGroup
 from zsim.specs.capture.recording import ModuleRecording, Operator, Use
 from zsim.specs.model.spec import (

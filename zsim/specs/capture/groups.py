@@ -8,9 +8,8 @@ together take most memory. A gradient that arrives from another site counts wher
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from zsim.dataclass import dataclass
 from zsim.specs.capture.recording import ModuleRecording, Operator, Storage
 from zsim.specs.model.traced import Extent
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.capture.assembly import ModuleAssembler
 from zsim.specs.capture.formula_matcher import FormulaMatcher

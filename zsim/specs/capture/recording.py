@@ -5,9 +5,7 @@ It does not need torch. `zsim.specs.capture.recorder` fills it, and the later st
 
 from __future__ import annotations
 
-from dataclasses import field
-
-from zsim.dataclass import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)

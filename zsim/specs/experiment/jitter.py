@@ -9,6 +9,7 @@ rank_sigma = 0.015          # one GPU against another, constant over the run
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from math import exp
 from statistics import NormalDist
@@ -16,7 +17,6 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from zsim.dataclass import dataclass
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Evidence, Table

@@ -4,13 +4,12 @@ fabric."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints, unique
-from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable, apply_faults, kernel_slowdowns
 from zsim.specs.experiment.jitter import JitterConfig, slowest_gpu_factor

@@ -8,12 +8,11 @@ concatenation of the outputs is left out.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 from zsim.arrays import unique
-from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.kernel_choices import (
     apply_attention,

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster, NodeLink
 from zsim.specs.topology.node_types import listed_nodes

@@ -13,9 +13,8 @@ releases. A file does not say which release reads it, so the table has no row fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
-
-from zsim.dataclass import dataclass
 
 Program = Literal["accelerate", "deepspeed", "megatron", "torchtitan", "torchtitan-0.3", "transformers"]
 ConfigLocation = Literal["file", "script"]

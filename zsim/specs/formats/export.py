@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.accelerate.write import DEEPSPEED_FILE, accelerate_yaml, why_not_accelerate

@@ -11,9 +11,8 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.model.expert_adapters import (
     ExpertTarget,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 
 MAX_BLOCKS = 50_000  # maximum that zsim simulates in one step

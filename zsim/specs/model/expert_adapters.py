@@ -19,9 +19,8 @@ that run one after the other always do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.model.experts import ExpertAdapterKind, ExpertAdapters, Experts, MergedWeights, Router
 from zsim.specs.model.spec import Module, Parameter

@@ -8,9 +8,8 @@ its way to one of its experts. A module that sees rows says how many per token (
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from zsim.dataclass import dataclass
 
 ScoreFunction = Literal["softmax", "sigmoid"]
 ExpertsLibrary = Literal[

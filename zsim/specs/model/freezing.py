@@ -8,9 +8,8 @@ gradient.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.model.adapters import is_frozen
 from zsim.specs.model.experts import Router

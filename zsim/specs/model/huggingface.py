@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets

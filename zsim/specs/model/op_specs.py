@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from zsim.dataclass import dataclass
 from zsim.specs.model.experts import Experts, GroupedLinear, MergedWeights, Rearrange, Router
 from zsim.specs.model.traced import TracedModule
 

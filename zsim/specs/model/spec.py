@@ -8,12 +8,11 @@ per shape and not once per layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Literal
 
-from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.model.op_specs import (
     Activation,

@@ -7,9 +7,8 @@ samples times as much of what grows with it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from zsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import comb
 from typing import Literal
 
-from zsim.dataclass import dataclass
 from zsim.specs.model.experts import ExpertsLibrary, GroupedKernel
 from zsim.specs.strategy.expert_loads import kept_fraction
 

@@ -14,10 +14,9 @@ direction.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
-
-from zsim.dataclass import dataclass
 
 Fp8Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4", "torchao-tensorwise", "torchao-rowwise"]
 TRANSFORMER_ENGINE_RECIPES: tuple[Fp8Recipe, ...] = ("delayed", "current", "block", "mxfp8", "nvfp4")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from zsim.dataclass import dataclass
 
 # Where the reference engine keeps optimizer states (with reduced gradients) and stage 3's parameter shards.
 MemoryTier = Literal["device", "host", "nvme"]

@@ -12,8 +12,8 @@ distributed optimizer (bb84eb93).
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.specs.cluster.cublas import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, workspace_bytes

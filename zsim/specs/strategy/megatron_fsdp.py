@@ -7,7 +7,8 @@ core/distributed/fsdp/mcore_fsdp_adapter.py and fsdp/src/megatron_fsdp/megatron_
 
 from __future__ import annotations
 
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
+
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.megatron_table import FsdpSharding, MegatronTable
 

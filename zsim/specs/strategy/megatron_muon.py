@@ -13,9 +13,9 @@ reduce-scattered and weights gathered, as without Muon.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.training import TrainingConfig

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 
 PIPELINE, DATA, CONTEXT, TENSOR = "pipeline", "data", "context", "tensor"
 EXPERT, EXPERT_TENSOR, EXPERT_DATA = "expert", "expert_tensor", "expert_data"

@@ -6,9 +6,9 @@ The states that they keep and move are in `zsim.cost.optimizers`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 
 Launches = Literal["per list", "per tensor"]

@@ -17,7 +17,8 @@ written by the update itself.
 
 from __future__ import annotations
 
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
+
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.specs.strategy.megatron_table import MegatronTable

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from zsim.dataclass import dataclass
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.lengths import SampledLengths
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 
 

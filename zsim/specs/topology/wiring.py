@@ -8,12 +8,12 @@ per flow, and path number p of P takes link p * width // P of every bundle on it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.specs.cluster.network import Network
 
 View = Callable[[str], Floats]

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from zsim.comparison.verdict import PREDICTIONS, Tolerances
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean, unreadable_reason
 from zsim.files import write_atomically
 from zsim.reading import parse_json, read_text

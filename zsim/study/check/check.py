@@ -4,14 +4,13 @@ a baseline."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 from zsim.comparison.compare import compare
 from zsim.comparison.verdict import Tolerances
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.user_code import UserCode
 from zsim.study.check.baseline import Baseline

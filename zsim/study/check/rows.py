@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from zsim.comparison.verdict import Metric, Verdict
-from zsim.dataclass import dataclass
 
 # In addition to pass, fail and inconclusive: a known miss (named in the baseline), and what zsim cannot
 # simulate.

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from zsim.api import simulate
 from zsim.comparison.comparison import STEP_RANGE
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.reading import MAX_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
 
-from zsim.dataclass import dataclass
 from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError

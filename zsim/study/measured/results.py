@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.study.measured.statistics import summarise
 from zsim.validated.validation import Validation
 from zsim.validated.verdict import Verdict

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.engine.replay import ReplayHardware, run_replay
 from zsim.errors import InputError
 from zsim.plan.passes.repeated_step import program_is_drained

@@ -11,11 +11,11 @@ decided as for a simulated job.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.engine.replay import collective_of, messages_of, shift_of
 from zsim.fabric.folding.classes import JobPlacement, refine_classes
 from zsim.fabric.messages import Pairs, pair_name

@@ -18,13 +18,12 @@ its share of the total change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, log2
 from pathlib import Path
 from typing import Any, Literal
 
-from zsim.dataclass import dataclass
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.files import check_folder

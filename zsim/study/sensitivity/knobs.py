@@ -6,11 +6,11 @@ A knob is defined by the experiment's own dotted keys, so that `--set` can repea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

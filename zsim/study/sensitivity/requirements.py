@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.explain.work import step_work

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.prepared import PreparedRun, prepare

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.table import Table

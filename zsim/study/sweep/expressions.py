@@ -12,9 +12,9 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

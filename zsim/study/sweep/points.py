@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.specs.cluster.files import check_hardware_key, load_cluster
 from zsim.specs.experiment.load import build_experiment

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
 from zsim.files import check_folder, write_atomically
 from zsim.study.progress import Progress

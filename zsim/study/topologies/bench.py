@@ -6,11 +6,10 @@ import csv
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zsim.cost.collectives.rounds import bus_bytes
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean, unreadable_reason
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group

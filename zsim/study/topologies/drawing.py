@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.dataclass import dataclass
 from zsim.specs.topology.topology import Topology
 
 MAX_NODES = 24  # drawn one by one

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from zsim.api import simulate
-from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment

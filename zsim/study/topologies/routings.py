@@ -16,14 +16,13 @@ nodes under a leaf.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.engine.simulate import simulate_job
 from zsim.fabric.algorithms.rings import ring_usage
 from zsim.fabric.idle import idle_seconds

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.report.views.text.plain import Column, named_columns, paragraph, table, tables
 from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
 from zsim.study.topologies.routings import NUM_DRAWS, explain_routing

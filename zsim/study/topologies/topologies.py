@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.api import simulate
-from zsim.dataclass import dataclass
 from zsim.engine.link_loads import link_loads
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, ZsimError

@@ -8,10 +8,9 @@ for the loss, which is varied only for the best few and where memory requires it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.specs.experiment.programs import find_config_mapping
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key

@@ -14,14 +14,13 @@ which is longer where the host waits for the GPU and then works itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zsim.cost.kernels.update import OPTIMIZER_STATES, update_bytes
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
-from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import extrapolate_seconds
 from zsim.plan.builder import COMPUTE
 from zsim.plan.node_types import gpu_of, host_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.tune.axes import STRUCTURE, AxisChoice, TunedAxis
 from zsim.study.tune.base import Base

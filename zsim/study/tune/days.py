@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.goodput.choices import mode_choices
 from zsim.goodput.goodput import simulate_prepared

@@ -6,12 +6,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import extrapolate_seconds, limit_micro_batches, sample_counts
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError

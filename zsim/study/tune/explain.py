@@ -9,10 +9,10 @@ micro-batches changes too. A budget ends the selection: all remaining changes ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.study.differences import is_distinguishable
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, PARALLELISM, micro_batch_choice
 from zsim.study.tune.base import base_of, value_of

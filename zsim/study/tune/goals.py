@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec

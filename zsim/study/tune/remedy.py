@@ -9,11 +9,10 @@ model (`zsim.study.tune.larger_changes`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import limit_micro_batches, shorten_micro_batches
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError

@@ -22,13 +22,12 @@ micro-batches that its schedule has in flight.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.fabric.algorithms.methods import CallKind, call_kind
 from zsim.fabric.fabric import Fabric

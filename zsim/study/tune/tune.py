@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
 from zsim.report.views.text.sentences import format_remedy

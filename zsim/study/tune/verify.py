@@ -9,9 +9,8 @@ earlier ones. So the first result is simulated in full, and if it runs out of me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.study.tune.axes import LOSSES
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds

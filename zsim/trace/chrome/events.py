@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.trace.collective_names import collective_metadata, group_ranks, kernel_name, process_groups
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 

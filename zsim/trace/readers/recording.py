@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.trace.trace import SpanInfo
 

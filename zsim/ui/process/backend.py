@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

@@ -15,12 +15,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import NotSimulatedError, ZsimError
 
 MAX_SECONDS = 120.0  # of one request; a busy machine may take so long for what takes 10 s alone

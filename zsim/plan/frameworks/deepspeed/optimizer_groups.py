@@ -9,9 +9,9 @@ groups of at most 178,956,971 elements. Muon's matrices are a group before all o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from zsim.cost.optimizers.deepspeed_muon import uses_muon
-from zsim.dataclass import dataclass
 from zsim.errors import NotSimulatedError
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage

@@ -27,7 +27,8 @@ clones. Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is 
 
 from __future__ import annotations
 
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
+
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.frameworks.fsdp1.offload import Fsdp1OffloadedShards
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit

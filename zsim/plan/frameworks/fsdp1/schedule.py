@@ -21,8 +21,9 @@ plain step of blocks that is four, so that in forward block i waits for block i 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.cost.optimizers.tensors import UpdatedTensor
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, move_kernels

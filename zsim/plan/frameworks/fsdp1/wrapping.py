@@ -7,9 +7,9 @@ module inside it. The root holds the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from zsim.cost.memory.adapters import flat_numel, is_packed, quantisation_bytes
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.plan.workload.workload import ModuleCall, Workload

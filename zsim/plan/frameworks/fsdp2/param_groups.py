@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.memory.adapters import is_packed, stored_bytes
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.builder import move_kernels

@@ -24,12 +24,12 @@ torchao 0.15 float8/fsdp_utils.py: `WeightWithDynamicFloat8CastTensor.fsdp_pre_a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import norm_kernels
 from zsim.cost.optimizers.muon import STEPS, elementwise_kernels, product
 from zsim.cost.optimizers.tensors import UpdatedTensor
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.fsdp2.param_groups import MeshInfo, ParamGroup

@@ -14,9 +14,9 @@ to return for a weight, and returns an uninitialised tensor of its shape, for Me
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import lcm, prod
 
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.ops import Group, Memory
 from zsim.specs.model.experts import GroupedLinear

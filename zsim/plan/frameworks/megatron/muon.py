@@ -12,11 +12,11 @@ Megatron's, as cut along their rows, both of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import lcm, prod
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.optimizers.megatron_muon import MuonMatrix, muon_calls, muon_flops, transient_bytes
-from zsim.dataclass import dataclass
 from zsim.errors import NotSimulatedError
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.megatron.buffer import Bucket, BufferLayout

@@ -18,10 +18,9 @@ which the next such tensor's remainder and smaller tensors are put.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import ceil, lcm, prod
 
-from zsim.dataclass import dataclass
 from zsim.plan.ops import Group
 from zsim.plan.workload.workload import Workload
 from zsim.specs.model.experts import GroupedLinear

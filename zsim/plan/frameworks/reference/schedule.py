@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import optimizer_state_bytes
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.frameworks.reference.offload import ReferenceOffloadedShards

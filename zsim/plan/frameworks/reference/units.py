@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
+
 from zsim.plan.workload.workload import Workload
 from zsim.specs.strategy.frameworks import ReferenceConfig
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.resources
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zsim.dataclass import dataclass
 from zsim.report.views.html.figure import Figure
 from zsim.resources import TEMPLATES
 from zsim.version import __version__

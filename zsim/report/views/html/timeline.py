@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from zsim.dataclass import dataclass
 from zsim.report.breakdown import Breakdown, compute_stream
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from zsim.cost.rates.host_calls import MEASURED_RANKS
-from zsim.dataclass import dataclass
 from zsim.units import format_seconds
 
 

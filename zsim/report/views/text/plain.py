@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-
-from zsim.dataclass import dataclass
+from dataclasses import dataclass
 
 WIDTH = 80
 _GAP = "  "

@@ -16,13 +16,13 @@ normal numbers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, expm1, gcd, inf, log, pi
 from statistics import NormalDist
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.experiment.data.lengths import LengthsTable, check_lengths, histogram_of
 from zsim.specs.strategy.lengths import SampledLengths

@@ -10,9 +10,8 @@ did not checkpoint it (`megatron/model/transformer.py` of core 0.4).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.placement import parse_node_numbers
 from zsim.specs.experiment.tables import Experiment, TrainingTable

@@ -6,11 +6,10 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
 from zsim.reading import parse_whole_number, read_text
 from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.formats.megatron.shell_words import Token, Variables, tokenize
 

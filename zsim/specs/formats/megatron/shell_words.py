@@ -10,9 +10,8 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 
 _MAX_WORD = 100_000

@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.formats.topology.imported_topology import ImportedTopology, gigabits, natural_order
 

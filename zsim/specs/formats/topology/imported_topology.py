@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from zsim.dataclass import dataclass
 
 Tables = dict[str, dict[str, Any]]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.formats.topology.imported_topology import ImportedTopology, gigabits, natural_order

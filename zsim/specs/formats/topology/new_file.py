@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_toml
 from zsim.specs.cluster.cluster import Cluster

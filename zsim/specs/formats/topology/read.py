@@ -7,10 +7,10 @@ and the preset supplies the rest. Files are untrusted, so size and depth are lim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import read_user_file
 from zsim.specs.cluster.files import read_toml

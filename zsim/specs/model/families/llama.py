@@ -7,9 +7,9 @@ Modules are in the order in which they run. Names, shapes and defaults are as in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from zsim.dataclass import dataclass
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
     activation,

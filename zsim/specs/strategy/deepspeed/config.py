@@ -5,9 +5,9 @@ Sizes (`_size`, `_threshold`, `_parameters`, `_distance`) are *elements* (numel)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from zsim.dataclass import dataclass
 from zsim.specs.strategy.deepspeed.json_types import Names
 from zsim.specs.strategy.deepspeed.release import Release
 from zsim.specs.strategy.deepspeed.schema import (

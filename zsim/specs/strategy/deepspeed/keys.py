@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from zsim.dataclass import dataclass
 from zsim.specs.strategy.deepspeed.release import Release, Version
 
 ANY = (0, 1, 2, 3)

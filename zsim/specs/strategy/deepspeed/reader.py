@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError, nearest
 from zsim.specs.messages import raise_input_error
 from zsim.specs.strategy.deepspeed.keys import Key, keys_of

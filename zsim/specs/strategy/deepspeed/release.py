@@ -8,9 +8,9 @@ file are stated with the key, in `schema`.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 
 Version = tuple[int, int, int]

@@ -18,11 +18,10 @@ import re
 import sys
 from array import array
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.trace.collective_names import is_collective_kernel, parse_int
 from zsim.trace.readers.json_stream import EXPECTED, WRONG_VALUE, JsonStream, wrong_value

@@ -7,10 +7,9 @@ tensor that divides evenly, which is reduced in place.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.cost.kernels.update import cat_launches
-from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import PlanBuilder
 

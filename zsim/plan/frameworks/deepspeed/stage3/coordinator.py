@@ -6,13 +6,13 @@ The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, with a compl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.dataclass import dataclass
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
 from zsim.plan.hooks import BlockPosition

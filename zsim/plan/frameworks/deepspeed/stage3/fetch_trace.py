@@ -13,11 +13,10 @@ model's inputs have no gradient and so no hook after backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from zsim.cost.memory.adapters import flat_numel
-from zsim.dataclass import dataclass
 from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
 from zsim.plan.frameworks.deepspeed.stage3.module_order import (
     ROOT,

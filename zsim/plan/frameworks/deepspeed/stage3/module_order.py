@@ -15,8 +15,8 @@ checkpoint recomputes before any hook inside the block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from zsim.dataclass import dataclass
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Activation, AdapterSum, Attention, Exchange, Linear, Loss, Residual

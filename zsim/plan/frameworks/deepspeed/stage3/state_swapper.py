@@ -8,9 +8,9 @@ sub-group. A sub-group takes one buffer per state and one for its gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.plan.ops import Memory
 from zsim.plan.shared.host_side import HostSide, aligned_numel, swap_floor_bytes
