@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import zsim
+from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.frameworks import DdpConfig
 
 PARAMETERS = 124_439_808
 FILE = """

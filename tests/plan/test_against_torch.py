@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config
 
 pytestmark = [
     pytest.mark.torch,

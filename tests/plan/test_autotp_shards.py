@@ -12,10 +12,10 @@ import pytest
 
 from tests.plan.test_deepspeed_parallel import calls, job_of
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.autotp import first_rank_features
 from zsim.plan.make import make_plan, stages_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import Activation, Attention
-from zsim.specs.strategy.deepspeed.autotp import first_rank_features
 
 HEAD = 32
 LLAMA: dict[str, Any] = {

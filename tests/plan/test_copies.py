@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zsim
+from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 from zsim.plan import block_copies
-from zsim.plan.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.resolve import resolve

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.expect import of_kind
-from zsim.plan.frameworks.ddp import ddp_buckets
+from zsim.frameworks.ddp.schedule import ddp_buckets
+from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.frameworks import DdpConfig
 
 MIB = 2**20
 DEFAULT_CAPS = (MIB, 25 * MIB)

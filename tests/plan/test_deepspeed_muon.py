@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.cost.optimizers.deepspeed_muon import gram_flops, matrix_kernels, uses_muon
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.frameworks.deepspeed.muon import head_matrices
+from zsim.frameworks.deepspeed.muon import head_matrices
+from zsim.frameworks.deepspeed.muon_kernels import gram_flops, matrix_kernels, uses_muon
 from zsim.plan.ops import Kernels
 from zsim.specs.model.huggingface import load_model
 

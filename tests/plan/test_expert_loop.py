@@ -11,7 +11,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import saved_bytes
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
-from zsim.plan.frameworks.deepspeed.stage3.module_order import hooked_modules
+from zsim.frameworks.deepspeed.stage3.module_order import hooked_modules
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

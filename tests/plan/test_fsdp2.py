@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from zsim.engine.simulate import simulate_job
+from zsim.frameworks.fsdp2.param_groups import MeshInfo
+from zsim.frameworks.fsdp2.schedule import Fsdp2Schedule
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.fsdp2.param_groups import MeshInfo
-from zsim.plan.frameworks.fsdp2.schedule import Fsdp2Schedule
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.pipeline.run_actions import run_actions
@@ -22,7 +23,6 @@ from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.trace.trace import Trace
 
 PlanFor = Callable[..., Plan]

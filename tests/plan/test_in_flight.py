@@ -21,8 +21,11 @@ import pytest
 
 from tests.plan.test_megatron import SHARDED
 from zsim.errors import InputError
+from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.table import FRAMEWORKS
+from zsim.plan.framework_hooks import hooks_of
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Group, Plan, Program
 from zsim.plan.passes.repeated_step import repeat_program
@@ -33,7 +36,6 @@ from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config
 
 RANKS = 8
 ROOT, BLOCK = 4 * 3360, 4 * 3072
@@ -64,7 +66,7 @@ class Step:
         )
         builder = PlanBuilder([])
         stage = Stage(builder, make_workload(toys.transformer(), settings), DataParallel.regular(RANKS))
-        owner = FRAMEWORKS[type(strategy)].make(stage, strategy)
+        owner = hooks_of(strategy).make(stage, strategy)
         run_actions(builder, {0: owner}, actions)
         self.program: Program = builder.program(owner.resident())
         begins = [begin for begin, _ in self.program.actions]

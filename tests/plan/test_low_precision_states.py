@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from zsim.frameworks.megatron.low_precision_states import state_sizes, update_low_precision
+from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.megatron.low_precision_states import state_sizes, update_low_precision
 from zsim.plan.ops import Kernels
-from zsim.specs.strategy.precision_aware import PrecisionAware
 
 REMAINDERS = PrecisionAware("fp32", "fp32", "fp32", has_masters=True, keeps_remainders=True)
 WHOLE = replace(REMAINDERS, keeps_remainders=False)

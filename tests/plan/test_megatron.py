@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zsim.frameworks.megatron.host_time import enter_block, enter_chunk
+from zsim.frameworks.megatron.schedule import run_realtime_tests
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk
-from zsim.plan.frameworks.megatron.schedule import run_realtime_tests
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.model.op_specs import Norm
 from zsim.specs.model.spec import Module, Parameter
-from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 PlanFor = Callable[..., Plan]

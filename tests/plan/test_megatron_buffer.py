@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.plan.frameworks.megatron.buffer import make_layout
+from zsim.frameworks.megatron.buffer import make_layout
 
 NUMELS = {"embedding": 1000, "weight": 300, "bias": 10, "norm": 5}
 

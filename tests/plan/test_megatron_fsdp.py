@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.plan.frameworks.megatron_fsdp.groups import arrange_rows, row_multiple
+from zsim.frameworks.megatron.fsdp.groups import arrange_rows, row_multiple
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.megatron import MegatronConfig
-from zsim.specs.strategy.megatron_fsdp import MegatronFsdp
 
 PlanFor = Callable[..., Plan]
 BASE = MegatronConfig(

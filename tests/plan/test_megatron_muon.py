@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.cost.optimizers.megatron_muon import MuonMatrix, muon_calls, muon_flops, transient_bytes
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.frameworks.megatron.muon import MuonTensor, assign_by_size, make_whole_tensor_layout
+from zsim.frameworks.megatron.muon import MuonTensor, assign_by_size, make_whole_tensor_layout
+from zsim.frameworks.megatron.muon_kernels import MuonMatrix, muon_calls, muon_flops, transient_bytes
+from zsim.frameworks.megatron.settings.muon import MuonOrthogonalization
 from zsim.plan.ops import Collective, Kernels, Plan
-from zsim.specs.strategy.megatron_muon import MuonOrthogonalization
 
 # Two layers of 64: queries and output 64 x 64, keys and values 32 x 64, gate and up 256 x 64, down 64 x 128;
 # five norms, the table and the head 512 x 64.

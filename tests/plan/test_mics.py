@@ -14,10 +14,10 @@ import zsim
 from tests.expect import of_kind
 from tests.plan.zeropp_jobs import HPZ, NOTHING_KEPT, calls, experiment_of, job_of, plan_of, sent
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, Plan
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.tables import DeepSpeedTable
 
 TOTAL = 1_235_814_400
 NORMS = 33 * 2_048

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from zsim.plan.frameworks.fsdp2.update import DTensorCosts, muon_calls
+from zsim.frameworks.fsdp2.update import DTensorCosts, muon_calls
 
 # Calls that torch 2.13's Muon makes for a DTensor sharded by rows over a fake group of 8 and of 64 ranks
 # (TorchDispatchMode below DTensor, mesh larger than a node): by shape, their number, and what the second is.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.megatron import MegatronConfig
 
 NUMEL, TENSORS, RANKS = 15_520, 15, 8
 WHOLE = MegatronConfig(

@@ -119,7 +119,7 @@ def test_gpudirect_storage_reads_shards_without_host_memory() -> None:
     experiment = experiment_of(zero)
     for is_direct in (False, True):
         table = experiment.strategy.model_copy(
-            update={"config": {**experiment.strategy.config, "aio": {"use_gds": is_direct}}}  # type: ignore[union-attr, dict-item]
+            update={"config": {**experiment.strategy.config, "aio": {"use_gds": is_direct}}}  # type: ignore[attr-defined]
         )
         plan = make_plan(resolve(experiment.model_copy(update={"strategy": table})))
         reads = [op.work for op in plan.ops if isinstance(op.work, DriveIo) and op.work.direction == "read"]

@@ -16,8 +16,9 @@ import pytest
 
 from tests.plan.steps import walk_step
 from zsim import Experiment
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
 from zsim.plan.ops import Plan
@@ -25,7 +26,6 @@ from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 SLOW = [
     pytest.mark.slow,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.golden.jobs import JOBS
+from zsim.frameworks.deepspeed.stage3 import fetch_trace
+from zsim.frameworks.deepspeed.stage3.module_order import HookedModules, hooked_modules
 from zsim.plan import plans as plans_module
-from zsim.plan.frameworks.deepspeed.stage3 import fetch_trace
-from zsim.plan.frameworks.deepspeed.stage3.module_order import HookedModules, hooked_modules
 from zsim.plan.make import PlanBasis, make_plan, plan_of
 from zsim.plan.ops import Plan
 from zsim.plan.plans import Plans

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
+from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.plan.make import plan_step
 from zsim.plan.memory.peaks import bytes_before_update, plan_peaks
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.frameworks import ReferenceConfig
 
 BLOCK, ROOT = 8 * 6, 10 * 3  # elements
 NAMES = {BLOCK: "block", ROOT: "root"}

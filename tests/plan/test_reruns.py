@@ -9,7 +9,7 @@ import pytest
 
 from zsim.cost.kernels.modules import total_flops
 from zsim.errors import NotSimulatedError
-from zsim.plan.frameworks.megatron.host_time import extra_products, unfused_norms
+from zsim.frameworks.megatron.host_time import extra_products, unfused_norms
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan

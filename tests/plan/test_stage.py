@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tests.plan.steps import walk_step
+from zsim.frameworks.fsdp2.schedule import Fsdp2Schedule
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.fsdp2.schedule import Fsdp2Schedule
 from zsim.plan.ops import Collective
 from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.frameworks import Fsdp2Config
 
 
 def test_groups_are_those_of_the_data_parallel_ranks() -> None:

@@ -12,6 +12,7 @@ from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import selective_op_modules
 from zsim.cost.rates.efficiency import gemm_fraction
+from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
 from zsim.plan.make import plan_step
@@ -20,7 +21,6 @@ from zsim.plan.workload.issued_work import kernels_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
-from zsim.specs.strategy.frameworks import DdpConfig
 from zsim.specs.strategy.training import TrainingConfig
 
 TRAINING = TrainingConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.plan.frameworks.deepspeed.stage12.partition_owners import BucketCall, FlatGroup, FlatGroups
+from zsim.frameworks.deepspeed.stage12.partition_owners import BucketCall, FlatGroup, FlatGroups
 
 # 4 + 6 + 2 = 12 elements on 3 ranks: rank 0 owns a; 1 the first 4 of b; 2 the rest of b, and c.
 NUMELS = {"a": 4, "b": 6, "c": 2}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 def plans(gpus: int = 16, **training: Any) -> tuple[Plan, Plan]:

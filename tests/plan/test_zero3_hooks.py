@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import zsim
-from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
-from zsim.plan.frameworks.deepspeed.stage3.module_order import HookedModules
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.stage3.fetch_trace import trace_of
+from zsim.frameworks.deepspeed.stage3.module_order import HookedModules
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 ONE_BLOCK = {
     "model_type": "llama",

@@ -26,13 +26,13 @@ from tests.plan.zeropp_jobs import (
 )
 from zsim.cost.kernels.quantization import weight_groups
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.make import make_plan, plan_step
 from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 WEIGHTS = 1_235_746_816
 EMBEDDING = 128_256 * 2_048

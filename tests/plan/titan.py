@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.plan.conftest import training
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.make import plan_stages, stages_of
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.frameworks import Fsdp2Config
 from zsim.specs.strategy.mesh import PIPELINE
 from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable

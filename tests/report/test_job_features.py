@@ -8,7 +8,7 @@ from zsim.report.job_features import job_features, network_fabric, node_fabric
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.tables import STRATEGIES as KINDS
+from zsim.specs.strategy.registry import STRATEGIES as KINDS
 from zsim.study.unvalidated import STRATEGIES
 from zsim.validated.features import Features
 

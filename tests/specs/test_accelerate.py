@@ -8,11 +8,13 @@ import pytest
 
 from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.tables import DeepSpeedTable, Fsdp1Table, Fsdp2Table
 
 FSDP = """
 compute_environment: LOCAL_MACHINE

@@ -9,14 +9,13 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp2Config
-from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.tables import Fsdp2Table
 
 FSDP = """
 distributed_type: FSDP

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.config import BatchSizes, DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config, resolve_batch
+from zsim.frameworks.deepspeed.settings.config import BatchSizes, DeepSpeedConfig, TrainingValues
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config, resolve_batch
 
 sizes = st.integers(min_value=1, max_value=64)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.strategy.deepspeed.config import BatchSizes, DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.unsimulated import refuse_unsimulated
+from zsim.frameworks.deepspeed.settings.config import BatchSizes, DeepSpeedConfig, TrainingValues
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
 
 HIDDEN = 4096
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.specs.strategy.deepspeed.config import (
+from zsim.frameworks.deepspeed.settings.config import (
     AioConfig,
     DeepSpeedConfig,
     LeafModules,
@@ -12,8 +12,8 @@ from zsim.specs.strategy.deepspeed.config import (
     ParameterOffload,
     ZeroConfig,
 )
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.schema import ActivationCheckpointingBlock
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.schema import ActivationCheckpointingBlock
 
 MOE_BLOCKS = (
     "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",

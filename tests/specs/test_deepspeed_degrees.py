@@ -11,11 +11,11 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 def job_of(stage: int, parallelism: dict[str, Any], version: str = "0.19.8", **config: Any) -> Job:

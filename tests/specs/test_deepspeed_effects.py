@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.effects import describe_settings
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.unsimulated import refuse_unsimulated
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
+from zsim.frameworks.deepspeed.settings.effects import describe_settings
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
 
 HIDDEN = 4096
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
 
 BF16 = {"bf16": {"enabled": True}}
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.export import deepspeed_object
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.deepspeed_json import deepspeed_object
 
 AUTOEP = {"enabled": True, "autoep_size": 4}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
 
 
 @pytest.mark.parametrize(

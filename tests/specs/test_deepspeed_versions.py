@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.effects import describe_settings
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.release import CHANGES, NEWEST, OLDEST, parse_release
-from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.effects import describe_settings
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.release import CHANGES, NEWEST, OLDEST, parse_release
+from zsim.frameworks.deepspeed.settings.zero_schema import ZERO_KEYS
 
 
 def load(config: dict[str, Any], version: str = "0.19.8", **options: Any) -> DeepSpeedConfig:

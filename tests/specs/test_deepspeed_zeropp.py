@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.zeropp import deepspeed_label
 
 
 def load(precision: str = "fp16", version: str = "0.19.8", /, **zero: Any) -> DeepSpeedConfig:

@@ -16,7 +16,7 @@ from zsim.specs.cluster.network import Network
 from zsim.specs.experiment.tables import ExperimentFile
 from zsim.specs.messages import validate_table
 from zsim.specs.nested_models import members_of
-from zsim.specs.strategy.tables import STRATEGIES
+from zsim.specs.strategy.registry import STRATEGIES
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
+from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config
 
 BASE: dict[str, Any] = {"model": "llama-2-7b", "cluster": "dgx-h100"}
 
@@ -192,7 +194,7 @@ def test_uneven_nodes_are_refused_with_what_would_fit(changes: dict[str, Any], w
 
 def test_both_fsdps_offload_to_the_cpu() -> None:
     for kind in ("fsdp1", "fsdp2"):
-        assert job(strategy={"kind": kind, "cpu_offload": True}).strategy.cpu_offload  # type: ignore[union-attr]
+        assert job(strategy={"kind": kind, "cpu_offload": True}).strategy.cpu_offload  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     )
     path = tmp_path / "experiment.toml"
     path.write_text('model = "gpt2"\ncluster = "dgx-h100"\n[strategy]\nconfig = "ds.json"\n')
-    assert load_experiment(path).strategy.config == str(tmp_path / "ds.json")  # type: ignore[union-attr]
+    assert load_experiment(path).strategy.config == str(tmp_path / "ds.json")  # type: ignore[attr-defined]
 
 
 def test_overrides_win_over_the_file(file: Path) -> None:
@@ -293,7 +295,7 @@ def test_overriding_the_kind_drops_the_keys_of_the_old_one(file: Path) -> None:
     """`replicate` is FSDP1's too and stays; DDP knows neither."""
     assert load_experiment(file, {"strategy.kind": "ddp"}).strategy.model_fields_set == {"kind"}
     kept = load_experiment(file, {"strategy.kind": "fsdp1", "strategy.sharding_strategy": "HYBRID_SHARD"})
-    assert kept.strategy.replicate == 2  # type: ignore[union-attr]
+    assert kept.strategy.replicate == 2  # type: ignore[attr-defined]
 
 
 def test_overriding_gpus_drops_the_files_nodes_and_the_other_way_round(file: Path) -> None:

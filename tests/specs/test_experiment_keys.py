@@ -11,14 +11,14 @@ import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.resolved import resolved_experiment
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files
 from zsim.specs.model.spec import Attention, Loss
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1Config
-from zsim.specs.strategy.megatron import MegatronConfig
 
 GPT = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 512, "n_positions": 128}
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.specs.presets import model_preset_names, model_preset_path, topology_preset_names
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 _APART = ("experiment", "notes")  # the request as given, with other paths
 

@@ -10,9 +10,9 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from tests.specs.written_files import cases_with, job_of
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig as OurConfig
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig as OurConfig
 
 pytest.importorskip("deepspeed", reason="needs DeepSpeed: pip install zsim[interop]")
 

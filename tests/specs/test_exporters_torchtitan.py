@@ -15,9 +15,9 @@ import pytest
 import zsim
 from tests.expect import of_kind, there
 from tests.specs.written_files import cases_with, job_of, write
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.specs.strategy.frameworks import Fsdp2Config
 
 FOUND = importlib.util.find_spec("torchtitan")
 pytestmark = pytest.mark.skipif(

@@ -8,11 +8,11 @@ import pytest
 
 from zsim import Experiment
 from zsim.errors import InputError
+from zsim.programs.megatron_lm.write import megatron_script
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.gpu import select_attention_variant
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.formats.megatron.write import megatron_script
 
 
 def job_of(cluster: str = "dgx-h100", **training: Any) -> Job:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files
-from zsim.specs.strategy.megatron import MegatronConfig
 
 
 def job(training: dict[str, Any] | None = None, gpus: int = 64, model: str = "gpt2", **strategy: Any) -> Job:

@@ -10,15 +10,15 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.megatron.settings.muon import MegatronMuon, MuonOrthogonalization
+from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.programs.megatron_lm.arguments import read_arguments
+from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES, VALUES
+from zsim.programs.megatron_lm.read import read_megatron
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.megatron.arguments import read_arguments
-from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES, VALUES
-from zsim.specs.formats.megatron.read import read_megatron
-from zsim.specs.strategy.megatron import MegatronConfig
-from zsim.specs.strategy.megatron_muon import MegatronMuon, MuonOrthogonalization
-from zsim.specs.strategy.megatron_table import MegatronTable
 
 NETWORK = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "

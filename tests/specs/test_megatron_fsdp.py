@@ -8,13 +8,13 @@ import pytest
 
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp
+from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware
+from zsim.programs.megatron_lm.read import read_megatron
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.formats.megatron.read import read_megatron
-from zsim.specs.strategy.megatron import MegatronConfig
-from zsim.specs.strategy.megatron_fsdp import MegatronFsdp
-from zsim.specs.strategy.precision_aware import PrecisionAware
 
 SHARDED = {"fsdp_sharding": "optim_grads_params"}
 

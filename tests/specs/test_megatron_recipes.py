@@ -9,12 +9,12 @@ import pytest
 
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.detect import read_training_file
 from zsim.specs.model.expert_layer import stacked_experts
-from zsim.specs.strategy.megatron_table import MegatronTable
 
 BRIDGE = """
 _target_: megatron.bridge.training.config.ConfigContainer

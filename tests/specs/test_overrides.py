@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.study.experiment_source import parse_setting
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.formats.megatron.shell import run_script
+from zsim.programs.megatron_lm.shell import run_script
 
 # Scripts whose `show` must get the same words from zsim as from bash.
 SCRIPTS = {

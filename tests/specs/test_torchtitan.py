@@ -10,12 +10,13 @@ import pytest
 
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.ddp.settings import DdpTable
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.programs.torchtitan.read import read_torchtitan
+from zsim.programs.torchtitan.write import torchtitan_toml
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.torchtitan.read import read_torchtitan
-from zsim.specs.formats.torchtitan.write import torchtitan_toml
-from zsim.specs.strategy.tables import DdpTable, Fsdp2Table
 
 NEW = """
 [job]

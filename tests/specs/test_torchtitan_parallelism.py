@@ -12,11 +12,11 @@ import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective
+from zsim.programs.torchtitan.degree_keys import degrees_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.specs.formats.torchtitan.degree_keys import degrees_of
 
 FILE = """
 [model]

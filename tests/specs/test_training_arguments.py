@@ -9,11 +9,12 @@ import pytest
 
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError, ZsimError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table
 
 ARGUMENTS = """
 output_dir: out

@@ -10,11 +10,12 @@ import pytest
 
 from tests.expect import of_kind, there
 from zsim.errors import InputError
+from zsim.frameworks.ddp.settings import DdpTable
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.tables import DdpTable, Fsdp2Table
 from zsim.ui.form import Form, make_form, resolved_values
 
 ZERO3: dict[str, Any] = {

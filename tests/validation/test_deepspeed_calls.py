@@ -19,10 +19,10 @@ from validation.cases.cases import ANY_CLUSTER
 from validation.deepspeed_calls.configurations import configurations
 from zsim.comparison.call_lists import unfold
 from zsim.comparison.calls import calls_of_plan
-from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.stage3.fetch_trace import trace_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 FOLDER = Path(__file__).parents[2] / "traces" / "deepspeed"
 RECORDED = json.loads((FOLDER / "calls.json").read_text())

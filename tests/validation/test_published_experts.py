@@ -10,7 +10,7 @@ from validation.published.job import row_experiment, row_job
 from validation.published.parallelism import parse_pipeline_layout
 from validation.published.table import PublishedRun
 from zsim.errors import NotSimulatedError
-from zsim.specs.strategy.megatron_table import MegatronTable
+from zsim.frameworks.megatron.settings.table import MegatronTable
 
 QWEN = {
     "arch_type": "decoder-moe", "model": "Qwen3-30B-A3B", "n_layers": "48", "hidden": "2048",

@@ -10,9 +10,9 @@ import pytest
 from validation.published.job import row_job
 from validation.published.table import PublishedRun
 from zsim.errors import NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.specs.model.spec import Attention, Loss
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1Config
 
 CELLS = {
     "arch_type": "decoder", "n_layers": "12.0", "hidden": "768.0", "n_heads": "12.0", "ffn": "3072.0",
@@ -137,11 +137,11 @@ def test_composers_releases_are_known_by_their_date() -> None:
     """DEFAULT left parameters in fp32 to autocast with torch 1.12 and 1.13; checkpoints stop early from torch
     2.1 on; prefetching is BACKWARD_POST throughout."""
     old, new = row_job(run(**MOSAIC, date="2022-12")).job, row_job(run(**MOSAIC)).job
-    assert (old.strategy.param_dtype, old.strategy.reduce_dtype) == ("fp32", "bf16")  # type: ignore[union-attr]
-    assert (new.strategy.param_dtype, new.strategy.reduce_dtype) == ("bf16", "fp32")  # type: ignore[union-attr]
+    assert (old.strategy.param_dtype, old.strategy.reduce_dtype) == ("fp32", "bf16")  # type: ignore[attr-defined]
+    assert (new.strategy.param_dtype, new.strategy.reduce_dtype) == ("bf16", "fp32")  # type: ignore[attr-defined]
     assert (old.training.autocast, new.training.autocast) == (True, False)
     assert (old.training.checkpoint_stops_early, new.training.checkpoint_stops_early) == (False, True)
-    assert new.strategy.backward_prefetch == "BACKWARD_POST"  # type: ignore[union-attr]
+    assert new.strategy.backward_prefetch == "BACKWARD_POST"  # type: ignore[attr-defined]
     losses = [module.op_spec for module in new.model.after if isinstance(module.op_spec, Loss)]
     assert losses == [Loss(50368, 2, "as they are")]
     assert (old.training.cross_entropy, new.training.cross_entropy) == ("autocast", "fused")
@@ -272,9 +272,9 @@ def test_an_offloaded_row_names_its_blocks_its_release_and_how_its_script_builds
         source="", software="torch 2.13, DeepSpeed 0.19.2, Liger 0.8", act_ckpt="full-block",
     )  # fmt: skip
     job = row_job(PublishedRun(row.row_id, "stas00-h200-b200", "", row.cells, row.where)).job
-    offload = job.strategy.zero.offload_optimizer  # type: ignore[union-attr]
-    assert (offload.device, offload.pin_memory) == ("cpu", True)  # type: ignore[union-attr]
-    assert (job.strategy.version, job.strategy.zero_init) == ("0.19.2", False)  # type: ignore[union-attr]
+    offload = job.strategy.zero.offload_optimizer  # type: ignore[attr-defined]
+    assert (offload.device, offload.pin_memory) == ("cpu", True)
+    assert (job.strategy.version, job.strategy.zero_init) == ("0.19.2", False)  # type: ignore[attr-defined]
     training = job.training
     assert (training.liger, training.compile, training.cross_entropy) == (True, False, "fused_linear")
     assert training.checkpoint_stops_early
@@ -282,10 +282,10 @@ def test_an_offloaded_row_names_its_blocks_its_release_and_how_its_script_builds
 
 def test_parameters_leave_the_gpu_where_the_row_says_so() -> None:
     job = row_job(run(strategy="ZeRO-3", offload="optimizer+params CPU")).job
-    assert job.strategy.zero.offload_param.device == "cpu"  # type: ignore[union-attr]
+    assert job.strategy.zero.offload_param.device == "cpu"  # type: ignore[attr-defined]
     likely = row_job(run(strategy="ZeRO-3", offload="optimizer->CPU (likely)"))
     assert "offload" in likely.assumptions
-    assert likely.job.strategy.zero.offload_param is None  # type: ignore[union-attr]
+    assert likely.job.strategy.zero.offload_param is None  # type: ignore[attr-defined]
 
 
 def test_ml_engineerings_runs_have_the_configuration_of_their_script() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from validation.published.job import RowJob, row_job
 from validation.published.table import PublishedRun
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.model.spec import Residual
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp2Config
-from zsim.specs.strategy.megatron import MegatronConfig
 
 CELLS = {
     "arch_type": "decoder", "n_layers": "12", "hidden": "1024", "n_heads": "16", "ffn": "4096",

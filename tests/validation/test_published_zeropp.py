@@ -13,8 +13,8 @@ import pytest
 from validation.published.job import RowJob, row_job
 from validation.published.predict import measured_seconds, shipped_tables
 from validation.published.table import PublishedRun, read_runs
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.make import make_plan
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.study.measured.prediction import predict_step
 
 

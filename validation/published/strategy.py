@@ -11,7 +11,7 @@ from validation.published.mixtures import expert_strategy
 from validation.published.parallelism import command_line, is_on, launch_settings
 from validation.published.table import PublishedRun
 from zsim.errors import NotSimulatedError
-from zsim.specs.strategy.megatron_table import GraphModule
+from zsim.frameworks.megatron.settings.table import GraphModule
 
 _DEEPSPEED = (
     r"ZeRO-[0123]|HF Trainer \+ DeepSpeed|Megatron TP\d+ \+ DeepSpeed|Megatron-DeepSpeed 3D|"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from zsim.cost.flops import active_numel
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.effects import describe_settings
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.prediction import remove_prediction_layers
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.effects import describe_settings
 
 
 def resolved_experiment(job: Job) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
             for row in describe_settings(job.strategy, job.num_nodes)
         }
     else:
-        strategy |= {name: getattr(job.strategy, name) for name in job.strategy.__slots__}
+        strategy |= {field.name: getattr(job.strategy, field.name) for field in fields(job.strategy)}
     return {
         "model": {
             "name": model.name,

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from zsim.engine.simulate import Outcome, resimulate_seconds, simulate_job
 from zsim.explain.host_range import HostRange, host_range
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.passes.hardware_queues import program_next_in_queue
 from zsim.specs.cluster.spreads import load_spreads, scale_offload_rates
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_layer import stacked_experts
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.expert_degrees import assume_loads
 from zsim.specs.strategy.expert_loads import End
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS

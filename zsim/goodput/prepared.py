@@ -15,6 +15,7 @@ from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.explain.report_of import report_of_step
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
@@ -31,7 +32,6 @@ from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import PhaseTable, TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.messages import validate_table
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.units import Duration
 
 _RECOVERY_FILE = PRESETS / "recovery.toml"  # default times of recovery of the frameworks

@@ -11,6 +11,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from zsim.errors import InputError
+from zsim.frameworks.ddp.settings import DdpTable
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.frameworks.reference.settings import ReferenceTable
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.run.run import TrainingRunTable
@@ -18,16 +24,8 @@ from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.tables import (
-    DdpTable,
-    DeepSpeedTable,
-    Fsdp1Table,
-    Fsdp2Table,
-    ReferenceTable,
-    StrictTable,
-)
+from zsim.specs.strategy.table import StrictTable
 
 
 class _TypedTable(StrictTable):

@@ -6,10 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zsim import garbage_collection
+from zsim.frameworks.deepspeed.pipeline import DeepSpeedMessenger
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.megatron.buffer import placeholders
+from zsim.frameworks.megatron.pipeline import MegatronPipeline
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.torch.pipeline_messages import TorchMessenger
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
-from zsim.plan.frameworks.megatron.buffer import placeholders
-from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
+from zsim.plan.framework_hooks import hooks_of
 from zsim.plan.memory.paging import place_paged_states
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.node_types import NodeTypes, node_types_of, plan_by_type
@@ -19,13 +26,10 @@ from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.single_thread import serialize_operators
-from zsim.plan.pipeline.deepspeed import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
-from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.messages import Messenger, PartitioningMessenger
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
-from zsim.plan.pipeline.torch_messages import TorchMessenger
 from zsim.plan.shared.amaxes import amax_group
 from zsim.plan.shared.originals import NOTE as ORIGINALS_NOTE
 from zsim.plan.shared.originals import originals
@@ -34,12 +38,10 @@ from zsim.plan.workload.workload import Workload, Workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
-from zsim.specs.strategy.frameworks import Fsdp1Config, Fsdp2Config
-from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
 
 
@@ -53,7 +55,7 @@ class PlanBasis:
     copies_scatters: bool
     """The CPU backend implements a reduce-scatter as an all-reduce of a copy (False on GPUs)."""
     training: TrainingConfig
-    strategy: Strategy
+    strategy: StrategyConfig
     model: ModelSpec
     parallelism: ParallelismConfig
     types: NodeTypes | None = None
@@ -70,7 +72,7 @@ def plan_basis(job: Job) -> PlanBasis:
 
 def is_offloaded(job: Job) -> bool:
     """Whether parameters, optimizer states or activation checkpoints are offloaded from the GPU."""
-    return FRAMEWORKS[type(job.strategy)].is_offloaded(job.strategy)
+    return hooks_of(job.strategy).is_offloaded(job.strategy)
 
 
 def make_plan(job: Job) -> Plan:
@@ -125,11 +127,9 @@ def plan_for_ranks(basis: PlanBasis, source_basis: PlanBasis, plan: Plan) -> Pla
     bases may differ in the number of ranks alone. The programs are the same, and communicators are of all
     ranks. None where this is not known to be what `plan_of` gives.
     """
-    framework, has_peers = (
-        FRAMEWORKS[type(basis.strategy)],
-        min(basis.world_size, source_basis.world_size) > 1,
-    )
-    if not (framework.is_independent_of_ranks and has_peers and basis.parallelism.is_trivial) or basis.types:
+    is_independent = hooks_of(basis.strategy).is_independent_of_ranks
+    has_peers = min(basis.world_size, source_basis.world_size) > 1
+    if not (is_independent and has_peers and basis.parallelism.is_trivial) or basis.types:
         return None
     if replace(basis, world_size=source_basis.world_size) != source_basis or list(plan.groups) != [WORLD]:
         return None
@@ -162,7 +162,7 @@ def stages_of(model: ModelSpec, parallelism: ParallelismConfig) -> list[ModelSpe
 
 def plan_step(
     workload: Workload,
-    strategy: Strategy,
+    strategy: StrategyConfig,
     world_size: int,
     *,
     is_cpu: bool = False,
@@ -179,7 +179,7 @@ def plan_step(
 
 def plan_stages(
     workloads: Sequence[Workload],
-    strategy: Strategy,
+    strategy: StrategyConfig,
     world_size: int,
     parallelism: ParallelismConfig,
     *,
@@ -193,7 +193,7 @@ def plan_stages(
 
     Raises what the framework's hooks and its schedule raise: InputError and NotSimulatedError.
     """
-    framework, mesh = FRAMEWORKS[type(strategy)], parallelism.mesh(world_size)
+    framework, mesh = hooks_of(strategy), parallelism.mesh(world_size)
     data = DataParallel(mesh.groups(DATA, CONTEXT))
     expert_mesh = parallelism.expert_mesh(world_size)
     nodes = parallelism.experts.nodes if parallelism.experts.dispatcher in DEDUPLICATING_DISPATCHERS else 1
@@ -240,14 +240,14 @@ def plan_stages(
         messenger = None
         if parallelism.pipeline > 1:
             messenger = _messenger(builder, stages, ranks, rank, parallelism, strategy)
-        is_megatron = isinstance(strategy, MegatronConfig)
+        megatron = strategy if isinstance(strategy, MegatronConfig) else None
         run_actions(
             builder,
             hooks_of_stage,
             steps,
             messenger,
-            delays_weights=is_megatron and strategy.delay_wgrad_compute,
-            synchronizes=is_megatron and strategy.synchronizes_timers,
+            delays_weights=megatron is not None and megatron.delay_wgrad_compute,
+            synchronizes=megatron is not None and megatron.synchronizes_timers,
         )
         resident = [memory for hooks in hooks_of_stage.values() for memory in hooks.resident()]
         resident += messenger.resident() if messenger is not None else []
@@ -268,7 +268,7 @@ def plan_stages(
         asynchronous = next(iter(hooks_of_stage.values())).asynchronous
         for hooks in hooks_of_stage.values():
             hooks.stage_hooks = ()  # a cycle, which would keep all their memory until a search for cycles
-    plan = Plan(framework.name, tuple(programs), mesh.coordinate(PIPELINE), groups, tuple(notes))
+    plan = Plan(strategy.kind, tuple(programs), mesh.coordinate(PIPELINE), groups, tuple(notes))
     if is_cpu:
         plan = serialize_operators(plan, asynchronous, copies_scatters=copies_scatters)
     check_plan(plan)
@@ -281,7 +281,7 @@ def _messenger(
     ranks: Sequence[int],
     rank: int,
     parallelism: ParallelismConfig,
-    strategy: Strategy,
+    strategy: StrategyConfig,
 ) -> Messenger:
     if isinstance(strategy, DeepSpeedConfig):
         return DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
@@ -294,7 +294,9 @@ def _messenger(
     return Messenger(builder, stages, ranks, rank, empties_outputs=empties_outputs)
 
 
-def _steps(training: TrainingConfig, strategy: Strategy, parallelism: ParallelismConfig) -> list[list[Step]]:
+def _steps(
+    training: TrainingConfig, strategy: StrategyConfig, parallelism: ParallelismConfig
+) -> list[list[Step]]:
     """The steps of every pipeline rank."""
     micro_batches = training.gradient_accumulation_steps // parallelism.passes
     style = "deepspeed" if parallelism.style == "autotp" else parallelism.style
@@ -326,11 +328,10 @@ def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:
     """The moments of a job in the order of a run. A recorded plan has none, and a plan with several ranks to
     a replica only those of the first step.
     """
-    framework = FRAMEWORKS.get(type(job.strategy))
-    if framework is None or plan.programs[0].is_recorded:
+    if plan.programs[0].is_recorded:
         return ()
     between_steps = BetweenSteps(job, plan)
     moments = [*first_step(between_steps)]
     if job.parallelism.is_trivial:
-        moments += framework.moments(between_steps)
+        moments += hooks_of(job.strategy).moments(between_steps)
     return tuple(sorted(moments, key=lambda moment: ORDER.index(moment.name)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.make import is_offloaded
 from zsim.plan.ops import Plan
 from zsim.report.report import TracedStep
@@ -13,8 +16,6 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.model.expert_layer import has_experts
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1Config, Fsdp2Config
 from zsim.validated.features import Features, binding_of
 from zsim.validated.validation import Validation, validation_of
 

@@ -7,7 +7,8 @@ would compile every key's annotation from text, whenever zsim starts.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel
 from pydantic_core import core_schema
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LazyModel:
-    """Annotation of a field with a table, or with one of several tables that their `kind` distinguishes.
+    """Annotation of a field with a table.
 
     The enclosing table does not hold their validators. Building them would cost every run time that only a
     few files need. Each value is validated by its own table instead. A table given by its `module_path`,
@@ -35,20 +36,36 @@ class LazyModel:
         return cast(type[BaseModel], getattr(importlib.import_module(module), name))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        tables = get_args(source)
-        if not tables:
-            return _lazy_schema(self if self.module_path else source)
-        kinds = [get_args(table.model_fields["kind"].annotation)[0] for table in tables]
-        choices = {kind: _lazy_schema(table) for kind, table in zip(kinds, tables, strict=True)}
-        return core_schema.tagged_union_schema(choices, "kind")
+        return _lazy_schema(self if self.module_path else source)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        if schema["type"] != "tagged-union":
-            return handler(_full_schema(schema))
-        choices = {kind: _full_schema(choice) for kind, choice in schema["choices"].items()}
-        return handler({**schema, "choices": choices})
+        return handler(_full_schema(schema))
+
+
+class LazyKinds:
+    """Annotation of a field with one of several tables, which their `kind` distinguishes.
+
+    The tables are given by kind. Each is looked up, and its validator built, only when a value is of it.
+    """
+
+    def __init__(self, tables: Mapping[str, type[BaseModel]]) -> None:
+        self.tables = tables
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def validator_of(kind: str) -> CoreSchema:
+            return core_schema.no_info_plain_validator_function(
+                lambda value: self.tables[kind].model_validate(value)
+            )
+
+        return core_schema.tagged_union_schema({kind: validator_of(kind) for kind in self.tables}, "kind")
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        choices = {kind: _schema_of_class(table) for kind, table in self.tables.items()}
+        return handler(core_schema.tagged_union_schema(choices, "kind"))
 
 
 _Table = TypeVar("_Table")
@@ -67,6 +84,9 @@ def _class_of(table: LazyModel | type[BaseModel]) -> type[BaseModel]:
 
 def _full_schema(schema: Any) -> CoreSchema:
     """The schema of the table whose validator `_lazy_schema` defers."""
-    table = _class_of(schema["metadata"]["table"])
+    return _schema_of_class(_class_of(schema["metadata"]["table"]))
+
+
+def _schema_of_class(table: type[BaseModel]) -> CoreSchema:
     table.model_rebuild()
     return core_schema.definitions_schema(table.__pydantic_core_schema__, [])

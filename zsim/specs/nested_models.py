@@ -7,8 +7,9 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from zsim.specs.lazy_model import LazyModel
+from zsim.specs.lazy_model import LazyKinds, LazyModel
 
 
 def types_at(annotation: Any, part: int | str) -> list[Any]:
@@ -18,7 +19,7 @@ def types_at(annotation: Any, part: int | str) -> list[Any]:
     arguments = get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
-        return members_of(fields[str(part)].annotation) if part in fields else []
+        return _members_of_field(fields[str(part)]) if part in fields else []
     origin = get_origin(annotation)
     if not isinstance(origin, type) or not arguments:
         return []
@@ -27,6 +28,12 @@ def types_at(annotation: Any, part: int | str) -> list[Any]:
     if issubclass(origin, Mapping):
         return members_of(arguments[-1])
     return members_of(arguments[0]) if issubclass(origin, Collection) else []
+
+
+def _members_of_field(field: FieldInfo) -> list[Any]:
+    """The types of a key. pydantic keeps what `Annotated` says of a key beside its type."""
+    tables = next((note.tables for note in field.metadata if isinstance(note, LazyKinds)), None)
+    return members_of(field.annotation) if tables is None else list(tables.values())
 
 
 def members_of(annotation: Any) -> list[Any]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.presets import model_preset_names, topology_preset_names
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.experiment_source import parse_setting
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO, parameter_offload_block, state_offload_block

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import is_training_file, names_experiment, read_training_file
 from zsim.specs.formats.toml import inline_text
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO
 from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, RUN

@@ -14,14 +14,14 @@ import zsim
 from validation.cases.cases import ANY_CLUSTER
 from validation.checkpoints.cases import saved_cases
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.checkpoints import dcp
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.torch import distributed_checkpoint as dcp
 from zsim.goodput.checkpoints.formats import dcp_layout, saved_files
 from zsim.goodput.checkpoints.pickled import archive_bytes
 from zsim.goodput.checkpoints.saved import COLUMNS, SavedFiles
 from zsim.goodput.checkpoints.tensors import collect_model_states
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 TRACES = Path(__file__).parents[3] / "traces" / "checkpoints"
 RECORDED = json.loads((TRACES / "files.json").read_text())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.plan.pipeline.lowering import steps_of
-from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step
 
 RECORDED = Path(__file__).parent / "recorded"

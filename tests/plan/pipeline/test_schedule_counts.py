@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
+from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.plan.pipeline.lowering import steps_of
-from zsim.plan.pipeline.megatron import MegatronPipeline
 
 STEPS = "training.gradient_accumulation_steps: found"
 STAGES = "parallelism.virtual_stages: found"

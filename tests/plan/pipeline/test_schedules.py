@@ -11,8 +11,8 @@ import pytest
 
 from tests.plan.pipeline.streams import Playing
 from zsim.errors import InputError
+from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.plan.pipeline.lowering import orders_of, ranks_of, steps_of
-from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.pipeline_checks import OFFERED
 from zsim.plan.pipeline.placement import rank_of_stage, ranks_of_stages, stage_of
 from zsim.plan.pipeline.schedules import (

@@ -96,8 +96,8 @@ def test_every_point_is_an_experiment() -> None:
     first, second = points(text)
     assert first.experiment is not None
     assert second.experiment is not None
-    assert first.experiment.strategy.config["zero_optimization"] == {"stage": 1}  # type: ignore[union-attr,index]
-    assert second.experiment.strategy.config["zero_optimization"] == {"stage": 3}  # type: ignore[union-attr,index]
+    assert first.experiment.strategy.config["zero_optimization"] == {"stage": 1}  # type: ignore[attr-defined]
+    assert second.experiment.strategy.config["zero_optimization"] == {"stage": 3}  # type: ignore[attr-defined]
 
 
 def test_a_whole_table_may_vary() -> None:
@@ -170,9 +170,9 @@ def test_paths_in_a_study_are_relative_to_it(tmp_path: Path) -> None:
     study.write_text('experiment = "inner/e.toml"\n[axes]\nnodes = [1]\n')
     (point,) = study_points(load_study(study))
     assert point.experiment is not None
-    assert point.experiment.strategy.config == str(tmp_path / "inner" / "ds.json")  # type: ignore[union-attr]
+    assert point.experiment.strategy.config == str(tmp_path / "inner" / "ds.json")  # type: ignore[attr-defined]
     study.write_text('experiment = "inner/e.toml"\n[axes]\nstrategy.config = ["two.json", "three.json"]\n')
-    found = [p.experiment.strategy.config for p in study_points(load_study(study)) if p.experiment]  # type: ignore[union-attr]
+    found = [p.experiment.strategy.config for p in study_points(load_study(study)) if p.experiment]  # type: ignore[attr-defined]
     assert found == [str(tmp_path / "two.json"), str(tmp_path / "three.json")]
 
 
@@ -232,7 +232,7 @@ def test_the_study_of_the_documentation_runs_as_written() -> None:
     assert len(found) == 48
     assert [point.error for point in found if point.error] == []
     hybrid = [p.experiment for p in found if p.values["label"] == "HSDP" and p.values["nodes"] == 16]
-    assert {experiment.strategy.replicate for experiment in hybrid if experiment} == {16}  # type: ignore[union-attr]
+    assert {experiment.strategy.replicate for experiment in hybrid if experiment} == {16}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

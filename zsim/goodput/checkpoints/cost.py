@@ -54,6 +54,8 @@ from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.universal_checkpoint import EXTRACT_WORKERS, MERGE_WORKERS
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.machine import OverlappedStep, SavingMachine, overlapped_step
@@ -66,11 +68,9 @@ from zsim.goodput.checkpoints.store import (
     transfer_seconds,
     write_limits,
 )
-from zsim.goodput.checkpoints.universal import EXTRACT_WORKERS, MERGE_WORKERS
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode, CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
-from zsim.specs.strategy.frameworks import Fsdp2Config
 
 _STAGED: tuple[CheckpointMode, ...] = ("async", "in-memory", "local-then-remote")
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError
-from zsim.goodput.checkpoints.dcp import DcpLayout, dcp_files, full_file
-from zsim.goodput.checkpoints.deepspeed import deepspeed_files
-from zsim.goodput.checkpoints.megatron import megatron_files
-from zsim.goodput.checkpoints.reference import reference_files
+from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.deepspeed.checkpoint_files import deepspeed_files
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.megatron.checkpoint_files import megatron_files
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.reference.checkpoint_files import reference_files
+from zsim.frameworks.reference.settings import ReferenceConfig
+from zsim.frameworks.torch.distributed_checkpoint import DcpLayout, dcp_files, full_file
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.goodput.checkpoints.tensors import STATES, ModelStates, collect_model_states
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
-from zsim.specs.strategy.megatron import MegatronConfig
 
 # The first is the framework's own.
 FORMATS: dict[type, tuple[str, ...]] = {

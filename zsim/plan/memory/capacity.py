@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 
 from zsim.arrays import Ints
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.memory.communicators import communicator_bytes, least_communicator_bytes
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.node_types import gpu_of
@@ -17,7 +18,6 @@ from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.cublas import NUM_HANDLES, workspace_bytes
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.megatron import MegatronConfig
 
 
 def usable_bytes(cluster: Cluster, gpu: Gpu | None = None) -> int:

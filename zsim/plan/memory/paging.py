@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config
 from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.training import TrainingConfig
 from zsim.units import format_bytes

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.frameworks.deepspeed.settings.autotp import count_kv_heads, first_rank_features
 from zsim.plan.parallel.adapters import shard_adapter
 from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
 from zsim.specs.model.adapters import is_adapter_part
@@ -50,7 +51,6 @@ from zsim.specs.model.spec import (
     OverlappedCollectives,
     Parameter,
 )
-from zsim.specs.strategy.deepspeed.autotp import count_kv_heads, first_rank_features
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 TENSOR = "tensor"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from zsim.errors import InputError
-from zsim.plan.pipeline import nanotron, orders, torch_stage, torch_stages, zero_bubble
+from zsim.frameworks.deepspeed.pipeline import train_schedule_steps
+from zsim.frameworks.megatron import nanotron_pipeline as nanotron
+from zsim.frameworks.megatron.pipeline import MegatronPipeline
+from zsim.frameworks.megatron.pipeline import one_forward_one_backward_steps as megatron_1f1b
+from zsim.frameworks.megatron.pipeline_interleaved import interleaved_steps
+from zsim.frameworks.torch import pipeline_stage as torch_stage
+from zsim.frameworks.torch import pipeline_stages as torch_stages
+from zsim.plan.pipeline import orders, zero_bubble
 from zsim.plan.pipeline.csv_schedule import read_csv
-from zsim.plan.pipeline.deepspeed import train_schedule_steps
-from zsim.plan.pipeline.megatron import MegatronPipeline
-from zsim.plan.pipeline.megatron import one_forward_one_backward_steps as megatron_1f1b
-from zsim.plan.pipeline.megatron_interleaved import interleaved_steps
 from zsim.plan.pipeline.orders import torch_group_size
 from zsim.plan.pipeline.pipeline_checks import NAMES, check_counts
 from zsim.plan.pipeline.placement import ranks_of_stages

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 
 from zsim.errors import InputError, did_you_mean
-from zsim.plan.pipeline.megatron import MegatronPipeline
+from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.specs.strategy.parallelism import V_SHAPED
 
 OFFERED: Mapping[str, tuple[str, ...]] = {

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from zsim.frameworks.megatron.pipeline_combined import run_pair
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
-from zsim.plan.pipeline.combined import run_pair
 from zsim.plan.pipeline.messages import Messenger
 from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step, actions_of
 from zsim.plan.walk import Walk

@@ -10,9 +10,9 @@ from typing import Literal
 
 from zsim.cost.kernels.update import OptimizerImplementation, update_bytes
 from zsim.cost.rates.cpu_optimizer import cast_bytes, scale_bytes
+from zsim.frameworks.deepspeed.settings.config import AioConfig
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Copy, DriveIo, HostWork
-from zsim.specs.strategy.deepspeed.config import AioConfig
 
 CPU, READ, WRITE = "cpu", "nvme_read", "nvme_write"
 _MIN_SWAP_BYTES = 2**20  # MIN_AIO_BYTES of DeepSpeed's swap_tensor/utils.py

@@ -13,10 +13,11 @@ from math import prod
 from typing import Any
 
 from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.ops import Memory
 from zsim.specs.model.spec import ModelSpec, Parameter
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1Config, Fsdp2Config
 from zsim.specs.strategy.training import TrainingConfig
 
 NOTE = "PEFT's frozen originals of modules_to_save are in memory, but not in what FSDP gathers"

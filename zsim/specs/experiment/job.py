@@ -20,15 +20,13 @@ from zsim.specs.experiment.tables import (
     Experiment,
 )
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
-from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import Mesh
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
 from zsim.specs.topology.topology import Topology
 
-Strategy = DdpConfig | DeepSpeedConfig | Fsdp1Config | Fsdp2Config | MegatronConfig | ReferenceConfig
+Strategy = StrategyConfig
 
 
 @dataclass(frozen=True)

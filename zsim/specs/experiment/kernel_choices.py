@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.frameworks.megatron.settings.config import is_before_3, is_core_since
+from zsim.frameworks.megatron.settings.table import CLIP_GRAD, Engine, MegatronTable
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, select_attention_variant
 from zsim.specs.experiment.tables import AttentionChoice, TrainingTable
 from zsim.specs.model.op_specs import Attention
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.megatron import is_before_3, is_core_since
-from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine, MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.tables import Fsdp2Table, StrategyTable
+from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, TrainingConfig
 
 _AMPERE, _HOPPER, _BLACKWELL = 8.0, 9.0, 10.0  # compute capability

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.zeropp import deepspeed_label
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
-from zsim.specs.strategy.frameworks import ReferenceConfig
-from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR
 from zsim.specs.strategy.training import TrainingConfig
 from zsim.units import format_gpus

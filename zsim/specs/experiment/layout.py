@@ -13,6 +13,8 @@ from math import ceil
 from typing import Any
 
 from zsim.arrays import unique
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.kernel_choices import (
     apply_attention,
@@ -25,11 +27,9 @@ from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.strategies import apply_multi_token_prediction, requested_parallelism
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Parameter
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.partition import layer_weights
-from zsim.specs.strategy.tables import DeepSpeedTable
 
 
 @dataclass(frozen=True, slots=True)

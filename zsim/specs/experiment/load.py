@@ -21,7 +21,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import merge_training_file
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.tables import STRATEGIES, is_strategy
+from zsim.specs.strategy.registry import STRATEGIES, is_strategy
 from zsim.specs.user_code import UserCode, load_named_model, load_user_models
 from zsim.units import AS_IN_FILES
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
+from zsim.frameworks.deepspeed.settings.text import load_object
+from zsim.frameworks.deepspeed.settings.zero_schema import ZeroBlock
 from zsim.reading import NULL, restore_nulls
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.model.huggingface import model_from_config, read_model_config
-from zsim.specs.strategy.deepspeed.text import load_object
-from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
 
 _CONFIG = "strategy.config."
 _MODEL = "model."

@@ -5,6 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.autotp import set_tensor_grain, uneven_shards_note
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.experts import check_experts
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.megatron.settings.config import check_megatron_layout
+from zsim.frameworks.megatron.settings.experts import (
+    check_overlap,
+    check_router_padding,
+    norms_note,
+    shared_overlap_note,
+)
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.capture.settings import captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.colocated_jobs import expand_colocated_jobs, place_jobs
@@ -51,26 +64,13 @@ from zsim.specs.library import Library
 from zsim.specs.model.expert_loop import unstack_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import check_names
-from zsim.specs.strategy.deepspeed.autotp import set_tensor_grain, uneven_shards_note
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.experts import check_experts
 from zsim.specs.strategy.expert_degrees import (
     assumed_loads_note,
     expert_members,
     resolve_expert_degrees,
 )
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.frameworks import Fsdp2Config
-from zsim.specs.strategy.megatron import check_megatron_layout
-from zsim.specs.strategy.megatron_experts import (
-    check_overlap,
-    check_router_padding,
-    norms_note,
-    shared_overlap_note,
-)
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismConfig
-from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.specs.strategy.training import TrainingConfig
 
 

@@ -7,33 +7,34 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
+from zsim.frameworks.deepspeed.settings.degrees import (
+    check_degrees,
+    disable_overlap_in_pipeline,
+    merge_degrees,
+)
+from zsim.frameworks.deepspeed.settings.experts import resolve_deepspeed_experts
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.resolve import add_leaf_modules, delay_update
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
+from zsim.frameworks.deepspeed.settings.zeropp import check_even_nodes
+from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
+from zsim.frameworks.megatron.settings.config import MegatronConfig, is_core, resolve_megatron
+from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.prediction import add_prediction_layers
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.degrees import check_degrees, disable_overlap_in_pipeline, merge_degrees
-from zsim.specs.strategy.deepspeed.experts import resolve_deepspeed_experts
-from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.resolve import add_leaf_modules, delay_update
-from zsim.specs.strategy.deepspeed.unsimulated import refuse_unsimulated
-from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config, Fsdp2Config, ReferenceConfig
-from zsim.specs.strategy.megatron import MegatronConfig, is_core, resolve_megatron
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismConfig, Style
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.tables import (
-    DdpTable,
-    DeepSpeedTable,
-    Fsdp1Table,
-    Fsdp2Table,
-    ReferenceTable,
-    StrategyTable,
-)
+from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import Precision, TrainingConfig
 
 _PREDICTIONS = "strategy.mtp_layers"

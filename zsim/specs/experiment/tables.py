@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, expected_text
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
@@ -34,14 +35,15 @@ from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.formats.detect import is_training_file, merge_training_file
 from zsim.specs.key_index import nearest_key
-from zsim.specs.lazy_model import Lazy, LazyModel
+from zsim.specs.lazy_model import Lazy, LazyKinds, LazyModel
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable_names
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.tables import STRATEGIES, Count, Fsdp2Table, StrategyTable, StrictTable, is_strategy
+from zsim.specs.strategy.registry import STRATEGIES, is_strategy
+from zsim.specs.strategy.table import Count, StrategyTable, StrictTable
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,
@@ -296,7 +298,7 @@ class ExperimentFile(StrictTable):
     simulation: Lazy[SimulationTable] = Field(
         default=SimulationTable.model_construct(), description="how much is simulated"
     )
-    strategy: Lazy[StrategyTable] = Fsdp2Table.model_construct(kind="fsdp2")
+    strategy: Annotated[StrategyTable, LazyKinds(STRATEGIES)] = Fsdp2Table.model_construct(kind="fsdp2")
     cost: Lazy[CostTable] | None = Field(default=None, description="prices and power, for money and energy")
     run: _RunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"

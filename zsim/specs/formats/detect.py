@@ -40,7 +40,7 @@ def _is_arguments(config: Any) -> bool:
 
 def names_training_file(path: str | Path) -> bool:
     """Whether a file given in place of an experiment is a training file (or a DeepSpeed JSON)."""
-    from zsim.specs.formats.megatron.arguments import names_script
+    from zsim.programs.megatron_lm.arguments import names_script
 
     if Path(path).suffix.lower() in (".yaml", ".yml", ".json") or names_script([str(path)]):
         return True
@@ -65,7 +65,7 @@ def read_training_file(config: str | Sequence[str]) -> TrainingFile:
 
     Raises InputError if it is neither, or has keys that its program would refuse.
     """
-    from zsim.specs.formats.megatron.read import read_megatron
+    from zsim.programs.megatron_lm.read import read_megatron
 
     if not isinstance(config, str):
         return read_megatron(config)
@@ -79,13 +79,13 @@ def read_training_file(config: str | Sequence[str]) -> TrainingFile:
 
 
 def _reader(config: str) -> Reader | None:
-    from zsim.specs.formats.accelerate.read import read_accelerate
-    from zsim.specs.formats.megatron.arguments import is_command_line, names_script
-    from zsim.specs.formats.megatron.read import read_megatron
-    from zsim.specs.formats.megatron.recipe import is_recipe, read_recipe
-    from zsim.specs.formats.torchtitan.read import read_torchtitan
-    from zsim.specs.formats.torchtitan.text import is_saved_config
-    from zsim.specs.formats.trainer import is_training_arguments, read_training_arguments
+    from zsim.programs.accelerate.read import read_accelerate
+    from zsim.programs.megatron_lm.arguments import is_command_line, names_script
+    from zsim.programs.megatron_lm.read import read_megatron
+    from zsim.programs.megatron_lm.recipe import is_recipe, read_recipe
+    from zsim.programs.torchtitan.read import read_torchtitan
+    from zsim.programs.torchtitan.text import is_saved_config
+    from zsim.programs.trainer.read import is_training_arguments, read_training_arguments
 
     suffix = Path(config).suffix.lower()
     if suffix in (".yaml", ".yml", ".json") and is_training_arguments(Path(config)):

@@ -8,23 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.accelerate.write import DEEPSPEED_FILE, accelerate_yaml, why_not_accelerate
-from zsim.specs.formats.deepspeed_json import deepspeed_json
-from zsim.specs.formats.fsdp_python import python_file, why_not_python
-from zsim.specs.formats.megatron.write import SCRIPT, megatron_script, why_not_megatron
-from zsim.specs.formats.toml import experiment_toml
-from zsim.specs.formats.torchtitan.write import (
+from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.deepspeed.export import deepspeed_json
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.torch.export import python_file, why_not_python
+from zsim.programs.accelerate.write import DEEPSPEED_FILE, accelerate_yaml, why_not_accelerate
+from zsim.programs.megatron_lm.write import SCRIPT, megatron_script, why_not_megatron
+from zsim.programs.torchtitan.write import (
     torchtitan_model,
     torchtitan_toml,
     why_not_torchtitan,
 )
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import DdpConfig, Fsdp1Config
-from zsim.specs.strategy.megatron import MegatronConfig
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.strategy.optimizers import optimizer_of
-from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 

@@ -2,9 +2,9 @@
 
 Megatron has the products of an expert on as many ranks as tensor parallelism, and brings tokens by
 all-gathers (core 0.16.1 training/arguments.py, core/transformer/transformer_config.py,
-core/parallel_state.py). DeepSpeed's are in `zsim.specs.strategy.deepspeed.experts`. torchtitan has one rank
-per expert or all of tensor parallelism, and all-to-alls or DeepEP (0.2.2 distributed/parallel_dims.py
-`_validate`, models/llama4/infra/parallelize.py).
+core/parallel_state.py). DeepSpeed's are in `zsim.frameworks.deepspeed.settings.experts`. torchtitan has
+one rank per expert or all of tensor parallelism, and all-to-alls or DeepEP (0.2.2
+distributed/parallel_dims.py `_validate`, models/llama4/infra/parallelize.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.experts import apply_capacity
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.experts import apply_capacity
 from zsim.specs.strategy.expert_loads import (
     End,
     assumed_load,

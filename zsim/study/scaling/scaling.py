@@ -27,13 +27,13 @@ from typing import Any, Literal
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.files import check_folder
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.differences import is_shared, range_of_row, verdict_of_row
 from zsim.study.search import largest_fitting
 from zsim.study.sweep.points import Point

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from zsim.frameworks.ddp.settings import DdpTable
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.zero_schema import ZERO_KEYS, json_key
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
-from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.topology.node_types import require_identical_nodes
 
 Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
@@ -184,6 +185,6 @@ def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
     if isinstance(strategy, MegatronConfig) and strategy.bucket_size is not None:
         return {"bucket_size": ("strategy.bucket_size", float(strategy.bucket_size), True)}
     table = job.experiment.strategy
-    if table.kind == "ddp":
+    if isinstance(table, DdpTable):
         return {"bucket_cap_mb": ("strategy.bucket_cap_mb", table.bucket_cap_mb, False)}
     return {}

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.deepspeed.settings.text import load_object
 from zsim.resources import PACKAGE
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.text import load_object
-from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.version import __version__
 
 

@@ -17,7 +17,7 @@ from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
-from zsim.specs.strategy.tables import STRATEGIES
+from zsim.specs.strategy.registry import STRATEGIES
 from zsim.study.sweep.expressions import Expression, nested_value
 from zsim.study.sweep.study_file import LABEL, Rule, Study, flatten
 

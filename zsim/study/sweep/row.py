@@ -12,11 +12,11 @@ from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.settings.effects import describe_settings
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.effects import describe_settings
 from zsim.study.sweep.run_columns import run_columns
 from zsim.study.sweep.store import Record
 

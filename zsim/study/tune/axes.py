@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from zsim.frameworks.deepspeed.settings.zero_schema import ZERO_KEYS, json_key
+from zsim.frameworks.megatron.settings.config import is_core_since
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.programs import find_config_mapping
 from zsim.specs.model.expert_layer import has_experts
-from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
-from zsim.specs.strategy.megatron import is_core_since
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.study.tune.base import RECOMPUTED, Base, value_of
 from zsim.study.tune.degrees import ORDER, PIPELINE, VIRTUAL, data_ranks, degrees, replicas_of
 

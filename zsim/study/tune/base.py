@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.deepspeed.settings.text import drop_comments, load_object
+from zsim.frameworks.deepspeed.settings.zero_schema import ZeroBlock
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.deepspeed.text import drop_comments, load_object
-from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
-from zsim.specs.strategy.tables import DeepSpeedTable
 
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # what a key of [parallelism] means where it is left out
@@ -179,7 +179,7 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
         )
     if parents[-1:] == ["zero_optimization"]:
         name = next((name for name, info in fields.items() if last in (name, info.alias)), last)
-        return _comparable(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]
+        return _comparable(key, getattr(job.strategy.zero, name, None))  # type: ignore[attr-defined]
     return _comparable(key, getattr(job.strategy, last, None))
 
 

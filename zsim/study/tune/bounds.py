@@ -22,6 +22,10 @@ from zsim.cost.kernels.update import OPTIMIZER_STATES, update_bytes
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.engine.micro_batches import extrapolate_seconds
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import COMPUTE
 from zsim.plan.node_types import gpu_of, host_of
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Op, Plan, Work
@@ -31,9 +35,6 @@ from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1Config, Fsdp2Config
-from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.training import TrainingConfig
 from zsim.study.tune.stage_bounds import StageBounds
 

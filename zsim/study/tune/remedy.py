@@ -16,10 +16,10 @@ from typing import Any
 from zsim.engine.micro_batches import limit_micro_batches, shorten_micro_batches
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.plan.memory.capacity import fits, peak_bytes
 from zsim.report.memory import Remedy
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STAGE, STRUCTURE, AxisChoice, TunedAxis, stage_of
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.bounds import plan_seconds

@@ -32,6 +32,8 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.fabric.algorithms.methods import CallKind, call_kind
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.idle import idle_fabric
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import COMPUTE
 from zsim.plan.make import stages_of
 from zsim.plan.ops import Collective, CollectiveKind, Group
@@ -40,8 +42,6 @@ from zsim.plan.workload.issued_work import IssuedWork, kernels_of
 from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
 from zsim.specs.experiment.job import Job, job_topology, slowest_gpu_slowdown
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.frameworks import Fsdp2Config
-from zsim.specs.strategy.megatron import MegatronConfig
 from zsim.specs.strategy.mesh import CONTEXT, DATA, TENSOR
 from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.parallelism import ParallelismConfig

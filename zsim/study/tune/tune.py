@@ -11,7 +11,7 @@ from zsim.files import check_folder
 from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.tables import STRATEGIES
+from zsim.specs.strategy.registry import STRATEGIES
 from zsim.study.tune.axes import DETAILS, PARALLELISM, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate

@@ -6,13 +6,17 @@ from dataclasses import replace
 from math import lcm
 
 from zsim.errors import NotSimulatedError
+from zsim.frameworks.ddp.settings import DdpTable
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.frameworks.reference.settings import ReferenceTable
 from zsim.specs.experiment.data.draw import BatchPlan, draw_lengths
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.model.spec import Attention, Linear, ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismConfig
-from zsim.specs.strategy.tables import DdpTable, Fsdp1Table, Fsdp2Table, ReferenceTable, StrategyTable
+from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
 
 _GRADIENT_SHARDING_STAGE = 2  # the stage of ZeRO from which on gradients are reduced in every micro-batch

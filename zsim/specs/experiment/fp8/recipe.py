@@ -5,14 +5,15 @@ from __future__ import annotations
 from math import gcd
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.model.fp8_layers import mark_fp8_layers
 from zsim.specs.model.spec import Activation, Attention, Linear, ModelSpec
 from zsim.specs.strategy.fp8 import TORCHAO_RECIPES, Fp8, Fp8Recipe
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismConfig
-from zsim.specs.strategy.tables import Fsdp2Table, StrategyTable
+from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
 
 # The least compute capability of each recipe: Transformer Engine 2.17 pytorch/quantization.py

@@ -9,15 +9,15 @@ import re
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters
 from zsim.specs.model.expert_adapters import split_stacked_targets, transformers_4_names
 from zsim.specs.model.expert_layer import has_experts, stacked_experts
 from zsim.specs.model.spec import Linear, ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.tables import StrategyTable
+from zsim.specs.strategy.table import StrategyTable
 
 _WHERE = "training.lora.target_parameters"
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.megatron.settings.config import is_core
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.placement import parse_node_numbers
 from zsim.specs.experiment.tables import Experiment, TrainingTable
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.megatron import is_core
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import AttentionKind, Checkpointing
 

@@ -12,12 +12,14 @@ Transformer Engine's FusedAdam takes the local tensors (pytorch/optimizers/fused
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.frameworks.megatron.settings.config import is_core_since
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.megatron import is_core_since
-from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
-from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table, StrategyTable
+from zsim.specs.strategy.table import StrategyTable
 
 _WHERE = "training.optimizer"
 _MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16", "lion", "muon")
@@ -62,7 +64,7 @@ def _check_megatron(name: str, strategy: MegatronTable) -> None:
     """Checks an optimizer as Megatron-Core 0.16.1 to 0.19.0 does.
 
     Sources: training/arguments.py (`--optimizer`) and core/optimizer/distrib_optimizer.py, whose assertion
-    names Lion from 0.19 on. Its Muon is checked in zsim/specs/strategy/megatron_muon.py.
+    names Lion from 0.19 on. Its Muon is checked in zsim/frameworks/megatron/settings/muon.py.
     """
     if name == "muon" and strategy.engine != "megatron":
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.capture.settings import captured_length
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.kernel_choices import attention_kind, cross_entropy_of
@@ -10,7 +11,6 @@ from zsim.specs.experiment.strategies import default_precision
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, TrainingConfig
 

@@ -11,6 +11,7 @@ adapter's casts to autocast, which has none to do in 16 bits (0.21.2 tuners/lora
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.adapted_experts import adapt_experts, check_has_experts
 from zsim.specs.experiment.training.lora_table import LoraTable, merge_adapter_config
@@ -27,7 +28,6 @@ from zsim.specs.model.expert_loop import has_linear_routers
 from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
 from zsim.specs.model.fusion import MEGATRON_PRODUCTS, fuse_megatron_products
 from zsim.specs.model.spec import Linear, ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import Precision

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.settings.release import parse_release
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_looped_form
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.release import parse_release
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.tables import DeepSpeedTable, StrategyTable
+from zsim.specs.strategy.table import StrategyTable
 
 _KEY = "training.transformers"
 NEWEST, LAST_OF_MODULES = "5.23", "4.57"

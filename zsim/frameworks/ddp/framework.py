@@ -1,0 +1,13 @@
+"""Ddp, as resolving asks for it."""
+
+from __future__ import annotations
+
+from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
+from zsim.specs.strategy.framework import Framework
+
+
+class Ddp(Framework[DdpTable, DdpConfig]):
+    table = DdpTable
+
+
+FRAMEWORK = Ddp()

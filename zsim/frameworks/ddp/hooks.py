@@ -1,0 +1,28 @@
+"""DDP's hooks in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zsim.frameworks.ddp.schedule import DdpSchedule
+from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.plan.framework_hooks import FrameworkHooks
+from zsim.plan.hooks import Hooks
+from zsim.plan.moments import BetweenSteps, JobMoment
+from zsim.plan.shared.full_state import replicated_moments
+from zsim.plan.stage import Stage
+
+
+class DdpHooks(FrameworkHooks[DdpConfig]):
+    """DDP's buckets do not depend on the number of ranks."""
+
+    is_independent_of_ranks = True
+
+    def make(self, stage: Stage, config: DdpConfig) -> Hooks:
+        return DdpSchedule(stage, config)
+
+    def moments(self, state: BetweenSteps) -> Iterable[JobMoment]:
+        return replicated_moments(state)
+
+
+HOOKS = DdpHooks()

@@ -1,0 +1,36 @@
+"""The settings of torch's DistributedDataParallel."""
+
+# See [Note: annotations of tables].
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from zsim.specs.strategy.table import StrategyConfig, StrategyTable
+
+
+class DdpTable(StrategyTable):
+    """`kind = "ddp"`: torch DistributedDataParallel."""
+
+    kind: Literal["ddp"] = Field(
+        description="whose data parallelism: torch's DDP, FSDP1 or FSDP2, DeepSpeed's ZeRO, "
+        "Megatron's, or ZeRO as in its paper"
+    )
+    bucket_cap_mb: float = Field(default=25.0, gt=0, le=1e9, description="MiB of gradients in a bucket")
+    gradient_as_bucket_view: bool = Field(
+        default=False, description="gradients live in the buckets, not beside them"
+    )
+    no_sync: bool = Field(default=True, description="gradients are reduced after the last micro-batch only")
+
+
+@dataclass(frozen=True, slots=True)
+class DdpConfig(StrategyConfig):
+    """torch DistributedDataParallel. Caps are in bytes."""
+
+    kind: ClassVar[str] = "ddp"
+
+    bucket_cap_bytes: int = 25 * 2**20
+    first_bucket_cap_bytes: int = 2**20
+    gradient_as_bucket_view: bool = False
+    no_sync: bool = True

@@ -1,0 +1,75 @@
+"""`[strategy]` of DeepSpeed's ZeRO."""
+
+# See [Note: annotations of tables].
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from zsim.specs.strategy.table import Count, StrategyTable
+
+
+class DeepSpeedTable(StrategyTable):
+    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's file.
+
+    `tile_numel` is that of `deepspeed.zero.TiledLinear`, and `zero_init` is `deepspeed.zero.Init`.
+    `delayed_parameter_update` is ZeRO-Offload's (arXiv 2101.06840, section 5.2) and in no release of
+    DeepSpeed.
+    """
+
+    kind: Literal["deepspeed"] = Field(description="whose data parallelism")
+    stage: Literal[0, 1, 2, 3] | None = Field(
+        default=None,
+        description="the ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; left "
+        "out: as `config` says, which is then needed",
+    )
+    config: str | dict[str, Any] | None = Field(
+        default=None,
+        description="DeepSpeed's JSON file, or its content as a table; left out: DeepSpeed's defaults at "
+        "`stage`",
+    )
+    config_name: str | None = Field(
+        default=None, description="what messages call a `config` that is a table; left out: DeepSpeed config"
+    )
+    version: str = Field(default="0.19.8", description="the release whose behaviour and defaults apply")
+    fetches_one_by_one: bool = Field(
+        default=False, description="stage 3 gathers parameters one after the other, as before 0.6"
+    )
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _check_version_is_text(cls, value: object) -> object:
+        if isinstance(value, int | float):
+            raise ValueError(f'found the number {value}, expected a release in quotes, as in "0.19.8"')
+        return value
+
+    leaf_modules: tuple[str, ...] = Field(
+        default=(),
+        description="classes that the script has stage 3 fetch whole, `deepspeed.utils.set_z3_leaf_modules` "
+        'or Accelerate\'s `deepspeed_moe_layer_cls_names`: "MixtralSparseMoeBlock"',
+    )
+    tile_numel: Count | None = Field(
+        default=None,
+        description="linear layers with more weights are `deepspeed.zero.TiledLinear`, with tiles of at "
+        "most this many; left out: none are",
+    )
+    zero_init: bool = Field(
+        default=True,
+        description="a stage-3 model is built sharded, as transformers' Trainer does; false: every "
+        "GPU first holds all of it",
+    )
+    delayed_parameter_update: bool = Field(
+        default=False,
+        description="the CPU's update runs a step late, beside the next step (ZeRO-Offload, "
+        "section 5.2); in no release",
+    )
+    expert_layer: Literal["autoep", "moe"] | None = Field(
+        default=None,
+        description="whose layer has the routed experts: AutoEP's, or `deepspeed.moe.layer.MoE`; left out: "
+        "AutoEP's if the file enables it, else the latter if experts are spread over ranks",
+    )
+    drops_tokens: bool = Field(
+        default=True,
+        description="`drop_tokens` of `deepspeed.moe.layer.MoE`; false: every expert is filled up to the "
+        "fullest",
+    )

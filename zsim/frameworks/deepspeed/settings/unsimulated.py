@@ -1,0 +1,114 @@
+"""Settings of a DeepSpeed JSON that zsim does not simulate yet, or omits because their cost is small."""
+
+from __future__ import annotations
+
+from zsim.errors import NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import (
+    DeepSpeedConfig,
+    OptimizerChoice,
+    UnsimulatedSetting,
+    ZeroConfig,
+)
+from zsim.frameworks.deepspeed.settings.keys import UnsimulatedBehavior, is_enabled
+from zsim.frameworks.deepspeed.settings.reader import Reading
+from zsim.frameworks.deepspeed.settings.schema import FILE_KEYS, DeepSpeedFile, TensorParallelBlock
+
+SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon")
+
+
+# Every key that may ask for behaviour that zsim does not simulate, and that behaviour.
+_BLOCKS = {
+    name: entry
+    for name, info in DeepSpeedFile.model_fields.items()
+    for entry in info.metadata
+    if isinstance(entry, UnsimulatedBehavior)
+}
+
+
+def find_unsimulated(
+    reading: Reading, zero: ZeroConfig, optimizer: OptimizerChoice
+) -> tuple[UnsimulatedSetting, ...]:
+    """Every setting of the file that zsim does not simulate, although it changes the step."""
+    unsimulated = list(_find_in_zero(reading, zero))
+    file = reading.file
+    for key, block in _BLOCKS.items():
+        if block.is_on(getattr(file, key)):
+            unsimulated.append(UnsimulatedSetting(key, block.what))
+    unsimulated += _find_in_tensor_parallel(file.tensor_parallel)
+    if not file.managed_gradient_accumulation:
+        unsimulated.append(
+            UnsimulatedSetting("managed_gradient_accumulation", "accumulation that the script manages")
+        )
+    if file.bf16 is not None and file.bf16.bf16_master_weights_and_grads:
+        unsimulated.append(UnsimulatedSetting("bf16.bf16_master_weights_and_grads", "master weights in bf16"))
+    if file.fp16 is not None and file.fp16.fp16_master_weights_and_grads:
+        unsimulated.append(UnsimulatedSetting("fp16.fp16_master_weights_and_grads", "master weights in fp16"))
+    if optimizer.name is not None and optimizer.name not in SIMULATED_OPTIMIZERS:
+        unsimulated.append(
+            UnsimulatedSetting(
+                "optimizer.type",
+                f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD, Adafactor and "
+                "Muon,",
+            )
+        )
+    return tuple(unsimulated)
+
+
+def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[UnsimulatedSetting]:
+    if block is None or block.autotp_size <= 1:
+        return []
+    settings = {
+        "vocab_parallel_lm_head": (block.vocab_parallel_lm_head, "a head split by its vocabulary"),
+        "partition_config": (block.partition_config, "layers split in a way of one's own"),
+    }
+    return [
+        UnsimulatedSetting(f"tensor_parallel.{key}", feature)
+        for key, (is_on, feature) in settings.items()
+        if is_on
+    ]
+
+
+def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[UnsimulatedSetting]:
+    prefix = "zero_optimization."
+    settings = []
+    optimizer = zero.offload_optimizer
+    if optimizer is not None and optimizer.super_offload:
+        feature = "SuperOffload (a worker process that steps on the CPU during backward, made for GH200)"
+        settings.append(("offload_optimizer", feature))
+    is_partial = optimizer is not None and (optimizer.ratio < 1 or zero.is_mics)
+    if optimizer is not None and optimizer.device == "nvme" and is_partial:
+        ratio = "MiCS, whose optimizer takes the ratio to be 0," if zero.is_mics else "a ratio below 1"
+        feature = (
+            f"{ratio} with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with torch's "
+            "AdamW and moments of its own)"
+        )
+        settings.append(("offload_optimizer", feature))
+    if zero.zenflow is not None and zero.stage > 0:
+        settings.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
+    return [UnsimulatedSetting(prefix + key, feature) for key, feature in settings]
+
+
+def unmodelled_notes(reading: Reading) -> list[str]:
+    """Notes on keys that cost a little time in reality and none in zsim."""
+    notes = []
+    costly = [
+        name
+        for name, key in FILE_KEYS.items()
+        if key.is_measuring and is_enabled(getattr(reading.file, name))
+    ]
+    if costly:
+        notes.append(
+            f"{reading.where}: {', '.join(costly)}: DeepSpeed waits for the GPU to measure; left out here"
+        )
+    return notes
+
+
+def refuse_unsimulated(config: DeepSpeedConfig) -> None:
+    """Raises NotSimulatedError that names the first key zsim cannot simulate yet."""
+    if config.unsimulated:
+        first = config.unsimulated[0]
+        other_keys = ", ".join(f"'{entry.key}'" for entry in config.unsimulated[1:])
+        also = f" (nor {other_keys})" if other_keys else ""
+        raise NotSimulatedError(
+            f"{config.name}: {first.key}: zsim does not simulate {first.reason} yet{also}"
+        )

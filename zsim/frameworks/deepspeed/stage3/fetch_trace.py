@@ -1,0 +1,182 @@
+"""The recorded order of ZeRO-3's modules and their parameters, which fetches follow.
+
+The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, for the complete trace of one forward and
+backward (module_order.py). Sizes are elements of whole parameters.
+
+# [Note: external parameters]
+A weight that another module's forward reads without calling the owner of the weight (the head's, by a fused
+loss) becomes a parameter of the reading module, here the model itself (`parameter_offload.py`,
+`ZeROOrderedDict`). It is fetched when the model's forward begins and held to the end of backward, because the
+model's inputs have no gradient and so no hook after backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from zsim.cost.memory.adapters import flat_numel
+from zsim.frameworks.deepspeed.settings.config import ZeroConfig
+from zsim.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
+from zsim.frameworks.deepspeed.stage3.module_order import (
+    ROOT,
+    HookedModules,
+    calls_without_backward,
+    expert_lists,
+    hooked_modules,
+)
+from zsim.plan.workload.workload import Workload
+from zsim.specs.model.experts import GroupedLinear, Router
+from zsim.specs.model.spec import Embedding, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroParameter:
+    """One partitioned parameter. Every rank holds ceil(numel / ranks) elements, and the last shards are
+    padded. Elements of 4-bit weights are the 16-bit numbers that they are stored as.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    numel: int
+    shard_numel: int
+    padded_numel: int
+    is_persistent: bool
+    is_trained: bool = True
+    belongs_to: str = ""
+    """The kind of ranks that have the parameter if not all do (routed experts), else ""."""
+
+    @property
+    def trained_shard_numel(self) -> int:
+        """Elements of the shard that the optimizer updates."""
+        return self.shard_numel if self.is_trained else 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTrace:
+    """The order in which modules are entered, and their parameters.
+
+    A unit is a module with parameters, or a leaf module.
+    """
+
+    parameters: tuple[ZeroParameter, ...]
+    parameters_per_unit: dict[str, tuple[int, ...]]
+    first: dict[str, str]
+    """Maps the module call that begins a unit, of those with a backward, to the unit."""
+    last: dict[str, str]
+    """Maps the module call that ends a unit in forward order to the unit."""
+    hooked: HookedModules
+    """All hooked modules."""
+    steps: tuple[tuple[int, ...], ...]
+    """`steps[i]` are the parameters of the module entered at step i."""
+    traversed: tuple[int, ...]
+    """`traversed[i]` is the number of elements of all steps before i."""
+    next_use: tuple[tuple[int, ...], ...]
+    """`next_use[i][k]` is the next step after i that uses the k-th parameter of step i (`len(steps)` if there
+    is none).
+    """
+    external: tuple[int, ...] = ()
+    """The parameters of the model itself. See [Note: external parameters]."""
+
+
+def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int = 0) -> FetchTrace:
+    """The trace that DeepSpeed records: modules in the order in which their hooks fire. Shards are cut over
+    `world_size` ranks, and those of experts that fewer ranks have over `expert_ranks`.
+    """
+    recorded = workload.memoize(_record_trace, zero)
+    return replace(recorded, parameters=tuple(_parameters(workload, zero, world_size, expert_ranks)))
+
+
+def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
+    """The trace without its parameters: it is the same for any number of ranks."""
+    named = list(workload.model.named_parameters())
+    numels = [flat_numel(parameter) for _, parameter in named]
+    parameters_per_module = _parameters_per_module(
+        workload, {name: number for number, (name, _) in enumerate(named)}
+    )
+    external = parameters_per_module.pop(workload.fused_head, ()) if workload.fused_head else ()
+    module_numels = {
+        name: sum(numels[number] for number in module_parameters)
+        for name, module_parameters in parameters_per_module.items()
+        if module_parameters
+    }
+    experts = dict.fromkeys(
+        call.name.rpartition(".")[0]
+        for segment in workload.segments
+        for call in segment.calls
+        if isinstance(call.module.op_spec, GroupedLinear)
+    )
+    expert_modules = expert_units(list(experts), expert_lists(workload), _experts_family(workload), zero)
+    unit_of = unit_names(module_numels, workload.model.block_lists, zero, expert_modules)
+    parameters_per_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
+    for name in module_numels:
+        unit_parameters = (*parameters_per_unit.get(unit_of[name], ()), *parameters_per_module[name])
+        parameters_per_unit[unit_of[name]] = tuple(sorted(set(unit_parameters)))
+    last = {unit: name for name, unit in unit_of.items()}
+    modules_without_backward = calls_without_backward(workload)
+    first = {unit: name for name, unit in reversed(unit_of.items()) if name not in modules_without_backward}
+    ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
+    hooked = hooked_modules(workload, unit_of)
+    steps = tuple([parameters_per_unit.get(module, ()) for module in hooked.order(workload)])
+    traversed, next_use = _distances(numels, steps)
+    return FetchTrace((), parameters_per_unit, *ends, hooked, steps, traversed, next_use, external)
+
+
+def _experts_family(workload: Workload) -> str:
+    """The family whose class has router and experts, "" where AutoEP's class has replaced it."""
+    op_specs = [call.module.op_spec for segment in workload.segments for call in segment.calls]
+    is_replaced = any(isinstance(op_spec, Router) and op_spec.library == "autoep" for op_spec in op_specs)
+    return "" if is_replaced else workload.model.family
+
+
+def _parameters(
+    workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int
+) -> list[ZeroParameter]:
+    """The parameters in the order of `named_parameters()`, by which DeepSpeed numbers them."""
+    parameters = []
+    persistent_left = zero.model_persistence_threshold
+    for name, parameter in workload.model.named_parameters():
+        numel = flat_numel(parameter)
+        is_persistent = numel <= zero.param_persistence_threshold and numel <= persistent_left
+        persistent_left -= numel if is_persistent else 0
+        ranks = expert_ranks if parameter.rank_kind else world_size
+        shard = -(-numel // ranks)
+        padded, is_trained = shard * ranks, parameter.trainable
+        parameters.append(
+            ZeroParameter(
+                name, parameter.shape, numel, shard, padded, is_persistent, is_trained, parameter.rank_kind
+            )
+        )
+    return parameters
+
+
+def _parameters_per_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The parameters that each module call uses. A tied head uses the embedding's weight."""
+    parameters_per_module: dict[str, tuple[int, ...]] = {}
+    embedding: tuple[int, ...] = ()
+    for segment in workload.segments:
+        for call in segment.calls:
+            used_parameters = tuple(numbers[call.parameter_name(parameter)] for parameter in call.parameters)
+            if isinstance(call.module.op_spec, Embedding) and not embedding:
+                embedding = used_parameters
+            elif isinstance(call.module.op_spec, Linear) and not used_parameters and segment.kind == "after":
+                used_parameters = embedding
+            parameters_per_module[call.name] = used_parameters
+    return parameters_per_module
+
+
+def _distances(
+    numels: Sequence[int], steps: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    lengths = [sum([numels[number] for number in step]) if step else 0 for step in steps]
+    traversed = accumulate(lengths, initial=0)
+    next_step: dict[int, int] = {}
+    next_use: list[tuple[int, ...]] = [()] * len(steps)
+    never = len(steps)
+    for index in range(len(steps) - 1, -1, -1):
+        step = steps[index]
+        if step:
+            next_use[index] = tuple([next_step.get(number, never) for number in step])
+            next_step.update(dict.fromkeys(step, index))
+    return tuple(traversed), tuple(next_use)

@@ -1,0 +1,90 @@
+"""ZeRO-3 of DeepSpeed before 0.6: one call per parameter, with the device synchronized around each.
+
+Transcribed from DeepSpeed 0.4.0 `runtime/zero/partition_parameters.py` (`_allgather_param`,
+`_reduce_scatter_gradient`) and `stage3.py` (`_synchronize_communication`). Pull request 1453 of 0.6 gathers
+the parameters of one fetch together, and waits on events.
+
+# [Note: a synchronized device]
+Before every gather, and once a module's parameters are gathered, the host waits for all streams. So a gather
+overlaps with at most the one module that runs after its start, and every fetch waits for reductions.
+
+# [Note: a list of parts]
+`dist.all_gather` and `dist.reduce_scatter` take lists with a tensor for every rank. Python slices them, and
+NCCL's process group copies them from and to a temporary tensor: both costs grow with the number of ranks.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.update import fill_kernels
+from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.stage3.coordinator import Fetch
+from zsim.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
+from zsim.frameworks.deepspeed.stage3.gather import Gatherer
+from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
+from zsim.plan.ops import Group
+
+
+class SynchronizedGatherer(Gatherer):
+    """Gathers parameter by parameter. See the module's notes."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        trace: FetchTrace,
+        config: DeepSpeedConfig,
+        stream: str,
+        group: Group,
+        reduce_stream: str,
+    ) -> None:
+        super().__init__(builder, trace, config, stream, group)
+        self._streams = (COMPUTE, stream, reduce_stream)
+
+    def split_fetch(self, fetch: Fetch) -> list[Fetch]:
+        return [Fetch((number,), fetch.group) for number in fetch.parameters]
+
+    def start(self, part: Fetch) -> None:
+        """_allgather_param: zeros, a device synchronization, the slices, the call, the copies."""
+        builder, size, (number,) = self.builder, self.padded_bytes(part), part.parameters
+        ranks, name = builder.groups[part.group].size, self.trace.parameters[number].name
+        builder.allocate("buffers", size)
+        builder.kernels(f"zeros for {name}", fill_kernels(size))
+        self._synchronize()
+        builder.host(f"slice {name}", overhead="deepspeed_part", events=ranks)
+        builder.wait_stream(self.stream, COMPUTE)
+        builder.allocate("buffers", size)
+        self._collective(part, size, "all_gather", self.config.param_dtype)
+        kernels = move_kernels(size, size, launches=ranks)
+        self._started[number] = builder.kernels(f"copy parts of {name}", kernels, stream=self.stream)
+        builder.free_when_done("buffers", size, self._started[number])
+
+    def finish(self, part: Fetch) -> int:
+        """Run `_synchronize_communication` and return the event of the gathered parameter."""
+        self._synchronize()
+        return self._started.pop(part.parameters[0])
+
+    def _synchronize(self) -> None:
+        for stream in self._streams:
+            self.builder.host_wait(self.builder.record(stream))
+
+
+def reduce_scatter_per_parameter(
+    builder: PlanBuilder, trace: FetchTrace, parameters: list[int], *, dtype: str, group: str, stream: str
+) -> None:
+    """_reduce_scatter_gradients: one call per parameter, whose list of parts is joined before. The caller
+    averages the bucket.
+    """
+    ranks = builder.groups[group].size
+    for number in parameters:
+        parameter = trace.parameters[number]
+        size = parameter.padded_numel * DTYPE_BYTES[dtype]
+        builder.allocate("buffers", size)
+        builder.kernels(
+            f"join parts of {parameter.name}", move_kernels(size, size, launches=ranks), stream=stream,
+            overhead="deepspeed_part", events=ranks,
+        )  # fmt: skip
+        name = f"reduce_scatter {parameter.name}"
+        done = builder.collective(
+            "reduce_scatter", size, dtype, group, stream=stream, name=name, module=parameter.name
+        )
+        builder.free_when_done("buffers", size, done)

@@ -1,0 +1,13 @@
+"""Fsdp1, as resolving asks for it."""
+
+from __future__ import annotations
+
+from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
+from zsim.specs.strategy.framework import Framework
+
+
+class Fsdp1(Framework[Fsdp1Table, Fsdp1Config]):
+    table = Fsdp1Table
+
+
+FRAMEWORK = Fsdp1()

@@ -1,0 +1,13 @@
+"""Fsdp2, as resolving asks for it."""
+
+from __future__ import annotations
+
+from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
+from zsim.specs.strategy.framework import Framework
+
+
+class Fsdp2(Framework[Fsdp2Table, Fsdp2Config]):
+    table = Fsdp2Table
+
+
+FRAMEWORK = Fsdp2()

@@ -1,0 +1,62 @@
+"""The settings of torch's `fully_shard`."""
+
+# See [Note: annotations of tables].
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field, StrictBool, field_validator
+
+from zsim.frameworks.torch.fsdp_table import FsdpTable
+from zsim.specs.strategy.table import Count, StrategyConfig
+
+
+class Fsdp2Table(FsdpTable):
+    """`kind = "fsdp2"`: torch `fully_shard`. `replicate` > 1 is HSDP."""
+
+    kind: Literal["fsdp2"] = Field(description="whose data parallelism")
+    reshard_after_forward: StrictBool | Count | None = Field(
+        default=None,
+        description="whether a unit is freed between forward and backward; a number: kept sharded "
+        "over so many ranks; left out: all but the last",
+    )
+
+    precompute_fp8_scales: bool = Field(
+        default=False, description="the scales of all fp8 weights are agreed on at once, behind the update"
+    )
+
+    @field_validator("reshard_after_forward", mode="before")
+    @classmethod
+    def _check_reshard_value(cls, value: object) -> object:
+        is_group = isinstance(value, int) and value >= 1
+        if not (value is None or isinstance(value, bool) or is_group):
+            raise ValueError(f"expected true, false or a group size, found {value!r}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp2Config(StrategyConfig):
+    """torch `fully_shard`."""
+
+    kind: ClassVar[str] = "fsdp2"
+
+    reshard_after_forward: bool | int | None
+    """None is the default of the wrapping: True, but False for the root."""
+    replicate: int
+    """Replicas of the sharded group. More than 1 is HSDP."""
+    wrapping: str
+    param_dtype: str
+    """The type that is gathered. With "fp8" the weights of fp8 products are gathered in fp8 and all other
+    parameters in bf16, and the maximum of each weight is all-reduced before it is gathered.
+    """
+    reduce_dtype: str
+    no_sync: bool
+    """Gradients are reduced only after the last micro-batch."""
+    reduce_scatter_max_input_buffers: int = 1
+    cpu_offload: bool = False
+    gpus_per_node: int = 8
+    """GPUs that DTensor takes for a node when it weighs collectives."""
+    job_gpus_per_node: int = 8
+    """GPUs of the job that are on one node."""
+    precomputes_scales: bool = False
+    """The maxima of all fp8 weights are all-reduced in one collective after the update."""

@@ -1,0 +1,14 @@
+"""Megatron, as resolving asks for it."""
+
+from __future__ import annotations
+
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.specs.strategy.framework import Framework
+
+
+class Megatron(Framework[MegatronTable, MegatronConfig]):
+    table = MegatronTable
+
+
+FRAMEWORK = Megatron()

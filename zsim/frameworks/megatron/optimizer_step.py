@@ -1,0 +1,94 @@
+"""Megatron's optimizer on the elements that a rank owns: fp32 gradients, unscale, norm, update, cast back.
+
+Transcribed from Megatron-Core 0.12 `core/optimizer/optimizer.py` (MixedPrecisionOptimizer.step) and
+`clip_grads.py`. Megatron-LM 2.5's `megatron/optimizer/optimizer.py` does the same in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
+from zsim.cost.optimizers.kernels import megatron_lion_kernels
+from zsim.cost.optimizers.tensors import UpdatedTensor
+from zsim.frameworks.megatron.low_precision_states import update_low_precision
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.shared.host_reads import read_scalar
+from zsim.plan.shared.optimizer import UPDATE, update
+from zsim.specs.strategy.training import TrainingConfig
+
+
+def update_parameters(
+    builder: PlanBuilder,
+    strategy: MegatronConfig,
+    training: TrainingConfig,
+    numels: Sequence[int],
+    groups: Sequence[str],
+    *,
+    copies_back: bool = True,
+) -> None:
+    """Issue the update of this rank's elements of each tensor.
+
+    Norm and overflow are reduced over `groups`, [] if every rank has all gradients. If `copies_back`, the
+    updated weights are cast to the model's in one pass. fp32 copies of 16-bit gradients live until the end of
+    the update. Megatron scales the gradients only if their norm is above the limit (`clip_coeff < 1.0`),
+    which stops early in a training: no scaling is issued.
+    """
+    numel, is_low, states = sum(numels), strategy.param_dtype != "fp32", strategy.precision_aware
+    is_decoupled = states is not None and states.has_masters  # it reads gradients in their own type
+    copies = prepare_gradients(builder, strategy, training, [numels], groups)
+    if strategy.skips_update:
+        builder.free("gradients", copies)
+        return
+    if states is not None and is_low:
+        gradient_dtype = strategy.grad_dtype if is_decoupled else "fp32"
+        update_low_precision(builder, states, strategy.param_dtype, gradient_dtype, numels)
+        if not is_decoupled and copies_back:
+            builder.kernels("copy main weights", cast_kernels(numel, "fp32", strategy.param_dtype))
+        builder.free("gradients", copies)
+        return
+    if training.optimizer == "lion":
+        kernels = megatron_lion_kernels(numel, len(numels))
+        casts = cast_kernels(numel, "fp32", strategy.param_dtype) if is_low and copies_back else ()
+        builder.kernels(UPDATE, (*kernels, *casts), overhead="optimizer_step")
+        builder.free("gradients", copies)
+        return
+    update(
+        builder,
+        training,
+        UpdatedTensor.flat(numels),
+        gradient_dtype="fp32",
+        state_dtype="fp32",
+        low_precision_copy=is_low and copies_back,
+    )
+    builder.free("gradients", copies)
+
+
+def prepare_gradients(
+    builder: PlanBuilder,
+    strategy: MegatronConfig,
+    training: TrainingConfig,
+    numel_lists: Sequence[Sequence[int]],
+    groups: Sequence[str],
+) -> int:
+    """Issue fp32 copies of gradients, their scale and their norm. There is one norm for each of `numel_lists`
+    of tensors' elements (optimizers in a chain that do not share a group). Returns the bytes of the copies,
+    which the caller frees.
+    """
+    numels = [numel for tensor_numels in numel_lists for numel in tensor_numels]
+    numel, states = sum(numels), strategy.precision_aware
+    is_decoupled = states is not None and states.has_masters
+    copies = numel * 4 if strategy.grad_dtype != "fp32" and not is_decoupled else 0
+    builder.allocate("gradients", copies)
+    if copies:
+        builder.kernels("copy gradients to fp32", cast_kernels(numel, strategy.grad_dtype, "fp32"))
+    if training.precision == "fp16":
+        builder.kernels("unscale gradients", scale_kernels(numel, "fp32", len(numels)))
+        read_scalar(builder, "overflow", "fp32", groups)
+    if training.gradient_clipping > 0 and not strategy.skips_update:
+        dtype = strategy.grad_dtype if is_decoupled else "fp32"
+        for tensor_numels in numel_lists:
+            builder.kernels("gradient norm", norm_kernels(sum(tensor_numels), dtype, len(tensor_numels)))
+            read_scalar(builder, "gradient norm", "fp32", groups)
+    return copies

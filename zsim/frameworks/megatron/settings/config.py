@@ -1,0 +1,365 @@
+"""Megatron's data parallelism, resolved for a release.
+
+Releases of Megatron-Core are 0.4 and later. Those of Megatron-LM before Core are 1.0 (April 2020) to 3.0.
+Read from NVIDIA/Megatron-LM: local DDP joins gradients for one all-reduce and copies the sums back until 2.5
+(`megatron/model/distributed.py`), and keeps them in one contiguous buffer from 2.6 on (e8fb052f). Products
+add their weights' gradients to it themselves (`--gradient-accumulation-fusion`, 83b1e42f of February 2022)
+and there is a distributed optimizer (329fe582) from 3.0 on. Core 0.4 overlaps reductions (2d5220a4) and
+gathers (f048bf8c) and looks for NaN before it reduces (b1116a0c). Core 0.10 has several instances of the
+distributed optimizer (bb84eb93).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zsim.dtypes import DTYPE_BYTES
+from zsim.errors import InputError
+from zsim.frameworks.megatron.settings.experts import (
+    attention_overhead,
+    block_overhead,
+    expert_overheads,
+    linear_overheads,
+    local_expert_overhead,
+    norm_overheads,
+    pairing_overhead,
+    product_overhead,
+)
+from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp, check_fsdp_layout, resolve_megatron_fsdp
+from zsim.frameworks.megatron.settings.muon import MegatronMuon, refuse_muon_keys, resolve_megatron_muon
+from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware, resolve_precision_aware
+from zsim.frameworks.megatron.settings.table import NEWEST_CORE, MegatronTable
+from zsim.specs.cluster.cublas import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, workspace_bytes
+from zsim.specs.strategy.table import StrategyConfig
+from zsim.specs.strategy.training import TrainingConfig
+
+_DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
+_FIRST_CORE_RELEASE, _INSTANCES_RELEASE = (0, 4), (0, 10)
+_SEND_WAIT_RELEASE, _SCATTER_RELEASE, _REPLICA_SAVE_RELEASE = (0, 18), (2, 1), (0, 15)
+_PLACEHOLDER_RELEASE = (0, 13)
+_BUFFER_RELEASE, _SHARDING_RELEASE = (2, 6), (3, 0)  # of Megatron-LM before Core
+_ENGINE_WORKSPACE = 2**22  # Transformer Engine's, before Hopper
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronConfig(StrategyConfig):
+    """Megatron's data parallelism, resolved."""
+
+    kind: ClassVar[str] = "megatron"
+
+    distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    param_dtype: str
+    grad_dtype: str
+    average_in_collective: bool
+    bucket_size: int | None
+    """Elements of a bucket. None if all gradients are one bucket."""
+    optimizer_instances: int
+    is_contiguous: bool
+    """Gradients live in one persistent buffer. Otherwise they live in `.grad` and are joined to be
+    reduced.
+    """
+    fuses_accumulation: bool
+    """The product for a weight's gradient adds it to the buffer."""
+    checks_nan: bool
+    """The host reads the norm of a bucket before it is reduced."""
+    has_whole_tensor_owners: bool = False
+    """InternEvo's distributed optimizer, never Megatron's. Gradients are summed on all ranks, and whole
+    tensors belong to ranks, which broadcast them.
+    """
+    is_nanotron: bool = False
+    """nanotron's own gradients and ZeRO-1 (zsim/frameworks/megatron/nanotron.py)."""
+    block_overhead: str | None = "megatron_core_block"
+    """The event that says what the Python of one pass through a block costs the host, in Megatron or
+    nanotron. None with CUDA graphs and for InternEvo's blocks.
+    """
+    expert_overheads: tuple[str | None, str | None] = (None, None)
+    """The events of a layer's router and of each of its two grouped products."""
+    local_expert_overhead: str | None = None
+    """The event of one local expert in each of its two products, where experts run one after the other."""
+    product_overhead: str | None = None
+    """The event of each of an expert's products beyond the first's, where they run on several streams."""
+    norm_overheads: tuple[str | None, str | None] = (None, None)
+    """The events of norms that are modules of their own, in attention and before a router."""
+    linear_overheads: tuple[str | None, str | None] = (None, None)
+    """The events of dense products beyond the four that a block is fitted with, in attention and in shared
+    experts.
+    """
+    attention_overhead: str | None = None
+    """The event, in addition to a block's, of Transformer Engine's attention without a fused kernel."""
+    pairing_overhead: str | None = None
+    """The event, in addition to a block's, of a layer that is split under `overlap_expert_parallel`."""
+    skips_update: bool = False
+    """The loss scale is still falling, and gradients that overflow are thrown away."""
+    overlap_p2p: bool = True
+    """In the interleaved schedule, messages between stages overlap with computation."""
+    align_grad_reduce: bool = True
+    """In the interleaved schedule, all pipeline ranks reduce a chunk's gradients at the same point."""
+    align_param_gather: bool = True
+    """In the interleaved schedule, all pipeline ranks gather a chunk's parameters at the same point."""
+    overlap_p2p_warmup_flush: bool = False
+    """In the interleaved schedule, messages overlap in warm-up and cool-down as well."""
+    micro_batch_group: int | None = None
+    """Micro-batches that a chunk runs before the next chunk, in the interleaved schedule. None for as many as
+    pipeline ranks.
+    """
+    waits_sends: bool = False
+    """A forward's send is waited for at once (core 0.18, 260cba71)."""
+    scatters_messages: bool = False
+    """Tensor-parallel ranks send a part of an activation each and gather it after it arrives
+    (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core).
+    """
+    fp8_param_gather: bool = False
+    """The weights of fp8 products are kept and gathered in fp8."""
+    overlap_expert_parallel: bool = False
+    """Experts' exchanges of one micro-batch run during another's layers
+    (`zsim.frameworks.megatron.pipeline_combined`).
+    """
+    delay_wgrad_compute: bool = False
+    """Under `overlap_expert_parallel`, the gradients of weights run as steps of their own."""
+    fsdp: MegatronFsdp | None = None
+    """Megatron-FSDP, in place of the buffers."""
+    precision_aware: PrecisionAware | None = None
+    """Types of the precision-aware optimizer's states."""
+    saves_replicated_states: bool = False
+    """In a checkpoint every tensor-parallel rank writes the states of what all of them hold (core 0.15:
+    training/checkpointing.py `dp_reshardable`).
+    """
+    workspaces: tuple[int, ...] = ()
+    """Bytes of each workspace of cuBLAS that torch's allocator holds."""
+    keeps_placeholders: bool = False
+    """Transformer Engine keeps a tensor of every weight's shape (2.3, which containers have had since core
+    0.13).
+    """
+    synchronizes_timers: bool = False
+    """Timers wait for the device around every forward, backward and exchange of messages."""
+    test_mode: bool = False
+    """Layers compare the norms of their queries and keys with those of other ranks."""
+    muon: MegatronMuon | None = None
+    """Megatron's own Muon, whose states the distributed optimizer has if its matrices are laid out
+    for ranks.
+    """
+
+    @property
+    def shards_states(self) -> bool:
+        """Whether each data-parallel rank updates a part of the parameters."""
+        return self.distributed_optimizer or (self.muon is not None and self.muon.owners != "all")
+
+
+def resolve_megatron(
+    table: MegatronTable, training: TrainingConfig, world_size: int, capability: float | None = None
+) -> MegatronConfig:
+    """The table resolved for `world_size` ranks on GPUs of compute capability `capability`.
+
+    Raises InputError for what Megatron's own argument checks refuse and for what the release lacks.
+    """
+    release = _parse_release(table.version)
+    has_core = is_core(table.version)
+    _check_release(table, release)
+    _check_combination(table, world_size)
+    _check_fp8(table, training)
+    compute_dtype = "bf16" if training.precision == "fp8" else training.precision
+    if table.grad_reduce_dtype not in ("fp32", compute_dtype):
+        raise InputError(
+            f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' with parameters in "
+            f"{compute_dtype}; "
+            f"expected 'fp32' or '{compute_dtype}'"
+        )
+    if table.engine == "internevo" and table.grad_reduce_dtype != compute_dtype:
+        raise InputError(
+            f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' (the default is 'fp32'), but "
+            f"engine 'internevo' reduces gradients in the parameters' type; expected '{compute_dtype}'"
+        )
+    ranks = world_size // table.optimizer_instances
+    bucket_size = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
+    is_megatron, is_internevo = table.engine == "megatron", table.engine == "internevo"
+    is_nanotron = table.engine == "nanotron"
+    muon = resolve_megatron_muon(table, release, training) if training.optimizer == "muon" else None
+    if muon is None:
+        refuse_muon_keys(table)
+    is_sharded = table.distributed_optimizer if muon is None else muon.owners == "laid out"
+    overlaps_grad_reduce = table.overlap_grad_reduce
+    if is_nanotron:  # torch's DDP without ZeRO, with its buckets of 25 MiB
+        overlaps_grad_reduce, bucket_size = (
+            not table.distributed_optimizer,
+            _DDP_BUCKET // DTYPE_BYTES[compute_dtype],
+        )
+    has_buffer = has_core or release >= _BUFFER_RELEASE or table.grad_reduce_dtype != compute_dtype
+    fuses_accumulation = (
+        is_megatron
+        and table.gradient_accumulation_fusion
+        and (has_core or (release >= _SHARDING_RELEASE and table.grad_reduce_dtype == "fp32"))
+    )
+    return MegatronConfig(
+        is_sharded,
+        overlaps_grad_reduce,
+        table.overlap_param_gather and not is_nanotron,
+        param_dtype=compute_dtype,
+        grad_dtype=table.grad_reduce_dtype,
+        average_in_collective=table.average_in_collective or is_nanotron,
+        bucket_size=bucket_size if overlaps_grad_reduce else None,
+        optimizer_instances=table.optimizer_instances,
+        is_contiguous=has_buffer and not is_internevo,
+        fuses_accumulation=fuses_accumulation,
+        checks_nan=has_core and is_megatron and table.check_for_nan and table.fsdp_sharding is None,
+        has_whole_tensor_owners=is_internevo,
+        is_nanotron=is_nanotron,
+        block_overhead=block_overhead(table, has_core),
+        expert_overheads=expert_overheads(table, has_core),
+        local_expert_overhead=local_expert_overhead(table, has_core),
+        product_overhead=product_overhead(table, has_core),
+        norm_overheads=norm_overheads(table, has_core),
+        linear_overheads=linear_overheads(table, has_core),
+        attention_overhead=attention_overhead(table, training, has_core),
+        pairing_overhead=pairing_overhead(table, has_core),
+        skips_update=table.skips_update,
+        overlap_p2p=table.overlap_p2p,
+        align_grad_reduce=table.align_grad_reduce,
+        align_param_gather=table.align_param_gather,
+        overlap_p2p_warmup_flush=table.overlap_p2p_warmup_flush,
+        micro_batch_group=table.micro_batch_group,
+        waits_sends=has_core and release >= _SEND_WAIT_RELEASE,
+        saves_replicated_states=has_core and release >= _REPLICA_SAVE_RELEASE,
+        scatters_messages=is_megatron and not has_core and release >= _SCATTER_RELEASE,
+        fp8_param_gather=table.fp8_param_gather,
+        overlap_expert_parallel=table.overlap_expert_parallel,
+        delay_wgrad_compute=table.delay_wgrad_compute,
+        fsdp=resolve_megatron_fsdp(table, release, ranks),
+        precision_aware=resolve_precision_aware(table, release, training),
+        workspaces=_cublas_workspaces(table, capability) if has_core and is_megatron else (),
+        keeps_placeholders=fuses_accumulation
+        and has_core
+        and release >= _PLACEHOLDER_RELEASE
+        and table.transformer_impl == "transformer_engine",
+        synchronizes_timers=is_megatron and table.timing_log_level == 2,
+        test_mode=is_megatron and table.test_mode,
+        muon=muon,
+    )
+
+
+def _cublas_workspaces(table: MegatronTable, capability: float | None) -> tuple[int, ...]:
+    """Bytes of cuBLAS's workspaces, or () where the GPUs' compute capability is not known.
+
+    Those of torch's handles are large everywhere under CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron's
+    tests in deterministic mode set. Transformer Engine has one of its own, of 4 MiB, or of 32 MiB from Hopper
+    on (pytorch/module/base.py `get_cublas_workspace_size_bytes`, 1.0 to 2.5).
+    """
+    if capability is None:
+        return ()
+    torch_workspace = LARGE_WORKSPACE if table.deterministic_mode else workspace_bytes(capability)
+    engine_workspace = LARGE_WORKSPACE if capability >= HOPPER else _ENGINE_WORKSPACE
+    return (torch_workspace,) * NUM_HANDLES + (
+        (engine_workspace,) if table.transformer_impl == "transformer_engine" else ()
+    )
+
+
+def _check_fp8(table: MegatronTable, training: TrainingConfig) -> None:
+    for key in ("fp8_param_gather", "tp_only_amax_red"):
+        if getattr(table, key) and training.precision != "fp8":
+            raise InputError(
+                f"strategy.{key}: found true with training.precision '{training.precision}', where nothing "
+                f"is "
+                "cast; expected precision 'fp8', or false"
+            )
+    if table.fp8_param_gather and not table.distributed_optimizer:
+        raise InputError(
+            "strategy.fp8_param_gather: found true without the distributed optimizer, which alone gathers "
+            "parameters; expected distributed_optimizer = true"
+        )
+
+
+def check_megatron_layout(table: MegatronTable, pipeline: int, expert: int, connections: int) -> None:
+    """Raises InputError for parallelism or hardware queues that Megatron-FSDP does not combine with."""
+    check_fsdp_layout(table, _parse_release(table.version), pipeline, expert, connections)
+
+
+def is_core_since(version: str, core: tuple[int, int] = (0, 8)) -> bool:
+    """Whether a release is one of Megatron-Core from `core` on."""
+    return is_core(version) and _parse_release(version) >= core
+
+
+def is_before_3(version: str) -> bool:
+    """Whether a release is one of Megatron-LM before 3.0."""
+    return not is_core(version) and _parse_release(version) < _SHARDING_RELEASE
+
+
+def is_core(version: str) -> bool:
+    """Whether a release is one of Megatron-Core, not of Megatron-LM before it."""
+    return _parse_release(version)[0] == 0
+
+
+def _parse_release(version: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?", version)
+    release = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not _FIRST_CORE_RELEASE <= release <= _SHARDING_RELEASE:
+        raise InputError(
+            f"strategy.version: found '{version}', expected a release of Megatron-Core from 0.4 on, as in "
+            f"'{NEWEST_CORE}', or of Megatron-LM before it, '1.0' to '3.0'"
+        )
+    return release
+
+
+def _check_release(table: MegatronTable, release: tuple[int, int]) -> None:
+    has_core = release[0] == 0
+    unsupported_keys = {
+        "distributed_optimizer": table.distributed_optimizer and not has_core and release < _SHARDING_RELEASE,
+        "overlap_grad_reduce": table.overlap_grad_reduce and not has_core,
+        "overlap_param_gather": table.overlap_param_gather and not has_core,
+        "average_in_collective": table.average_in_collective and not has_core,
+        "optimizer_instances": table.optimizer_instances > 1
+        and (not has_core or release < _INSTANCES_RELEASE),
+    }
+    for key, is_unsupported in unsupported_keys.items():
+        if is_unsupported:
+            raise InputError(
+                f"strategy.{key}: Megatron {table.version} does not have it; expected a newer "
+                f"strategy.version, such as '{NEWEST_CORE}'"
+            )
+
+
+def _check_graphs(table: MegatronTable) -> None:
+    key, modules = "strategy.cuda_graph_modules", table.cuda_graph_modules
+    if table.cuda_graph and modules:
+        raise InputError(f"{key}: found {list(modules)} with cuda_graph = true, one graph of the whole step")
+    if "moe_preprocess" in modules and "moe_router" not in modules:
+        raise InputError(
+            f"{key}: found 'moe_preprocess' without 'moe_router', which Megatron refuses; expected both"
+        )
+
+
+def _check_combination(table: MegatronTable, world_size: int) -> None:
+    gathers_parameters = table.distributed_optimizer or table.layer_wise_optimizer
+    can_overlap = gathers_parameters and table.overlap_grad_reduce
+    if table.overlap_param_gather and not can_overlap:
+        raise InputError(
+            "strategy.overlap_param_gather: Megatron gathers parameters only with distributed_optimizer, and "
+            "overlaps it only with overlap_grad_reduce; expected both to be true"
+        )
+    if table.engine != "megatron":
+        for key, is_set in (
+            ("cuda_graph", table.cuda_graph),
+            ("cuda_graph_modules", bool(table.cuda_graph_modules)),
+            ("version", table.version != NEWEST_CORE),
+        ):
+            if is_set:
+                raise InputError(f"strategy.{key}: belongs to engine 'megatron', found '{table.engine}'")
+    _check_graphs(table)
+    if table.engine == "internevo" and not table.distributed_optimizer:
+        raise InputError(
+            "strategy.distributed_optimizer: engine 'internevo' has no other optimizer; expected true"
+        )
+    if table.bucket_size is not None and not table.overlap_grad_reduce:
+        raise InputError(
+            "strategy.bucket_size: without overlap_grad_reduce all gradients are one bucket; expected "
+            "overlap_grad_reduce = true, or no bucket_size"
+        )
+    instances = table.optimizer_instances
+    if instances > 1 and not table.distributed_optimizer:
+        raise InputError("strategy.optimizer_instances: expected distributed_optimizer = true with it")
+    if world_size % instances:
+        raise InputError(
+            f"strategy.optimizer_instances: found {instances}, expected a divisor of {world_size} GPUs"
+        )

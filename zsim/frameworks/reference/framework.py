@@ -1,0 +1,13 @@
+"""Reference, as resolving asks for it."""
+
+from __future__ import annotations
+
+from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
+from zsim.specs.strategy.framework import Framework
+
+
+class Reference(Framework[ReferenceTable, ReferenceConfig]):
+    table = ReferenceTable
+
+
+FRAMEWORK = Reference()

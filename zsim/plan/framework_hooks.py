@@ -1,0 +1,48 @@
+"""The questions that a framework answers while a plan is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from zsim.specs.strategy.registry import role_of
+from zsim.specs.strategy.table import StrategyConfig
+
+if TYPE_CHECKING:
+    from zsim.plan.hooks import Hooks
+    from zsim.plan.moments import BetweenSteps, JobMoment
+    from zsim.plan.stage import Stage
+
+Config = TypeVar("Config", bound=StrategyConfig)
+
+
+class FrameworkHooks(Generic[Config]):
+    """The hooks of a framework, and what else of it a plan depends on.
+
+    `HOOKS` in the module `hooks` of the framework's folder. The answers here are those of a framework without
+    anything special.
+    """
+
+    is_independent_of_ranks = False
+    """Whether the ops and the memory of a rank are the same for any number of data-parallel ranks
+    above one.
+    """
+
+    def make(self, stage: Stage, config: Config) -> Hooks:
+        """The hooks of a stage."""
+        raise NotImplementedError
+
+    def is_offloaded(self, config: Config) -> bool:
+        """Whether parameters, gradients, optimizer states or activation checkpoints are offloaded from the
+        GPU.
+        """
+        return False
+
+    def moments(self, state: BetweenSteps) -> Iterable[JobMoment]:
+        """The memory that the job needs when it is not in its steady step."""
+        return ()
+
+
+def hooks_of(config: StrategyConfig) -> FrameworkHooks[Any]:
+    """The hooks of the framework that a strategy is of."""
+    return cast(FrameworkHooks[Any], role_of(config.kind, "hooks", "HOOKS"))

@@ -1,1 +1,0 @@
-"""The frameworks' schedules, each transcribed from the framework's source."""

@@ -1,0 +1,168 @@
+"""A job -> the YAML that `accelerate launch --config_file` takes (accelerate 1.15.0)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.frameworks.reference.settings import ReferenceConfig
+from zsim.programs.torchtitan.parallel_degrees import ROTATE_METHODS
+from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.parallelism import ParallelismConfig
+
+DEEPSPEED_FILE = "ds_config.json"
+
+
+def why_not_accelerate(job: Job) -> str | None:
+    """The reason why Accelerate's YAML cannot express this job, or None if it can."""
+    strategy, training = job.strategy, job.training
+    if training.precision == "fp8":
+        return "float8 needs a recipe of its own (fp8_config)"
+    if isinstance(strategy, DeepSpeedConfig):
+        if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != "autotp"):
+            return "it prepares whole models for DeepSpeed, without a pipeline or layers split by the model"
+        return None
+    if isinstance(strategy, MegatronConfig):
+        return "it starts Megatron through a plugin of its own, which zsim does not write"
+    if isinstance(strategy, ReferenceConfig):
+        return "it has no engine but DeepSpeed's and PyTorch's own"
+    assert isinstance(strategy, DdpConfig | Fsdp1Config | Fsdp2Config)
+    if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
+        return "it reduces gradients after the last micro-batch only (no_sync)"
+    if not job.parallelism.is_trivial:
+        reason = _why_not_degrees(job)
+        if reason is not None:
+            return reason
+    if isinstance(strategy, DdpConfig):
+        return None
+    if strategy.param_dtype != training.precision or strategy.reduce_dtype != training.precision:
+        return (
+            f"it gathers and reduces in mixed_precision; this gathers in {strategy.param_dtype} and reduces "
+            f"in {strategy.reduce_dtype}"
+        )
+    if training.block_checkpointing:
+        return "it checkpoints every block or none, not each block in its own way"
+    if training.activation_checkpointing not in ("none", "full") or training.checkpoint_every != 1:
+        return f"it checkpoints every block or none, not '{training.activation_checkpointing}'"
+    if isinstance(strategy, Fsdp2Config):
+        reshard = strategy.reshard_after_forward
+        if reshard is not None and not isinstance(reshard, bool):
+            return "it reshards after forward to all ranks or not at all"
+        if strategy.wrapping != "torchtitan":
+            return f"it wraps embedding and head apart, not as '{strategy.wrapping}'"
+        if strategy.replicate > 1 and strategy.replicate == job.world_size:
+            return f"its FSDP2 refuses shards of 1, here with {strategy.replicate} replicas"
+    elif isinstance(strategy, Fsdp1Config) and not strategy.limit_all_gathers:
+        return "it limits FSDP1's all-gathers whatever its file says (limit_all_gathers)"
+    elif strategy.replicate not in (1, job.num_nodes):
+        return "torch's own hybrid groups are nodes"
+    elif strategy.wrapping not in ("huggingface", "none") and not strategy.wrapping.startswith("size:"):
+        return f"it does not wrap as '{strategy.wrapping}'"
+    return None
+
+
+def _why_not_degrees(job: Job) -> str | None:
+    parallelism, strategy = job.parallelism, job.strategy
+    if parallelism.pipeline > 1:
+        return "it has no pipeline under PyTorch's own engines"
+    if not isinstance(strategy, Fsdp2Config):
+        return "it splits layers and sequences with FSDP2 only"
+    if parallelism.sequence_parallel or parallelism.async_tensor:
+        return "its tensor parallelism is without sequence parallelism, and in whole products"
+    if parallelism.order != ParallelismConfig().order:
+        return "its mesh has one order"
+    shard = job.data_parallel_size // strategy.replicate
+    if job.data_parallel_size % strategy.replicate or (shard == 1 and parallelism.context == 1):
+        return "it wants ranks that shard beside those that share a layer"
+    return None
+
+
+def accelerate_yaml(job: Job) -> str:
+    """The text of the file. It expects the JSON of a DeepSpeed job as `ds_config.json` in the same folder."""
+    strategy = job.strategy
+    data: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "machine_rank": 0}
+    if isinstance(strategy, DeepSpeedConfig):
+        flag = strategy.stage == 3
+        block: dict[str, Any] = {"deepspeed_config_file": DEEPSPEED_FILE, "zero3_init_flag": flag}
+        if job.num_nodes > 1:  # else pdsh and a hostfile, whatever num_machines says
+            block["deepspeed_multinode_launcher"] = "standard"
+        data |= {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
+        if job.parallelism.context > 1:
+            data["parallelism_config"] = {"parallelism_config_sp_size": job.parallelism.context}
+    elif isinstance(strategy, Fsdp2Config):
+        data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp2(job, strategy)}
+        if strategy.replicate > 1 or not job.parallelism.is_trivial:
+            data["parallelism_config"] = _sizes(job, strategy)
+    elif isinstance(strategy, Fsdp1Config):
+        data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp1(job, strategy)}
+    else:
+        data["distributed_type"] = "MULTI_GPU" if job.world_size > 1 else "NO"
+    if not isinstance(strategy, DeepSpeedConfig):  # with a config file the key is refused
+        precision = job.training.precision
+        data["mixed_precision"] = "no" if precision == "fp32" else precision
+    if job.training.compile:
+        data["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
+    data |= {"num_machines": job.num_nodes, "num_processes": job.world_size, "rdzv_backend": "static"}
+    return "\n".join(_lines(data)) + "\n"
+
+
+def _sizes(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
+    parallelism = job.parallelism
+    sizes: dict[str, Any] = {
+        "parallelism_config_dp_replicate_size": strategy.replicate,
+        "parallelism_config_dp_shard_size": job.data_parallel_size // strategy.replicate,
+        "parallelism_config_tp_size": parallelism.tensor,
+        "parallelism_config_cp_size": parallelism.context,
+    }
+    if parallelism.context > 1:
+        methods = {method: name for name, method in ROTATE_METHODS.items()}
+        sizes["parallelism_config_cp_comm_strategy"] = methods[parallelism.context_method]
+    return sizes
+
+
+def _fsdp2(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
+    reshard = strategy.reshard_after_forward
+    return {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": True if reshard is None else reshard,
+        "fsdp_offload_params": strategy.cpu_offload,
+        "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
+    }
+
+
+def _fsdp1(job: Job, strategy: Fsdp1Config) -> dict[str, Any]:
+    block: dict[str, Any] = {
+        "fsdp_version": 1,
+        "fsdp_sharding_strategy": strategy.sharding_strategy.removeprefix("_"),
+        "fsdp_backward_prefetch": strategy.backward_prefetch.replace("none", "NO_PREFETCH"),
+        "fsdp_forward_prefetch": strategy.forward_prefetch,
+        "fsdp_offload_params": strategy.cpu_offload,
+        "fsdp_use_orig_params": True,
+        "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
+    }
+    if strategy.wrapping.startswith("size:"):
+        return block | {
+            "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP",
+            "fsdp_min_num_params": int(strategy.wrapping.partition(":")[2]),
+        }
+    return block | {
+        "fsdp_auto_wrap_policy": "NO_WRAP" if strategy.wrapping == "none" else "TRANSFORMER_BASED_WRAP"
+    }
+
+
+def _lines(data: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lines(value, indent + "  ")
+        elif isinstance(value, str):
+            yield f"{indent}{key}: {json.dumps(value)}"
+        else:
+            yield f"{indent}{key}: {str(value).lower() if isinstance(value, bool) else value}"

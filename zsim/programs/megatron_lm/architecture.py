@@ -1,0 +1,195 @@
+"""Megatron's flags of the network -> the content of a config.json.
+
+Defaults as in Megatron-Core 0.16.1 (`training/arguments.py` `validate_args`, `transformer_config.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.megatron_lm.arguments import Arguments, refuse
+from zsim.programs.megatron_lm.expert_flags import expert_architecture
+
+_POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none")
+# Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json.
+_GPT2_VOCABULARY_SIZE = 50_257
+_REFUSED = {
+    "experimental-attention-variant": "attention that is not softmax attention",
+    "is-hybrid-model": "layers of Mamba",
+    "hybrid-override-pattern": "layers of Mamba",
+    "hybrid-layer-pattern": "layers of Mamba",
+    "heterogeneous-layers-config-path": "layers that differ",
+    "heterogeneous-layers-config-encoded-json": "layers that differ",
+    "decoder-num-layers": "encoders with decoders",
+    "apply-residual-connection-post-layernorm": "a residual stream behind the norm",
+    "fp32-residual-connection": "a residual stream in fp32",
+    "attention-output-gate": "a gate on attention's output",
+    "qk-l2-norm": "L2 norms of queries and keys",
+    "qk-clip": "clipped queries and keys",
+    "window-attn-skip-freq": "windows on some layers only",
+    "vision-pretraining": "vision models",
+    "retro-add-retriever": "retrievers",
+}
+
+
+def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
+    """The model of the flags, or None if they do not describe one (no `--num-layers`).
+
+    Without a vocabulary the model has no `vocab_size`, and a later check requires it. Raises InputError for
+    values that Megatron refuses, NotSimulatedError for architectures that zsim lacks.
+    """
+    for flag, feature in _REFUSED.items():
+        refuse(arguments, flag, feature)
+    layers, hidden = arguments.integer("num-layers"), arguments.integer("hidden-size")
+    heads = arguments.integer("num-attention-heads")
+    if layers is None or hidden is None or heads is None:
+        missing = [
+            flag
+            for flag, value in (
+                ("num-layers", layers),
+                ("hidden-size", hidden),
+                ("num-attention-heads", heads),
+            )
+            if value is None
+        ]
+        if len(missing) < 3:
+            raise InputError(f"{arguments.where}: --{missing[0]}: missing, as Megatron asks for it")
+        return None
+    _check_heads(arguments, hidden, heads)
+    is_gated = arguments.has("swiglu", "quick-geglu")
+    ffn = arguments.integer("ffn-hidden-size")
+    if ffn is None:  # 2/3 of the width for two products, in multiples of 64
+        ffn = int((4 * hidden * 2 / 3) / 64) * 64 if arguments.has("swiglu") else 4 * hidden
+    kv_heads = arguments.count("num-query-groups") if arguments.has("group-query-attention") else heads
+    arguments.read_flags.add("num-query-groups")
+    bias = not arguments.has("disable-bias-linear")
+    model: dict[str, Any] = {
+        "model_type": "megatron",
+        "_name_or_path": "model",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": arguments.integer("kv-channels", hidden // heads),
+        "intermediate_size": ffn,
+        "max_position_embeddings": _positions(arguments),
+        "normalization": arguments.text("normalization", "LayerNorm", ("LayerNorm", "RMSNorm")),
+        "position_embedding_type": _position_type(arguments),
+        "gated": is_gated,
+        "activation": _activation(arguments),
+        "bias": bias,
+        "qkv_bias": arguments.has("add-qkv-bias") or bias,
+        "qk_layernorm": arguments.has("qk-layernorm"),
+        "attention_dropout": arguments.number("attention-dropout", 0.1),
+        "hidden_dropout": arguments.number("hidden-dropout", 0.1),
+        "tie_word_embeddings": not arguments.has("untie-embeddings-and-output-weights"),
+    }
+    model |= _latent_attention(arguments)
+    model |= expert_architecture(arguments, layers, ffn)
+    window = arguments.text("window-size")
+    if window is not None:
+        model["sliding_window"] = _window(arguments, window)
+    vocabulary = _vocabulary(arguments)
+    return model if vocabulary is None else {**model, "vocab_size": vocabulary}
+
+
+def _latent_attention(arguments: Arguments) -> dict[str, Any]:
+    """The keys of multi-latent attention. The mapping is empty without `--multi-latent-attention`."""
+    if not arguments.has("multi-latent-attention"):
+        return {}
+    if arguments.has("group-query-attention"):
+        raise InputError(
+            f"{arguments.where}: --group-query-attention: Megatron refuses it beside "
+            "--multi-latent-attention; "
+            "leave it out"
+        )
+    arguments.has("rotary-scaling-factor", "mscale", "mscale-all-dim", "rope-type", "cache-mla-latents")
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": arguments.integer("q-lora-rank"),
+        "kv_lora_rank": arguments.integer("kv-lora-rank", 32),
+        "qk_nope_head_dim": arguments.integer("qk-head-dim", 128),
+        "qk_rope_head_dim": arguments.integer("qk-pos-emb-head-dim", 64),
+        "v_head_dim": arguments.integer("v-head-dim", 128),
+    }
+
+
+def _check_heads(arguments: Arguments, hidden: int, heads: int) -> None:
+    if hidden % heads and not arguments.has("kv-channels"):
+        divisors = [divisor for divisor in range(1, 4 * heads) if hidden % divisor == 0]
+        nearest = min(divisors, key=lambda divisor: abs(divisor - heads))
+        raise InputError(
+            f"{arguments.where}: --num-attention-heads: found {heads}, which does not divide --hidden-size "
+            f"{hidden}, as Megatron asks without --kv-channels; the nearest that does is {nearest}"
+        )
+
+
+def _positions(arguments: Arguments) -> int:
+    length = arguments.integer("seq-length")
+    max_positions = arguments.integer("max-position-embeddings", length)
+    if max_positions is None:
+        raise InputError(f"{arguments.where}: --max-position-embeddings: missing, as Megatron asks for it")
+    if length is not None and max_positions < length:
+        raise InputError(
+            f"{arguments.where}: --max-position-embeddings: found {max_positions}, which Megatron refuses "
+            "below "
+            f"--seq-length {length}; expected at least {length}"
+        )
+    return max_positions
+
+
+def _position_type(arguments: Arguments) -> str:
+    arguments.has("no-position-embedding", "rotary-percent", "rotary-base")
+    kind = arguments.text("position-embedding-type", "learned_absolute", _POSITIONS)
+    if kind == "relative":
+        raise NotSimulatedError(
+            f"{arguments.where}: --position-embedding-type: zsim does not simulate relative positions yet"
+        )
+    return "rope" if kind == "mrope" else str(kind)
+
+
+def _activation(arguments: Arguments) -> str:
+    """The name of the activation.
+
+    Megatron's GELU is fused, or torch's own. With `--openai-gelu` it is written out in Python.
+    """
+    chosen = [
+        flag for flag in ("swiglu", "squared-relu", "quick-geglu", "openai-gelu") if arguments.has(flag)
+    ]
+    if len(chosen) > 1:
+        raise InputError(
+            f"{arguments.where}: --{chosen[1]}: Megatron refuses it beside --{chosen[0]}; give one"
+        )
+    names = {
+        "swiglu": "silu",
+        "squared-relu": "relu2",
+        "quick-geglu": "quick_gelu",
+        "openai-gelu": "gelu_new",
+    }
+    return names[chosen[0]] if chosen else "gelu"
+
+
+def _window(arguments: Arguments, text: str) -> int:
+    """The number of keys that a query sees, itself and those before it, from `--window-size 1023,0`."""
+    first = text.strip("()[] ").partition(",")[0]
+    if not first.isdecimal():
+        raise InputError(
+            f"{arguments.where}: --window-size: found '{text}', expected two numbers as in 1023,0"
+        )
+    return int(first) + 1
+
+
+def _vocabulary(arguments: Arguments) -> int | None:
+    padded_size, vocab_size = arguments.integer("padded-vocab-size"), arguments.integer("vocab-size")
+    tokenizer = arguments.text("tokenizer-type", "GPT2BPETokenizer")
+    extra = arguments.integer("vocab-extra-ids", 0, minimum=0) or 0
+    if padded_size is not None or vocab_size is not None:
+        # NullTokenizer adds the end of a document.
+        num_end_tokens = 1 if tokenizer == "NullTokenizer" and padded_size is None else 0
+        return (padded_size or vocab_size or 0) + num_end_tokens + (0 if padded_size else extra)
+    if tokenizer == "GPT2BPETokenizer":
+        arguments.notes.append(f"no --vocab-size: GPT-2's {_GPT2_VOCABULARY_SIZE:,} entries are assumed")
+        return _GPT2_VOCABULARY_SIZE
+    arguments.notes.append(f"no --vocab-size: {tokenizer}'s file has it; give it as model.vocab_size")
+    return None

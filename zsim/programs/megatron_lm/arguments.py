@@ -1,0 +1,288 @@
+"""The words of a command line -> Megatron's arguments, as its parser would take them."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
+from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
+from zsim.programs.megatron_lm.shell import run_script
+from zsim.reading import parse_whole_number, read_text
+
+# Flags that Megatron's parser still has in order to name their successors.
+_REMOVED = {
+    "batch-size": "micro-batch-size",
+    "warmup": "lr-warmup-fraction",
+    "model-parallel-size": "tensor-model-parallel-size",
+    "checkpoint-activations": "recompute-activations",
+}
+# Of 2020 to 2022 -> the name since.
+_RENAMED = {
+    "activations-checkpoint-method": "recompute-method",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+    "layernorm-epsilon": "norm-epsilon",
+    "use-custom-fsdp": "use-megatron-fsdp",
+    "use-rotary-position-embeddings": "position-embedding-type=rope",
+    "encoder-seq-length": "seq-length",
+    "encoder-num-layers": "num-layers",
+    "distribute-checkpointed-activations": "distribute-saved-activations",
+}
+_LAUNCHER_OPTIONS = {
+    "nproc_per_node": "per_node", "nproc-per-node": "per_node", "nnodes": "nodes", "num_gpus": "per_node",
+    "num_nodes": "nodes", "ntasks-per-node": "per_node", "nodes": "nodes",
+}  # fmt: skip
+_SHORT_OPTIONS = {"-N": "nodes", "-n": "tasks"}
+_EXACT, _MAX_LIST = 3, 10_000
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+
+
+@dataclass
+class Arguments:
+    """Megatron's arguments, as its parser would take them. Every lookup is recorded."""
+
+    where: str
+    """The name of their file, which begins error messages."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """{flag: True, its value, or the list of its values}"""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the script exports."""
+    nodes: int | None = None
+    """Number of nodes, as the launcher's options give it."""
+    gpus: int | None = None
+    """Number of GPUs on all nodes, as the launcher's options give it."""
+    notes: list[str] = field(default_factory=list)
+    read_flags: set[str] = field(default_factory=set)
+    """Flags that were looked up. The others have no effect on a step."""
+
+    def has(self, *flags: str) -> bool:
+        """Whether one of the flags is given."""
+        self.read_flags.update(flags)
+        return any(flag in self.values for flag in flags)
+
+    def text(self, flag: str, default: str | None = None, options: Sequence[str] = ()) -> str | None:
+        """A flag's text, one of `options` if there are any."""
+        self.read_flags.add(flag)
+        value = self.values.get(flag, default)
+        if value is None:
+            return None
+        if options and str(value) not in options:
+            raise InputError(
+                f"{self.where}: --{flag}: found '{value}', expected one of {', '.join(options)}"
+                f"{did_you_mean(str(value), options)}"
+            )
+        return str(value)
+
+    def integer(self, flag: str, default: int | None = None, *, minimum: int = 1) -> int | None:
+        """A flag's whole number. Without the flag it is the default."""
+        self.read_flags.add(flag)
+        value = self.values.get(flag)
+        if value is None:
+            return default
+        number = parse_whole_number(str(value))
+        if number is None or number < minimum:
+            raise InputError(
+                f"{self.where}: --{flag}: found '{value}', expected a whole number of at least {minimum}"
+                f"{_how_to_set(str(value), self.where)}"
+            )
+        return number
+
+    def count(self, flag: str, default: int = 1) -> int:
+        """A flag's whole number of at least 1."""
+        number = self.integer(flag, default)
+        assert number is not None
+        return number
+
+    def number(self, flag: str, default: float) -> float:
+        """A flag's number of at least 0."""
+        self.read_flags.add(flag)
+        value = self.values.get(flag, default)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number >= 0):
+            raise InputError(f"{self.where}: --{flag}: found '{value}', expected a number of at least 0")
+        return number
+
+    def texts(self, flag: str) -> list[str]:
+        """The texts of a flag that takes several."""
+        self.read_flags.add(flag)
+        value = self.values.get(flag, [])
+        return [str(entry) for entry in value] if isinstance(value, list) else str(value).split()
+
+
+def _how_to_set(value: str, where: str) -> str:
+    if not value.startswith("$"):
+        return ""
+    name = value.strip("${}")
+    return f"; the script takes it from its environment: '{name}=... {where}' gives it"
+
+
+def is_command_line(words: Sequence[str]) -> bool:
+    """Whether the words start Megatron: they name a `pretrain_*.py`, or are mostly its flags."""
+    if any(Path(word).name.startswith("pretrain_") and word.endswith(".py") for word in words):
+        return True
+    flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    num_megatron_flags = sum(flag in FLAGS for flag in flags)
+    return num_megatron_flags > 0 and 2 * num_megatron_flags >= len(flags)
+
+
+def names_script(words: Sequence[str]) -> bool:
+    """Whether the words name a shell script, with variables for it before and flags after it."""
+    return _script_index(words) is not None
+
+
+def _script_index(words: Sequence[str]) -> int | None:
+    """The index of the script among the words, or None if they name none."""
+    index = next((number for number, word in enumerate(words) if "=" not in word), None)
+    if index is None or Path(words[index]).suffix not in _SCRIPTS:
+        return None
+    return index if index + 1 == len(words) or words[index + 1].startswith("--") else None
+
+
+def read_arguments(config: str | Sequence[str]) -> Arguments:
+    """The arguments in a shell script, in a command line or in a list of arguments.
+
+    A script may have `NAME=value` before it and flags after it, which win over its own. Raises InputError for
+    flags and numbers of values that Megatron's parser refuses.
+    """
+    if not isinstance(config, str):
+        return _parse([str(word) for word in config], "strategy.config")
+    words = _words(config)
+    script_index = _script_index(words)
+    if script_index is None:
+        return _parse(words, "command line")
+    path, extra_flags = words[script_index], words[script_index + 1 :]
+    environment = dict(word.partition("=")[::2] for word in words[:script_index])
+    try:
+        text = read_text(Path(path))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a script that starts Megatron") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
+    try:
+        script = run_script(text, environment)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    megatron_commands = [command for command in script.commands if is_command_line(command)]
+    words = megatron_commands[-1] if megatron_commands else _flags_in_variables(script.variables.values)
+    if not words:
+        raise InputError(
+            f"{path}: starts no Megatron: expected pretrain_gpt.py with --num-layers and the like"
+        )
+    arguments = _parse([*words, *extra_flags], path)
+    variables = script.variables.values
+    arguments.environment = {name: values[0] for name, values in variables.items() if values}
+    arguments.notes = list(dict.fromkeys(script.notes))
+    if len(megatron_commands) > 1:
+        arguments.notes.append(f"{len(megatron_commands)} commands start Megatron; the last one is simulated")
+    return arguments
+
+
+def _words(config: str) -> list[str]:
+    if Path(config).suffix in _SCRIPTS and os.path.exists(config):  # False, too, for a name too long
+        return [config]
+    try:
+        return shlex.split(config)
+    except ValueError as error:
+        raise InputError(f"'{config[:60]}': cannot be read as a command line: {error}") from None
+
+
+def _flags_in_variables(variables: Mapping[str, list[str]]) -> list[str]:
+    """The flags in all variables of a script that starts nothing itself, without variables that another one
+    contains.
+    """
+    flag_groups: list[list[str]] = []
+    for values in variables.values():
+        words = [flag_word for value in values for flag_word in value.split()]
+        if any(word[2:].partition("=")[0] in FLAGS for word in words if word.startswith("--")):
+            flag_groups = [group for group in flag_groups if not _contains(words, group)]
+            if not any(_contains(group, words) for group in flag_groups):
+                flag_groups.append(words)
+    return [word for group in flag_groups for word in group]
+
+
+def _contains(words: list[str], group: list[str]) -> bool:
+    return any(words[start : start + len(group)] == group for start in range(len(words) - len(group) + 1))
+
+
+def _parse(words: Sequence[str], where: str) -> Arguments:
+    arguments = Arguments(where)
+    program_index = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
+    launcher = _launcher(words[: program_index + 1] if program_index >= 0 else words)
+    _set_shape(arguments, launcher)
+    remaining_words = list(words[program_index + 1 :])
+    while remaining_words:
+        word = remaining_words.pop(0)
+        if not word.startswith("--"):
+            if program_index >= 0 and not word.startswith("$"):
+                raise InputError(f"{where}: found '{word}' where a flag is expected, such as --num-layers 32")
+            continue
+        flag, equals, value = word[2:].partition("=")
+        if program_index < 0 and flag in _LAUNCHER_OPTIONS:
+            continue
+        if flag not in FLAGS:
+            raise InputError(f"{where}: --{flag}: Megatron has no such flag{did_you_mean(flag, FLAGS)}")
+        if flag in _REMOVED:
+            raise InputError(f"{where}: --{flag}: is no longer Megatron's; expected --{_REMOVED[flag]}")
+        values = [value] if equals else []
+        while remaining_words and not _is_flag(remaining_words[0]) and not equals and flag not in SWITCHES:
+            values.append(remaining_words.pop(0))
+            if flag not in LISTS or len(values) >= _MAX_LIST:
+                break
+        _set_flag(arguments, flag, values)
+    return arguments
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") and len(word) > _EXACT - 1
+
+
+def _set_flag(arguments: Arguments, flag: str, values: list[str]) -> None:
+    if flag in SWITCHES:
+        if values:
+            raise InputError(f"{arguments.where}: --{flag}: takes no value, found '{values[0]}'")
+    elif not values and flag not in LISTS:
+        raise InputError(f"{arguments.where}: --{flag}: expected a value after it")
+    if flag == "activations-checkpoint-method":  # of whole layers, one by one unless a number is given
+        arguments.values["recompute-granularity"] = "full"
+        arguments.values.setdefault("recompute-num-layers", "1")
+    current_flag, _, fixed_value = _RENAMED.get(flag, flag).partition("=")
+    if fixed_value:
+        arguments.values[current_flag] = fixed_value
+    elif flag in SWITCHES:
+        arguments.values[current_flag] = True
+    else:
+        arguments.values[current_flag] = values if flag in LISTS else values[0]
+
+
+def _launcher(words: Sequence[str]) -> dict[str, str]:
+    """The options of torchrun, srun and similar launchers that give numbers of nodes and GPUs."""
+    options: dict[str, str] = {}
+    for number, word in enumerate(words):
+        flag, equals, value = word.removeprefix("--").partition("=")
+        key = _LAUNCHER_OPTIONS.get(flag) if word.startswith("--") else _SHORT_OPTIONS.get(word)
+        if key is not None:
+            options[key] = value if equals else (words[number + 1] if number + 1 < len(words) else "")
+    return options
+
+
+def _set_shape(arguments: Arguments, launcher: Mapping[str, str]) -> None:
+    nodes, per_node = (
+        parse_whole_number(launcher.get("nodes", "1")),
+        parse_whole_number(launcher.get("per_node", "")),
+    )
+    if nodes and per_node:
+        arguments.nodes, arguments.gpus = nodes, nodes * per_node
+
+
+def refuse(arguments: Arguments, flag: str, feature: str) -> None:
+    """Raises NotSimulatedError for a flag that is set to anything but 0 or "none"."""
+    if arguments.has(flag) and str(arguments.values[flag]).lower() not in ("0", "none"):
+        raise NotSimulatedError(f"{arguments.where}: --{flag}: zsim does not simulate {feature} yet")

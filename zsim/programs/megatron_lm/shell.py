@@ -1,0 +1,250 @@
+"""Launch scripts of training runs, interpreted without running a program: the commands that they
+would start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from zsim.errors import InputError
+from zsim.programs.megatron_lm.shell_words import Token, Variables, tokenize
+
+_MAX_COMMANDS, _MAX_DEPTH = 2_000, 8
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
+_DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
+_NUMBERS = {
+    "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
+}  # fmt: skip
+_LOOPS = ("for", "while", "until", "select")
+
+
+@dataclass
+class Script:
+    """The commands that a launch script would start, and its variables at its end.
+
+    Loops and functions are not followed. Conditions that depend on files or on the output of other programs
+    count as false.
+    """
+
+    commands: list[list[str]] = field(default_factory=list)
+    """The words of each command."""
+    variables: Variables = field(default_factory=Variables)
+    notes: list[str] = field(default_factory=list)
+    """The loops and conditions that were not followed, where they might matter."""
+
+
+def run_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
+    """The commands of a script under the variables of `environment`. Raises InputError for text that is no
+    shell script."""
+    script = Script(variables=Variables({key: [value] for key, value in (environment or {}).items()}))
+    _Runner(script, 0).run(tokenize(text))
+    return script
+
+
+class _Runner:
+    def __init__(self, script: Script, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise InputError("scripts within scripts, nested too deep")
+        self.script = script
+        self.depth = depth
+        self.tokens: list[Token] = []
+        self.position = 0
+
+    def run(self, script_tokens: list[Token]) -> None:
+        self.tokens, self.position = script_tokens, 0
+        while self.position < len(self.tokens):
+            self._run_statements(is_active=True)
+            self.position += 1  # over a stray end of a block
+
+    def _run_statements(self, *, is_active: bool, ends: tuple[str, ...] = ()) -> None:
+        """Run statements until one of `ends` begins a statement, which is not consumed."""
+        while self.position < len(self.tokens):
+            token = self.tokens[self.position]
+            if token.text in ends and token.array is None:
+                return
+            if token.is_operator:
+                self.position += 1
+            elif token.text == "if":
+                self._if(is_active=is_active)
+            elif token.text == "case":
+                self._case(is_active=is_active)
+            elif token.text in _LOOPS:
+                self._skip_loop(is_active=is_active)
+            elif token.text in ("{", "}", "then", "do", "!", "time", "exec"):
+                self.position += 1
+            elif token.text == "function" or self._is_function():
+                self._skip_function()
+            else:
+                words = self._take_command()
+                if is_active:
+                    self._start_command(words)
+
+    def _take_command(self) -> list[Token]:
+        """The tokens up to the next operator. The tokens of `[[ ]]` extend to its end."""
+        start = self.position
+        while self.position < len(self.tokens) and not self.tokens[self.position].is_operator:
+            self.position += 1
+            if self.tokens[self.position - 1].text == "[[":
+                while self.position < len(self.tokens) and self.tokens[self.position - 1].text != "]]":
+                    self.position += 1
+        return self.tokens[start : self.position]
+
+    def _if(self, *, is_active: bool) -> None:
+        is_done = False
+        while self.position < len(self.tokens) and self.tokens[self.position].text in ("if", "elif", "else"):
+            keyword = self.tokens[self.position].text
+            self.position += 1
+            condition_value: bool | None = True
+            if keyword != "else":
+                condition = self._take_until("then")
+                condition_value = self._evaluate_condition(condition) if is_active and not is_done else False
+            is_taken = is_active and not is_done and bool(condition_value)
+            self._run_statements(is_active=is_taken, ends=("elif", "else", "fi"))
+            is_done = is_done or is_taken
+        self.position += 1  # fi
+
+    def _take_until(self, word: str) -> list[Token]:
+        start = self.position
+        while self.position < len(self.tokens) and self.tokens[self.position].text != word:
+            self.position += 1
+        self.position += 1
+        return self.tokens[start : self.position - 1]
+
+    def _evaluate_condition(self, condition: list[Token]) -> bool | None:
+        """Whether a condition holds, or None if that depends on more than the script's variables."""
+        clauses: list[tuple[str, list[str]]] = [("&&", [])]
+        for token in condition:
+            if token.text in ("&&", "||"):
+                clauses.append((token.text, []))
+            elif token.text not in ("[", "]", "[[", "]]", "test", ";", "\n", "(", ")"):
+                clauses[-1][1].append(token.text)
+        condition_value: bool | None = True
+        for connective, words in clauses:
+            outcome = self._test(words)
+            if outcome is None:
+                self.script.notes.append(f"condition not followed: {' '.join(words)[:60]}")
+            condition_value = (
+                (condition_value and outcome) if connective == "&&" else (condition_value or outcome)
+            )
+        return condition_value
+
+    def _test(self, words: list[str]) -> bool | None:
+        if words and words[0] == "!":
+            inner = self._test(words[1:])
+            return None if inner is None else not inner
+        texts = [self.script.variables.expand_text(word, unset="") for word in words]
+        if len(texts) == 1:
+            return bool(texts[0]) if words[0][:1] in "$\"'" else {"true": True, "false": False}.get(texts[0])
+        if len(texts) == 2 and texts[0] in ("-z", "-n"):
+            return (texts[0] == "-z") == (not texts[1])
+        if len(texts) != 3:
+            return None
+        left, sign, right = texts
+        if sign in ("=", "==", "!="):
+            return fnmatchcase(left, right) == (sign != "!=")
+        if sign in _NUMBERS and all(re.fullmatch(r"-?\d{1,15}", operand) for operand in (left, right)):
+            return bool(_NUMBERS[sign](int(left), int(right)))
+        return None
+
+    def _case(self, *, is_active: bool) -> None:
+        self.position += 1
+        value = " ".join(
+            self.script.variables.expand_text(token.text, unset="") for token in self._take_until("in")
+        )
+        is_done = not is_active
+        while self.position < len(self.tokens) and self.tokens[self.position].text != "esac":
+            if self.tokens[self.position].is_operator:
+                self.position += 1
+                continue
+            patterns = [token.text for token in self._take_until(")") if token.text != "|"]
+            is_taken = not is_done and any(fnmatchcase(value, pattern.strip("'\"")) for pattern in patterns)
+            self._run_statements(is_active=is_taken, ends=(";;", "esac"))
+            is_done = is_done or is_taken
+        self.position += 1
+
+    def _skip_loop(self, *, is_active: bool) -> None:
+        name = self.tokens[self.position].text
+        while self.position < len(self.tokens) and self.tokens[self.position].text != "do":
+            self.position += 1
+        self.position += 1
+        self._run_statements(is_active=False, ends=("done",))
+        self.position += 1
+        if is_active:
+            self.script.notes.append(f"a loop is not followed: {name}")
+
+    def _is_function(self) -> bool:
+        texts = [token.text for token in self.tokens[self.position : self.position + 3]]
+        return texts[1:] == ["(", ")"] and not self.tokens[self.position].is_operator
+
+    def _skip_function(self) -> None:
+        while self.position < len(self.tokens) and self.tokens[self.position].text != "{":
+            self.position += 1
+        depth = 0
+        while self.position < len(self.tokens):
+            text = self.tokens[self.position].text
+            depth += (text == "{") - (text == "}")
+            self.position += 1
+            if depth == 0:
+                return
+
+    def _start_command(self, words: list[Token]) -> None:
+        """Assign, or record the command with its words expanded."""
+        is_declaring = bool(words) and words[0].text in _DECLARATIONS
+        remaining_tokens = words[1:] if is_declaring else words
+        while remaining_tokens and self._assign(remaining_tokens[0]):
+            remaining_tokens = remaining_tokens[1:]
+        if not remaining_tokens or is_declaring:
+            for token in remaining_tokens:
+                self._assign(token)
+            return
+        fields = [
+            field_text
+            for token in remaining_tokens
+            for field_text in self.script.variables.expand(token.text)
+        ]
+        if not fields:
+            return
+        if len(self.script.commands) >= _MAX_COMMANDS:
+            raise InputError(f"more than {_MAX_COMMANDS:,} commands")
+        inner = _inner_script(fields)
+        if inner is not None:
+            _Runner(self.script, self.depth + 1).run(tokenize(inner))
+        elif fields[0] in ("source", "."):
+            self.script.notes.append(f"not read: {' '.join(fields[1:2])}, which the script sources")
+        else:
+            self.script.commands.append(fields)
+
+    def _assign(self, token: Token) -> bool:
+        """Set a variable if the token is an assignment."""
+        variables = self.script.variables
+        if token.array is not None:
+            name, sign = token.array.removesuffix("=").removesuffix("+"), token.array
+            inner = [element for element in tokenize(token.text) if not element.is_operator]
+            values = [field for element in inner for field in variables.expand(element.text)]
+            old_values = variables.values.get(name, []) if sign.endswith("+=") else []
+            variables.values[name] = [*old_values, *values]
+            return True
+        match = _ASSIGNMENT.fullmatch(token.text)
+        if match is None:
+            return False
+        value = " ".join(variables.expand(match[3]))
+        if match[2] == "+=":
+            value = "".join(variables.values.get(match[1], [""])[:1]) + value
+        if len(value) > 100_000:
+            raise InputError(f"{match[1]}: a value of more than 100,000 characters")
+        variables.values[match[1]] = [value]
+        return True
+
+
+def _inner_script(words: list[str]) -> str | None:
+    """The script that `eval` or `bash -c` would run."""
+    if words[0] == "eval":
+        return " ".join(words[1:])
+    for number, word in enumerate(words[:-2]):
+        if word.rpartition("/")[2] in ("bash", "sh") and words[number + 1] in ("-c", "-lc"):
+            return words[number + 2]
+    return None

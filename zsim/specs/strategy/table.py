@@ -1,0 +1,32 @@
+"""The base of the tables of `[strategy]`, and of what they are resolved to."""
+
+# See [Note: annotations of tables].
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(gt=0, strict=True)]
+
+
+Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
+
+
+class StrictTable(BaseModel):
+    """A table that people write: frozen, and without keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class StrategyTable(StrictTable):
+    """`[strategy]` as a framework's users write it. Each framework has one of its own."""
+
+    kind: str = Field(description="whose data parallelism")
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyConfig:
+    """A table of `[strategy]` with all its defaults filled in, as the plan follows it."""
+
+    kind: ClassVar[str]
