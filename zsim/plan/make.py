@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from zsim import garbage_collection
 from zsim.frameworks.deepspeed.pipeline import DeepSpeedMessenger
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.megatron.buffer import placeholders
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.torch.pipeline_messages import TorchMessenger
@@ -20,7 +18,7 @@ from zsim.plan.framework_hooks import hooks_of
 from zsim.plan.memory.paging import place_paged_states
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.node_types import NodeTypes, node_types_of, plan_by_type
-from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
+from zsim.plan.ops import CollectiveKind, Group, Plan, Program
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
@@ -31,7 +29,6 @@ from zsim.plan.pipeline.messages import Messenger, PartitioningMessenger
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
 from zsim.plan.shared.amaxes import amax_group
-from zsim.plan.shared.originals import NOTE as ORIGINALS_NOTE
 from zsim.plan.shared.originals import originals
 from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload, Workloads
@@ -252,14 +249,11 @@ def plan_stages(
         resident = [memory for hooks in hooks_of_stage.values() for memory in hooks.resident()]
         resident += messenger.resident() if messenger is not None else []
         models = [stage.workload.model for stage in stages.values()]
-        original_copies = originals(models, strategy, workloads[0].training, data.size)
-        resident += original_copies
-        if original_copies and isinstance(strategy, Fsdp1Config | Fsdp2Config):
-            notes.append(ORIGINALS_NOTE)
-        if isinstance(strategy, MegatronConfig):
-            resident += [Memory("buffers", size) for size in strategy.workspaces]
-            if strategy.keeps_placeholders:
-                resident += placeholders(models, strategy.param_dtype)
+        storage = framework.frozen_storage(strategy, workloads[0].training, data.size)
+        original_copies = originals(models, storage)
+        if original_copies and framework.originals_note:
+            notes.append(framework.originals_note)
+        resident += [*original_copies, *framework.resident(strategy, models)]
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
         startup = sum(hooks.startup_bytes for hooks in hooks_of_stage.values())
         programs.append(replace(builder.program(resident, name), startup_bytes=startup))

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from zsim.frameworks.ddp.schedule import DdpSchedule
 from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.torch.full_state import replicated_moments
 from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
 from zsim.plan.moments import BetweenSteps, JobMoment
-from zsim.plan.shared.full_state import replicated_moments
 from zsim.plan.stage import Stage
 
 
@@ -17,6 +17,7 @@ class DdpHooks(FrameworkHooks[DdpConfig]):
     """DDP's buckets do not depend on the number of ranks."""
 
     is_independent_of_ranks = True
+    pages_optimizer_states = True
 
     def make(self, stage: Stage, config: DdpConfig) -> Hooks:
         return DdpSchedule(stage, config)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from zsim.frameworks.megatron.buffer import placeholders
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
+from zsim.plan.ops import Memory
 from zsim.plan.stage import Stage
+from zsim.specs.model.spec import ModelSpec
 
 
 class MegatronHooks(FrameworkHooks[MegatronConfig]):
@@ -27,6 +32,10 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
         from zsim.frameworks.megatron.schedule import MegatronSchedule
 
         return MegatronSchedule(stage, config)
+
+    def resident(self, config: MegatronConfig, models: Sequence[ModelSpec]) -> list[Memory]:
+        memories = [Memory("buffers", size) for size in config.workspaces]
+        return memories + (placeholders(models, config.param_dtype) if config.keeps_placeholders else [])
 
 
 HOOKS = MegatronHooks()

@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from zsim.frameworks.ddp.settings import DdpConfig
-from zsim.frameworks.fsdp1.settings import Fsdp1Config
+from zsim.plan.framework_hooks import hooks_of
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.job import Job
@@ -35,10 +34,8 @@ def place_paged_states(job: Job, make_plan: Callable[[TrainingConfig], Plan]) ->
     if training.paged_states is not None or not optimizer_of(training.optimizer).is_paged:
         return training
     gpu_training = replace(training, paged_states="gpu")
-    if (
-        not isinstance(job.strategy, DdpConfig | Fsdp1Config)
-        or excess_bytes(job, make_plan(gpu_training)) <= 0
-    ):
+    has_own_states = hooks_of(job.strategy).pages_optimizer_states
+    if not has_own_states or excess_bytes(job, make_plan(gpu_training)) <= 0:
         return gpu_training
     return replace(training, paged_states="host")
 

@@ -30,3 +30,8 @@ class StrategyConfig:
     """A table of `[strategy]` with all its defaults filled in, as the plan follows it."""
 
     kind: ClassVar[str]
+
+    @property
+    def plans_workspaces(self) -> bool:
+        """Whether cuBLAS's workspaces are among the plan's memory, as torch's allocator holds them."""
+        return False

@@ -144,6 +144,10 @@ class MegatronConfig(StrategyConfig):
     """
 
     @property
+    def plans_workspaces(self) -> bool:
+        return bool(self.workspaces)
+
+    @property
     def shards_states(self) -> bool:
         """Whether each data-parallel rank updates a part of the parameters."""
         return self.distributed_optimizer or (self.muon is not None and self.muon.owners != "all")
