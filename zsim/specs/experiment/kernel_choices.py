@@ -242,8 +242,7 @@ def layer_kernels_of(
         return "megatron-2" if is_before_3(strategy.version) else "megatron"
     if isinstance(strategy, MegatronTable):
         return strategy.engine
-    is_theirs = parallelism.style == "deepspeed" and parallelism.has_megatron_layers
-    return "megatron-2" if is_theirs else "torch"
+    return "megatron-2" if parallelism.fuses_projections else "torch"
 
 
 def resolve_reduce_overlap(
@@ -258,7 +257,7 @@ def resolve_reduce_overlap(
     if overlaps is None:
         is_old = isinstance(strategy, MegatronTable) and is_before_3(strategy.version)
         return replace(parallelism, overlap_tensor_reduce=not is_old)
-    is_theirs = parallelism.style in ("megatron", "deepspeed") and parallelism.tensor > 1
+    is_theirs = parallelism.style.tensor_overlap == "always" and parallelism.tensor > 1
     if not is_theirs or parallelism.sequence_parallel:
         raise InputError(
             f"parallelism.overlap_tensor_reduce: found {str(overlaps).lower()}, which is Megatron's "

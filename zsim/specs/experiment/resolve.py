@@ -301,9 +301,9 @@ def _apply_framework_settings(
     training_table = _resolve_micro_batches(experiment, layout.replicas, per_micro_batch)
     if experiment.training.micro_batch_sizes:
         training_table = _apply_first_size(training_table, full_cluster, placement)
-    if parallelism.style == "deepspeed" and parallelism.has_megatron_layers:
+    if parallelism.style.name == "deepspeed" and parallelism.fuses_projections:
         training_table = apply_megatron_deepspeed_defaults(training_table)
-    if parallelism.style == "megatron" and parallelism.tensor * parallelism.context > 1:
+    if parallelism.style.name == "megatron" and parallelism.tensor * parallelism.context > 1:
         table = experiment.strategy
         is_fsdp = isinstance(table, MegatronTable) and table.fsdp_sharding is not None
         training_table = (

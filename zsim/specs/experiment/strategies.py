@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
+from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
 from zsim.frameworks.deepspeed.settings.degrees import (
     check_degrees,
@@ -22,9 +23,11 @@ from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
 from zsim.frameworks.deepspeed.settings.zeropp import check_even_nodes
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
+from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.settings.config import MegatronConfig, is_core, resolve_megatron
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
+from zsim.frameworks.torch.parallelism import DATA_PARALLEL, TORCH
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import Experiment, TrainingTable
@@ -32,27 +35,28 @@ from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.prediction import add_prediction_layers
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.parallelism import ParallelismConfig, Style
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.style import ModelParallelStyle
 from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import Precision, TrainingConfig
 
 _PREDICTIONS = "strategy.mtp_layers"
 
 
-def requested_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style | None]:
+def requested_parallelism(experiment: Experiment) -> tuple[ParallelismTable, ModelParallelStyle]:
     """`[parallelism]` with the degrees of the strategy's own file, and whose tensor and pipeline parallelism
     it is.
 
-    The style is None for a strategy without either. Raises InputError for degrees that torchtitan refuses
+    Raises InputError for degrees that torchtitan refuses
     with DDP (v0.2.2 `parallelize_llama`).
     """
     table, parallelism = experiment.strategy, experiment.parallelism
     if isinstance(table, MegatronTable):
-        return parallelism, "nanotron" if table.engine == "nanotron" else "megatron"
+        return parallelism, NANOTRON if table.engine == "nanotron" else MEGATRON
     if isinstance(table, DeepSpeedTable):
         if table.config is None:
-            return parallelism, "deepspeed"
+            return parallelism, SPLIT_LAYERS
         return merge_degrees(parallelism, table.config, table.config_name)
     for key, degree in (("tensor", parallelism.tensor), ("context", parallelism.context)):
         if isinstance(table, DdpTable) and degree > 1:
@@ -60,7 +64,7 @@ def requested_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Sty
                 f"parallelism.{key}: found {degree} with strategy 'ddp', which torchtitan takes for data "
                 "parallelism alone; expected strategy 'fsdp2', with `replicate` for its replicas"
             )
-    return parallelism, "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
+    return parallelism, TORCH if isinstance(table, Fsdp2Table | DdpTable) else DATA_PARALLEL
 
 
 def resolve_experts(model: ModelSpec, table: StrategyTable, requested: ParallelismTable) -> ExpertSplit:

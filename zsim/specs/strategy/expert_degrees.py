@@ -9,7 +9,6 @@ distributed/parallel_dims.py `_validate`, models/llama4/infra/parallelize.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
@@ -26,14 +25,9 @@ from zsim.specs.strategy.expert_loads import (
 )
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, Dispatcher, ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT
-from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, ParallelismConfig, Style
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 
-_DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
-    "megatron": ("all-gather", "all-to-all", "deepep", "hybridep"),
-    "torch": ("all-to-all", "deepep"),
-    "deepspeed": ("all-to-all", "deepep"),
-}
 _EXPERT_KEYS = (
     "expert",
     "expert_tensor",
@@ -76,7 +70,7 @@ def resolve_expert_degrees(
     split = replace(split, dispatcher=_resolve_dispatcher(table, parallelism, split))
     _check_capacity(split)
     is_hybrid = split.dispatcher == "hybridep"
-    is_split = parallelism.style == "torch" and split.ranks > 1 and split.tensor == 1
+    is_split = parallelism.style.splits_expert_tokens and split.ranks > 1 and split.tensor == 1
     if split.library == "kempnerforge":
         return replace(split, padding=_padding_factor(table, experts, tokens // parallelism.token_shards))
     counts = experts.num_experts, experts.top_k, tokens // parallelism.token_shards
@@ -161,7 +155,7 @@ def _check_library(
     table: ParallelismTable, parallelism: ParallelismConfig, library_split: ExpertSplit, model: ModelSpec
 ) -> None:
     """Raises for expert parallelism, and tensor parallelism around experts, that the framework lacks."""
-    name = FRAMEWORK_NAMES[parallelism.style]
+    name = parallelism.style.title
     if library_split.library == "kempnerforge":
         _check_unsharded(table, parallelism)
     if parallelism.tensor > 1 and library_split.library == "transformers":
@@ -171,7 +165,7 @@ def _check_library(
             f"under Megatron and torchtitan only, not {name}; expected strategy 'megatron', or 'fsdp2' with "
             "wrapping 'torchtitan'"
         )
-    if parallelism.async_tensor and parallelism.style == "torch":
+    if parallelism.async_tensor and parallelism.style.name == "torch":
         raise NotSimulatedError(
             f"parallelism.async_tensor: found true with '{model.name}', whose routed experts zsim does not "
             "simulate beside it; expected false"
@@ -273,9 +267,9 @@ def _check_divides(
 def _resolve_dispatcher(
     table: ParallelismTable, parallelism: ParallelismConfig, split: ExpertSplit
 ) -> Dispatcher:
-    dispatchers = _DISPATCHERS.get(parallelism.style, ("all-to-all",))
+    dispatchers = parallelism.style.dispatchers
     dispatcher = table.dispatcher or dispatchers[0]
-    name = FRAMEWORK_NAMES[parallelism.style]
+    name = parallelism.style.title
     if dispatcher not in dispatchers:
         raise InputError(
             f"parallelism.dispatcher: {name} has no '{dispatcher}'; expected "
