@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from zsim.plan.ops import Memory
+from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.shared.originals import FrozenStorage
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.registry import role_of
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
@@ -35,6 +37,10 @@ class FrameworkHooks(Generic[Config]):
     def make(self, stage: Stage, config: Config) -> Hooks:
         """The hooks of a stage."""
         raise NotImplementedError
+
+    def pipeline(self, config: Config, parallelism: ParallelismConfig) -> PipelineRuntime:
+        """The code that runs the steps of a pipeline's ranks, or of a rank without one."""
+        return PipelineRuntime(parallelism)
 
     # -- memory beside that of the stages' hooks --------------------------------------------------------
 

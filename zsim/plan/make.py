@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zsim import garbage_collection
-from zsim.frameworks.deepspeed.pipeline import DeepSpeedMessenger
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.megatron.pipeline import MegatronPipeline
 from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.frameworks.torch.pipeline_messages import TorchMessenger
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.framework_hooks import hooks_of
@@ -26,9 +20,7 @@ from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.single_thread import serialize_operators
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
-from zsim.plan.pipeline.messages import Messenger, PartitioningMessenger
 from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.schedules import Step
 from zsim.plan.shared.amaxes import amax_group
 from zsim.plan.shared.originals import originals
 from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
@@ -201,19 +193,15 @@ def plan_stages(
         for workload in workloads
         for _, parameter in workload.model.named_parameters()
     )
-    ranks = ranks_of(
-        parallelism.schedule,
-        parallelism.pipeline,
-        parallelism.virtual_stages,
-        workloads[0].training.gradient_accumulation_steps // parallelism.passes,
-        parallelism.schedule_text,
-    )
+    runtime = framework.pipeline(strategy, parallelism)
+    micro_batches = workloads[0].training.gradient_accumulation_steps // parallelism.passes
+    ranks = ranks_of(parallelism, micro_batches)
     last_stage = len(workloads) - 1
     programs: list[Program] = []
     groups: dict[str, Group] = {}
     notes: list[str] = []
     asynchronous: frozenset[CollectiveKind] = frozenset()
-    for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
+    for rank, steps in enumerate(steps_of(runtime, micro_batches)):
         amax_groups = amax_group(mesh, workloads[0].training)
         builder = PlanBuilder(
             [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(expert_mesh, nodes), *amax_groups]
@@ -237,16 +225,8 @@ def plan_stages(
         hooks_of_stage = {number: framework.make(stage, strategy) for number, stage in stages.items()}
         messenger = None
         if parallelism.pipeline > 1:
-            messenger = _messenger(builder, stages, ranks, rank, parallelism, strategy)
-        megatron = strategy if isinstance(strategy, MegatronConfig) else None
-        run_actions(
-            builder,
-            hooks_of_stage,
-            steps,
-            messenger,
-            delays_weights=megatron is not None and megatron.delay_wgrad_compute,
-            synchronizes=megatron is not None and megatron.synchronizes_timers,
-        )
+            messenger = runtime.messenger(builder, stages, ranks, rank)
+        run_actions(builder, hooks_of_stage, steps, messenger, runtime)
         resident = [memory for hooks in hooks_of_stage.values() for memory in hooks.resident()]
         resident += messenger.resident() if messenger is not None else []
         models = [stage.workload.model for stage in stages.values()]
@@ -268,54 +248,6 @@ def plan_stages(
         plan = serialize_operators(plan, asynchronous, copies_scatters=copies_scatters)
     check_plan(plan)
     return plan
-
-
-def _messenger(
-    builder: PlanBuilder,
-    stages: Mapping[int, Stage],
-    ranks: Sequence[int],
-    rank: int,
-    parallelism: ParallelismConfig,
-    strategy: StrategyConfig,
-) -> Messenger:
-    if isinstance(strategy, DeepSpeedConfig):
-        return DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
-    if parallelism.style.has_dtensors:
-        return TorchMessenger(builder, stages, ranks, rank)
-    is_unique_per_rank = parallelism.tensor == 1 or parallelism.sequence_parallel
-    if isinstance(strategy, MegatronConfig) and strategy.scatters_messages and not is_unique_per_rank:
-        return PartitioningMessenger(builder, stages, ranks, rank, empties_outputs=True)
-    return Messenger(builder, stages, ranks, rank, empties_outputs=parallelism.style.empties_outputs)
-
-
-def _steps(
-    training: TrainingConfig, strategy: StrategyConfig, parallelism: ParallelismConfig
-) -> list[list[Step]]:
-    """The steps of every pipeline rank."""
-    micro_batches = training.gradient_accumulation_steps // parallelism.passes
-    style: Any = "deepspeed" if parallelism.style.name == "autotp" else parallelism.style.name
-    megatron = None
-    if isinstance(strategy, MegatronConfig):
-        megatron = MegatronPipeline(
-            group_size=strategy.micro_batch_group,
-            overlaps_p2p=strategy.overlap_p2p,
-            flushes_ahead=strategy.overlap_p2p_warmup_flush,
-            waits_sends=strategy.waits_sends,
-            aligns_grad_reduce=strategy.overlap_grad_reduce and strategy.align_grad_reduce,
-            aligns_param_gather=strategy.overlap_param_gather and strategy.align_param_gather,
-            pairs=strategy.overlap_expert_parallel,
-        )
-    return steps_of(
-        style,
-        parallelism.schedule,
-        parallelism.pipeline,
-        parallelism.virtual_stages,
-        micro_batches,
-        is_fsdp=isinstance(strategy, Fsdp2Config),
-        csv=parallelism.schedule_text,
-        passes=parallelism.passes,
-        megatron=megatron,
-    )
 
 
 def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:

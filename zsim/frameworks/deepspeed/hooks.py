@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zsim.frameworks.deepspeed.moments import deepspeed_moments
+from zsim.frameworks.deepspeed.pipeline import DeepSpeedRuntime
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
 from zsim.plan.moments import BetweenSteps, JobMoment
 from zsim.plan.shared.originals import FrozenStorage
 from zsim.plan.stage import Stage
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 
 
@@ -33,6 +35,9 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
         from zsim.frameworks.deepspeed.stage0 import Zero0Schedule
 
         return Zero0Schedule(stage, config)
+
+    def pipeline(self, config: DeepSpeedConfig, parallelism: ParallelismConfig) -> DeepSpeedRuntime:
+        return DeepSpeedRuntime(parallelism, config.pipeline)
 
     def frozen_storage(self, config: DeepSpeedConfig, training: TrainingConfig, ranks: int) -> FrozenStorage:
         zero = config.zero

@@ -22,6 +22,7 @@ replaced by its part, and the gradient. Without `grad_partitioned` gradients are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from zsim.cost.kernels.shapes import BatchShape
 from zsim.dtypes import DTYPE_BYTES
@@ -29,6 +30,7 @@ from zsim.frameworks.deepspeed.settings.schema import PipelineBlock
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Memory, Message
 from zsim.plan.pipeline.messages import Messenger, input_of, output_of
+from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.pipeline.schedules import Action, MessageCall, Step
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
@@ -230,3 +232,18 @@ def _computation(ranks: int, rank: int, micro_batches: int, slot: int) -> Action
 
 def _lone_message(message: Action) -> MessageCall:
     return MessageCall((message,), is_batched=False, waits="stream")
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpeedRuntime(PipelineRuntime):
+    """`PipelineEngine`. `settings` is the JSON's `pipeline`."""
+
+    settings: PipelineBlock = field(default_factory=PipelineBlock)
+
+    def steps(self, micro_batches: int) -> list[list[Step]]:
+        return train_schedule_steps(self.parallelism.pipeline, micro_batches)
+
+    def messenger(
+        self, builder: PlanBuilder, stages: Mapping[int, Stage], ranks: Sequence[int], rank: int
+    ) -> DeepSpeedMessenger:
+        return DeepSpeedMessenger(builder, stages, ranks, rank, self.settings)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.frameworks.megatron.buffer import placeholders
+from zsim.frameworks.megatron.nanotron_pipeline import NanotronRuntime
+from zsim.frameworks.megatron.pipeline import MegatronPipeline
+from zsim.frameworks.megatron.pipeline_runtime import MegatronRuntime
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
+from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.stage import Stage
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 
 class MegatronHooks(FrameworkHooks[MegatronConfig]):
@@ -32,6 +37,11 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
         from zsim.frameworks.megatron.schedule import MegatronSchedule
 
         return MegatronSchedule(stage, config)
+
+    def pipeline(self, config: MegatronConfig, parallelism: ParallelismConfig) -> PipelineRuntime:
+        if config.is_nanotron:
+            return NanotronRuntime(parallelism)
+        return MegatronRuntime(parallelism, MegatronPipeline.of(config))
 
     def resident(self, config: MegatronConfig, models: Sequence[ModelSpec]) -> list[Memory]:
         memories = [Memory("buffers", size) for size in config.workspaces]

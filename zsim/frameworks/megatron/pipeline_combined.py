@@ -20,7 +20,7 @@ from typing import Literal
 
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Phase
-from zsim.plan.pipeline.schedules import Action, Overlap
+from zsim.plan.pipeline.schedules import Action, Overlap, Step
 from zsim.plan.walk import Walk
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
@@ -131,6 +131,17 @@ class PairedPass:
         builder.phase, builder.micro_batch = self.phase, self.walk.micro_batch
         if not builder.actions or builder.actions[-1][1] != self.action:
             builder.begin(self.action)
+
+
+def paired_without_pipeline(micro_batches: int) -> list[Step]:
+    """The first forward, then every backward at the same time as the next forward, then the last backward
+    (`combined_1f1b_schedule_for_no_pipelining`, Megatron-LM d98e8a64
+    megatron/core/pipeline_parallel/combined_1f1b.py).
+    """
+    pairs = [
+        Overlap(Action("F", 0, number + 1), Action("B", 0, number)) for number in range(micro_batches - 1)
+    ]
+    return [Action("F", 0, 0), *pairs, Action("B", 0, micro_batches - 1)]
 
 
 def run_pair(

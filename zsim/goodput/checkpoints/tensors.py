@@ -137,10 +137,7 @@ def collect_model_states(job: Job) -> ModelStates:
         for named_parameter in model.named_parameters()
     )
     micro_batches = job.training.gradient_accumulation_steps // parallelism.passes
-    pipeline_ranks = ranks_of(
-        parallelism.schedule, parallelism.pipeline, parallelism.virtual_stages, micro_batches,
-        parallelism.schedule_text,
-    )  # fmt: skip
+    pipeline_ranks = ranks_of(parallelism, micro_batches)
     tensors: list[tuple[StateTensor, ...]] = [() for _ in range(parallelism.pipeline)]
     for model, pipeline_rank in zip(models, pipeline_ranks, strict=True):
         stage_tensors = []

@@ -92,14 +92,3 @@ def no_pipeline(micro_batches: int) -> list[list[Action]]:
     """The actions without a pipeline: 0F0 0B0 0F1 0B1 ..., one micro-batch after the other."""
     kinds: tuple[Kind, Kind] = ("F", "B")
     return [[Action(kind, 0, number) for number in range(micro_batches) for kind in kinds]]
-
-
-def paired_without_pipeline(micro_batches: int) -> list[list[Step]]:
-    """The first forward, then every backward at the same time as the next forward, then the last backward
-    (`combined_1f1b_schedule_for_no_pipelining`, Megatron-LM d98e8a64
-    megatron/core/pipeline_parallel/combined_1f1b.py).
-    """
-    pairs = [
-        Overlap(Action("F", 0, number + 1), Action("B", 0, number)) for number in range(micro_batches - 1)
-    ]
-    return [[Action("F", 0, 0), *pairs, Action("B", 0, micro_batches - 1)]]
