@@ -38,6 +38,12 @@ class FrameworkHooks(Generic[Config]):
         """The hooks of a stage."""
         raise NotImplementedError
 
+    def fuses_whole_layers(self, config: Config) -> bool:
+        """Whether projections of one input are one product also in layers that no rank shares, under a
+        `ParallelismConfig` that fuses them.
+        """
+        return False
+
     def pipeline(self, config: Config, parallelism: ParallelismConfig) -> PipelineRuntime:
         """The code that runs the steps of a pipeline's ranks, or of a rank without one."""
         return PipelineRuntime(parallelism)

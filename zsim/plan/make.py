@@ -6,30 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from zsim import garbage_collection
-from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.framework_hooks import hooks_of
 from zsim.plan.memory.paging import place_paged_states
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.node_types import NodeTypes, node_types_of, plan_by_type
-from zsim.plan.ops import CollectiveKind, Group, Plan, Program
+from zsim.plan.ops import Group, Plan
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.single_thread import serialize_operators
-from zsim.plan.pipeline.lowering import ranks_of, steps_of
-from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.shared.amaxes import amax_group
-from zsim.plan.shared.originals import originals
-from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
+from zsim.plan.pipeline.lowering import steps_of
+from zsim.plan.rank_program import RankProgram, StagedModel, plan_rank
+from zsim.plan.stage import WORLD
 from zsim.plan.workload.workload import Workload, Workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
-from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE
+from zsim.specs.strategy.mesh import PIPELINE
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
@@ -97,7 +92,7 @@ def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
         }
         return plan_by_type(types, [plans.get(size) for size in sizes])
     model = basis.model
-    if _has_plain_megatron_layers(basis) and model.trainable_numel == model.numel:
+    if _fuses_whole_layers(basis) and model.trainable_numel == model.numel:
         model = fuse_projections(model)
     models = stages_of(model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor
@@ -127,13 +122,13 @@ def plan_for_ranks(basis: PlanBasis, source_basis: PlanBasis, plan: Plan) -> Pla
     return Plan.uniform(plan.framework, basis.world_size, plan.program, groups, plan.notes, plan.labels)
 
 
-def _has_plain_megatron_layers(basis: PlanBasis) -> bool:
-    """Whether the model has Megatron's or nanotron's layers without any parallelism. With parallelism their
-    projections are fused elsewhere. InternEvo's layers are left as they are.
+def _fuses_whole_layers(basis: PlanBasis) -> bool:
+    """Whether the layers of a model without any parallelism have fused projections. With parallelism
+    `stages_of` fuses them.
     """
-    strategy, parallelism = basis.strategy, basis.parallelism
-    is_megatron_family = isinstance(strategy, MegatronConfig) and not strategy.has_whole_tensor_owners
-    return is_megatron_family and parallelism.is_trivial and parallelism.fuses_projections
+    parallelism = basis.parallelism
+    is_fused = parallelism.is_trivial and parallelism.fuses_projections
+    return is_fused and hooks_of(basis.strategy).fuses_whole_layers(basis.strategy)
 
 
 def stages_of(model: ModelSpec, parallelism: ParallelismConfig) -> list[ModelSpec]:
@@ -183,71 +178,28 @@ def plan_stages(
 
     Raises what the framework's hooks and its schedule raise: InputError and NotSimulatedError.
     """
-    framework, mesh = hooks_of(strategy), parallelism.mesh(world_size)
-    data = DataParallel(mesh.groups(DATA, CONTEXT))
-    expert_mesh = parallelism.expert_mesh(world_size)
-    nodes = parallelism.experts.nodes if parallelism.experts.dispatcher in DEDUPLICATING_DISPATCHERS else 1
-    experts = DataParallel(expert_mesh.groups(EXPERT_DATA)) if parallelism.experts.has_expert_groups else None
-    trains_experts = any(
-        parameter.trainable and bool(parameter.rank_kind)
-        for workload in workloads
-        for _, parameter in workload.model.named_parameters()
+    model = StagedModel(workloads, parallelism, world_size, tied_numel)
+    runtime = hooks_of(strategy).pipeline(strategy, parallelism)
+    ranks = [
+        plan_rank(model, strategy, runtime, rank, steps)
+        for rank, steps in enumerate(steps_of(runtime, model.micro_batches))
+    ]
+    plan = Plan(
+        strategy.kind,
+        tuple(rank.program for rank in ranks),
+        model.mesh.coordinate(PIPELINE),
+        {name: group for rank in ranks for name, group in rank.groups.items()},
+        _collect_notes(ranks),
     )
-    runtime = framework.pipeline(strategy, parallelism)
-    micro_batches = workloads[0].training.gradient_accumulation_steps // parallelism.passes
-    ranks = ranks_of(parallelism, micro_batches)
-    last_stage = len(workloads) - 1
-    programs: list[Program] = []
-    groups: dict[str, Group] = {}
-    notes: list[str] = []
-    asynchronous: frozenset[CollectiveKind] = frozenset()
-    for rank, steps in enumerate(steps_of(runtime, micro_batches)):
-        amax_groups = amax_group(mesh, workloads[0].training)
-        builder = PlanBuilder(
-            [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(expert_mesh, nodes), *amax_groups]
-        )
-        stages = {
-            number: Stage(
-                builder,
-                workloads[number],
-                data,
-                number,
-                is_first=number == 0,
-                is_last=number == last_stage,
-                tied_numel=tied_numel if number in (0, last_stage) else 0,
-                parallelism=parallelism,
-                experts=experts,
-                trains_experts=trains_experts,
-            )
-            for number in range(len(workloads))
-            if ranks[number] == rank
-        }
-        hooks_of_stage = {number: framework.make(stage, strategy) for number, stage in stages.items()}
-        messenger = None
-        if parallelism.pipeline > 1:
-            messenger = runtime.messenger(builder, stages, ranks, rank)
-        run_actions(builder, hooks_of_stage, steps, messenger, runtime)
-        resident = [memory for hooks in hooks_of_stage.values() for memory in hooks.resident()]
-        resident += messenger.resident() if messenger is not None else []
-        models = [stage.workload.model for stage in stages.values()]
-        storage = framework.frozen_storage(strategy, workloads[0].training, data.size)
-        original_copies = originals(models, storage)
-        if original_copies and framework.originals_note:
-            notes.append(framework.originals_note)
-        resident += [*original_copies, *framework.resident(strategy, models)]
-        name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
-        startup = sum(hooks.startup_bytes for hooks in hooks_of_stage.values())
-        programs.append(replace(builder.program(resident, name), startup_bytes=startup))
-        groups |= builder.groups
-        notes += [note for note in builder.notes if note not in notes]
-        asynchronous = next(iter(hooks_of_stage.values())).asynchronous
-        for hooks in hooks_of_stage.values():
-            hooks.stage_hooks = ()  # a cycle, which would keep all their memory until a search for cycles
-    plan = Plan(strategy.kind, tuple(programs), mesh.coordinate(PIPELINE), groups, tuple(notes))
     if is_cpu:
-        plan = serialize_operators(plan, asynchronous, copies_scatters=copies_scatters)
+        plan = serialize_operators(plan, ranks[-1].asynchronous, copies_scatters=copies_scatters)
     check_plan(plan)
     return plan
+
+
+def _collect_notes(ranks: Sequence[RankProgram]) -> tuple[str, ...]:
+    """The notes of all ranks, each once."""
+    return tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
 
 
 def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:

@@ -38,6 +38,10 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
 
         return MegatronSchedule(stage, config)
 
+    def fuses_whole_layers(self, config: MegatronConfig) -> bool:
+        """InternEvo's layers are left as they are."""
+        return not config.has_whole_tensor_owners
+
     def pipeline(self, config: MegatronConfig, parallelism: ParallelismConfig) -> PipelineRuntime:
         if config.is_nanotron:
             return NanotronRuntime(parallelism)
