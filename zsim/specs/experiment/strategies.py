@@ -27,7 +27,8 @@ from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.prediction import add_prediction_layers
 from zsim.specs.model.spec import ModelSpec
