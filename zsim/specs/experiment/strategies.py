@@ -33,7 +33,8 @@ from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
 from zsim.frameworks.torch.parallelism import DATA_PARALLEL, TORCH
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.prediction import add_prediction_layers
 from zsim.specs.model.spec import ModelSpec
