@@ -13,7 +13,7 @@ from zsim.programs.megatron_lm.muon_flags import muon_flags
 from zsim.programs.megatron_lm.network_flags import network_flags, why_not_network
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.kernel_choices import attention_of
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.fp8_layers import unmark_fp8_layers

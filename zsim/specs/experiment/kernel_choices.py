@@ -11,7 +11,7 @@ from zsim.frameworks.megatron.settings.config import is_before_3, is_core_since
 from zsim.frameworks.megatron.settings.table import CLIP_GRAD, Engine, MegatronTable
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, select_attention_variant
-from zsim.specs.experiment.tables import AttentionChoice, TrainingTable
+from zsim.specs.experiment.training.table import AttentionChoice, TrainingTable
 from zsim.specs.model.op_specs import Attention
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig

@@ -44,7 +44,7 @@ from zsim.specs.experiment.strategies import (
     resolve_experts,
     resolve_strategy,
 )
-from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.trainer import apply_trainer
 from zsim.specs.experiment.training.adapted_experts import check_adapted_experts
 from zsim.specs.experiment.training.batch import (
@@ -58,6 +58,7 @@ from zsim.specs.experiment.training.checkpointing import apply_pipeline_interval
 from zsim.specs.experiment.training.optimizer_choice import choose_optimizer
 from zsim.specs.experiment.training.quantisation import is_prepared
 from zsim.specs.experiment.training.resolve import check_size, resolve_training
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.experiment.training.trained_model import apply_training
 from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
 from zsim.specs.library import Library

@@ -23,17 +23,22 @@ from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
 from zsim.frameworks.deepspeed.settings.zeropp import check_even_nodes
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
+from zsim.frameworks.megatron.expert_libraries import MEGATRON as MEGATRON_EXPERTS
+from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED
 from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.settings.config import MegatronConfig, is_core, resolve_megatron
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
+from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
 from zsim.frameworks.torch.parallelism import DATA_PARALLEL, TORCH
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.prediction import add_prediction_layers
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
@@ -79,12 +84,12 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, requested: Paralleli
         return _padded_experts(table)
     if isinstance(table, DeepSpeedTable):
         split = resolve_deepspeed_experts(table, requested, model)
-        if split.is_deepspeed:
+        if split.library != TRANSFORMERS:
             return split
     if isinstance(table, MegatronTable) and table.engine == "megatron":
         return ExpertSplit(
             dispatcher="all-gather",
-            library="megatron-fused" if table.moe_permute_fusion else "megatron",
+            library=MEGATRON_FUSED if table.moe_permute_fusion else MEGATRON_EXPERTS,
             kernel="streams" if table.moe_grouped_gemm else "loop",
             gate_in_fp32=table.moe_router_dtype is not None,
             has_auxiliary_loss=table.moe_aux_loss,
@@ -100,7 +105,7 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, requested: Paralleli
             "(`Llama4TextMoe.forward`), which zsim does not simulate; expected strategy 'megatron', or "
             "'fsdp2' with wrapping 'torchtitan'"
         )
-    return ExpertSplit(library="torchtitan" if is_titan else "transformers")
+    return ExpertSplit(library=TORCHTITAN if is_titan else TRANSFORMERS)
 
 
 def expert_replicas(table: StrategyTable) -> int:
@@ -129,7 +134,7 @@ def _padded_experts(table: StrategyTable) -> ExpertSplit:
             f"parallelism.expert_padding: found true with strategy '{table.kind}', which pads no expert to "
             "the fullest; expected it left out, or strategy 'fsdp2', 'fsdp1' or 'ddp'"
         )
-    return ExpertSplit(library="kempnerforge", has_auxiliary_loss=True)
+    return ExpertSplit(library=KEMPNERFORGE, has_auxiliary_loss=True)
 
 
 def resolve_strategy(

@@ -17,3 +17,8 @@ def _sentences() -> Mapping[str, Mapping[str, str]]:
 def alternatives(setting: str) -> str:
     """The strategies to choose for a setting that a framework lacks, as error messages expect them."""
     return _sentences()["alternatives"][setting]
+
+
+def phrase(subject: str) -> str:
+    """The part of a sentence about `subject` that names frameworks."""
+    return _sentences()["phrases"][subject]

@@ -8,7 +8,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.cluster.gpu import Gpu
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.fp8_layers import mark_fp8_layers
 from zsim.specs.model.spec import Activation, Attention, Linear, ModelSpec
 from zsim.specs.strategy.fp8 import TORCHAO_RECIPES, Fp8, Fp8Recipe

@@ -17,7 +17,8 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.megatron.settings.config import is_core
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.placement import parse_node_numbers
-from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import AttentionKind, Checkpointing
 

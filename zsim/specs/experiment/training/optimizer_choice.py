@@ -17,7 +17,7 @@ from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.frameworks.megatron.settings.config import is_core_since
 from zsim.frameworks.megatron.settings.table import MegatronTable
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
 from zsim.specs.strategy.table import StrategyTable
 

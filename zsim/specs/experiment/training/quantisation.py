@@ -21,8 +21,8 @@ casts all back.
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_linear_experts, has_looped_form
 from zsim.specs.model.spec import ModelSpec

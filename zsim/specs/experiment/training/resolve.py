@@ -8,7 +8,7 @@ from zsim.specs.capture.settings import captured_length
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.kernel_choices import attention_kind, cross_entropy_of
 from zsim.specs.experiment.strategies import default_precision
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig

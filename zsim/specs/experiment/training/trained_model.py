@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.adapted_experts import adapt_experts, check_has_experts
 from zsim.specs.experiment.training.lora_table import LoraTable, merge_adapter_config
 from zsim.specs.experiment.training.quantisation import (
@@ -21,6 +20,7 @@ from zsim.specs.experiment.training.quantisation import (
     product_type,
     quantisation_notes,
 )
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.experiment.training.unmatched_names import check_targets, unmatched_notes
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, add_adapters
 from zsim.specs.model.expert_layer import has_experts, stacked_experts
