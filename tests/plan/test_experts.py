@@ -14,6 +14,9 @@ from zsim.cost.memory.activations import saved_bytes
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
+from zsim.frameworks.megatron.expert_libraries import MEGATRON as UNFUSED
+from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED as FUSED
+from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Plan
 from zsim.plan.parallel.experts import expand_experts
@@ -21,9 +24,10 @@ from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.experts import ExpertsLibrary, GroupedLinear, Rearrange
+from zsim.specs.model.experts import GroupedLinear, Rearrange
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, ModelSpec, Module
+from zsim.specs.strategy.expert_library import TRANSFORMERS, ExpertLibrary
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.fp8 import Fp8, Fp8Recipe
 
@@ -33,12 +37,12 @@ TINY: dict[str, Any] = {
     "vocab_size": 1024, "num_experts": 16, "num_experts_per_tok": 4, "tie_word_embeddings": False,
 }  # fmt: skip
 PRESETS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v3")
-LIBRARIES: tuple[ExpertsLibrary, ...] = (
-    "transformers",
-    "torchtitan",
-    "kempnerforge",
-    "megatron",
-    "megatron-fused",
+LIBRARIES: tuple[ExpertLibrary, ...] = (
+    TRANSFORMERS,
+    TORCHTITAN,
+    KEMPNERFORGE,
+    UNFUSED,
+    FUSED,
 )
 SHAPE = BatchShape(2, 512)
 MEGATRON = {"kind": "megatron", "moe_grouped_gemm": True, "moe_permute_fusion": True}
@@ -50,7 +54,7 @@ def job_of(strategy: dict[str, Any], gpus: int = 8, **more: Any) -> Job:
     return resolve(Experiment(**data, strategy=strategy))
 
 
-def layer_of(model: ModelSpec, library: ExpertsLibrary, **split: Any) -> tuple[Module, ...]:
+def layer_of(model: ModelSpec, library: ExpertLibrary, **split: Any) -> tuple[Module, ...]:
     """The modules of the last block from the second norm on."""
     modules = expand_experts(model, ExpertSplit(library=library, **split)).blocks[-1].modules
     first = next(n for n, module in enumerate(modules) if module.name == "post_attention_layernorm")
@@ -59,7 +63,7 @@ def layer_of(model: ModelSpec, library: ExpertsLibrary, **split: Any) -> tuple[M
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_stands_for_the_experts_has_their_parameters(name: str, library: ExpertsLibrary) -> None:
+def test_what_stands_for_the_experts_has_their_parameters(name: str, library: ExpertLibrary) -> None:
     model = load_model(name)
     made = expand_experts(model, ExpertSplit(library=library))
     assert made.numel == model.numel
@@ -68,7 +72,7 @@ def test_what_stands_for_the_experts_has_their_parameters(name: str, library: Ex
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("name", PRESETS)
-def test_products_have_the_flops_of_the_active_parameters(name: str, library: ExpertsLibrary) -> None:
+def test_products_have_the_flops_of_the_active_parameters(name: str, library: ExpertLibrary) -> None:
     """2 per parameter and token forward, twice that backward; attention's products are not counted."""
     model, options = load_model(name), WorkOptions()
     counted = [m for m in model.blocks[-1].modules if not isinstance(m.op_spec, Attention)]
@@ -83,7 +87,7 @@ def test_products_have_the_flops_of_the_active_parameters(name: str, library: Ex
 
 def test_an_expert_has_its_part_of_the_rows() -> None:
     """2 of 8 experts per token, 1,024 tokens: 256 rows each, of 4,096 wide to twice 14,336."""
-    layer = layer_of(load_model("mixtral-8x7b"), "transformers")
+    layer = layer_of(load_model("mixtral-8x7b"), TRANSFORMERS)
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
     (kernel,) = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())
     assert kernel.shape == (256, 28672, 4096)
@@ -93,14 +97,14 @@ def test_an_expert_has_its_part_of_the_rows() -> None:
 
 
 def test_experts_one_after_the_other_are_a_launch_each() -> None:
-    layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="loop")
+    layer = layer_of(load_model("mixtral-8x7b"), UNFUSED, kernel="loop")
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
     assert forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
 
 
 def test_experts_on_streams_are_a_launch_each_and_four_at_a_time() -> None:
     """Transformer Engine's: the GPU has two turns of four of the 8 products, the host launches all 8."""
-    layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="streams")
+    layer = layer_of(load_model("mixtral-8x7b"), UNFUSED, kernel="streams")
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
     kernel = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0]
     assert (kernel.launches, kernel.sequential_launches) == (8, 2)
@@ -114,7 +118,7 @@ def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:
     A layer's rows are of 1,024 tokens x 2 x 4,096 x 2 bytes; back to tokens they pass 15 + 2 x 8 +
     4 x 8 x 2.5 times in backward, and out to experts 6 + 4 x 8 + 2 x 8 x 2.5 times with a pass of the
     tokens, the rows' sum by tokens apart, and the host waiting for the counts."""
-    layer = layer_of(load_model("mixtral-8x7b"), "kempnerforge", padding=2.5)
+    layer = layer_of(load_model("mixtral-8x7b"), KEMPNERFORGE, padding=2.5)
     products = [one for one in layer if isinstance(one.op_spec, GroupedLinear)]
     assert [one.rows_per_token for one in products] == [5.0, 5.0]
     first, last = (one for one in layer if isinstance(one.op_spec, Rearrange))
@@ -129,7 +133,7 @@ def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:
 def test_megatron_keeps_routed_rows_and_the_layers_input_once() -> None:
     """Korthikanti's count with rows in place of tokens (R = 2 N): the router's input 2 N h and two tensors of
     fp32 scores 8 N E; rows 2 R h, gate and up 4 R f, their product 2 R f; an index of 8 bytes per row."""
-    layer = layer_of(load_model("mixtral-8x7b"), "megatron-fused")
+    layer = layer_of(load_model("mixtral-8x7b"), FUSED)
     options = WorkOptions(compile=True)
     kept = sum(saved_bytes(module, SHAPE.seen_by(module), options) for module in layer)
     tokens, rows, hidden, features = 1024, 2048, 4096, 14336
@@ -216,7 +220,7 @@ def test_megatron_adds_the_scored_bias_of_each_expert_itself(
     }  # fmt: skip
     made = expand_experts(
         model_from_config(model, "gpt-oss", "a test"),
-        ExpertSplit(library="megatron-fused", kernel="streams", gate_in_fp32=dtype == "fp32"),
+        ExpertSplit(library=FUSED, kernel="streams", gate_in_fp32=dtype == "fp32"),
     )
     module = next(one for one in made.blocks[-1].modules if one.name.endswith("down_proj"))
     numel = SHAPE.tokens * 4 * 256
@@ -238,9 +242,7 @@ def test_transformer_engine_casts_the_rows_of_each_expert_apart(
 ) -> None:
     """Of 16 experts: current scaling has a maximum, a scale and a cast each; delayed scales both ways are
     one kernel for all."""
-    made = expand_experts(
-        load_model("qwen3-30b-a3b"), ExpertSplit(library="megatron-fused", kernel="streams")
-    )
+    made = expand_experts(load_model("qwen3-30b-a3b"), ExpertSplit(library=FUSED, kernel="streams"))
     module = next(one for one in made.blocks[-1].modules if one.name.endswith("down_proj"))
     assert isinstance(module.op_spec, GroupedLinear)
     module = replace(module, op_spec=replace(module.op_spec, num_experts=16))

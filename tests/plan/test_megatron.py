@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from zsim.frameworks.megatron.host_time import enter_block, enter_chunk
+from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.schedule import run_realtime_tests
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import PlanBuilder
@@ -303,7 +304,7 @@ def test_nanotrons_blocks_wait_for_tensor_ranks_in_a_pipeline(
     """More than in proportion to them: n to the power of 1.25."""
     builder = PlanBuilder([])
     strategy = replace(CORE, block_overhead="nanotron_block")
-    split = ParallelismConfig(pipeline=2, tensor=tensor, style="nanotron")
+    split = ParallelismConfig(pipeline=2, tensor=tensor, style=NANOTRON)
     block = next(
         one for one in make_workload(toys.transformer(), toys.training()).segments if one.kind == "block"
     )
@@ -336,7 +337,7 @@ def test_attention_costs_a_megatron_block_more(
         one for one in make_workload(toys.transformer(), toys.training()).segments if one.kind == "block"
     )
     strategy = replace(CORE, attention_overhead=attention)
-    enter_block(builder, strategy, replace(split, style="megatron"), block, 2)
+    enter_block(builder, strategy, replace(split, style=MEGATRON), block, 2)
     events = {op.overhead: op.events for op in builder.program([], "").ops}
     assert events == {"megatron_core_block": 2, **expected}
 
@@ -375,10 +376,10 @@ def test_timers_of_level_2_wait_around_every_forward_and_backward(toys: Any) -> 
 @pytest.mark.parametrize(
     ("virtual", "overhead", "style", "events"),
     [
-        (2, "megatron_core_block", "megatron", 1),
-        (1, "megatron_core_block", "megatron", 0),
-        (2, None, "megatron", 0),  # in a CUDA graph
-        (2, "nanotron_block", "nanotron", 0),
+        (2, "megatron_core_block", MEGATRON, 1),
+        (1, "megatron_core_block", MEGATRON, 0),
+        (2, None, MEGATRON, 0),  # in a CUDA graph
+        (2, "nanotron_block", NANOTRON, 0),
     ],
 )
 def test_the_interleaved_schedule_pays_for_every_chunk(

@@ -12,6 +12,7 @@ from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.report_of import report_of
 from zsim.explain.resolved import model_size
+from zsim.frameworks.megatron.parallelism import MEGATRON
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
@@ -210,7 +211,7 @@ def test_products_of_latent_attention_stay_apart() -> None:
     named = {one.name for one in stages_of(job.model, job.parallelism)[0].blocks[0].modules}
     assert {"self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa"} <= named
     assert (
-        sum(stage.numel for stage in stages_of(job.model, ParallelismConfig(style="megatron")))
+        sum(stage.numel for stage in stages_of(job.model, ParallelismConfig(style=MEGATRON)))
         == job.model.numel
     )
 

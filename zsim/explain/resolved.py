@@ -75,6 +75,7 @@ def resolved_parallelism(job: Job) -> dict[str, Any]:
     """The degrees of all parallelisms, data parallelism's too, and how the framework runs them."""
     parallelism, experts = job.parallelism, job.parallelism.experts
     settings = {name: getattr(parallelism, name) for name in parallelism.__slots__ if name != "experts"}
+    settings["style"] = parallelism.style.name
     if has_experts(job.model):
         settings |= {
             "expert": experts.ranks,

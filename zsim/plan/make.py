@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from zsim import garbage_collection
 from zsim.frameworks.deepspeed.pipeline import DeepSpeedMessenger
@@ -143,19 +144,19 @@ def _has_plain_megatron_layers(basis: PlanBasis) -> bool:
     """
     strategy, parallelism = basis.strategy, basis.parallelism
     is_megatron_family = isinstance(strategy, MegatronConfig) and not strategy.has_whole_tensor_owners
-    return is_megatron_family and parallelism.is_trivial and parallelism.style in ("megatron", "nanotron")
+    return is_megatron_family and parallelism.is_trivial and parallelism.fuses_projections
 
 
 def stages_of(model: ModelSpec, parallelism: ParallelismConfig) -> list[ModelSpec]:
     """The stages of a model, in order, as one rank of each tensor- and context-parallel group has them."""
     if parallelism.is_trivial:
         return [expand_experts(model, parallelism.experts)]
-    if parallelism.has_megatron_layers:
+    if parallelism.fuses_projections:
         model = fuse_projections(model)
     model = context_parallel(tensor_parallel(model, parallelism), parallelism)
     model = expand_experts(model, parallelism.experts)
     stages = cut_into_stages(model, parallelism.layers_per_stage)
-    if parallelism.style == "deepspeed" and model.is_tied and len(stages) > 1:
+    if parallelism.style.registers_tied_head_first and model.is_tied and len(stages) > 1:
         stages[-1] = register_head_first(stages[-1])
     return stages
 
@@ -285,13 +286,12 @@ def _messenger(
 ) -> Messenger:
     if isinstance(strategy, DeepSpeedConfig):
         return DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
-    if parallelism.style == "torch":
+    if parallelism.style.has_dtensors:
         return TorchMessenger(builder, stages, ranks, rank)
     is_unique_per_rank = parallelism.tensor == 1 or parallelism.sequence_parallel
     if isinstance(strategy, MegatronConfig) and strategy.scatters_messages and not is_unique_per_rank:
         return PartitioningMessenger(builder, stages, ranks, rank, empties_outputs=True)
-    empties_outputs = parallelism.style in ("megatron", "nanotron")
-    return Messenger(builder, stages, ranks, rank, empties_outputs=empties_outputs)
+    return Messenger(builder, stages, ranks, rank, empties_outputs=parallelism.style.empties_outputs)
 
 
 def _steps(
@@ -299,7 +299,7 @@ def _steps(
 ) -> list[list[Step]]:
     """The steps of every pipeline rank."""
     micro_batches = training.gradient_accumulation_steps // parallelism.passes
-    style = "deepspeed" if parallelism.style == "autotp" else parallelism.style
+    style: Any = "deepspeed" if parallelism.style.name == "autotp" else parallelism.style.name
     megatron = None
     if isinstance(strategy, MegatronConfig):
         megatron = MegatronPipeline(

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from zsim.frameworks.deepspeed.expert_libraries import AUTOEP
+from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, OptimizerOffload, ParameterOffload
 from zsim.frameworks.deepspeed.settings.keys import keys_of
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
@@ -59,7 +61,7 @@ def _degrees(job: Job, user_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     parallelism = job.parallelism
     degrees: dict[str, Any] = {}
-    if parallelism.style == "autotp":
+    if parallelism.style == AUTOTP:
         degrees["tensor_parallel"] = {
             **_plain(user_config.get("tensor_parallel")),
             "autotp_size": parallelism.tensor,
@@ -67,7 +69,7 @@ def _degrees(job: Job, user_config: Mapping[str, Any]) -> dict[str, Any]:
     if parallelism.context > 1:
         degrees["sequence_parallel_size"] = parallelism.context
     experts = parallelism.experts
-    if experts.library == "autoep":
+    if experts.library == AUTOEP:
         autoep = {"enabled": True, "autoep_size": experts.ranks}
         backend = {"comm_backend": "deepep"} if experts.dispatcher == "deepep" else {}
         degrees["expert_parallel"] = {**_plain(user_config.get("expert_parallel")), **autoep, **backend}

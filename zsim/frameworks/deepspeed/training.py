@@ -49,7 +49,7 @@ class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
             "gradient_clipping": config.gradient_clipping,
             "optimizer": json_optimizer(training, config),
         }
-        if parallelism.has_megatron_layers:
+        if parallelism.fuses_projections:
             changes["compile"] = True
             if not training.liger and training.cross_entropy is None:
                 changes["cross_entropy"] = "megatron-before-0.8"
@@ -57,7 +57,7 @@ class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
 
     def layer_kernels(self, table: DeepSpeedTable, parallelism: ParallelismConfig) -> LayerKernels:
         """The kernels of Megatron-LM 2, from which Megatron-DeepSpeed was forked, in its layers."""
-        return "megatron-2" if parallelism.has_megatron_layers else "torch"
+        return "megatron-2" if parallelism.fuses_projections else "torch"
 
     def check_optimizer(
         self,

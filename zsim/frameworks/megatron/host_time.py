@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
@@ -43,10 +44,10 @@ def enter_block(
         for extra_overhead, count in zip(item_overheads, counts, strict=True):
             if extra_overhead is not None and count:
                 builder.host(f"enter {segment.name}", overhead=extra_overhead, events=passes * count)
-    hops = parallelism.ring_hops if parallelism.style == "megatron" else 1
+    hops = parallelism.ring_hops if parallelism.style == MEGATRON else 1
     if hops > 1:
         builder.host(f"enter {segment.name}", overhead="megatron_core_hop", events=passes * hops)
-    if parallelism.style == "nanotron" and parallelism.pipeline > 1 and parallelism.tensor > 1:
+    if parallelism.style == NANOTRON and parallelism.pipeline > 1 and parallelism.tensor > 1:
         waits = round(passes * parallelism.tensor**_TENSOR_RANK_EXPONENT)
         builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
 
@@ -99,7 +100,7 @@ def enter_chunk(builder: PlanBuilder, strategy: MegatronConfig, parallelism: Par
     """Host time of a forward or backward of one of several chunks: the interleaved schedule's own Python.
     Where timers wait for every message it is not seen (see `megatron_chunk`)."""
     has_overhead = strategy.block_overhead is not None and not strategy.synchronizes_timers
-    if has_overhead and parallelism.style == "megatron" and parallelism.virtual_stages > 1:
+    if has_overhead and parallelism.style == MEGATRON and parallelism.virtual_stages > 1:
         builder.host("enter chunk", overhead="megatron_chunk")
 
 

@@ -71,7 +71,7 @@ def saved_files(
             "thread each; expected 1, or format 'dcp'"
         )
     if isinstance(strategy, DeepSpeedConfig):
-        if job.parallelism.experts.is_deepspeed:
+        if job.parallelism.experts.library.has_expert_groups:
             raise NotSimulatedError(
                 "run.checkpoint: the files of experts in DeepSpeed's layers (a file per expert) are not "
                 f"known; {_STATE_MEASURED}"

@@ -22,8 +22,8 @@ def router_of(module: Module, split: ExpertSplit) -> Module:
     in_fp32 = work.in_fp32 if split.gate_in_fp32 is None else split.gate_in_fp32
     router = replace(
         work,
-        library=split.library,
-        in_fp32=in_fp32 and not split.is_megatron,
+        library=split.library.name,
+        in_fp32=in_fp32 and not split.library.casts_gate_output,
         has_fp32_output=in_fp32,
         has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
     )

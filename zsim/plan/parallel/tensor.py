@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.frameworks.deepspeed.settings.autotp import count_kv_heads, first_rank_features
 from zsim.plan.parallel.adapters import shard_adapter
 from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
 from zsim.specs.model.adapters import is_adapter_part
@@ -52,23 +51,28 @@ from zsim.specs.model.spec import (
     Parameter,
 )
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.style import ModelParallelStyle
 
 TENSOR = "tensor"
-# Of a pipelined reduce-scatter: `num_splits` of Transformer Engine 2.17 pytorch/module/base.py.
-_SCATTERED_PIECES = 4
 
 
 def tensor_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSpec:
     """The model of one tensor-parallel rank. For routed experts see `zsim.plan.parallel.experts`."""
     if parallelism.tensor == 1:
         return model
-    sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, count_kv_heads(model))
+    sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, _count_kv_heads(model))
     return replace(
         model.map_blocks(sharder.shard_block),
         before=tuple(sharder.shard_before_blocks(model.before)),
         after=tuple(sharder.shard_after_blocks(model.after)),
         token_shards=sharder.token_shards,
     )
+
+
+def _count_kv_heads(model: ModelSpec) -> int:
+    """Key/value heads of the model's first attention, or 1 without one."""
+    op_specs = (module.op_spec for block in model.unique_blocks for module in block.modules)
+    return next((op_spec.num_kv_heads for op_spec in op_specs if isinstance(op_spec, Attention)), 1)
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,10 @@ class _TensorSharder:
     vocab_size: int
     hidden_size: int
     num_kv_heads: int
+
+    @property
+    def style(self) -> ModelParallelStyle:
+        return self.parallelism.style
 
     @property
     def ranks(self) -> int:
@@ -94,39 +102,31 @@ class _TensorSharder:
 
     @property
     def overlaps(self) -> bool:
-        style, is_async = self.parallelism.style, self.parallelism.async_tensor
-        if style in ("megatron", "deepspeed"):
+        overlap = self.style.tensor_overlap
+        if overlap == "always":
             return self.shards_tokens or self.parallelism.overlap_tensor_reduce
-        return style in ("nanotron", "autotp") and is_async
+        return overlap == "async_tensor" and self.parallelism.async_tensor
 
     @property
     def cuts_products(self) -> bool:
         """Whether products overlap their own collectives: `--tp-comm-overlap`, torch's asynchronous tensor
         parallelism."""
-        offered = self.parallelism.style in ("megatron", "torch")
-        return offered and self.parallelism.async_tensor and self.shards_tokens
+        return self.style.cuts_products and self.parallelism.async_tensor and self.shards_tokens
 
     @property
     def runs_local_rows_first(self) -> bool:
         """Whether products run on the rank's own rows while the others' are gathered."""
-        return self.parallelism.style == "nanotron" and self.parallelism.async_tensor and self.shards_tokens
-
-    @property
-    def cuts_vocabulary(self) -> bool:
-        return self.parallelism.style != "autotp"
+        return self.style.runs_local_rows_first and self.parallelism.async_tensor and self.shards_tokens
 
     @property
     def cuts_loss(self) -> bool:
         """Whether the loss sees a part of the vocabulary. Otherwise logits are gathered."""
-        return self.cuts_vocabulary and self.parallelism.loss_parallel
+        return self.style.cuts_vocabulary and self.parallelism.loss_parallel
 
     def features_per_rank(self, total: int, name: str) -> int:
-        """This rank's features of a module with `total`: an equal part, under AutoTP the first rank's."""
-        if self.parallelism.style == "autotp":
-            return first_rank_features(
-                total, self.ranks, name, self.num_kv_heads, self.parallelism.tensor_grain
-            )
-        return total // self.ranks
+        """This rank's features of a module with `total`, the largest of all ranks' parts."""
+        grain = self.parallelism.tensor_grain
+        return self.style.features_of_rank(total, self.ranks, name, self.num_kv_heads, grain)
 
     def shard(self, module: Module, parameter: Parameter, dimension: int) -> Parameter:
         return resize_parameter(
@@ -139,7 +139,7 @@ class _TensorSharder:
         """The block with its products cut, and exchanges around each pair of column and row."""
         modules: list[Module] = []
         has_column = has_core = is_row = False
-        routed = expert_module_range(block) if self.parallelism.style == "torch" else range(0)
+        routed = expert_module_range(block) if self.style.gathers_for_experts else range(0)
         for number, module in enumerate(block.modules):
             work = module.op_spec
             if number in routed:
@@ -233,9 +233,9 @@ class _TensorSharder:
                 return [product]
             gather = self._exchange(module.name, "all_gather", None, width, follows_precision=reads_fp8)
             return [gather, product]
-        if self.parallelism.style == "autotp":
+        if self.style.reduces_per_product:
             return [self._exchange(module.name, None, "all_reduce", width), sharded]
-        if self.parallelism.style == "nanotron" and self.shards_tokens and not module.shares_input:
+        if self.style.reduces_in_line and self.shards_tokens and not module.shares_input:
             beneath = OverlappedCollectives("reduce_scatter", self.token_shards, is_sequential=True)
             product = replace(sharded, op_spec=replace(local, overlapped_collectives=beneath))
             return [self._exchange(module.name, "all_gather", None, width), product]
@@ -270,7 +270,7 @@ class _TensorSharder:
             ),
         )
         if self.cuts_products:
-            scattered = shares if self.parallelism.style == "torch" else _SCATTERED_PIECES
+            scattered = self.style.scattered_pieces or shares
             pieces = ChunkedOverlap(shares, "backward", scattered)
             return [replace(sharded, op_spec=replace(local, chunked_overlap=pieces))]
         if self.runs_local_rows_first:
@@ -298,11 +298,8 @@ class _TensorSharder:
 
     def _heads(self, work: Attention) -> Attention:
         """The heads of one rank, with at least one key/value head."""
-        if self.parallelism.style == "autotp":
-            groups = -(-work.num_kv_heads // self.ranks)
-            return replace(work, num_heads=work.num_heads // work.num_kv_heads * groups, num_kv_heads=groups)
-        groups = max(1, work.num_kv_heads // self.ranks)
-        return replace(work, num_heads=work.num_heads // self.ranks, num_kv_heads=groups)
+        heads, groups = self.style.heads_of_rank(work.num_heads, work.num_kv_heads, self.ranks)
+        return replace(work, num_heads=heads, num_kv_heads=groups)
 
     def _head_norm(self, module: Module, work: Norm) -> Module:
         """A norm of queries or keys: each rank sums its heads' gradient. A norm over all heads is cut."""
@@ -337,7 +334,7 @@ class _TensorSharder:
         has_positions, is_scattered = len(tables) > 1, not self.shards_tokens
         for module in modules:
             work = module.op_spec
-            if isinstance(work, Embedding) and work.rows == self.vocab_size and self.cuts_vocabulary:
+            if isinstance(work, Embedding) and work.rows == self.vocab_size and self.style.cuts_vocabulary:
                 rows = replace(work, rows=work.rows // self.ranks)
                 parameters = tuple(
                     shard_parameter(parameter, 0, self.ranks) for parameter in module.parameters
@@ -405,7 +402,7 @@ class _TensorSharder:
         follows_precision: bool = False,
         repeats: bool = False,
     ) -> Module:
-        kind, copies = forward or backward, self.parallelism.style == "torch"
+        kind, copies = forward or backward, self.style.has_dtensors
         work = Exchange(forward, backward, width, self.ranks, follows_precision=follows_precision)
         return Module(f"{name} {kind}", replace(work, repeats=repeats, copies=copies))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
@@ -25,7 +26,7 @@ def why_not_accelerate(job: Job) -> str | None:
     if training.precision == "fp8":
         return "float8 needs a recipe of its own (fp8_config)"
     if isinstance(strategy, DeepSpeedConfig):
-        if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != "autotp"):
+        if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != AUTOTP):
             return "it prepares whole models for DeepSpeed, without a pipeline or layers split by the model"
         return None
     if isinstance(strategy, MegatronConfig):

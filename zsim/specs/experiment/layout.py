@@ -27,6 +27,7 @@ from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Mod
 from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.partition import layer_weights
+from zsim.specs.strategy.sentences import phrase
 from zsim.specs.strategy.table import StrategyTable
 
 
@@ -99,12 +100,12 @@ def _resolve_reduce_overlap(
     if overlaps is None:
         overlaps = training_of(strategy.kind).overlaps_tensor_reduce(strategy)
         return replace(parallelism, overlap_tensor_reduce=overlaps)
-    is_theirs = parallelism.style in ("megatron", "deepspeed") and parallelism.tensor > 1
+    is_theirs = parallelism.style.tensor_overlap == "always" and parallelism.tensor > 1
     if not is_theirs or parallelism.sequence_parallel:
         raise InputError(
-            f"parallelism.overlap_tensor_reduce: found {str(overlaps).lower()}, which is Megatron's "
-            "--no-async-tensor-model-parallel-allreduce for tensor parallelism without sequence parallelism; "
-            "expected it left out"
+            f"parallelism.overlap_tensor_reduce: found {str(overlaps).lower()}, which is "
+            f"{phrase('parallelism.overlap_tensor_reduce')} for tensor parallelism without sequence "
+            "parallelism; expected it left out"
         )
     return replace(parallelism, overlap_tensor_reduce=overlaps)
 

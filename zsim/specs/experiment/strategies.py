@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
+from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
 from zsim.frameworks.deepspeed.settings.degrees import (
     check_degrees,
@@ -22,9 +23,14 @@ from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
 from zsim.frameworks.deepspeed.settings.zeropp import check_even_nodes
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
+from zsim.frameworks.megatron.expert_libraries import MEGATRON as MEGATRON_EXPERTS
+from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED
+from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.settings.config import MegatronConfig, is_core, resolve_megatron
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
+from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
+from zsim.frameworks.torch.parallelism import DATA_PARALLEL, TORCH
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import Experiment
@@ -32,28 +38,30 @@ from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.prediction import add_prediction_layers
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.parallelism import ParallelismConfig, Style
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.style import ModelParallelStyle
 from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import Precision, TrainingConfig
 
 _PREDICTIONS = "strategy.mtp_layers"
 
 
-def requested_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style | None]:
+def requested_parallelism(experiment: Experiment) -> tuple[ParallelismTable, ModelParallelStyle]:
     """`[parallelism]` with the degrees of the strategy's own file, and whose tensor and pipeline parallelism
     it is.
 
-    The style is None for a strategy without either. Raises InputError for degrees that torchtitan refuses
+    Raises InputError for degrees that torchtitan refuses
     with DDP (v0.2.2 `parallelize_llama`).
     """
     table, parallelism = experiment.strategy, experiment.parallelism
     if isinstance(table, MegatronTable):
-        return parallelism, "nanotron" if table.engine == "nanotron" else "megatron"
+        return parallelism, NANOTRON if table.engine == "nanotron" else MEGATRON
     if isinstance(table, DeepSpeedTable):
         if table.config is None:
-            return parallelism, "deepspeed"
+            return parallelism, SPLIT_LAYERS
         return merge_degrees(parallelism, table.config, table.config_name)
     for key, degree in (("tensor", parallelism.tensor), ("context", parallelism.context)):
         if isinstance(table, DdpTable) and degree > 1:
@@ -61,7 +69,7 @@ def requested_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Sty
                 f"parallelism.{key}: found {degree} with strategy 'ddp', which torchtitan takes for data "
                 "parallelism alone; expected strategy 'fsdp2', with `replicate` for its replicas"
             )
-    return parallelism, "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
+    return parallelism, TORCH if isinstance(table, Fsdp2Table | DdpTable) else DATA_PARALLEL
 
 
 def resolve_experts(model: ModelSpec, table: StrategyTable, requested: ParallelismTable) -> ExpertSplit:
@@ -76,12 +84,12 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, requested: Paralleli
         return _padded_experts(table)
     if isinstance(table, DeepSpeedTable):
         split = resolve_deepspeed_experts(table, requested, model)
-        if split.is_deepspeed:
+        if split.library != TRANSFORMERS:
             return split
     if isinstance(table, MegatronTable) and table.engine == "megatron":
         return ExpertSplit(
             dispatcher="all-gather",
-            library="megatron-fused" if table.moe_permute_fusion else "megatron",
+            library=MEGATRON_FUSED if table.moe_permute_fusion else MEGATRON_EXPERTS,
             kernel="streams" if table.moe_grouped_gemm else "loop",
             gate_in_fp32=table.moe_router_dtype is not None,
             has_auxiliary_loss=table.moe_aux_loss,
@@ -97,7 +105,7 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, requested: Paralleli
             "(`Llama4TextMoe.forward`), which zsim does not simulate; expected strategy 'megatron', or "
             "'fsdp2' with wrapping 'torchtitan'"
         )
-    return ExpertSplit(library="torchtitan" if is_titan else "transformers")
+    return ExpertSplit(library=TORCHTITAN if is_titan else TRANSFORMERS)
 
 
 def expert_replicas(table: StrategyTable) -> int:
@@ -126,7 +134,7 @@ def _padded_experts(table: StrategyTable) -> ExpertSplit:
             f"parallelism.expert_padding: found true with strategy '{table.kind}', which pads no expert to "
             "the fullest; expected it left out, or strategy 'fsdp2', 'fsdp1' or 'ddp'"
         )
-    return ExpertSplit(library="kempnerforge", has_auxiliary_loss=True)
+    return ExpertSplit(library=KEMPNERFORGE, has_auxiliary_loss=True)
 
 
 def resolve_strategy(

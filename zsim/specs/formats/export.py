@@ -166,7 +166,7 @@ def _deepspeed_degrees(job: Job) -> Iterator[str]:
             f"the pipeline is the script's: deepspeed.pipe.PipelineModule(num_stages={parallelism.pipeline}) "
             f"with {layers} layers a stage"
         )
-    if parallelism.tensor > 1 and parallelism.style == "deepspeed":
+    if parallelism.fuses_projections:
         yield f"tensor parallelism of {parallelism.tensor} is the model's, as in Megatron-DeepSpeed (mpu)"
     if parallelism.context > 1:
         yield "split sequences are the script's: UlyssesSPAttentionHF.register_with_transformers"

@@ -106,6 +106,7 @@ class Norm:
     """The output is quantised as it is written (Transformer Engine's fused layers)."""
 
 
+ContextLibrary = Literal["te", "torch", "ulysses"]
 ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
 
 
@@ -116,7 +117,7 @@ class ContextSharding:
     ranks: int
     method: ContextMethod
     """The way in which attention sees complete sequences."""
-    library: Literal["te", "torch", "deepspeed"]
+    library: ContextLibrary
     """Transformer Engine, torch's `context_parallel`, or DeepSpeed's Ulysses."""
     inner: int = 1
     """The ranks that exchange heads for tokens, with "a2a+p2p". Rings go through every `inner`-th rank."""

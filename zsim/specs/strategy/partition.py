@@ -69,7 +69,7 @@ def partition_uniform(count: int, num_parts: int) -> list[int]:
     return [part * layers_per_part + min(part, remainder) for part in range(num_parts + 1)]
 
 
-def split_deepspeed_layers(
+def split_balanced_layers(
     weights: Sequence[int], num_blocks: int, stages: int, *, by_blocks: bool
 ) -> tuple[int, ...]:
     """Blocks of every stage where nothing says a split.

@@ -33,7 +33,7 @@ def set_tensor_grain(parallelism: ParallelismConfig, config: DeepSpeedConfig) ->
 
     Releases that follow transformers' plan without knowing of heads know no grain either.
     """
-    if parallelism.style != "autotp" or config.release.cuts_heads_in_two:
+    if not parallelism.style.cuts_unevenly or config.release.cuts_heads_in_two:
         return parallelism
     return replace(parallelism, tensor_grain=config.tp_grain_size)
 
@@ -69,7 +69,7 @@ def uneven_shards_note(
     Raises InputError for releases that cut a head in two or lose features. Raises NotSimulatedError for parts
     of products of which AutoTP deals out each by a rule of its own.
     """
-    if deepspeed is None or parallelism.style != "autotp":
+    if deepspeed is None or not parallelism.style.cuts_unevenly:
         return None
     tensor, descriptions = parallelism.tensor, dict[str, None]()
     _check_grain(model, parallelism.tensor_grain, deepspeed)

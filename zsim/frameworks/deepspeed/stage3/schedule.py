@@ -19,6 +19,7 @@ from zsim.cost.memory.adapters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.muon import momentum_dtype, muon_shapes, orthogonalise_sub_group
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
+from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
 from zsim.frameworks.deepspeed.stage3.gather import Gatherer
@@ -65,7 +66,7 @@ class Zero3Schedule(Zero3Gradients):
             and type(self.gatherer) is SecondaryGatherer
             and self.world_size > 1
             and self.store.is_on_gpu
-            and stage.parallelism.style != "autotp"
+            and stage.parallelism.style != AUTOTP
             and (self.secondary, self.quantized, self.offload, self.checkpoints) == (None, None, None, None)
         )
 

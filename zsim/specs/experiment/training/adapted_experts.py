@@ -16,6 +16,7 @@ from zsim.specs.model.adapters import ALL_LINEAR, Adapters
 from zsim.specs.model.expert_adapters import split_stacked_targets, transformers_4_names
 from zsim.specs.model.expert_layer import has_experts, stacked_experts
 from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
@@ -60,7 +61,7 @@ def adapt_experts(
             f"training.lora.share_expert_adapters: found false, which {owners} have; expected it left "
             "out, or these among training.lora.targets"
         )
-    if adapters.targets == (ALL_LINEAR,) and split.library != "transformers" and not lora.target_parameters:
+    if adapters.targets == (ALL_LINEAR,) and split.library != TRANSFORMERS and not lora.target_parameters:
         return adapters  # its experts are no products that PEFT finds
     adapters = _move_targets_to_parameters(adapters, lora, model)
     if adapters.parameters:
@@ -121,11 +122,11 @@ def _check_merged_adapters(
             f"training.lora.dropout: found {adapters.dropout:g} with adapters on {adapters.parameters[0]!r}, "
             "a stacked weight, which PEFT merges and so has no input to drop out; expected 0"
         )
-    if split.library != "transformers":
+    if split.library != TRANSFORMERS:
         strategies = ", or ".join(phrases_of(lambda candidate: candidate.merging_strategy))
         raise NotSimulatedError(
             f"{where}, into which PEFT merges adapters under transformers' own layers; these are of "
-            f"'{split.library}'; expected targets of attention, or strategy {strategies}"
+            f"'{split.library.name}'; expected targets of attention, or strategy {strategies}"
         )
     framework.check_merged_adapters(where, config)
 

@@ -12,6 +12,7 @@ from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_looped_form
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.table import StrategyTable
 
@@ -33,12 +34,12 @@ def runs_experts_one_by_one(
     if stacked_experts(model) is None:
         notes += [f"{_KEY} is without effect: '{model.name}' has no routed experts"] if release else []
         return False
-    if split.library != "transformers":
+    if split.library != TRANSFORMERS:
         if release is None:
             return False
         raise InputError(
             f"{_KEY}: found '{release}', but the routed experts of this job are run by the code of "
-            f"'{split.library}'; expected it left out"
+            f"'{split.library.name}'; expected it left out"
         )
     if not has_looped_form(model.family):
         return False
