@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import zsim
@@ -14,7 +16,7 @@ from zsim.specs.experiment.resolve import resolve
 SCHEDULES = (MegatronSchedule, NanotronSchedule)
 
 
-def plan_of(training: dict[str, object], parallelism: dict[str, object], model: str = "llama-3-8b") -> Plan:
+def plan_of(training: dict[str, Any], parallelism: dict[str, Any], model: str = "llama-3-8b") -> Plan:
     experiment = zsim.Experiment(
         model=model,
         cluster="dgx-h100",
@@ -36,7 +38,7 @@ def plan_of(training: dict[str, object], parallelism: dict[str, object], model: 
 )
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_repeats_are_what_a_walk_issues(
-    monkeypatch: pytest.MonkeyPatch, parallelism: dict[str, object], checkpointing: str
+    monkeypatch: pytest.MonkeyPatch, parallelism: dict[str, Any], checkpointing: str
 ) -> None:
     training = {"activation_checkpointing": checkpointing}
     plan = plan_of(training, parallelism)

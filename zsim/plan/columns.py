@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from zsim.arrays import Bools
+from zsim.arrays import Bools, Ints
 from zsim.plan.ops import ActionRepeat, Category, Device, MemoryChange, Phase, Program, Work
 
 
@@ -59,9 +59,13 @@ class UnrolledChanges(Sequence[MemoryChange]):
     ) -> None:
         self._changes, self._repeats = tuple(changes), tuple(repeats)
 
-    @property
-    def repeats(self) -> tuple[ActionRepeat, ...]:
-        return tuple([repeat for repeat, _ in self._repeats])
+    def counts(self) -> Ints:
+        """How often each change is made: 0 for a repeat, and for others once and in every repeat."""
+        counts = np.ones(len(self), dtype=np.int64)
+        for repeat, _ in self._repeats:
+            counts[repeat.source_change : repeat.source_change + repeat.num_changes] += 1
+            counts[repeat.change : repeat.change + repeat.num_changes] = 0
+        return counts
 
     @cached_property
     def columns(self) -> MemoryColumns:
@@ -116,6 +120,31 @@ class UnrolledChanges(Sequence[MemoryChange]):
 def op_columns(program: Program) -> OpColumns:
     """The fields of a program's ops, for `Program.memoize`."""
     return OpColumns(*zip(*program.ops, strict=True))
+
+
+def op_origins(program: Program) -> Ints:
+    """By op, the op that it repeats. An op that repeats none is its own. For `Program.memoize`."""
+    origins = np.arange(len(program.ops))
+    for repeat in program.repeats:
+        origins[repeat.op : repeat.op + repeat.num_ops] = np.arange(
+            repeat.source_op, repeat.source_op + repeat.num_ops
+        )
+    return origins
+
+
+def original_ops(program: Program) -> list[int]:
+    """The ops that repeat none, for `Program.memoize`."""
+    origins = program.memoize(op_origins)
+    numbers: list[int] = np.flatnonzero(origins == np.arange(len(origins))).tolist()
+    return numbers
+
+
+def unroll(program: Program, values: Sequence[int] | Ints) -> Ints:
+    """Values by op, given those of the program's `original_ops`."""
+    column = np.zeros(len(program.ops), dtype=np.int64)
+    column[program.memoize(original_ops)] = values
+    unrolled: Ints = column[program.memoize(op_origins)]
+    return unrolled
 
 
 def are_compute(program: Program) -> Bools:
