@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -12,7 +13,7 @@ from zsim.arrays import Ints, factorize
 from zsim.cost.kernels.kernel import Kernel
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import are_compute, op_columns
+from zsim.plan.columns import are_compute, op_columns, original_ops, unroll
 from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
 from zsim.plan.passes.hardware_queues import program_next_in_queue
 from zsim.plan.recorded.work import RecordedWork
@@ -77,6 +78,8 @@ class PricedProgram:
     counts in `pending` too. None if no streams share a queue.
     """
     recorded: RecordedTimes | None = None
+    following: list[int] | None = None
+    """By op of kernels, the op of kernels that alone waits for it, and waits for nothing else. -1: none."""
 
     @property
     def num_ops(self) -> int:
@@ -119,7 +122,29 @@ def price_program(
         unique.call_numbers,
         sides_of(program, groups),
         order.next_in_queue,
+        following=program.memoize(_following_kernels, connections, is_serial, tuple(groups), launch_queue),
     )
+
+
+def _following_kernels(
+    program: Program, connections: int, is_serial: bool, groups: tuple[str, ...], launch_queue: int
+) -> list[int] | None:
+    """See `PricedProgram.following`. None where streams share a queue."""
+    order = program.memoize(program_order, connections, is_serial)
+    unique = program.memoize(find_unique_ops, groups, launch_queue)
+    if order.next_in_queue is not None:
+        return None
+    is_first = (unique.kernels_of >= 0) & (np.fromiter(map(len, order.successors), np.int64) == 1)
+    waited = np.fromiter(chain.from_iterable(unique.host_waits), np.int64)
+    is_first[waited] = False
+    is_second = (unique.kernels_of >= 0) & (np.array(order.pending, np.int64) == 1)
+    first_ops = np.flatnonzero(is_first)
+    second_ops = np.array([order.successors[op][0] for op in first_ops.tolist()], dtype=np.int64)
+    following = np.full(len(order.pending), -1)
+    is_alone = is_second[second_ops]
+    following[first_ops[is_alone]] = second_ops[is_alone]
+    following_ops: list[int] = following.tolist()
+    return following_ops
 
 
 class ProgramOrder(NamedTuple):
@@ -191,8 +216,8 @@ def find_unique_ops(program: Program, groups: tuple[str, ...], launch_queue: int
     calls, call_numbers = [0] * len(groups), [-1] * len(program.ops)
     kernels: dict[int, Kernels] = {}  # by id
     collectives: dict[int, int] = {}  # by id, the place of their group
-    columns = program.memoize(op_columns)
-    work_ids = list(map(id, columns.work))
+    columns, originals = program.memoize(op_columns), program.memoize(original_ops)
+    work_ids = [id(columns.work[number]) for number in originals]
     for number, work in program.unique_work.items():
         if type(work) is Kernels:
             kernels[number] = work
@@ -200,15 +225,16 @@ def find_unique_ops(program: Program, groups: tuple[str, ...], launch_queue: int
             collectives[number] = index_of_group[work.group]
         else:
             assert isinstance(work, _NOT_PRICED)
-    for index, group in enumerate(map(collectives.get, work_ids)):
-        if group is not None:
-            call_numbers[index] = calls[group] * len(groups) + group
-            calls[group] += 1
+    groups_of_ops = unroll(program, [collectives.get(number, -1) for number in work_ids])
+    calling_ops = np.flatnonzero(groups_of_ops >= 0)
+    for index, group in zip(calling_ops.tolist(), groups_of_ops[calling_ops].tolist(), strict=True):
+        call_numbers[index] = calls[group] * len(groups) + group
+        calls[group] += 1
     index_of_kernels = {number: position for position, number in enumerate(kernels)}
-    kernels_of = np.array([index_of_kernels.get(number, -1) for number in work_ids], np.int64)
-    costs = list(zip(columns.overhead, columns.events, columns.launches, strict=True))
-    issue_samples = dict(zip(costs, program.ops, strict=True))
-    _, issue_sample_of = factorize(costs)
+    kernels_of = unroll(program, [index_of_kernels.get(number, -1) for number in work_ids])
+    costs = [(columns.overhead[n], columns.events[n], columns.launches[n]) for n in originals]
+    issue_samples = dict(zip(costs, [program.ops[number] for number in originals], strict=True))
+    issue_sample_of = unroll(program, factorize(costs)[1])
     waits = _add_launch_queue_waits(program, launch_queue)
     return UniqueOps(
         waits, call_numbers, list(kernels.values()), kernels_of, list(issue_samples.values()), issue_sample_of

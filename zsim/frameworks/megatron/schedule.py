@@ -40,6 +40,8 @@ own: equality, whether all are, and the host waits for the answer.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.megatron.buffer import Bucket, GroupBuffer, make_layout, owned_numels
@@ -130,6 +132,15 @@ class MegatronSchedule(BlockTimedHooks):
             numels, bucket_size, ranks, is_sharded=strategy.distributed_optimizer, first=first
         )
         return GroupBuffer(layout, ranks, shard, full_group, replicate, holds_experts=True)
+
+    def action_state(self) -> Hashable | None:
+        """The gathered and the reduced buckets, and the gradients that wait. Without a contiguous buffer the
+        first micro-batch allocates the gradients.
+        """
+        if not self.strategy.is_contiguous or self._joined is not None:
+            return None
+        gathered = frozenset(self._ready), frozenset(self._gathers)
+        return gathered, len(self._reduced), frozenset(self._is_reduced), self._tied.held_numel
 
     # -- sizes ------------------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
+from zsim.plan.loops import ActionLoops
 from zsim.plan.pipeline.messages import Messenger
 from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step, actions_of
@@ -44,6 +46,7 @@ def run_actions(
     if messenger is not None:
         messenger.begin_step()
     actions = [action for step in steps if isinstance(step, Action | Overlap) for action in actions_of(step)]
+    loops = ActionLoops(builder)
     scheduled_stages = {action.stage for action in actions if action.kind in _SHARDING_ACTIONS}
     last = {action.stage: action for action in actions if action.kind in ("B", "W")}
     for step in steps:
@@ -56,6 +59,7 @@ def run_actions(
                 hooks_of_stage[step.stage],
                 step,
                 messenger,
+                loops,
                 is_last=is_last,
                 schedule_manages_sharding=step.stage in scheduled_stages,
             )
@@ -117,6 +121,7 @@ def _run_action(
     hooks: Hooks,
     action: Action,
     messenger: Messenger | None,
+    loops: ActionLoops,
     *,
     is_last: bool,
     schedule_manages_sharding: bool,
@@ -134,7 +139,7 @@ def _run_action(
         if kind == "F":
             if messenger is not None:
                 messenger.pre_forward(stage, micro_batch)
-            walk.forward()
+            loops.issue((kind, stage), hooks, micro_batch, walk.forward)
             if messenger is not None:
                 messenger.post_forward(stage, micro_batch)
             return
@@ -143,8 +148,13 @@ def _run_action(
         makes_input = kind == "B" or (kind == "W" if hooks.stage.is_first else kind == "I")
         if messenger is not None and makes_input:
             messenger.begin_gradients(stage, micro_batch)
-        if kind == "B":
-            walk.backward(is_last=is_last, schedule_manages_sharding=schedule_manages_sharding)
+        if kind == "B" and not is_last:
+            backward = partial(
+                walk.backward, is_last=False, schedule_manages_sharding=schedule_manages_sharding
+            )
+            loops.issue((kind, stage, schedule_manages_sharding), hooks, micro_batch, backward)
+        elif kind == "B":
+            walk.backward(is_last=True, schedule_manages_sharding=schedule_manages_sharding)
         elif kind == "I":
             walk.backward_inputs(schedule_manages_sharding=schedule_manages_sharding)
         else:
