@@ -13,11 +13,12 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic_core import SchemaValidator, core_schema
+from typing import TYPE_CHECKING, Annotated, Any
 
 from zsim.specs.formats.program import ConfigMapping, TrainingProgram
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 _PACKAGE = "zsim.programs"
 
@@ -67,7 +68,9 @@ def readable_programs() -> Mapping[str, TrainingProgram]:
 class _ProgramName:
     """Annotation of a key with the name of a program. Programs are looked up only when a file names one."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: object) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: object) -> CoreSchema:
+        from pydantic_core import SchemaValidator, core_schema
+
         return core_schema.no_info_plain_validator_function(
             lambda value: SchemaValidator(_names_schema()).validate_python(value)
         )
@@ -76,7 +79,9 @@ class _ProgramName:
         return handler(_names_schema())
 
 
-def _names_schema() -> core_schema.CoreSchema:
+def _names_schema() -> CoreSchema:
+    from pydantic_core import core_schema
+
     return core_schema.literal_schema(sorted(readable_programs()))
 
 
