@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.deepspeed.export import deepspeed_object
+from zsim.programs.deepspeed.write import deepspeed_object
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment

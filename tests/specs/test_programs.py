@@ -9,11 +9,11 @@ import pytest
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.programs import (
     CONFIG_MAPPINGS,
-    KINDS,
-    ZSIM_MAPPINGS,
     Program,
+    default_mappings,
     find_config_mapping,
     program_of,
+    readable_programs,
 )
 
 EVERY_SECOND = ("training.checkpoint_every", 2)
@@ -22,7 +22,7 @@ BY_OP = ("training.activation_checkpointing", "selective-op")
 
 @pytest.mark.parametrize("program", CONFIG_MAPPINGS)
 def test_every_row_says_how_and_where_that_was_read(program: Program) -> None:
-    for row in (*CONFIG_MAPPINGS[program], *ZSIM_MAPPINGS):
+    for row in (*CONFIG_MAPPINGS[program], *default_mappings()):
         assert row.instruction
         assert any(digit in row.source for digit in "0123456789") or row.source.startswith("[Note")
         assert set(row.kinds) <= {"deepspeed", "fsdp1", "fsdp2", "ddp"}
@@ -93,4 +93,4 @@ def test_an_experiment_knows_whose_file_it_was(
         origin="test",
     )
     assert found.program == program
-    assert found.strategy.kind in KINDS[program]
+    assert found.strategy.kind in readable_programs()[program].kinds

@@ -13,14 +13,66 @@ from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.reference.settings import ReferenceConfig
+from zsim.programs.deepspeed.write import DEEPSPEED_FILE
+from zsim.programs.torch.write import checkpointing_call
 from zsim.programs.torchtitan.parallel_degrees import ROTATE_METHODS
 from zsim.specs.experiment.job import Job
+from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
-DEEPSPEED_FILE = "ds_config.json"
+_FILE = "accelerate.yaml"
 
 
-def why_not_accelerate(job: Job) -> str | None:
+class YamlWriter(ProgramWriter):
+    """Writes accelerate.yaml."""
+
+    def write(self, job: Job) -> ProgramFile | None:
+        reason = _why_not_accelerate(job)
+        if reason is not None:
+            return ProgramFile(_FILE, reason=reason)
+        return ProgramFile(_FILE, accelerate_yaml(job), notes=tuple(_notes(job)))
+
+
+WRITER = YamlWriter()
+
+
+def _notes(job: Job) -> Iterator[str]:
+    if isinstance(job.strategy, DeepSpeedConfig):
+        yield f"{_FILE}: start it in its own folder, where {DEEPSPEED_FILE} lies"
+    else:
+        yield f"{_FILE}: the script's: {', '.join(_calls(job))}"
+    if job.num_nodes > 1:
+        yield (
+            f"{_FILE}: every node's own: accelerate launch --machine_rank NUMBER "
+            "--main_process_ip ADDRESS_OF_NODE_0 --main_process_port 29500"
+        )
+
+
+def _calls(job: Job) -> list[str]:
+    """Settings that Accelerate takes from the script and not from its YAML, under PyTorch's own engines."""
+    training, strategy = job.training, job.strategy
+    calls = [f"DataLoader(batch_size={training.micro_batch_size})"]
+    if training.gradient_accumulation_steps > 1:
+        calls.append(f"Accelerator(gradient_accumulation_steps={training.gradient_accumulation_steps})")
+    if training.gradient_clipping:
+        calls.append(f"accelerator.clip_grad_norm_(model.parameters(), {training.gradient_clipping:g})")
+    if not isinstance(strategy, DdpConfig):
+        return calls
+    options = []
+    if strategy.bucket_cap_bytes != DdpConfig().bucket_cap_bytes:
+        options.append(f"bucket_cap_mb={strategy.bucket_cap_bytes / 2**20:g}")
+    if strategy.gradient_as_bucket_view:
+        options.append("gradient_as_bucket_view=True")
+    if options:
+        calls.append(f"kwargs_handlers=[DistributedDataParallelKwargs({', '.join(options)})]")
+    if training.block_checkpointing:
+        calls.append("activation checkpointing, which differs by block")
+    elif training.activation_checkpointing != "none":
+        calls.append(checkpointing_call(job))
+    return calls
+
+
+def _why_not_accelerate(job: Job) -> str | None:
     """The reason why Accelerate's YAML cannot express this job, or None if it can."""
     strategy, training = job.strategy, job.training
     if training.precision == "fp8":

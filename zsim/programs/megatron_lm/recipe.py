@@ -98,12 +98,8 @@ _LORA_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def is_recipe(path: Path) -> bool:
-    """Whether a YAML has fields of Megatron-Core's configurations."""
-    try:
-        data = load_yaml(read_text(path), str(path))
-    except (OSError, UnicodeDecodeError, InputError):
-        return False
+def is_recipe(data: Any) -> bool:
+    """Whether the content of a YAML has fields of Megatron-Core's configurations."""
     return isinstance(data, Mapping) and any(
         path.rpartition(".")[2] in _MARKS or "MODEL_ARGS" in path for path, _ in _leaves(data)
     )

@@ -14,6 +14,7 @@ from zsim.programs.megatron_lm.network_flags import network_flags, why_not_netwo
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.training.attention import attention_of
 from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.fp8_layers import unmark_fp8_layers
@@ -21,14 +22,27 @@ from zsim.specs.model.prediction import remove_prediction_layers
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
-SCRIPT = "megatron.sh"
+_FILE = "megatron.sh"
 _METHODS = {method: name for name, method in CONTEXT_METHODS.items()}
 _ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
 _LOSSES = ("megatron", "megatron-fused", "fused")
 _RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
 
 
-def why_not_megatron(job: Job) -> str | None:
+class ScriptWriter(ProgramWriter):
+    """Writes megatron.sh."""
+
+    def write(self, job: Job) -> ProgramFile | None:
+        if not isinstance(job.strategy, MegatronConfig):
+            return None
+        reason = _why_not_megatron(job)
+        return ProgramFile(_FILE, "" if reason is not None else megatron_script(job), reason)
+
+
+WRITER = ScriptWriter()
+
+
+def _why_not_megatron(job: Job) -> str | None:
     """The reason why Megatron's command line cannot express this Megatron job, or None if it can."""
     table, training, parallelism = job.experiment.strategy, job.training, job.parallelism
     assert isinstance(table, MegatronTable)

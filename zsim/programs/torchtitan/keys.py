@@ -7,6 +7,10 @@ registered functions).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from zsim.specs.formats.program import ConfigMapping
+
 # Old key -> key in 0.2 and 0.3.
 RENAMED = {
     "training.batch_size": "training.local_batch_size",
@@ -185,3 +189,61 @@ REGISTERED: dict[tuple[str, str], dict[str, object]] = {
         "compile.enable": True,
     },
 }
+
+_TITAN = "torchtitan 0.2, config/job_config.py"
+_TITAN_DEGREES = "torchtitan 0.2.2, config/job_config.py, distributed/pipeline_parallel.py"
+# Key of [parallelism] -> torchtitan's, whose mesh has a single order.
+DEGREES = {
+    "tensor": "tensor_parallel_degree",
+    "async_tensor": "enable_async_tensor_parallel, with compile.enable",
+    "loss_parallel": "disable_loss_parallel",
+    "pipeline": "pipeline_parallel_degree",
+    "schedule": "pipeline_parallel_schedule",
+    "schedule_csv": "pipeline_parallel_schedule_csv",
+    "virtual_stages": "module_fqns_per_model_part",
+    "first_stage_less_layers": "pipeline_parallel_first_stage_less_layers",
+    "last_stage_less_layers": "pipeline_parallel_last_stage_less_layers",
+    "layers_per_stage": "module_fqns_per_model_part",
+    "passes": "training.global_batch_size",
+    "context": "context_parallel_degree",
+}
+
+CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
+    ConfigMapping("training.micro_batch_size", "file", "training.local_batch_size", _TITAN),
+    ConfigMapping("training.gradient_accumulation_steps", "file", "training.global_batch_size", _TITAN),
+    ConfigMapping(
+        "training.activation_checkpointing",
+        "file",
+        "activation_checkpoint.mode",
+        _TITAN,
+        ("none", "full", "selective-op"),
+    ),
+    ConfigMapping("training.checkpoint_every", "file", "activation_checkpoint.selective_ac_option", _TITAN),
+    ConfigMapping(
+        "training.cross_entropy",
+        "file",
+        'compile.enable with compile.components = ["loss"]',
+        "torchtitan 0.2, components/loss.py",
+        ("fused",),
+    ),
+    ConfigMapping(
+        "strategy.reshard_after_forward",
+        "file",
+        "parallelism.fsdp_reshard_after_forward",
+        _TITAN,
+        (True, False),
+    ),
+    ConfigMapping("strategy.replicate", "file", "parallelism.data_parallel_replicate_degree", _TITAN),
+    ConfigMapping("strategy.cpu_offload", "file", "training.enable_cpu_offload", _TITAN),
+    ConfigMapping("training.stored_dtype", "file", "training.dtype", _TITAN),
+    ConfigMapping("strategy.no_sync", "file", "every micro-batch", "torchtitan 0.2, train.py", (False,)),
+    *(ConfigMapping(f"parallelism.{key}", "file", name, _TITAN_DEGREES) for key, name in DEGREES.items()),
+    ConfigMapping("parallelism.context_method", "file", "context_parallel_rotate_method", _TITAN_DEGREES),
+    ConfigMapping(
+        "parallelism.sequence_parallel",
+        "file",
+        "always",
+        "torchtitan 0.2.2, models/llama3/infra/parallelize.py",
+        (True, None),
+    ),
+)

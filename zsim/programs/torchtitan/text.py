@@ -78,15 +78,6 @@ def _add_checkpointing_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "activation_checkpoint": {**(policy or {}), "mode": mode}}
 
 
-def is_saved_config(path: Path) -> bool:
-    """Whether a JSON was saved by torchtitan 0.3."""
-    try:
-        data = parse_json(read_text(path), path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and "parallelism" in data and "training" in data
-
-
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         if isinstance(value, Mapping):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.dtypes import ELEMENT_TYPES
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.programs.torchtitan.degree_keys import (
     ASYNC,
@@ -18,8 +19,10 @@ from zsim.programs.torchtitan.degree_keys import (
 from zsim.programs.torchtitan.keys import PRESETS
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.toml import toml_text
+from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.strategy.training import TrainingConfig
 
+_FILE = "torchtitan.toml"
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
 _LOSSES = ("eager", "fused")  # "fused" if it is compiled
 CLIPS_NOTHING = 1e9  # torchtitan computes the norm in any case
@@ -28,7 +31,35 @@ _NOT_IN_0_2 = {("llama3", "1B")}  # a flavor of 0.3
 _POLICIES = {None: "default", True: "always", False: "never"}
 
 
-def why_not_torchtitan(job: Job) -> str | None:
+class TomlWriter(ProgramWriter):
+    """Writes torchtitan.toml."""
+
+    def write(self, job: Job) -> ProgramFile | None:
+        if isinstance(job.strategy, DeepSpeedConfig):
+            return None
+        reason = _why_not_torchtitan(job)
+        if reason is not None:
+            return ProgramFile(_FILE, reason=reason)
+        return ProgramFile(_FILE, torchtitan_toml(job), notes=tuple(_notes(job)))
+
+
+WRITER = TomlWriter()
+
+
+def _notes(job: Job) -> Iterator[str]:
+    if torchtitan_model(job) is None:
+        yield (
+            f"torchtitan.toml: torchtitan 0.2 has no flavor that is {job.model.name}: without model.name and "
+            "model.flavor it trains its debugmodel"
+        )
+    if not job.training.gradient_clipping:
+        yield (
+            "torchtitan.toml: torchtitan always takes the gradients' norm, the simulated step does not; "
+            "max_norm = 1e9 clips nothing"
+        )
+
+
+def _why_not_torchtitan(job: Job) -> str | None:
     """The reason why torchtitan's TOML cannot express this job, or None if it can."""
     strategy, training = job.strategy, job.training
     if not isinstance(strategy, Fsdp2Config):

@@ -16,7 +16,6 @@ from zsim.reading import parse_json, read_text
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
-_IDENTIFYING_KEYS = ("per_device_train_batch_size", "fsdp_config", "gradient_checkpointing")
 _LENGTHS = ("max_length", "max_seq_length", "cutoff_len")  # of TRL, older TRL, LLaMA-Factory
 _OPTIMIZERS = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
 _READ = (
@@ -24,17 +23,6 @@ _READ = (
     "gradient_checkpointing", "activation_checkpointing", "torch_compile", "use_liger_kernel", "deepspeed",
     "fsdp", "fsdp_config", "ddp_bucket_cap_mb", *_LENGTHS,
 )  # fmt: skip
-
-
-def is_training_arguments(path: Path) -> bool:
-    """Whether a file has keys of TrainingArguments at the top level."""
-    try:
-        data = _load(path)
-    except InputError:
-        return False
-    if not isinstance(data, Mapping) or "distributed_type" in data:  # Accelerate's
-        return False
-    return any(mark in data for mark in _IDENTIFYING_KEYS)
 
 
 def _load(path: Path) -> Any:

@@ -7,23 +7,42 @@ from collections.abc import Iterator
 
 from zsim.dtypes import ELEMENT_TYPES
 from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.specs.experiment.job import Job
+from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 
 _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 
 
-def why_not_python(job: Job) -> str | None:
+class PythonWriter(ProgramWriter):
+    """Writes fsdp2.py, fsdp1.py or ddp.py."""
+
+    def write(self, job: Job) -> ProgramFile | None:
+        if isinstance(job.strategy, DeepSpeedConfig):
+            return None
+        reason = _why_not_python(job)
+        return ProgramFile(
+            f"{job.kind}.py", "" if reason is not None else "\n".join(_lines(job)) + "\n", reason
+        )
+
+    def release_notes(self, job: Job) -> Iterator[str]:
+        if isinstance(job.strategy, Fsdp1Config) and job.strategy.before_torch_2:
+            yield "it is simulated as in torch 1.12 and 1.13"
+
+
+WRITER = PythonWriter()
+
+
+def _why_not_python(job: Job) -> str | None:
     """The reason why a few lines of Python cannot express this job, or None if they can."""
     if isinstance(job.strategy, ReferenceConfig):
         return "the reference engine is validation/zero's: no released framework runs it"
     if isinstance(job.strategy, MegatronConfig):
         return "Megatron takes a command line"
-    if not isinstance(job.strategy, Fsdp1Config | Fsdp2Config | DdpConfig):
-        return "DeepSpeed takes a JSON"
     if not job.parallelism.is_trivial:
         return "it shards a model, and splits no layer, sequence or pipeline ([parallelism])"
     if job.training.activation_checkpointing == "selective":
@@ -37,14 +56,26 @@ def why_not_python(job: Job) -> str | None:
     return None
 
 
-def python_file(job: Job) -> tuple[str, str]:
-    """(the file's name, its text)."""
+def checkpointing_call(job: Job) -> str:
+    """The call by which a script checkpoints all blocks. It is empty without checkpointing."""
+    training = job.training
+    if training.activation_checkpointing == "full" and training.checkpoint_every > 1:
+        return f"torch.utils.checkpoint around one block of {training.checkpoint_every}"
+    return {
+        "none": "",
+        "full": "model.gradient_checkpointing_enable()",
+        "selective": "recompute the core of attention",
+        "selective-op": "keep fused attention and every second product, run the rest again",
+    }[training.activation_checkpointing]
+
+
+def _lines(job: Job) -> Iterator[str]:
     if isinstance(job.strategy, Fsdp2Config):
-        return "fsdp2.py", "\n".join(_fsdp2(job, job.strategy)) + "\n"
+        return _fsdp2(job, job.strategy)
     if isinstance(job.strategy, Fsdp1Config):
-        return "fsdp1.py", "\n".join(_fsdp1(job, job.strategy)) + "\n"
+        return _fsdp1(job, job.strategy)
     assert isinstance(job.strategy, DdpConfig)
-    return "ddp.py", "\n".join(_ddp(job, job.strategy)) + "\n"
+    return _ddp(job, job.strategy)
 
 
 def _fsdp2(job: Job, strategy: Fsdp2Config) -> Iterator[str]:

@@ -7,7 +7,7 @@ the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.frameworks.deepspeed.expert_libraries import AUTOEP
@@ -17,15 +17,59 @@ from zsim.frameworks.deepspeed.settings.keys import keys_of
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.settings.text import drop_comments, load_object
 from zsim.frameworks.deepspeed.settings.zero_schema import ZERO_KEYS, json_key
+from zsim.programs.torch.write import checkpointing_call
 from zsim.specs.experiment.job import Job
+from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 
+DEEPSPEED_FILE = "ds_config.json"
 _OFFLOAD = ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param", "cpu_offload_params")
 _ALWAYS_WRITTEN = ("device", "pin_memory")
 
 
-def deepspeed_json(job: Job) -> str:
-    """The file's text."""
-    return json.dumps(deepspeed_object(job), indent=2) + "\n"
+class JsonWriter(ProgramWriter):
+    """Writes ds_config.json."""
+
+    def write(self, job: Job) -> ProgramFile | None:
+        if not isinstance(job.strategy, DeepSpeedConfig):
+            return None
+        text = json.dumps(deepspeed_object(job), indent=2) + "\n"
+        strategy = {"config": DEEPSPEED_FILE, "config_name": None, "stage": None}
+        return ProgramFile(DEEPSPEED_FILE, text, strategy=strategy)
+
+    def script_notes(self, job: Job) -> Iterator[str]:
+        config, training = job.strategy, job.training
+        if not isinstance(config, DeepSpeedConfig):
+            return
+        kind, call = training.activation_checkpointing, checkpointing_call(job)
+        if training.block_checkpointing:
+            yield "activation checkpointing, which differs by block, is the script's"
+        elif call:
+            yield f"activation checkpointing '{kind}' is the script's: {call}"
+        if config.optimizer.name is None:
+            offloaded = config.zero.offload_optimizer is not None
+            optimizer = "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
+            yield f"the optimizer is the script's: deepspeed.ops.adam.{optimizer}"
+        if training.compile:
+            yield "compile the blocks: block.compile()"
+        yield from _degree_notes(job)
+
+
+WRITER = JsonWriter()
+
+
+def _degree_notes(job: Job) -> Iterator[str]:
+    """Notes on parallelism that DeepSpeed leaves to the script."""
+    parallelism = job.parallelism
+    if parallelism.pipeline > 1:
+        layers = ", ".join(map(str, parallelism.layers_per_stage))
+        yield (
+            f"the pipeline is the script's: deepspeed.pipe.PipelineModule(num_stages={parallelism.pipeline}) "
+            f"with {layers} layers a stage"
+        )
+    if parallelism.fuses_projections:
+        yield f"tensor parallelism of {parallelism.tensor} is the model's, as in Megatron-DeepSpeed (mpu)"
+    if parallelism.context > 1:
+        yield "split sequences are the script's: UlyssesSPAttentionHF.register_with_transformers"
 
 
 def deepspeed_object(job: Job) -> dict[str, Any]:
