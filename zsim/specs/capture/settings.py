@@ -5,8 +5,8 @@ capture.
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.traced import CaptureInfo
 from zsim.specs.model.spec import Attention, ModelSpec
-from zsim.specs.model.traced import CaptureInfo
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 

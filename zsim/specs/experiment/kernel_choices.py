@@ -12,8 +12,7 @@ from zsim.frameworks.megatron.settings.table import CLIP_GRAD, Engine, MegatronT
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, select_attention_variant
 from zsim.specs.experiment.tables import AttentionChoice, TrainingTable
-from zsim.specs.model.op_specs import Attention
-from zsim.specs.model.spec import ModelSpec
+from zsim.specs.model.spec import Attention, ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.table import StrategyTable
