@@ -8,6 +8,8 @@ from zsim.specs.strategy.framework import Framework
 
 class Ddp(Framework[DdpTable, DdpConfig]):
     table = DdpTable
+    title = "DDP"
+    order = 1
 
 
 FRAMEWORK = Ddp()

@@ -9,6 +9,8 @@ from zsim.specs.strategy.framework import Framework
 
 class DeepSpeed(Framework[DeepSpeedTable, DeepSpeedConfig]):
     table = DeepSpeedTable
+    title = "DeepSpeed"
+    order = 4
 
 
 FRAMEWORK = DeepSpeed()

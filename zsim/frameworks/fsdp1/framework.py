@@ -8,6 +8,8 @@ from zsim.specs.strategy.framework import Framework
 
 class Fsdp1(Framework[Fsdp1Table, Fsdp1Config]):
     table = Fsdp1Table
+    title = "FSDP"
+    order = 2
 
 
 FRAMEWORK = Fsdp1()

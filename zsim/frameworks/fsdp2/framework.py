@@ -8,6 +8,8 @@ from zsim.specs.strategy.framework import Framework
 
 class Fsdp2(Framework[Fsdp2Table, Fsdp2Config]):
     table = Fsdp2Table
+    title = "FSDP"
+    order = 3
 
 
 FRAMEWORK = Fsdp2()

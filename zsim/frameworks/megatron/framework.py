@@ -9,6 +9,8 @@ from zsim.specs.strategy.framework import Framework
 
 class Megatron(Framework[MegatronTable, MegatronConfig]):
     table = MegatronTable
+    title = "Megatron"
+    order = 5
 
 
 FRAMEWORK = Megatron()

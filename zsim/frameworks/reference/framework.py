@@ -8,6 +8,8 @@ from zsim.specs.strategy.framework import Framework
 
 class Reference(Framework[ReferenceTable, ReferenceConfig]):
     table = ReferenceTable
+    title = "the reference engine"
+    order = 6
 
 
 FRAMEWORK = Reference()

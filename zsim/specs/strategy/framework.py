@@ -19,3 +19,7 @@ class Framework(Generic[Table, Config]):
 
     table: type[Table]
     """Its `[strategy]`."""
+    title: str
+    """The name that validated runs and sentences have for it."""
+    order: int
+    """Its place where frameworks are listed by how they build on each other."""
