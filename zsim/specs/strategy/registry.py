@@ -27,6 +27,12 @@ def kinds() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in Path(folder).glob("*/framework.py")))
 
 
+@cache
+def kinds_in_order() -> tuple[str, ...]:
+    """The values of `strategy.kind`, in the order of `Framework.order`."""
+    return tuple(sorted(kinds(), key=lambda kind: framework_of(kind).order))
+
+
 def is_strategy(kind: object) -> bool:
     """Whether `kind`, which may be any value of a file, is a known strategy."""
     return isinstance(kind, str) and kind in kinds()
