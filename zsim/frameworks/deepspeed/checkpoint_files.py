@@ -81,7 +81,8 @@ def deepspeed_files(
             on_host[file.rank] += round(file.optimizer_states * states) + file.parameters * has_parameters
     saved = SavedFiles(
         "deepspeed", tuple(files), staged, writer.read(files), gathered=gathered,
-        copied=copied if copied.any() else None, on_host=on_host if on_host.any() else None,
+        is_committed_before_update=True, copied=copied if copied.any() else None,
+        on_host=on_host if on_host.any() else None,
     )  # fmt: skip
     return (
         add_universal_files(saved, model_states, config, has_steps=writer.has_steps)

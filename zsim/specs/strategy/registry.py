@@ -7,6 +7,7 @@ the rooms that ask for them. Core looks a framework up by its kind and names non
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -33,14 +34,26 @@ def kinds_with(module: str) -> tuple[str, ...]:
     return tuple(kind for kind in kinds() if (Path(folder) / kind / f"{module}.py").exists())
 
 
+@cache
+def kinds_in_order() -> tuple[str, ...]:
+    """The values of `strategy.kind`, in the order of `Framework.order`."""
+    return tuple(sorted(kinds(), key=lambda kind: framework_of(kind).order))
+
+
 def is_strategy(kind: object) -> bool:
     """Whether `kind`, which may be any value of a file, is a known strategy."""
     return isinstance(kind, str) and kind in kinds()
 
 
-def role_of(kind: str, module: str, name: str) -> Any:
-    """`name` in `module` of a framework's folder, for the base class of that role to type."""
-    return getattr(importlib.import_module(f"{_PACKAGE}.{kind}.{module}"), name)
+def role_of(kind: str, module: str, name: str, default: Any = None) -> Any:
+    """`name` in `module` of a framework's folder, for the base class of that role to type.
+
+    `default` is the answer for a framework that lacks the module.
+    """
+    path = f"{_PACKAGE}.{kind}.{module}"
+    if default is not None and importlib.util.find_spec(path) is None:
+        return default
+    return getattr(importlib.import_module(path), name)
 
 
 def framework_of(kind: str) -> Framework[Any, Any]:

@@ -3,7 +3,7 @@
 # See [Note: annotations of tables].
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,6 +24,19 @@ class StrategyTable(StrictTable):
 
     kind: str = Field(description="whose data parallelism")
 
+    @property
+    def has_settings_file(self) -> bool:
+        """Whether a file of the framework's, or its content, has further settings, the batch among them."""
+        return False
+
+    def file_content(self) -> object:
+        """The content of that file. None where the table names none."""
+        return None
+
+    def batch_overrides(self, micro_batch: int, steps: int, replicas: int) -> dict[str, int | None]:
+        """The overrides of an experiment by dotted keys that give every replica so many micro-batches."""
+        return {"training.micro_batch_size": micro_batch, "training.gradient_accumulation_steps": steps}
+
 
 @dataclass(frozen=True, slots=True)
 class StrategyConfig:
@@ -35,3 +48,7 @@ class StrategyConfig:
     def plans_workspaces(self) -> bool:
         """Whether cuBLAS's workspaces are among the plan's memory, as torch's allocator holds them."""
         return False
+
+    def without_origins(self) -> Self:
+        """The same values wherever they come from."""
+        return self

@@ -5,8 +5,8 @@ Sizes (`_size`, `_threshold`, `_parameters`, `_distance`) are *elements* (numel)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from zsim.frameworks.deepspeed.settings.json_types import Names
 from zsim.frameworks.deepspeed.settings.release import Release
@@ -198,3 +198,6 @@ class DeepSpeedConfig(StrategyConfig):
     @property
     def stage(self) -> int:
         return self.zero.stage
+
+    def without_origins(self) -> Self:
+        return replace(self, name="", notes=(), origins=())
