@@ -270,6 +270,9 @@ class Executor:
         for follower in row[1:]:
             rank.pending[follower] = 0
         rank.pending[op] = 0
+        queued_ops = rank.program.next_in_queue
+        if queued_ops is not None and queued_ops[op] >= 0:  # which waits for the end of `op` too
+            rank.pending[queued_ops[op]] -= 1
         rank.row = row
         self._ops_left -= len(row)
         self.num_events += len(row)
@@ -287,16 +290,17 @@ class Executor:
         self._ops_left += len(row) - number
         self.num_events -= len(row) - number + 1  # and the wake-up of the last
         ended[op] = math.nan
-        for later in row[number + 1 :]:
+        assert rank.following is not None
+        last, queued_ops = rank.following[row[-1]], rank.program.next_in_queue
+        for later in (*row[number + 1 :], last):
             start[later] = ended[later] = math.nan
-            rank.pending[later] = 1
-        last = rank.following[row[-1]]  # type: ignore[index]
-        start[last] = math.nan
-        rank.pending[last] = 1
-        delay = exact_delay(now, end)
-        rank.gpu.resume_row(
-            op, rank.kernel_seconds[op] or 0.0, start[op], end - now if delay is None else delay
-        )
+            rank.pending[later] = 1 if queued_ops is None else 2  # the second is its turn in the queue
+        rank.pending[rank.following[op]] = 1
+        if queued_ops is not None and queued_ops[last] >= 0:
+            rank.pending[queued_ops[last]] += 1
+        seconds = rank.kernel_seconds[op] or 0.0
+        delay = seconds if start[op] == now else exact_delay(now, end)
+        rank.gpu.resume_row(op, seconds, start[op], end - now if delay is None else delay)
 
     def _start_recorded(self, rank: SimulatedRank, op: int) -> None:
         """Start an issued op, whose waits are over, after its lag."""

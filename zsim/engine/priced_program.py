@@ -128,23 +128,28 @@ def price_program(
 
 def _following_kernels(
     program: Program, connections: int, is_serial: bool, groups: tuple[str, ...], launch_queue: int
-) -> list[int] | None:
-    """See `PricedProgram.following`. None where streams share a queue."""
+) -> list[int]:
+    """See `PricedProgram.following`. Where streams share a queue, the op is also next in the queue, and what
+    is next after it waits for its end.
+    """
     order = program.memoize(program_order, connections, is_serial)
     unique = program.memoize(find_unique_ops, groups, launch_queue)
-    if order.next_in_queue is not None:
-        return None
-    is_first = (unique.kernels_of >= 0) & (np.fromiter(map(len, order.successors), np.int64) == 1)
-    waited = np.fromiter(chain.from_iterable(unique.host_waits), np.int64)
-    is_first[waited] = False
-    is_second = (unique.kernels_of >= 0) & (np.array(order.pending, np.int64) == 1)
-    first_ops = np.flatnonzero(is_first)
-    second_ops = np.array([order.successors[op][0] for op in first_ops.tolist()], dtype=np.int64)
-    following = np.full(len(order.pending), -1)
-    is_alone = is_second[second_ops]
-    following[first_ops[is_alone]] = second_ops[is_alone]
-    following_ops: list[int] = following.tolist()
-    return following_ops
+    queued_ops, successors = order.next_in_queue, order.successors
+    are_kernels = unique.kernels_of >= 0
+    is_first = are_kernels & (np.fromiter(map(len, successors), np.int64, len(successors)) == 1)
+    is_first[np.fromiter(chain.from_iterable(unique.host_waits), np.int64)] = False
+    num_waits = 1 if queued_ops is None else 2
+    is_second = (are_kernels & (np.array(order.pending, np.int64) == num_waits)).tolist()
+    following = [-1] * len(order.pending)
+    for op in np.flatnonzero(is_first).tolist():
+        (next_op,) = successors[op]
+        if is_second[next_op]:
+            if queued_ops is not None:
+                queued_op = queued_ops[next_op]
+                if queued_ops[op] != next_op or (queued_op >= 0 and queued_op not in successors[next_op]):
+                    continue
+            following[op] = next_op
+    return following
 
 
 class ProgramOrder(NamedTuple):

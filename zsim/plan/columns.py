@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, overload
@@ -58,6 +57,15 @@ class UnrolledChanges(Sequence[MemoryChange]):
         self, changes: Sequence[MemoryChange], repeats: Sequence[tuple[ActionRepeat, Mapping[int, int]]]
     ) -> None:
         self._changes, self._repeats = tuple(changes), tuple(repeats)
+
+    def origins(self) -> Ints:
+        """By change, the change that it repeats. A change that repeats none is its own."""
+        origins = np.arange(len(self))
+        for repeat, _ in self._repeats:
+            origins[repeat.change : repeat.change + repeat.num_changes] = np.arange(
+                repeat.source_change, repeat.source_change + repeat.num_changes
+            )
+        return origins
 
     def counts(self) -> Ints:
         """How often each change is made: 0 for a repeat, and for others once and in every repeat."""
@@ -164,21 +172,8 @@ def memory_columns(program: Program) -> MemoryColumns:
     return MemoryColumns(*zip(*program.memory, strict=True))
 
 
-Owner = tuple[Device, Category, str, str, int]
-"""Whose memory it is: device, category, owner, part and micro-batch."""
-
-
-def change_indices_per_owner(columns: MemoryColumns) -> dict[Owner, list[int]]:
-    """The indices of each owner's changes, in order."""
-    indices: defaultdict[Owner, list[int]] = defaultdict(list)
-    owners = zip(
-        columns.device, columns.category, columns.owner, columns.part, columns.micro_batch, strict=True
-    )
-    for index, owner in enumerate(owners):
-        indices[owner].append(index)
-    return dict(indices)
-
-
-def owner_change_indices(program: Program) -> dict[Owner, list[int]]:
-    """`change_indices_per_owner` of a program's memory changes, for `Program.memoize`."""
-    return change_indices_per_owner(program.memoize(memory_columns))
+def change_origins(program: Program) -> Ints:
+    """By memory change, the change that it repeats, for `Program.memoize`. See `UnrolledChanges.origins`."""
+    if isinstance(program.memory, UnrolledChanges):
+        return program.memory.origins()
+    return np.arange(len(program.memory))
