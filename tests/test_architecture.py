@@ -14,7 +14,7 @@ FLOOR: dict[str, float] = {
     "errors": -1,
     "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
     "extras": 0, "garbage_collection": 0, "memo": 0,
-    "specs": 1, "trace": 1, "validated": 1,
+    "specs": 1, "trace": 1.5, "validated": 1,
     "cost": 2,
     "plan": 3,
     "fluid": 4,

@@ -8,7 +8,7 @@ from zsim.report.framework import FrameworkReport
 
 
 class MegatronReport(FrameworkReport[MegatronConfig]):
-    """With and without its distributed optimizer."""
+    """The forms of its optimizer."""
 
     title_alone = UNSHARDED
     strategy_names = ("Megatron DDP", "Megatron, distributed optimizer")
