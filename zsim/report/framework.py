@@ -62,6 +62,6 @@ def report_role(kind: str) -> FrameworkReport[Any]:
 
 
 def allocator_warnings() -> str:
-    """What frameworks print when torch's allocator runs short, as the end of a list."""
+    """The messages of frameworks when torch's allocator runs short, as the end of a list."""
     warnings = (report_role(kind).allocator_warning for kind in kinds_in_order())
     return "".join(f"; {warning}" for warning in warnings if warning)

@@ -76,12 +76,12 @@ _DEGREES = (
 
 def strategy_fields() -> tuple[Field, ...]:
     """The fields of `[strategy]`. One that several frameworks have is there once."""
-    frameworks = sorted((fields_of(kind).place, kind) for kind in kinds() if fields_of(kind).label)
+    frameworks = sorted((fields_of(kind).position, kind) for kind in kinds() if fields_of(kind).label)
     fields = {KIND: Field(KIND, "Framework", choices={fields_of(kind).label: kind for _, kind in frameworks})}
     for kind in kinds_in_order():
         for field in fields_of(kind).fields:
-            known = fields.get(field.key, field)
-            fields[field.key] = replace(known, kinds=(*known.kinds, kind))
+            merged = fields.get(field.key, field)
+            fields[field.key] = replace(merged, kinds=(*merged.kinds, kind))
     return tuple(fields.values())
 
 

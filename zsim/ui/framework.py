@@ -19,7 +19,7 @@ class FrameworkFields:
 
     label: str = ""
     """Its name in the page's list of frameworks, which it is not in without one."""
-    place: int = 0
+    position: int = 0
     """Its place in that list."""
     fields: tuple[Field, ...] = ()
     """Its settings of `[strategy]`."""
@@ -57,11 +57,6 @@ class FrameworkFields:
 def fields_of(kind: str) -> FrameworkFields:
     """The settings of the framework of a kind on the page."""
     return cast(FrameworkFields, role_of(kind, "fields", "FIELDS", FrameworkFields()))
-
-
-def all_fields() -> tuple[FrameworkFields, ...]:
-    """Those of all frameworks."""
-    return tuple(fields_of(kind) for kind in kinds())
 
 
 def kind_of_bare_files() -> str:

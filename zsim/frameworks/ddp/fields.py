@@ -10,7 +10,7 @@ class DdpFields(FrameworkFields):
     """The size of a bucket."""
 
     label = "DDP"
-    place = 4
+    position = 4
     fields = (Field("strategy.bucket_cap_mb", "Bucket", "MiB"),)
 
 

@@ -20,7 +20,7 @@ class DeepSpeedFields(FrameworkFields):
     """The stage and the offloading, which the JSON has in blocks of its own."""
 
     label = "DeepSpeed ZeRO"
-    place = 1
+    position = 1
     fields = (
         ZERO_STAGE,
         Field(_STATES, "Offload", "optimizer states", choices=_DEVICES, is_half=True),

@@ -19,7 +19,7 @@ class Fsdp1Fields(FrameworkFields):
     """The sharding strategy besides what both FSDPs have."""
 
     label = "FSDP1"
-    place = 3
+    position = 3
     fields = (_SHARDING, *FSDP_FIELDS)
 
 

@@ -19,7 +19,7 @@ class Fsdp2Fields(FrameworkFields):
     """Resharding besides what both FSDPs have."""
 
     label = "FSDP2"
-    place = 2
+    position = 2
     fields = (*FSDP_FIELDS, _RESHARD)
     has_degrees = True
 

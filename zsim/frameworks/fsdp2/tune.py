@@ -43,6 +43,7 @@ class Fsdp2Tuning(FrameworkTuning[Fsdp2Table]):
     """Degrees, replicas, resharding and offloading."""
 
     label = "FSDP2"
+    position = 2
     structure = (
         PARALLELISM,
         TunedAxis("replicas", _replicas),

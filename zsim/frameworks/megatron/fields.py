@@ -10,7 +10,7 @@ class MegatronFields(FrameworkFields):
     """The optimizer, and the overlap of its communication."""
 
     label = "Megatron"
-    place = 5
+    position = 5
     fields = (
         Field(
             "strategy.distributed_optimizer",

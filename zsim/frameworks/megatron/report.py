@@ -8,7 +8,7 @@ from zsim.report.framework import FrameworkReport
 
 
 class MegatronReport(FrameworkReport[MegatronConfig]):
-    """The families of jobs with and without its distributed optimizer."""
+    """The forms of its optimizer."""
 
     title_alone = UNSHARDED
     strategy_names = ("Megatron DDP", "Megatron, distributed optimizer")

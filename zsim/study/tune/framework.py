@@ -34,6 +34,8 @@ class FrameworkTuning(Generic[Table]):
     """The keys of `[strategy]` with which a search among several frameworks begins."""
     schedules: Sequence[str] = ()
     """The pipeline schedules that it has. Without any its degrees are not searched."""
+    position = 0
+    """Its place among the frameworks that help names, 0 for none."""
     is_usual = False
     """Whether it is looked at where neither an experiment nor the user names a strategy."""
 
@@ -71,6 +73,12 @@ class FrameworkTuning(Generic[Table]):
 def tuning_of(kind: str) -> FrameworkTuning[Any]:
     """The part of the framework of a kind in a search."""
     return cast(FrameworkTuning[Any], role_of(kind, "tune", "TUNING"))
+
+
+def named_kinds() -> list[str]:
+    """The frameworks that help names."""
+    positions = {kind: tuning_of(kind).position for kind in kinds()}
+    return sorted((kind for kind in kinds() if positions[kind]), key=lambda kind: positions[kind])
 
 
 def degree_kinds() -> tuple[str, ...]:
