@@ -5,9 +5,9 @@ capture.
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.traced import CaptureInfo
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.model.spec import Attention, ModelSpec
-from zsim.specs.model.traced import CaptureInfo
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.errors import InputError
+from zsim.operations.attention.attention import Attention
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, select_attention_variant
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import AttentionChoice, TrainingTable
-from zsim.specs.model.op_specs import Attention
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
