@@ -7,10 +7,13 @@ the rooms that ask for them. Core looks a framework up by its kind and names non
 from __future__ import annotations
 
 import importlib
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from zsim.resources import PRESETS
 
 if TYPE_CHECKING:
     from zsim.specs.strategy.framework import Framework
@@ -31,6 +34,13 @@ def kinds_with(module: str) -> tuple[str, ...]:
     """The kinds whose folder has a module of this name."""
     (folder,) = importlib.import_module(_PACKAGE).__path__
     return tuple(kind for kind in kinds() if (Path(folder) / kind / f"{module}.py").exists())
+
+
+@cache
+def default_kind() -> str:
+    """The kind of an experiment that names none."""
+    kind: str = tomllib.loads((PRESETS / "strategy_kinds.toml").read_text())["default"]
+    return kind
 
 
 def is_strategy(kind: object) -> bool:

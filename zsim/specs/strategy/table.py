@@ -30,3 +30,7 @@ class StrategyConfig:
     """A table of `[strategy]` with all its defaults filled in, as the plan follows it."""
 
     kind: ClassVar[str]
+
+    def label(self, world_size: int, ranks: int) -> str:
+        """Its name in headlines, for a job of `world_size` GPUs. Data parallelism is over `ranks` of them."""
+        raise NotImplementedError
