@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.reading import read_text
+from zsim.resources import PRESETS
 from zsim.specs.messages import validate_table
 from zsim.specs.strategy.sentences import phrase
 
@@ -90,20 +92,13 @@ class LoraTable(BaseModel):
     )
 
 
-# Keys of adapter_config.json -> ours.
-_CONFIG_KEYS = {
-    "r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "lora_dropout": "dropout",
-    "exclude_modules": "exclude", "layers_to_transform": "layers", "rank_pattern": "rank_pattern",
-    "alpha_pattern": "alpha_pattern",
-    "modules_to_save": "modules_to_save", "target_parameters": "target_parameters",
-}  # fmt: skip
-# Keys that change what is computed, by the value that does not.
-_UNSUPPORTED_KEYS: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None), "bias": ("none",), "lora_bias": (False,),
-    "layer_replication": (None,), "alora_invocation_tokens": (None,), "use_qalora": (False, None),
-    "megatron_config": (None,), "trainable_token_indices": (None,), "eva_config": (None,),
-    "arrow_config": (None,), "use_bdlora": (None, False),
-}  # fmt: skip
+@cache
+def _config_keys() -> Mapping[str, Any]:
+    """Under "keys", keys of adapter_config.json and ours. Under "unsupported", keys that change what is
+    computed, with the values that do not.
+    """
+    keys: Mapping[str, Any] = json.loads((PRESETS / "adapter_config.json").read_text())
+    return keys
 
 
 def read_adapter_config(path: str | Path) -> dict[str, Any]:
@@ -127,12 +122,13 @@ def read_adapter_config(path: str | Path) -> dict[str, Any]:
             f"training.lora.config: {path}: found peft_type {kind!r}, expected 'LORA' (PEFT's "
             "adapter_config.json of a LoRA adapter)"
         )
-    for key, plain in _UNSUPPORTED_KEYS.items():
+    keys = _config_keys()
+    for key, plain in keys["unsupported"].items():
         if key in data and data[key] not in plain:
             raise NotSimulatedError(
                 f"training.lora.config: {path}: {key} = {data[key]!r} is not simulated; expected {plain[0]!r}"
             )
-    settings = {lora_key: data[key] for key, lora_key in _CONFIG_KEYS.items() if data.get(key) is not None}
+    settings = {lora_key: data[key] for key, lora_key in keys["keys"].items() if data.get(key) is not None}
     for key in ("targets", "layers", "exclude", "modules_to_save", "target_parameters"):
         value = settings.get(key)
         if isinstance(value, list):
