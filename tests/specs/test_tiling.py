@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from zsim.frameworks.deepspeed.tiles import tile_linears
 from zsim.operations.operation import operations_of
-from zsim.specs.experiment.layout import tile_linears
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear
 

@@ -95,6 +95,11 @@ class ParallelismConfig:
         return fused == "always" or (fused == "with tensor ranks" and self.tensor > 1)
 
     @property
+    def has_dtensors(self) -> bool:
+        """Whether the parameters of tensor-parallel ranks are torch's DTensors."""
+        return self.style.has_dtensors and self.tensor > 1
+
+    @property
     def num_stages(self) -> int:
         """Virtual stages of the whole pipeline."""
         return self.pipeline * self.virtual_stages

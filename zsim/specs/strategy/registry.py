@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from zsim.resources import PRESETS
 
 if TYPE_CHECKING:
     from zsim.specs.strategy.framework import Framework
@@ -38,6 +41,13 @@ def kinds_with(module: str) -> tuple[str, ...]:
 def kinds_in_order() -> tuple[str, ...]:
     """The values of `strategy.kind`, in the order of `Framework.order`."""
     return tuple(sorted(kinds(), key=lambda kind: framework_of(kind).order))
+
+
+@cache
+def default_kind() -> str:
+    """The kind of an experiment that names none."""
+    kind: str = tomllib.loads((PRESETS / "strategy_kinds.toml").read_text())["default"]
+    return kind
 
 
 def is_strategy(kind: object) -> bool:

@@ -90,6 +90,7 @@ class ModelParallelStyle:
     # -- context parallelism ----------------------------------------------------------------------------
 
     context_library: ContextLibrary = "torch"
+    has_simulated_context: bool = True
     context_methods: tuple[ContextMethod, ...] = ("all-gather", "p2p")
     """The default comes first."""
     has_zigzag: bool = False

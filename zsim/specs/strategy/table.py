@@ -52,3 +52,7 @@ class StrategyConfig:
     def without_origins(self) -> Self:
         """The same values wherever they come from."""
         return self
+
+    def label(self, world_size: int, ranks: int) -> str:
+        """Its name in headlines, for a job of `world_size` GPUs. Data parallelism is over `ranks` of them."""
+        raise NotImplementedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.errors import InputError
+from zsim.operations.attention.attention import Attention
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, select_attention_variant
 from zsim.specs.experiment.training.framework_training import training_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 from zsim.errors import InputError
 from zsim.specs.capture.settings import captured_length
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.strategies import default_precision
 from zsim.specs.experiment.training.attention import attention_kind
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import TrainingTable
@@ -35,7 +34,7 @@ def resolve_training(
     Adds notes about settings without effect to `notes`. Raises InputError for a precision that a GPU lacks
     and for a sequence that the model cannot take.
     """
-    precision = table.precision or default_precision(cluster)
+    precision = table.precision or cluster.default_precision
     gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
     if getattr(gpu.peak, precision) is None:
         choices = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
