@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.actions import Action
 from zsim.plan.ops import (
     Category,
     Collective,
@@ -24,7 +25,6 @@ from zsim.plan.ops import (
     SplitSizes,
     Work,
 )
-from zsim.plan.pipeline.schedules import Action
 
 COMPUTE = "compute"
 

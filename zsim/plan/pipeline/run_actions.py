@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step, actions_of
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
 from zsim.plan.pipeline.messages import Messenger
 from zsim.plan.pipeline.runtime import PipelineRuntime
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step, actions_of
 from zsim.plan.walk import Walk
 
 _SHARDING_ACTIONS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
