@@ -107,7 +107,7 @@ def test_a_module_imports_only_lower_floors(path: Path) -> None:
             assert may_import(part, other), f"{part} must not import {module}"
 
 
-# Modules and packages of `plan` from the ground up: the vocabulary, what writes it, modules at work, stages and
+# Modules and packages of `plan` from the ground up: the vocabulary, modules at work, stages and
 # their hooks, the walk through them, pipelines and split models, memory, frameworks, plans.
 PLAN = (
     "actions", "recorded_work", "ops", "columns", "builder", "host_reads", "checks", "node_types", "passes",
