@@ -1,5 +1,5 @@
-"""Moments of jobs that torch's engines have in common: evaluation, and full state dicts of sharded models and of
-those that every rank holds completely.
+"""Moments of jobs that torch's engines have in common: evaluation, and full state dicts of models that are
+sharded or that every rank holds completely.
 """
 
 from __future__ import annotations
