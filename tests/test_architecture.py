@@ -121,6 +121,30 @@ def test_a_module_imports_only_lower_floors(path: Path) -> None:
             assert may_import(part, other), f"{part} must not import {module}"
 
 
+# Modules and packages of `plan` from the ground up: the vocabulary, modules at work, stages and
+# their hooks, the walk through them, pipelines and split models, memory, frameworks, plans.
+PLAN = (
+    "actions", "recorded_work", "ops", "columns", "builder", "host_reads", "checks", "node_types", "passes",
+    "recorded", "workload", "stage", "hooks", "block_copies", "shared", "walk", "pipeline", "parallel",
+    "memory", "moments", "framework_hooks", "paging", "rank_program", "make", "plans",
+)  # fmt: skip
+
+
+def room_of_plan(module: str) -> int:
+    """The place of a module of `plan` in `PLAN`."""
+    return PLAN.index(module.split(".")[2])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "plan").rglob("*.py")), ids=lambda path: path.name)
+def test_a_module_of_plan_imports_only_what_stands_below(path: Path) -> None:
+    own = module_of(path)
+    if own in ("zsim.plan", "zsim.plan.__init__"):
+        return
+    for module, _ in imports(ast.parse(path.read_text())):
+        if module.startswith("zsim.plan."):
+            assert room_of_plan(module) <= room_of_plan(own), f"{own} must not import {module}"
+
+
 def test_the_package_imports_nothing_of_its_proof() -> None:
     """`validation/` is not in the wheel. `zsim check` loads its recorded cases by name, where they are."""
     modules = {module for path in FILES for module, _ in imports(ast.parse(path.read_text()))}
@@ -220,7 +244,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 # Modules of one function whose name is a noun all the same: the thing that the function gives or does.
 NOUNS = {
     "zsim.frameworks.fsdp1.moments", "zsim.frameworks.fsdp2.moments",
-    "zsim.extras", "zsim.plan.shared.host_reads", "zsim.resources",
+    "zsim.extras", "zsim.plan.host_reads", "zsim.resources",
     "zsim.specs.cluster.cublas",
 }  # fmt: skip
 

@@ -14,11 +14,11 @@ from zsim.engine.simulate import simulate_job
 from zsim.frameworks.fsdp2.param_groups import MeshInfo
 from zsim.frameworks.fsdp2.schedule import Fsdp2Schedule
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.plan.actions import no_pipeline
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.schedules import no_pipeline
 from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve

@@ -16,10 +16,10 @@ from tests.plan.pipeline.runtimes import steps_of
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
+from zsim.plan.actions import Action, Overlap
 from zsim.plan.make import make_plan
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Kernels, Op, Plan
-from zsim.plan.pipeline.schedules import Action, Overlap
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 

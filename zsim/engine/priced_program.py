@@ -16,7 +16,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import are_compute, op_columns, original_ops, unroll
 from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
 from zsim.plan.passes.hardware_queues import program_next_in_queue
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.recorded_work import RecordedWork
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 Value = TypeVar("Value")

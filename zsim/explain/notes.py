@@ -11,7 +11,7 @@ from zsim.plan.memory.capacity import (
     startup_bytes,
     usable_bytes,
 )
-from zsim.plan.memory.paging import paging_note
+from zsim.plan.paging import paging_note
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.framework import report_role
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes

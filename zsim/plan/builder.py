@@ -7,6 +7,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.actions import Action
 from zsim.plan.columns import UnrolledChanges
 from zsim.plan.ops import (
     ActionRepeat,
@@ -29,7 +30,6 @@ from zsim.plan.ops import (
     UnrolledOps,
     Work,
 )
-from zsim.plan.pipeline.schedules import Action
 
 COMPUTE = "compute"
 

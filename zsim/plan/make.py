@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from zsim import garbage_collection
 from zsim.plan.checks import check_plan
 from zsim.plan.framework_hooks import hooks_of
-from zsim.plan.memory.paging import place_paged_states
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.node_types import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.ops import Group, Plan
+from zsim.plan.paging import place_paged_states
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel

@@ -25,8 +25,8 @@ import numpy as np
 from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
 from zsim.memo import Memo
-from zsim.plan.pipeline.schedules import Action
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.actions import Action
+from zsim.plan.recorded_work import RecordedWork
 from zsim.specs.model.spec import ExchangeLibrary
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from zsim.plan.actions import Step
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.framework_hooks import FrameworkHooks, hooks_of
 from zsim.plan.hooks import Hooks
@@ -13,7 +14,6 @@ from zsim.plan.ops import CollectiveKind, Group, Memory, Program
 from zsim.plan.pipeline.lowering import ranks_of
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.runtime import PipelineRuntime
-from zsim.plan.pipeline.schedules import Step
 from zsim.plan.shared.amaxes import amax_group
 from zsim.plan.shared.originals import originals
 from zsim.plan.stage import DataParallel, Stage, expert_groups, mesh_groups

@@ -11,10 +11,10 @@ from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.pipeline_runtime import MegatronRuntime
 from zsim.frameworks.torch.parallelism import TORCH
 from zsim.frameworks.torch.pipeline import TorchRuntime
+from zsim.plan.actions import Order, Step
 from zsim.plan.pipeline import lowering
 from zsim.plan.pipeline.orders import chunk_group_size
 from zsim.plan.pipeline.runtime import PipelineRuntime
-from zsim.plan.pipeline.schedules import Order, Step
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.style import ModelParallelStyle
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.plan.pipeline.runtimes import steps_of
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step
+from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step
 
 RECORDED = Path(__file__).parent / "recorded"
 Log = list[str]

@@ -13,9 +13,7 @@ from tests.plan.pipeline.runtimes import RUNTIMES, orders_of, parallelism_of, st
 from tests.plan.pipeline.streams import Playing
 from zsim.errors import InputError
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
-from zsim.plan.pipeline.lowering import ranks_of
-from zsim.plan.pipeline.placement import rank_of_stage, ranks_of_stages, stage_of
-from zsim.plan.pipeline.schedules import (
+from zsim.plan.actions import (
     Action,
     Kind,
     MessageCall,
@@ -25,6 +23,8 @@ from zsim.plan.pipeline.schedules import (
     actions_of,
     no_pipeline,
 )
+from zsim.plan.pipeline.lowering import ranks_of
+from zsim.plan.pipeline.placement import rank_of_stage, ranks_of_stages, stage_of
 
 SINGLE, V_SHAPED = ("gpipe", "1f1b"), ("zbv-zero-bubble", "dualpipe-v")
 STYLED = [(style, schedule) for style in RUNTIMES for schedule in RUNTIMES[style][0].schedules]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from zsim.frameworks.ddp.schedule import DdpSchedule
 from zsim.frameworks.ddp.settings import DdpConfig
-from zsim.frameworks.torch.full_state import replicated_moments
+from zsim.frameworks.torch.moments import replicated_moments
 from zsim.frameworks.torch.pipeline import TorchRuntime
 from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks

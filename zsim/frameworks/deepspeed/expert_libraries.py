@@ -26,6 +26,7 @@ DEEPSPEED_MOE = ExpertLibrary(
     dispatch="slots",
     keeps_products_whole=True,
     drops_tokens=True,
+    expert_list="deepspeed_experts",
     min_capacity=4,  # `min_capacity` of the layer
     has_expert_groups=True,
 )

@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 from zsim.cost.kernels.shapes import BatchShape
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.settings.schema import PipelineBlock
+from zsim.plan.actions import Action, MessageCall, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Memory, Message
 from zsim.plan.pipeline.messages import Messenger, input_of, output_of
 from zsim.plan.pipeline.runtime import PipelineRuntime
-from zsim.plan.pipeline.schedules import Action, MessageCall, Step
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
 from zsim.specs.model.spec import Loss

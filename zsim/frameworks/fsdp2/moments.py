@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.frameworks.torch.full_state import sharded_moments
+from zsim.frameworks.torch.moments import sharded_moments
 from zsim.plan.moments import BetweenSteps, JobMoment
 
 

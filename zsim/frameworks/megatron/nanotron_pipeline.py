@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.plan.actions import Action, Kind, MessageCall, Step
 from zsim.plan.pipeline.pipeline_checks import check_micro_batches
 from zsim.plan.pipeline.runtime import PipelineRuntime
-from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, Step
 
 _SHAPES = 2  # `_send_meta`: seven numbers, then sizes and strides; the receiver's host reads both
 

@@ -14,7 +14,7 @@ from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.frameworks.megatron.low_precision_states import update_low_precision
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.shared.host_reads import read_scalar
+from zsim.plan.host_reads import read_scalar
 from zsim.plan.shared.optimizer import UPDATE, update
 from zsim.specs.strategy.training import TrainingConfig
 

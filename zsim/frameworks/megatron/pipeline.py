@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.plan.pipeline.schedules import Action, MessageCall, Step
+from zsim.plan.actions import Action, MessageCall, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Literal
 
+from zsim.plan.actions import Action, Overlap, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Phase
-from zsim.plan.pipeline.schedules import Action, Overlap, Step
 from zsim.plan.walk import Walk
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from zsim.plan.actions import Action
 from zsim.plan.builder import COMPUTE
 from zsim.plan.pipeline.messages import Messenger
-from zsim.plan.pipeline.schedules import Action
 from zsim.specs.strategy.mesh import TENSOR
 
 

@@ -18,11 +18,11 @@ from zsim.frameworks.megatron.pipeline import MegatronPipeline, one_forward_one_
 from zsim.frameworks.megatron.pipeline_combined import paired_without_pipeline, run_pair
 from zsim.frameworks.megatron.pipeline_interleaved import interleaved_steps
 from zsim.frameworks.megatron.pipeline_messages import PartitioningMessenger
+from zsim.plan.actions import Overlap, Step
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.pipeline.messages import Messenger
 from zsim.plan.pipeline.pipeline_checks import check_micro_batches
 from zsim.plan.pipeline.runtime import PipelineRuntime
-from zsim.plan.pipeline.schedules import Overlap, Step
 from zsim.plan.stage import Stage
 from zsim.plan.walk import Walk
 

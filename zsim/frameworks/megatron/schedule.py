@@ -52,8 +52,8 @@ from zsim.frameworks.megatron.optimizer_step import update_parameters
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.hooks import BlockTimedHooks
+from zsim.plan.host_reads import read_scalar
 from zsim.plan.ops import CollectiveKind, Group, Memory
-from zsim.plan.shared.host_reads import read_scalar
 from zsim.plan.shared.optimizer import frozen_bytes, partition_states
 from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage

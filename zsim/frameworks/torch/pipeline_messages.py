@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 from zsim.cost.kernels.shapes import WorkOptions
 from zsim.cost.memory.activations import saves_only_block_input
+from zsim.plan.actions import Action, MessageCall
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.pipeline.messages import Messenger, output_of
-from zsim.plan.pipeline.schedules import Action, MessageCall
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
 

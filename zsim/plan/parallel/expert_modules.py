@@ -11,6 +11,7 @@ from typing import Literal
 
 from zsim.specs.model.experts import Experts, ExpertsLibrary, GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Linear, Module, Parameter
+from zsim.specs.strategy.expert_library import ExpertLibrary
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT_DATA
 
@@ -63,10 +64,10 @@ def part_of_stacked(
 
 
 def sequential_experts(
-    experts: Module, count: int, rows: float, *, has_separate_inputs: bool
+    experts: Module, library: ExpertLibrary, count: int, rows: float, *, has_separate_inputs: bool
 ) -> list[Module]:
-    """`count` of the model's `experts`, each on `rows` rows per token. With `has_separate_inputs` both of its
-    first products read a copy of their own.
+    """`count` of the model's `experts` as a library has them, each on `rows` rows per token. With
+    `has_separate_inputs` both of its first products read a copy of their own.
     """
     work, modules = experts.op_spec, []
     assert isinstance(work, Experts)
@@ -76,7 +77,7 @@ def sequential_experts(
     if work.is_gated:
         products.insert(0, ("gate_proj", hidden, features))
     for number in range(count):
-        name = f"{experts.name}.deepspeed_experts.{number}"
+        name = f"{experts.name}.{library.expert_list}.{number}"
         expert_modules = []
         for index, (product_name, in_features, out_features) in enumerate(products):
             shapes: dict[str, tuple[int, ...]] = {"weight": (out_features, in_features)}

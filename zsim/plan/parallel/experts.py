@@ -230,7 +230,7 @@ class _Layer:
         if has_separate_inputs:
             modules.append(self._move("sort", 1.0, rows_per_token=rows))
         modules += sequential_experts(
-            self.experts, local, rows / local, has_separate_inputs=has_separate_inputs
+            self.experts, split.library, local, rows / local, has_separate_inputs=has_separate_inputs
         )
         modules.append(self._move("unsort", 1.0, rows_per_token=rows))
         if split.ranks > 1:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from zsim.errors import InputError
+from zsim.plan.actions import Action, Order, Overlap, Step
 from zsim.plan.pipeline import orders, zero_bubble
 from zsim.plan.pipeline.csv_schedule import read_csv
 from zsim.plan.pipeline.pipeline_checks import check_schedule
 from zsim.plan.pipeline.placement import ranks_of_stages
 from zsim.plan.pipeline.runtime import PipelineRuntime
-from zsim.plan.pipeline.schedules import Action, Order, Overlap, Step
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from zsim.plan.actions import Action, Kind, MessageCall
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Memory, Message
-from zsim.plan.pipeline.schedules import Action, Kind, MessageCall
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
 from zsim.specs.strategy.mesh import PIPELINE

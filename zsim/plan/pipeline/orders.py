@@ -7,8 +7,8 @@ framework demands (`PipelineRuntime.check`).
 
 from __future__ import annotations
 
+from zsim.plan.actions import Action, Kind, Order
 from zsim.plan.pipeline.placement import stage_of
-from zsim.plan.pipeline.schedules import Action, Kind, Order
 
 _LOOP = "1f1b"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step, actions_of
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
 from zsim.plan.loops import ActionLoops
 from zsim.plan.pipeline.messages import Messenger
 from zsim.plan.pipeline.runtime import PipelineRuntime
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step, actions_of
 from zsim.plan.walk import Walk
 
 _SHARDING_ACTIONS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from zsim.plan.actions import Overlap, Step, no_pipeline
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.pipeline.messages import Messenger
-from zsim.plan.pipeline.schedules import Overlap, Step, no_pipeline
 from zsim.plan.stage import Stage
 from zsim.plan.walk import Walk
 from zsim.specs.strategy.parallelism import ParallelismConfig

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
+from zsim.plan.actions import Action, Kind, Order, Overlap
 from zsim.plan.pipeline.orders import chunk_group_size, interleaved_lists, num_interleaved_warmup
 from zsim.plan.pipeline.placement import stage_of
-from zsim.plan.pipeline.schedules import Action, Kind, Order, Overlap
 
 
 def interleaved_zero_bubble(ranks: int, virtual: int, micro_batches: int) -> list[Order]:

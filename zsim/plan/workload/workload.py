@@ -17,7 +17,6 @@ from zsim.memo import Memo
 from zsim.operations.fused_head import fused_head, head_index
 from zsim.operations.traced import Extent
 from zsim.plan.ops import Kernels
-from zsim.plan.shared.trainer_logs import MetricLog, metric_log
 from zsim.plan.workload.autograd import backward_order
 from zsim.plan.workload.modules import (
     NO_WORK,
@@ -29,6 +28,7 @@ from zsim.plan.workload.modules import (
     reuse_stream_gradient,
 )
 from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
+from zsim.plan.workload.trainer_logs import MetricLog, metric_log
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 

@@ -54,6 +54,8 @@ class ExpertLibrary:
 
     # -- modules ----------------------------------------------------------------------------------------
 
+    expert_list: str = "experts"
+    """The name of the list of experts that run one after the other, in the names of their modules."""
     runs_shared_first: bool = False
     """Shared experts run before the router."""
     casts_gate_output: bool = False

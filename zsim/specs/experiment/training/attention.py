@@ -10,7 +10,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, select_attention_variant
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import AttentionChoice, TrainingTable
-from zsim.specs.model.spec import Attention, ModelSpec
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import AttentionKind, Precision

@@ -1,20 +1,53 @@
-"""Full state dicts of torch's sharded frameworks, and of models that every rank holds completely."""
+"""Moments of jobs that torch's engines have in common: evaluation, and full state dicts of models that are
+sharded or that every rank holds completely.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.moments import (
-    EVERY_RANK,
+    EVALUATION,
     GATHERED_SAVE,
-    PRETRAINED,
     RESUMING,
     UNOFFLOADED_SAVE,
     BetweenSteps,
     JobMoment,
-    evaluation,
+    forward_peak,
     loading,
 )
+
+PRETRAINED = "transformers 4.46 modeling_utils.py `load_state_dict`"
+EVERY_RANK = (
+    "every rank of a node reads the whole pretrained model into host memory (from_pretrained); without "
+    "low_cpu_mem_usage a randomly filled copy stands beside it"
+)
+_EVALUATED = 8  # sequences: per_device_eval_batch_size of transformers' TrainingArguments where left out
+_FP32 = DTYPE_BYTES["fp32"]
+
+
+def evaluation(between_steps: BetweenSteps) -> Iterator[JobMoment]:
+    """A forward without gradients of the Trainer's batch, where that is larger than the micro-batch. It holds
+    what the step's own forward holds less its activations, and the logits.
+
+        logits = n l v (16 bits + fp32 + fp32)
+
+    n: sequences, l: their length, v: words. There are the model's logits, their cast and the
+    log-probabilities (transformers `ForCausalLMLoss`, torch's cross_entropy).
+    """
+    training = between_steps.job.training
+    if training.micro_batch_size >= _EVALUATED or training.cross_entropy != "eager":
+        return
+    bytes_per_logit = DTYPE_BYTES["bf16"] + 2 * _FP32
+    logits = _EVALUATED * training.sequence_length * between_steps.job.model.vocab_size * bytes_per_logit
+    yield JobMoment(
+        EVALUATION, between_steps.context_bytes + between_steps.program.memoize(forward_peak) + logits, None,
+        f"at least, with the Hugging Face Trainer's batch of {_EVALUATED} (per_device_eval_batch_size): "
+        "logits in 16 bits and twice in fp32, beside all that training holds; with compute_metrics every "
+        "batch's logits stay on the GPU besides",
+        "transformers loss/loss_utils.py `ForCausalLMLoss`, training_args.py", False,
+    )  # fmt: skip
 
 
 def sharded_moments(state: BetweenSteps, gathered: int, option: str, source: str) -> Iterator[JobMoment]:

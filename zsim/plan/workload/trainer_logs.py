@@ -30,8 +30,8 @@ from math import prod
 from zsim.cost.kernels.losses import log_probabilities, metric_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.host_reads import read_scalar
 from zsim.plan.ops import Group, Kernels
-from zsim.plan.shared.host_reads import read_scalar
 from zsim.specs.model.spec import Loss, ModelSpec
 
 OUTPUTS, METRICS = "outputs", "metrics"  # owners of memory changes
