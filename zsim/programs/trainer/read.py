@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
-from zsim.programs.accelerate.fsdp_keys import SHARDING, read_fsdp
+from zsim.programs.accelerate.fsdp_keys import read_fsdp
+from zsim.programs.accelerate.keys import SHARDING
 from zsim.reading import parse_json, read_text
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
