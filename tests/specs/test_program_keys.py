@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zsim.programs.accelerate.keys import KEYS as ACCELERATE_KEYS
+from zsim.programs.megatron_lm.keys import KEYS as MEGATRON_KEYS
 from zsim.programs.torchtitan.keys import KEYS as TORCHTITAN_KEYS
 from zsim.programs.trainer.keys import KEYS as TRAINER_KEYS
 from zsim.specs.experiment.tables import Experiment
@@ -15,7 +16,12 @@ from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.key_index import first_unknown_segment
 
-ALL_KEYS = [*ACCELERATE_KEYS.values(), *TORCHTITAN_KEYS.values(), *TRAINER_KEYS.values()]
+ALL_KEYS = [
+    *ACCELERATE_KEYS.values(),
+    *MEGATRON_KEYS,
+    *TORCHTITAN_KEYS.values(),
+    *TRAINER_KEYS.values(),
+]
 RESHARD = ProgramKey(
     "reshard", str, "when a unit is freed", "strategy.reshard_after_forward", is_plain=True,
     values={"default": None, "always": True, "never": False}, default="default", tuned=(True, False),
