@@ -13,8 +13,10 @@ from zsim.specs.experiment.programs import (
     default_mappings,
     find_config_mapping,
     program_of,
+    programs,
     readable_programs,
 )
+from zsim.specs.formats.program import ProgramSource
 
 EVERY_SECOND = ("training.checkpoint_every", 2)
 BY_OP = ("training.activation_checkpointing", "selective-op")
@@ -94,3 +96,35 @@ def test_an_experiment_knows_whose_file_it_was(
     )
     assert found.program == program
     assert found.strategy.kind in readable_programs()[program].kinds
+
+
+def test_every_program_is_called_by_a_name_of_its_own() -> None:
+    names = [program.name for program in programs()]
+    assert len(set(names)) == len(names) > 5
+    assert [program.name for program in programs() if program.is_default] == ["torch"]
+    assert sorted(readable_programs()) == [
+        "accelerate", "deepspeed", "megatron", "torchtitan", "torchtitan-0.3", "transformers",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "program"),
+    [
+        ("a.yaml", "per_device_train_batch_size: 1\n", "transformers"),
+        ("a.json", '{"per_device_train_batch_size": 1}', "transformers"),
+        ("a.yaml", "distributed_type: FSDP\ngradient_checkpointing: true\n", None),
+        ("a.yml", "model:\n  tensor_model_parallel_size: 2\n", "megatron"),
+        ("a.yaml", "anything: 1\n", None),
+        ("a.json", '{"parallelism": {}, "training": {}}', "torchtitan-0.3"),
+        ("a.json", '{"zero_optimization": {}}', None),
+        ("a.sh", "torchrun pretrain_gpt.py --num-layers 2\n", "megatron"),
+        ("a.toml", "[training]\nseq_len = 4096\n", None),
+    ],
+)
+def test_a_program_recognises_what_it_alone_has(
+    tmp_path: Path, name: str, text: str, program: str | None
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    source = ProgramSource(str(path))
+    assert next((entry.name for entry in programs() if entry.recognises(source)), None) == program

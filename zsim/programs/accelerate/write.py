@@ -13,9 +13,9 @@ from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.reference.settings import ReferenceConfig
+from zsim.programs.accelerate.keys import KEYS, PARALLELISM
 from zsim.programs.deepspeed.write import DEEPSPEED_FILE
 from zsim.programs.torch.write import checkpointing_call
-from zsim.programs.torchtitan.parallel_degrees import ROTATE_METHODS
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -168,15 +168,19 @@ def accelerate_yaml(job: Job) -> str:
 def _sizes(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
     parallelism = job.parallelism
     sizes: dict[str, Any] = {
-        "parallelism_config_dp_replicate_size": strategy.replicate,
-        "parallelism_config_dp_shard_size": job.data_parallel_size // strategy.replicate,
-        "parallelism_config_tp_size": parallelism.tensor,
-        "parallelism_config_cp_size": parallelism.context,
+        PARALLELISM + "dp_replicate_size": strategy.replicate,
+        PARALLELISM + "dp_shard_size": job.data_parallel_size // strategy.replicate,
+        PARALLELISM + "tp_size": parallelism.tensor,
+        PARALLELISM + "cp_size": parallelism.context,
     }
     if parallelism.context > 1:
-        methods = {method: name for name, method in ROTATE_METHODS.items()}
-        sizes["parallelism_config_cp_comm_strategy"] = methods[parallelism.context_method]
+        sizes |= _plain(job, PARALLELISM + "cp_comm_strategy")
     return sizes
+
+
+def _plain(job: Job, *keys: str) -> dict[str, Any]:
+    """The entries of keys that are written as they are declared."""
+    return {key: KEYS[key].write(job) for key in keys}
 
 
 def _fsdp2(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
@@ -185,20 +189,22 @@ def _fsdp2(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_reshard_after_forward": True if reshard is None else reshard,
-        "fsdp_offload_params": strategy.cpu_offload,
-        "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
+        **_plain(job, "fsdp_offload_params", "fsdp_activation_checkpointing"),
     }
 
 
 def _fsdp1(job: Job, strategy: Fsdp1Config) -> dict[str, Any]:
-    block: dict[str, Any] = {
+    block = {
         "fsdp_version": 1,
-        "fsdp_sharding_strategy": strategy.sharding_strategy.removeprefix("_"),
-        "fsdp_backward_prefetch": strategy.backward_prefetch.replace("none", "NO_PREFETCH"),
-        "fsdp_forward_prefetch": strategy.forward_prefetch,
-        "fsdp_offload_params": strategy.cpu_offload,
+        **_plain(
+            job,
+            "fsdp_sharding_strategy",
+            "fsdp_backward_prefetch",
+            "fsdp_forward_prefetch",
+            "fsdp_offload_params",
+        ),
         "fsdp_use_orig_params": True,
-        "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
+        **_plain(job, "fsdp_activation_checkpointing"),
     }
     if strategy.wrapping.startswith("size:"):
         return block | {

@@ -180,7 +180,8 @@ def _check_section(key: str) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    if KEYS.get(RENAMED.get(key, key)) is list:
+    declared_key = KEYS.get(RENAMED.get(key, key))
+    if declared_key is not None and declared_key.type is list:
         return [entry for entry in text.strip("[]").replace('"', "").split(",") if entry]
     if text in ("True", "False"):
         return text == "True"

@@ -16,7 +16,7 @@ from zsim.programs.torchtitan.degree_keys import (
     local_batch_size,
     why_not_degrees,
 )
-from zsim.programs.torchtitan.keys import PRESETS
+from zsim.programs.torchtitan.keys import KEYS, PRESETS
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.writer import ProgramFile, ProgramWriter
@@ -28,7 +28,6 @@ _LOSSES = ("eager", "fused")  # "fused" if it is compiled
 CLIPS_NOTHING = 1e9  # torchtitan computes the norm in any case
 _RECIPES = ("torchao-tensorwise", "torchao-rowwise", "mxfp8")
 _NOT_IN_0_2 = {("llama3", "1B")}  # a flavor of 0.3
-_POLICIES = {None: "default", True: "always", False: "never"}
 
 
 class TomlWriter(ProgramWriter):
@@ -125,8 +124,6 @@ def _options_of_0_3(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple
 def _sections(job: Job) -> dict[str, dict[str, Any]]:
     strategy, training = job.strategy, job.training
     assert isinstance(strategy, Fsdp2Config)
-    reshard = strategy.reshard_after_forward
-    assert reshard is None or isinstance(reshard, bool)
     checkpoint: dict[str, Any] = {"mode": _MODES[training.activation_checkpointing]}
     if training.activation_checkpointing == "selective-op":
         checkpoint["selective_ac_option"] = "op"
@@ -144,17 +141,17 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
             "global_batch_size": (
                 training.micro_batch_size * training.gradient_accumulation_steps * job.data_parallel_size
             ),
-            "seq_len": training.sequence_length,
+            "seq_len": KEYS["training.seq_len"].write(job),
             "max_norm": training.gradient_clipping or CLIPS_NOTHING,
-            **({"dtype": "bfloat16"} if training.stored_dtype == "bf16" else {}),
+            **({} if training.stored_dtype == "fp32" else {"dtype": KEYS["training.dtype"].write(job)}),
             "mixed_precision_param": ELEMENT_TYPES["fp32" if training.precision == "fp32" else "bf16"].torch,
             "mixed_precision_reduce": "float32",
-            "enable_cpu_offload": strategy.cpu_offload,
+            "enable_cpu_offload": KEYS["training.enable_cpu_offload"].write(job),
         },
         "parallelism": {
-            "data_parallel_replicate_degree": strategy.replicate,
+            "data_parallel_replicate_degree": KEYS["parallelism.data_parallel_replicate_degree"].write(job),
             "data_parallel_shard_degree": job.data_parallel_size // strategy.replicate,
-            "fsdp_reshard_after_forward": _POLICIES[reshard],
+            "fsdp_reshard_after_forward": KEYS["parallelism.fsdp_reshard_after_forward"].write(job),
             **degrees_of(job),
         },
         "activation_checkpoint": checkpoint,

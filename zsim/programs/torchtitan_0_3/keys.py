@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zsim.programs.torchtitan.keys import DEGREES
 from zsim.specs.formats.program import ConfigMapping
@@ -58,10 +59,7 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
     ),
     ConfigMapping("training.stored_dtype", "file", "--training.dtype", _TITAN_3 + "config/configs.py"),
     ConfigMapping("strategy.no_sync", "file", "every micro-batch", _TITAN_3 + "trainer.py", (False,)),
-    *(
-        ConfigMapping(f"parallelism.{key}", "file", name, _TITAN_3 + "config/configs.py")
-        for key, name in DEGREES.items()
-    ),
+    *(replace(row, source=_TITAN_3 + "config/configs.py") for row in DEGREES),
     ConfigMapping(
         "parallelism.context_method", "file", "always", _TITAN_3 + "config/configs.py", ("all-gather", None)
     ),

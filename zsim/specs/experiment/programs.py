@@ -110,7 +110,7 @@ class _ConfigMappings(Mapping[str, Sequence[ConfigMapping]]):
         )
         if folder is None:
             raise KeyError(name)
-        rows: Sequence[ConfigMapping] = role_of(folder, "keys", "CONFIG_MAPPINGS")
+        rows: Sequence[ConfigMapping] = role_of(folder, "keys", "CONFIG_MAPPINGS", ())
         return rows
 
     def __iter__(self) -> Iterator[str]:
