@@ -22,6 +22,16 @@ class Activation(Operation):
     def role(self) -> Role:
         return Role.ACTIVATION
 
+    @property
+    def keeps_input_type(self) -> bool:
+        return True
+
+    def overwrites_input(self, options: WorkOptions) -> bool:
+        """The kernel that torch.compile generates does (torch 2.13's `inplace_buffers`,
+        _inductor/config.py). Liger's gated kernel does not.
+        """
+        return options.compile and not (options.liger and self.gated)
+
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         return self._cost(options).forward.kernels(shape.tokens * self.width, options)
 

@@ -151,6 +151,56 @@ class Operation:
         return False
 
     @property
+    def is_gate(self) -> bool:
+        """Whether it is a product that makes one number per token."""
+        return False
+
+    @property
+    def gathers_input(self) -> bool:
+        """Whether its forward gathers its input in pieces."""
+        return False
+
+    @property
+    def host_waits(self) -> bool:
+        """Whether the host reads from the GPU before it launches the kernels."""
+        return False
+
+    @property
+    def weight_numel(self) -> int:
+        """Elements of the weight that it multiplies by or looks up, its own or another's."""
+        return 0
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that a framework may hold as tensors of their own."""
+        return 1
+
+    @property
+    def active_fraction(self) -> float:
+        """The part of its parameters that is active for one token."""
+        return 1.0
+
+    @property
+    def takes_fp8(self) -> bool:
+        """Whether it is a product whose dimensions fp8 kernels take."""
+        return False
+
+    @property
+    def reads_adapted_input(self) -> bool:
+        """Whether it is the part of an adapter that reads the adapted product's input."""
+        return False
+
+    @property
+    def keeps_input_type(self) -> bool:
+        """Whether it gives back the type that it gets, be that wider than the training's."""
+        return False
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is attention whose queries and keys are put together of parts."""
+        return False
+
+    @property
     def saves_nothing(self) -> bool:
         """Whether its backward needs nothing of forward."""
         return False
@@ -163,6 +213,22 @@ class Operation:
     def saves_only_its_input(self, options: WorkOptions) -> bool:
         """Whether backward needs its input alone."""
         return False
+
+    def overwrites_input(self, options: WorkOptions) -> bool:
+        """Whether its kernel writes over an input that is not needed later."""
+        return False
+
+    def split_fused_projection(self) -> Operation:
+        """The operation where its inputs are slices of one projection's output."""
+        return self
+
+    def keep_in_bf16(self) -> Operation:
+        """The operation left out of fp8 training."""
+        return self
+
+    def unmark_fp8(self) -> Operation:
+        """The operation without what fp8 training marks."""
+        return self
 
     def is_quantized(self, module: Module, options: WorkOptions) -> bool:
         """Whether its products run in fp8 or fp4."""
@@ -194,6 +260,10 @@ class Operation:
 
     def forward_flops(self, module: Module, sequence_length: int) -> float:
         """FLOPs of forward's matrix products per token: 2 m n k each, attention over all pairs."""
+        return 0.0
+
+    def masked_fraction(self, sequence_length: int) -> float:
+        """The part of the pairs of tokens that `forward_flops` counts though a mask leaves them out."""
         return 0.0
 
     def training_flops(self, module: Module, sequence_length: int) -> float:

@@ -10,6 +10,7 @@ from zsim.operations.attention.core import AttentionCore
 from zsim.operations.attention.kernels import (
     LOGSUMEXP_BYTES,
     SCORE_BYTES,
+    attended_pairs,
     core_backward,
     core_forward,
     num_buffers,
@@ -30,6 +31,9 @@ class Attention(AttentionCore, Operation):
     def role(self) -> Role:
         return Role.MIXER
 
+    def split_fused_projection(self) -> Attention:
+        return replace(self, splits_fused_qkv=True)
+
     # -- work ----------------------------------------------------------------------------------------------
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -46,6 +50,9 @@ class Attention(AttentionCore, Operation):
 
     def forward_flops(self, module: Module, sequence_length: int) -> float:
         return 2.0 * sequence_length * self.num_heads * (self.qk_head_dim + self.v_head_dim)
+
+    def masked_fraction(self, sequence_length: int) -> float:
+        return 1 - attended_pairs(self, sequence_length) / sequence_length**2
 
     # -- memory --------------------------------------------------------------------------------------------
 

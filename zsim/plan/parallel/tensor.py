@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.frameworks.deepspeed.settings.autotp import count_kv_heads, first_rank_features
+from zsim.operations.operation import Role
 from zsim.plan.parallel.adapters import shard_adapter
 from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
 from zsim.specs.model.adapters import is_adapter_part
@@ -181,14 +182,11 @@ class _TensorSharder:
         work, modules = module.op_spec, [module]
         if isinstance(work, Linear) and work.out_features > 1:
             is_row = any(
-                isinstance(layer_module.op_spec, Activation)
-                for layer_module in block.modules[run.start : number]
+                layer_module.role is Role.ACTIVATION for layer_module in block.modules[run.start : number]
             )
             sharded = self._row(module, work) if is_row else self._column(module, work, is_first=False)
             modules = [
-                sharded_module
-                for sharded_module in sharded
-                if not isinstance(sharded_module.op_spec, Exchange)
+                sharded_module for sharded_module in sharded if sharded_module.role is not Role.EXCHANGE
             ]
             if not is_row:
                 modules.insert(0, self._exchange(module.name, None, "all_reduce", width))
@@ -333,7 +331,7 @@ class _TensorSharder:
         (Megatron-Core 0.16.1 core/models/common/embeddings/language_model_embedding.py).
         """
         sharded: list[Module] = []
-        tables = [module for module in modules if isinstance(module.op_spec, Embedding)]
+        tables = [module for module in modules if module.role is Role.EMBEDDING]
         has_positions, is_scattered = len(tables) > 1, not self.shards_tokens
         for module in modules:
             work = module.op_spec

@@ -15,6 +15,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
 from zsim.memo import Memo
 from zsim.operations.fused_head import fused_head, head_index
+from zsim.operations.operation import Role
 from zsim.operations.traced import Extent
 from zsim.plan.ops import Kernels
 from zsim.plan.shared.trainer_logs import MetricLog, metric_log
@@ -29,7 +30,7 @@ from zsim.plan.workload.modules import (
     reuse_stream_gradient,
 )
 from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
-from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, join_names
+from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Parameter, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
 _MOST_CACHED = 8  # models under a training
@@ -343,7 +344,7 @@ def _is_run_again(module: Module) -> bool:
     """Whether "selective" runs the module again in backward: the core of attention, where it has a
     backward.
     """
-    return isinstance(module.op_spec, Attention) and module.has_backward
+    return module.role is Role.MIXER and module.has_backward
 
 
 class Workloads:

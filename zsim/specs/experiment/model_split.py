@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.operation import operations_of
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.model.spec import Activation, Attention, Block, ModelSpec
 from zsim.specs.strategy.mesh import CONTEXT
@@ -260,9 +261,8 @@ def _check_context(model: ModelSpec, training: TrainingConfig, parallelism: Para
             "shares sequences among ranks by fused kernels only; expected 'flash'"
         )
     for block in model.unique_blocks:
-        for module in block.modules:
-            if isinstance(module.op_spec, Attention):
-                _check_attention(module.op_spec, model, training, parallelism)
+        for attention in operations_of(block.modules, Attention):
+            _check_attention(attention, model, training, parallelism)
 
 
 def _check_attention(

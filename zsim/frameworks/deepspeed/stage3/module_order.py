@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from zsim.operations.operation import Role, operations_of
 from zsim.operations.traced import TracedModule
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.experts import Rearrange
-from zsim.specs.model.spec import Activation, AdapterSum, Attention, Exchange, Linear, Loss, Residual
+from zsim.specs.model.spec import Activation, AdapterSum, Attention, Exchange, Loss, Residual
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
 
@@ -201,7 +202,7 @@ def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
     last = calls[-2:]
     return (
         len(last) == 2
-        and all(isinstance(call.module.op_spec, Linear) for call in last)
+        and all(call.module.role is Role.PRODUCT for call in last)
         and last[1].module.shares_input
     )
 
@@ -209,9 +210,9 @@ def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
 def _rotary(workload: Workload) -> str | None:
     """The module in which transformers computes rotary positions once for all blocks, or None."""
     model = workload.model
-    modules = (module.op_spec for block in model.blocks[:1] for module in block.modules)
+    modules = [module for block in model.blocks[:1] for module in block.modules]
     if model.family in _PER_BLOCK_ROTARY or not any(
-        isinstance(op_spec, Attention) and op_spec.rotary for op_spec in modules
+        attention.rotary for attention in operations_of(modules, Attention)
     ):
         return None
     parent = model.block_prefix.rpartition(".")[0]
