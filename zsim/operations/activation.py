@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.elementwise import ActivationCost, activation_cost_of
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation, Role
+from zsim.operations.sharding import FeatureCut
 from zsim.operations.tensors import ModuleTensors
 
 
@@ -25,6 +26,9 @@ class Activation(Operation):
     @property
     def keeps_input_type(self) -> bool:
         return True
+
+    def cut_features(self, cut: FeatureCut) -> Activation:
+        return replace(self, width=cut.features(self.width))
 
     def overwrites_input(self, options: WorkOptions) -> bool:
         """The kernel that torch.compile generates does (torch 2.13's `inplace_buffers`,

@@ -28,6 +28,10 @@ class AdapterInput(Operation):
     """The input is also cast to fp32, and autocast casts it back at the product."""
 
     @property
+    def is_adapter_part(self) -> bool:
+        return True
+
+    @property
     def reads_adapted_input(self) -> bool:
         return True
 
@@ -77,6 +81,14 @@ class AdapterSum(Operation):
     width: int
     dtype: str = ""
     """The type of the adapter's output. Empty for the training's."""
+
+    @property
+    def is_function(self) -> bool:
+        return True
+
+    @property
+    def is_adapter_part(self) -> bool:
+        return True
 
     @property
     def keeps_input_type(self) -> bool:

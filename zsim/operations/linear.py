@@ -104,6 +104,10 @@ class Linear(Operation):
         return self.is_adapter
 
     @property
+    def product_features(self) -> tuple[int, int]:
+        return self.in_features, self.out_features
+
+    @property
     def is_gate(self) -> bool:
         return self.out_features == 1
 

@@ -34,6 +34,7 @@ from typing import Literal, TypeVar
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations.sharding import ContextSharding, FeatureCut
 from zsim.operations.tensors import ModuleTensors, Sizes, split_into_tensors
 
 Kernels = tuple[Kernel, ...]
@@ -151,6 +152,21 @@ class Operation:
         return False
 
     @property
+    def is_function(self) -> bool:
+        """Whether models' code has it as a function and not as a module."""
+        return False
+
+    @property
+    def is_adapter_part(self) -> bool:
+        """Whether it is a part of a low-rank adapter beside its products."""
+        return False
+
+    @property
+    def product_features(self) -> tuple[int, int]:
+        """Features of the input and of the output of a product that reads tokens."""
+        return (0, 0)
+
+    @property
     def is_gate(self) -> bool:
         """Whether it is a product that makes one number per token."""
         return False
@@ -217,6 +233,16 @@ class Operation:
     def overwrites_input(self, options: WorkOptions) -> bool:
         """Whether its kernel writes over an input that is not needed later."""
         return False
+
+    def cut_features(self, cut: FeatureCut) -> Operation:
+        """One tensor-parallel rank's part of an operation between a product cut along its outputs and one cut
+        along its inputs.
+        """
+        return self
+
+    def cut_sequences(self, sharding: ContextSharding) -> Operation:
+        """The operation on a rank that has a part of every sequence."""
+        return self
 
     def split_fused_projection(self) -> Operation:
         """The operation where its inputs are slices of one projection's output."""
@@ -403,6 +429,11 @@ class Module:
     def is_adapter_product(self) -> bool:
         """Whether it is one of the two products of a low-rank adapter."""
         return ".lora_" in self.name
+
+    @property
+    def is_adapter_part(self) -> bool:
+        """Whether it is a part of a low-rank adapter."""
+        return self.op_spec.is_adapter_part or self.is_adapter_product
 
     @cached_property
     def trains_weight(self) -> bool:

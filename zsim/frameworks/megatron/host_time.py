@@ -6,7 +6,7 @@ from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.operations.operation import Role
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear, Router
+from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _TENSOR_RANK_EXPONENT = (
@@ -109,9 +109,9 @@ def enter_experts(builder: PlanBuilder, strategy: MegatronConfig, call: ModuleCa
     presets/frameworks.toml.
     """
     work = call.module.op_spec
-    if not isinstance(work, Router | GroupedLinear) or ".lora_" in call.name:
+    if call.module.role not in (Role.ROUTER, Role.EXPERT_PRODUCT) or ".lora_" in call.name:
         return
-    overhead = strategy.expert_overheads[isinstance(work, GroupedLinear)]
+    overhead = strategy.expert_overheads[call.module.role is Role.EXPERT_PRODUCT]
     if overhead is not None:
         builder.host(f"enter {call.name}", overhead=overhead)
     is_forward = builder.phase in ("forward", "recompute")

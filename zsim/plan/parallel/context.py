@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from zsim.specs.model.spec import Attention, ContextSharding, ModelSpec, Module
+from zsim.specs.model.spec import ContextSharding, ModelSpec, Module
 from zsim.specs.strategy.parallelism import ParallelismConfig, Style
 
 _LIBRARIES: Mapping[Style, Literal["te", "torch", "deepspeed"]] = {
@@ -52,7 +52,5 @@ def _split_modules(modules: tuple[Module, ...], share: ContextSharding) -> tuple
 
 
 def _split_module(module: Module, share: ContextSharding) -> Module:
-    work = module.op_spec
-    if isinstance(work, Attention):
-        work = replace(work, context=share)
+    work = module.op_spec.cut_sequences(share)
     return replace(module, op_spec=work, token_shards=module.token_shards * share.ranks)

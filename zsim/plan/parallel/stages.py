@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.operations.operation import Role
-from zsim.specs.model.spec import Block, Embedding, Linear, ModelSpec, Module, Parameter
+from zsim.operations.operation import Role, operations_of
+from zsim.specs.model.spec import Block, Embedding, ModelSpec, Module, Parameter
 
 
 def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[ModelSpec]:
@@ -67,15 +67,16 @@ def _modules_after_blocks(model: ModelSpec) -> tuple[Module, ...]:
     modules = [_add_head_weight(module) if model.is_tied else module for module in model.after]
     embeddings = [number for number, candidate in enumerate(modules) if candidate.role is Role.EMBEDDING]
     for number in embeddings[: 0 if model.is_tied else 1]:
-        work = modules[number].op_spec
-        assert isinstance(work, Embedding)
-        modules[number] = replace(modules[number], parameters=(Parameter("weight", (work.rows, work.width)),))
+        (table,) = operations_of(modules[number : number + 1], Embedding)
+        modules[number] = replace(
+            modules[number], parameters=(Parameter("weight", (table.rows, table.width)),)
+        )
     return tuple(modules)
 
 
 def _add_head_weight(module: Module) -> Module:
-    work = module.op_spec
-    if not isinstance(work, Linear) or any(parameter.name == "weight" for parameter in module.parameters):
+    if not module.op_spec.may_borrow_weight or module.has_weight:
         return module
-    weight = Parameter("weight", (work.out_features, work.in_features))
+    inputs, outputs = module.op_spec.product_features
+    weight = Parameter("weight", (outputs, inputs))
     return replace(module, parameters=(weight, *module.parameters))

@@ -95,9 +95,11 @@ def reuse_stream_gradient(
         return module_works  # autograd casts the gradient
     reused = list(module_works)
     for number, reader in enumerate(modules[1:]):
-        product = modules[number].op_spec
-        if isinstance(product, Linear) and reader.role is Role.RESIDUAL and reader.op_spec.saves_nothing:
-            gradient_bytes = shape.seen_by(reader).tokens * product.out_features * options.activation_bytes
+        product = modules[number]
+        is_reused = reader.role is Role.RESIDUAL and reader.op_spec.saves_nothing
+        if product.role is Role.PRODUCT and is_reused:
+            _, outputs = product.op_spec.product_features
+            gradient_bytes = shape.seen_by(reader).tokens * outputs * options.activation_bytes
             backward = remove_bytes(module_works[number].tensors.backward, gradient_bytes)
             tensors = replace(module_works[number].tensors, backward=backward)
             reused[number] = replace(module_works[number], tensors=tensors)

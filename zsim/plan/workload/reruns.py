@@ -28,7 +28,7 @@ from zsim.plan.workload.issued_work import kernels_of, launches_of
 from zsim.plan.workload.modules import ModuleWork, ModuleWorks, Rerun
 from zsim.specs.model.expert_layer import mlp_module_range
 from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.spec import Activation, Attention, Linear, Module
+from zsim.specs.model.spec import Activation, Linear, Module
 
 _READERS = Linear | Router | GroupedLinear
 _UP_PROJECTIONS = ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj")
@@ -110,8 +110,7 @@ def _remake_input(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
 def _rerun_norms(modules: Sequence[Module], module_works: list[ModuleWork]) -> None:
     """Make the input of latent attention again. Nothing changes where attention is not latent."""
     core = next((n for n, module in enumerate(modules) if module.role is Role.MIXER), 0)
-    attention = modules[core].op_spec
-    if isinstance(attention, Attention) and attention.is_latent:
+    if modules[core].op_spec.is_latent:
         norm = next(n for n in range(core) if modules[n].role is Role.NORM)
         reader = _reader(modules, range(norm + 1, core))
         module_works[reader] = _remake_input(module_works[reader], module_works[norm])
@@ -122,11 +121,7 @@ def _rerun_projections(modules: Sequence[Module], module_works: list[ModuleWork]
     before its backward. Nothing changes where attention is not latent.
     """
     core = next((n for n, module in enumerate(modules) if module.role is Role.MIXER), None)
-    if core is None:
-        return
-    attention = modules[core].op_spec
-    assert isinstance(attention, Attention)
-    if not attention.is_latent:
+    if core is None or not modules[core].op_spec.is_latent:
         return
     remade = [n for n in range(core) if modules[n].name.endswith(_UP_PROJECTIONS)]
     kernels_again = tuple(kernel for n in remade for kernel in kernels_of(module_works[n].forward).kernels)

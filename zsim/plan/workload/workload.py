@@ -30,7 +30,7 @@ from zsim.plan.workload.modules import (
     reuse_stream_gradient,
 )
 from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
-from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Parameter, join_names
+from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
 _MOST_CACHED = 8  # models under a training
@@ -74,10 +74,8 @@ class ModuleCall:
     @property
     def borrowed_numel(self) -> int:
         """Elements of another module's weight that this module multiplies by (a tied head), else 0."""
-        layer = self.module.op_spec
-        if not isinstance(layer, Linear) or any(parameter.name == "weight" for parameter in self.parameters):
-            return 0
-        return layer.in_features * layer.out_features
+        borrows = self.module.op_spec.may_borrow_weight and not self.module.has_weight
+        return self.module.op_spec.weight_numel if borrows else 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from zsim.specs.model.expert_adapters import (
     add_expert_adapters,
     add_router_adapter,
 )
-from zsim.specs.model.experts import ExpertAdapterKind, Router
+from zsim.specs.model.experts import ExpertAdapterKind
 from zsim.specs.model.spec import AdapterInput, AdapterSum, Block, Linear, ModelSpec, Module, Parameter
 
 ALL_LINEAR = "all-linear"
@@ -207,10 +207,7 @@ def _keeps_plain_input(adapters: Adapters) -> bool:
 def _adapter_modules(
     module: Module, name: str, adapters: Adapters, *, holds_input: bool = False
 ) -> list[Module]:
-    op_spec = module.op_spec
-    assert isinstance(op_spec, Linear | Router)
-    rank, inputs = adapters.rank_of(name), op_spec.in_features
-    outputs = op_spec.num_experts if isinstance(op_spec, Router) else op_spec.out_features
+    rank, (inputs, outputs) = adapters.rank_of(name), module.op_spec.product_features
     if rank > min(inputs, outputs):
         raise InputError(
             f"training.lora.rank: found {rank:,}, but '{name}' is a product of {inputs:,} x {outputs:,}; "
@@ -253,8 +250,3 @@ def is_frozen(name: str, patterns: Sequence[str]) -> bool:
         fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
         for pattern in patterns
     )
-
-
-def is_adapter_part(module: Module) -> bool:
-    """Whether a module is a part of an adapter."""
-    return isinstance(module.op_spec, AdapterInput | AdapterSum) or ".lora_" in module.name

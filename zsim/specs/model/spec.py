@@ -14,7 +14,7 @@ from functools import cached_property
 from zsim.operations.activation import Activation
 from zsim.operations.adapter_parts import AdapterInput, AdapterSum
 from zsim.operations.attention.attention import Attention
-from zsim.operations.attention.core import ContextMethod, ContextSharding, ScoreBias
+from zsim.operations.attention.core import ScoreBias
 from zsim.operations.embedding import Embedding
 from zsim.operations.exchange import Exchange, ExchangeKind, ExchangeLibrary
 from zsim.operations.linear import ChunkedOverlap, Linear, OverlappedCollectives
@@ -22,6 +22,7 @@ from zsim.operations.loss import Loss
 from zsim.operations.norm import Norm
 from zsim.operations.operation import Module, Operation, Parameter, Role, join_names
 from zsim.operations.residual import Residual
+from zsim.operations.sharding import ContextMethod, ContextSharding
 from zsim.operations.traced import CaptureInfo, Extent
 
 __all__ = [

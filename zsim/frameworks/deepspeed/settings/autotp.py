@@ -14,7 +14,6 @@ from dataclasses import replace
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.operations.operation import operations_of
-from zsim.specs.model.adapters import is_adapter_part
 from zsim.specs.model.spec import Activation, Attention, Block, Linear, ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
@@ -144,7 +143,7 @@ def _check_separate_products(block: Block, model: ModelSpec, tensor: int) -> Non
         ),
         "has latent attention": any(op_spec.is_latent for op_spec in attention),
         "makes gate and up in one product": any(2 * width in outputs for width in widths),
-        "has adapters": any(is_adapter_part(module) for module in block.modules),
+        "has adapters": any(module.is_adapter_part for module in block.modules),
     }
     trait = next((trait for trait, has_trait in traits.items() if has_trait), None)
     if trait:

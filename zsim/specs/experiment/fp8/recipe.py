@@ -7,10 +7,11 @@ from math import gcd
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.operations.operation import Role
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.model.fp8_layers import mark_fp8_layers
-from zsim.specs.model.spec import Activation, Attention, Linear, ModelSpec
+from zsim.specs.model.spec import Linear, ModelSpec
 from zsim.specs.strategy.fp8 import TORCHAO_RECIPES, Fp8, Fp8Recipe
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
@@ -195,7 +196,7 @@ def check_fp8_shapes(model: ModelSpec, training: TrainingConfig, parallelism: Pa
         is_row_split = False
         for module in block.modules:
             work = module.op_spec
-            if isinstance(work, Attention | Activation):
+            if module.role in (Role.MIXER, Role.ACTIVATION):
                 is_row_split = True
             if not isinstance(work, Linear) or work.in_bf16 or not _has_fp8_weight(module.parameters):
                 continue
