@@ -53,7 +53,7 @@ class Activation(Operation):
         0.8, `ops/swiglu.py`).
         """
         width_bytes = shape.tokens * self.width * options.activation_bytes
-        if options.layers == "nanotron" and self.gated:  # both halves' gradients, and the two joined
+        if options.layers.splits_gates and self.gated:  # both halves' gradients, and the two joined
             return width_bytes * 4
         in_place = options.liger and self.gated
         return width_bytes * (1 if in_place else 3 if self.gated else 2)

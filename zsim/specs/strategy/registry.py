@@ -26,6 +26,13 @@ def kinds() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in Path(folder).glob("*/framework.py")))
 
 
+@cache
+def kinds_with(module: str) -> tuple[str, ...]:
+    """The kinds whose folder has a module of this name."""
+    (folder,) = importlib.import_module(_PACKAGE).__path__
+    return tuple(kind for kind in kinds() if (Path(folder) / kind / f"{module}.py").exists())
+
+
 def is_strategy(kind: object) -> bool:
     """Whether `kind`, which may be any value of a file, is a known strategy."""
     return isinstance(kind, str) and kind in kinds()
