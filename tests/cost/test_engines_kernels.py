@@ -7,10 +7,12 @@ from typing import Any
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.spec import Activation, Attention, Loss, Module, Norm
+from zsim.specs.strategy.work_options import layer_kernel_set
 
 ONE, TWO = (BatchShape(sequences=count, sequence_length=200 // count) for count in (1, 2))
 LIGER, NANOTRON, INTERNEVO = (
-    WorkOptions("bf16", "flash", liger=True, layers=layers) for layers in ("torch", "nanotron", "internevo")
+    WorkOptions("bf16", "flash", liger=True, layers=layer_kernel_set(name))
+    for name in ("torch", "nanotron", "internevo")
 )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from zsim.operations import Experts
 from zsim.operations.operation import Role
 from zsim.specs.model.expert_layer import mlp_module_range
 from zsim.specs.model.spec import Block, ModelSpec, Module
@@ -137,10 +136,10 @@ def _idle_experts(block: Block) -> float:
     """Parameters of the experts of a block that a token is not routed to."""
     idle = 0.0
     for module in block.modules:
-        if isinstance(module.op_spec, Experts):
-            idle += module.numel * (1 - module.op_spec.top_k / module.op_spec.num_experts)
-        elif module.rows_per_token < 1:  # a product of one expert
-            idle += module.numel * (1 - module.rows_per_token)
+        active_fraction = min(
+            module.op_spec.active_fraction, module.rows_per_token
+        )  # a product of one expert
+        idle += module.numel * (1 - active_fraction) if active_fraction < 1 else 0.0
     return idle
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.elementwise import ActivationCost, activation_cost_of
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation, Role
+from zsim.operations.sharding import FeatureCut
 from zsim.operations.tensors import ModuleTensors
 
 
@@ -21,6 +22,19 @@ class Activation(Operation):
     @property
     def role(self) -> Role:
         return Role.ACTIVATION
+
+    @property
+    def keeps_input_type(self) -> bool:
+        return True
+
+    def cut_features(self, cut: FeatureCut) -> Activation:
+        return replace(self, width=cut.features(self.width))
+
+    def overwrites_input(self, options: WorkOptions) -> bool:
+        """The kernel that torch.compile generates does (torch 2.13's `inplace_buffers`,
+        _inductor/config.py). Liger's gated kernel does not.
+        """
+        return options.compile and not (options.liger and self.gated)
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         return self._cost(options).forward.kernels(shape.tokens * self.width, options)
@@ -39,7 +53,7 @@ class Activation(Operation):
         0.8, `ops/swiglu.py`).
         """
         width_bytes = shape.tokens * self.width * options.activation_bytes
-        if options.layers == "nanotron" and self.gated:  # both halves' gradients, and the two joined
+        if options.layers.splits_gates and self.gated:  # both halves' gradients, and the two joined
             return width_bytes * 4
         in_place = options.liger and self.gated
         return width_bytes * (1 if in_place else 3 if self.gated else 2)

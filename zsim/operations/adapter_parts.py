@@ -27,6 +27,18 @@ class AdapterInput(Operation):
     recasts: bool = False
     """The input is also cast to fp32, and autocast casts it back at the product."""
 
+    @property
+    def is_adapter_part(self) -> bool:
+        return True
+
+    @property
+    def reads_adapted_input(self) -> bool:
+        return True
+
+    @property
+    def keeps_input_type(self) -> bool:
+        return True
+
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """Cast, dropout, cast back. See [Note: what an adapter casts]."""
         elements, e, adapter_element = (
@@ -69,6 +81,18 @@ class AdapterSum(Operation):
     width: int
     dtype: str = ""
     """The type of the adapter's output. Empty for the training's."""
+
+    @property
+    def is_function(self) -> bool:
+        return True
+
+    @property
+    def is_adapter_part(self) -> bool:
+        return True
+
+    @property
+    def keeps_input_type(self) -> bool:
+        return True
 
     @property
     def saves_nothing(self) -> bool:

@@ -22,6 +22,10 @@ class Embedding(Operation):
     def role(self) -> Role:
         return Role.EMBEDDING
 
+    @property
+    def weight_numel(self) -> int:
+        return self.rows * self.width
+
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """Gather one row per token, which becomes the residual stream."""
         num_bytes = shape.tokens * (2 * self.width * options.stream_bytes + INDEX_BYTES)
@@ -30,7 +34,7 @@ class Embedding(Operation):
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """`embedding_dense_backward`: zero the full gradient of the table, sort the indices, add the rows."""
         e = options.stream_bytes
-        table = self.rows * self.width * e
+        table = self.weight_numel * e
         rows = shape.tokens * (3 * self.width * e + 4 * INDEX_BYTES)
         return (Kernel("embedding", 0.0, float(table + rows), options.kernel_dtype, (), 4),)
 

@@ -66,6 +66,10 @@ class Exchange(Operation):
     """
 
     @property
+    def is_function(self) -> bool:
+        return True
+
+    @property
     def role(self) -> Role:
         return Role.EXCHANGE
 

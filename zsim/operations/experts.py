@@ -52,6 +52,10 @@ class Experts(Operation):
     def role(self) -> Role:
         return Role.EXPERTS
 
+    @property
+    def active_fraction(self) -> float:
+        return self.top_k / self.num_experts
+
     def forward_flops(self, module: Module, sequence_length: int) -> float:
         products = 3 if self.is_gated else 2
         return 2.0 * self.top_k * products * self.in_features * self.expert_features

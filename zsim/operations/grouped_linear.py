@@ -55,6 +55,10 @@ class GroupedLinear(Operation):
     def role(self) -> Role:
         return Role.EXPERT_PRODUCT
 
+    @property
+    def num_weights(self) -> int:
+        return self.num_experts
+
     def is_fp8(self, options: WorkOptions) -> bool:
         """Whether the experts' products run in fp8, as Transformer Engine's do."""
         is_engine = options.dtype == "fp8" and options.fp8.is_transformer_engine

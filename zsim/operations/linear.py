@@ -10,7 +10,7 @@ PEFT copies it (0.21.2 tuners/lora/bnb.py `Linear4bit.forward`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from zsim.cost.kernels import fp8
@@ -22,6 +22,7 @@ from zsim.operations.exchange import ExchangeKind
 from zsim.operations.operation import HEAD, Kernels, Module, Operation, Role
 from zsim.operations.tensors import ModuleTensors, Sizes
 
+FP8_ALIGNMENT = 16  # of the dimensions of a product
 _BLOCK, _SCALE_BLOCK = 64, 256  # elements of a block with a scale, scales of a block with a scale of its own
 _FP32, _LOW = 4, 2  # bytes of an element
 
@@ -99,12 +100,23 @@ class Linear(Operation):
         return True
 
     @property
+    def reads_adapted_input(self) -> bool:
+        return self.is_adapter
+
+    @property
+    def product_features(self) -> tuple[int, int]:
+        return self.in_features, self.out_features
+
+    @property
+    def is_gate(self) -> bool:
+        return self.out_features == 1
+
+    @property
     def scatters_output(self) -> bool:
         return self.chunked_overlap is not None and self.chunked_overlap.scatters > 0
 
     @property
     def gathers_input(self) -> bool:
-        """Whether its forward gathers its input in pieces."""
         return self.chunked_overlap is not None and self.chunked_overlap.gathers == "forward"
 
     @property
@@ -121,6 +133,16 @@ class Linear(Operation):
         """The number of parts of the input's tokens of which backward gathers the others again."""
         return self.overlapped_collectives.input_shards if self.overlapped_collectives else 1
 
+    @property
+    def takes_fp8(self) -> bool:
+        return not (self.in_features % FP8_ALIGNMENT or self.out_features % FP8_ALIGNMENT)
+
+    def keep_in_bf16(self) -> Linear:
+        return replace(self, in_bf16=True)
+
+    def unmark_fp8(self) -> Linear:
+        return replace(self, in_bf16=False, follows_norm=False)
+
     def saves_only_its_input(self, options: WorkOptions) -> bool:
         return True
 
@@ -132,7 +154,7 @@ class Linear(Operation):
         """
         if options.dtype != "fp8" or module.name == HEAD or self.in_bf16 or module.is_adapter_product:
             return False
-        return self.in_features % 16 == 0 and self.out_features % 16 == 0
+        return self.takes_fp8
 
     @property
     def quantized(self) -> QuantizedProduct:
@@ -147,7 +169,6 @@ class Linear(Operation):
 
     @property
     def weight_numel(self) -> int:
-        """Elements of the weight that it multiplies by."""
         return self.in_features * self.out_features
 
     def type_of(self, options: WorkOptions) -> tuple[int, str]:

@@ -31,6 +31,10 @@ class Loss(Operation):
     """
 
     @property
+    def is_function(self) -> bool:
+        return True
+
+    @property
     def role(self) -> Role:
         return Role.LOSS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels.elementwise import autocast_cast, freeze_norm_weight, norm_cost, norm_cost_of
@@ -27,6 +27,9 @@ class Norm(Operation):
     @property
     def role(self) -> Role:
         return Role.NORM
+
+    def unmark_fp8(self) -> Norm:
+        return replace(self, writes_fp8=False)
 
     def saves_only_its_input(self, options: WorkOptions) -> bool:
         return self.kind == "layer" or options.fuses_kernels

@@ -34,6 +34,7 @@ from typing import Literal, TypeVar
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations.sharding import ContextSharding, FeatureCut
 from zsim.operations.tensors import ModuleTensors, Sizes, split_into_tensors
 
 Kernels = tuple[Kernel, ...]
@@ -151,6 +152,71 @@ class Operation:
         return False
 
     @property
+    def is_function(self) -> bool:
+        """Whether models' code has it as a function and not as a module."""
+        return False
+
+    @property
+    def is_adapter_part(self) -> bool:
+        """Whether it is a part of a low-rank adapter beside its products."""
+        return False
+
+    @property
+    def product_features(self) -> tuple[int, int]:
+        """Features of the input and of the output of a product that reads tokens."""
+        return (0, 0)
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether it is a product that makes one number per token."""
+        return False
+
+    @property
+    def gathers_input(self) -> bool:
+        """Whether its forward gathers its input in pieces."""
+        return False
+
+    @property
+    def host_waits(self) -> bool:
+        """Whether the host reads from the GPU before it launches the kernels."""
+        return False
+
+    @property
+    def weight_numel(self) -> int:
+        """Elements of the weight that it multiplies by or looks up, its own or another's."""
+        return 0
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that a framework may hold as tensors of their own."""
+        return 1
+
+    @property
+    def active_fraction(self) -> float:
+        """The part of its parameters that is active for one token."""
+        return 1.0
+
+    @property
+    def takes_fp8(self) -> bool:
+        """Whether it is a product whose dimensions fp8 kernels take."""
+        return False
+
+    @property
+    def reads_adapted_input(self) -> bool:
+        """Whether it is the part of an adapter that reads the adapted product's input."""
+        return False
+
+    @property
+    def keeps_input_type(self) -> bool:
+        """Whether it gives back the type that it gets, be that wider than the training's."""
+        return False
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is attention whose queries and keys are put together of parts."""
+        return False
+
+    @property
     def saves_nothing(self) -> bool:
         """Whether its backward needs nothing of forward."""
         return False
@@ -163,6 +229,32 @@ class Operation:
     def saves_only_its_input(self, options: WorkOptions) -> bool:
         """Whether backward needs its input alone."""
         return False
+
+    def overwrites_input(self, options: WorkOptions) -> bool:
+        """Whether its kernel writes over an input that is not needed later."""
+        return False
+
+    def cut_features(self, cut: FeatureCut) -> Operation:
+        """One tensor-parallel rank's part of an operation between a product cut along its outputs and one cut
+        along its inputs.
+        """
+        return self
+
+    def cut_sequences(self, sharding: ContextSharding) -> Operation:
+        """The operation on a rank that has a part of every sequence."""
+        return self
+
+    def split_fused_projection(self) -> Operation:
+        """The operation where its inputs are slices of one projection's output."""
+        return self
+
+    def keep_in_bf16(self) -> Operation:
+        """The operation left out of fp8 training."""
+        return self
+
+    def unmark_fp8(self) -> Operation:
+        """The operation without what fp8 training marks."""
+        return self
 
     def is_quantized(self, module: Module, options: WorkOptions) -> bool:
         """Whether its products run in fp8 or fp4."""
@@ -194,6 +286,10 @@ class Operation:
 
     def forward_flops(self, module: Module, sequence_length: int) -> float:
         """FLOPs of forward's matrix products per token: 2 m n k each, attention over all pairs."""
+        return 0.0
+
+    def masked_fraction(self, sequence_length: int) -> float:
+        """The part of the pairs of tokens that `forward_flops` counts though a mask leaves them out."""
         return 0.0
 
     def training_flops(self, module: Module, sequence_length: int) -> float:
@@ -333,6 +429,11 @@ class Module:
     def is_adapter_product(self) -> bool:
         """Whether it is one of the two products of a low-rank adapter."""
         return ".lora_" in self.name
+
+    @property
+    def is_adapter_part(self) -> bool:
+        """Whether it is a part of a low-rank adapter."""
+        return self.op_spec.is_adapter_part or self.is_adapter_product
 
     @cached_property
     def trains_weight(self) -> bool:

@@ -43,6 +43,10 @@ class Rearrange(Operation):
     padding: float = 1.0
     """Rows of `num_experts` experts that are all padded to the fullest, over those that are routed."""
 
+    @property
+    def is_function(self) -> bool:
+        return True
+
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """See [Note: rows that move]. The output of shared experts is added, after its gate."""
         e = options.activation_bytes

@@ -20,6 +20,10 @@ class Residual(Operation):
     """The branch is multiplied by a number first."""
 
     @property
+    def is_function(self) -> bool:
+        return True
+
+    @property
     def role(self) -> Role:
         return Role.RESIDUAL
 

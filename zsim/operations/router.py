@@ -59,6 +59,10 @@ class Router(Operation):
     def role(self) -> Role:
         return Role.ROUTER
 
+    @property
+    def product_features(self) -> tuple[int, int]:
+        return self.in_features, self.num_experts
+
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """Casts of a product in fp32, the gate's product, scores and choice."""
         cost, scores = self._score_cost(), shape.tokens * self.num_experts

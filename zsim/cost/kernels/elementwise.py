@@ -201,7 +201,7 @@ def activation_cost_of(name: str, *, is_gated: bool, options: WorkOptions) -> Ac
     """The cost of the activation `name` under `options`. nanotron's gated one is eager (9055c664
     models/llama.py `GLUActivation`): it splits the merged projection, so that backward concatenates the
     gradients of both halves, four tensors more."""
-    if options.layers == "nanotron" and is_gated:
+    if options.layers.splits_gates and is_gated:
         eager = activation_cost(name, is_gated=True, is_fused=False)
         backward = Passes(eager.backward.tensors + 4, eager.backward.launches + 1)
         return ActivationCost(eager.forward, backward, eager.saved)
@@ -310,11 +310,11 @@ def norm_cost_of(kind: str, options: WorkOptions) -> NormCost:
     forward. Backward these again, the gradient of the input 2 (4 + e) + 4, of the weight 4 + e, and the cast
     back 4 + e, 44. It keeps the stream.
     """
-    if options.layers == "internevo" and options.liger:
+    if options.layers.casts_norms and options.liger:
         e = options.stream_bytes
         forward = (e + 4) + (8 + e)
         return NormCost(forward, 2, forward + (2 * (4 + e) + 4) + 2 * (4 + e), 6, e)
-    if options.compile and options.layers == "megatron-2" and kind == "layer":
+    if options.compile and options.layers.has_two_pass_layer_norm and kind == "layer":
         return norm_cost(kind, options.stream_bytes, is_fused=False)
     return norm_cost(kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.joins_norms)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from zsim.cost.kernels.layer_kernels import LayerKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, TrainingConfig
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, TrainingConfig
 
 
 class TokenPart(Protocol):
@@ -78,9 +79,9 @@ class WorkOptions:
     """The casts around products with dtype "fp8"."""
     micro_batches: int = 1
     """Micro-batches per step, for what is cast once a step."""
-    layers: LayerKernels = "torch"
-    """The library whose fused kernels `compile` stands for. With "nanotron" and "internevo", which differ in
-    a few kernels, it is `liger` that stands for them.
+    layers: LayerKernelSet = field(default_factory=LayerKernelSet)
+    """The library whose fused kernels `compile` stands for. Beside some libraries' it is `liger` that stands
+    for them.
     """
     deterministic_sms: int = 0
     writes_scores: bool = False
@@ -92,7 +93,7 @@ class WorkOptions:
     def joins_norms(self) -> bool:
         """Whether the residual add and its dropout are in the next norm's kernel, and the scores' dropout in
         that of softmax."""
-        return self.compile and self.layers == "torch"
+        return self.compile and self.layers.joins_norms
 
     @property
     def fuses_kernels(self) -> bool:
@@ -113,22 +114,3 @@ class WorkOptions:
     def kernel_dtype(self) -> str:
         """The type of everything but fp8 products."""
         return "bf16" if self.dtype == "fp8" else self.dtype
-
-    @classmethod
-    def of(cls, training: TrainingConfig) -> WorkOptions:
-        return cls(
-            training.precision,
-            training.attention,
-            training.compile,
-            training.autocast,
-            training.liger,
-            training.cross_entropy,
-            training.fp8,
-            training.gradient_accumulation_steps if training.precision == "fp8" else 1,
-            training.layer_kernels,
-            training.deterministic_sms,
-            training.writes_scores,
-            training.expands_groups,
-            training.calls_engine,
-            training.has_fp32_stream,
-        )

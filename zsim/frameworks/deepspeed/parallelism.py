@@ -34,10 +34,6 @@ class AutoTpStyle(ModelParallelStyle):
     def features_of_rank(self, total: int, ranks: int, name: str, num_kv_heads: int, grain: int) -> int:
         return first_rank_features(total, ranks, name, num_kv_heads, grain)
 
-    def heads_of_rank(self, num_heads: int, num_kv_heads: int, ranks: int) -> tuple[int, int]:
-        groups = -(-num_kv_heads // ranks)
-        return num_heads // num_kv_heads * groups, groups
-
 
 AUTOTP = AutoTpStyle(
     name="autotp",

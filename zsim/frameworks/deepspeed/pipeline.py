@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from zsim.cost.kernels.shapes import BatchShape
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.settings.schema import PipelineBlock
+from zsim.operations import Loss
+from zsim.operations.operation import operations_of
 from zsim.plan.actions import Action, MessageCall, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Memory, Message
@@ -34,7 +36,6 @@ from zsim.plan.pipeline.messages import Messenger, input_of, output_of
 from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
-from zsim.specs.model.spec import Loss
 from zsim.specs.strategy.mesh import PIPELINE, TENSOR
 
 _LOSSES_BYTES = 2 * 4  # the replica's loss and the mean over the replicas, fp32
@@ -75,9 +76,7 @@ class DeepSpeedMessenger(Messenger):
     @property
     def _logits_bytes(self) -> int:
         """Bytes of the last stage's outputs, which Megatron-DeepSpeed's GPTModelPipe casts to fp32."""
-        losses = [
-            module.op_spec for module in self.stage.workload.model.after if isinstance(module.op_spec, Loss)
-        ]
+        losses = operations_of(self.stage.workload.model.after, Loss)
         tokens = BatchShape.of(self.stage.training).tokens
         return sum(tokens * loss.vocab_size * DTYPE_BYTES["fp32"] for loss in losses)
 

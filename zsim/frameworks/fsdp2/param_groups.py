@@ -19,12 +19,13 @@ from zsim.cost.memory.parameters import stored_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.operations.operation import Role
 from zsim.plan.builder import move_kernels
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
-from zsim.specs.model.experts import GroupedLinear, Rearrange
-from zsim.specs.model.spec import Exchange, Loss, Module, Parameter
+from zsim.specs.model.experts import Rearrange
+from zsim.specs.model.spec import Exchange, Module, Parameter
 from zsim.specs.strategy.mesh import EXPERT
 
 WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
@@ -297,7 +298,7 @@ def _param_groups(
     ]  # fmt: skip
     is_titan = strategy.wrapping == "torchtitan" or blocks_match is not None
     has_loss = workload.model.captured is None or any(
-        isinstance(call.module.op_spec, Loss) for call in last_segment.calls
+        call.module.role is Role.LOSS for call in last_segment.calls
     )
     if is_titan and not workload.model.is_tied and not between:
         embedding = ParamGroup(
@@ -362,7 +363,7 @@ def _expert_group(block: ParamGroup, segment: Segment, mesh: MeshInfo) -> ParamG
     parameters = tuple(p for call in calls for p in call.parameters if p.rank_kind)
     if not parameters:
         return None
-    indices = [number for number, call in enumerate(calls) if isinstance(call.module.op_spec, GroupedLinear)]
+    indices = [number for number, call in enumerate(calls) if call.module.role is Role.EXPERT_PRODUCT]
     first, last = indices[0], indices[-1]
     while _is_dispatch(calls[first - 1].module):
         first -= 1

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Literal
 
+from zsim.operations.operation import Role
 from zsim.plan.actions import Action, Overlap, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Phase
 from zsim.plan.walk import Walk
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Exchange
 
 EXCHANGES = "expert exchanges"
@@ -35,7 +35,7 @@ def nodes_of(segment: Segment) -> dict[str, Node]:
     """The node of every call of a layer, by name: see [Note: one layer of each]. The exchange of the rows'
     counts belongs to the first.
     """
-    products = [n for n, call in enumerate(segment.calls) if isinstance(call.module.op_spec, GroupedLinear)]
+    products = [n for n, call in enumerate(segment.calls) if call.module.role is Role.EXPERT_PRODUCT]
     moving = [n for n, call in enumerate(segment.calls) if _moves_rows(call)]
     dispatching = [n for n in moving if products and n < products[0]]
     combining = [n for n in moving if products and n > products[-1]]

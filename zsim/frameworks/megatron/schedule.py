@@ -50,6 +50,7 @@ from zsim.frameworks.megatron.host_time import enter_block, enter_chunk, enter_e
 from zsim.frameworks.megatron.low_precision_states import state_sizes
 from zsim.frameworks.megatron.optimizer_step import update_parameters
 from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.host_reads import read_scalar
@@ -58,8 +59,7 @@ from zsim.plan.shared.optimizer import frozen_bytes, partition_states
 from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear
-from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.mesh import TENSOR
 
 _PAIR = 2  # the norms of queries and of keys have parameters alike
@@ -274,7 +274,7 @@ class MegatronSchedule(BlockTimedHooks):
 
     def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         builder, strategy = self.builder, self.strategy
-        is_weight = isinstance(call.module.op_spec, Linear | GroupedLinear) and parameter.name == "weight"
+        is_weight = call.module.role in (Role.PRODUCT, Role.EXPERT_PRODUCT) and parameter.name == "weight"
         if strategy.fuses_accumulation and is_weight:
             return
         size = parameter.numel * self.param_bytes

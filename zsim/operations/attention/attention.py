@@ -10,6 +10,7 @@ from zsim.operations.attention.core import AttentionCore
 from zsim.operations.attention.kernels import (
     LOGSUMEXP_BYTES,
     SCORE_BYTES,
+    attended_pairs,
     core_backward,
     core_forward,
     num_buffers,
@@ -17,6 +18,7 @@ from zsim.operations.attention.kernels import (
 )
 from zsim.operations.attention.rotary import rotary_forward
 from zsim.operations.operation import Kernels, Module, Operation, Role
+from zsim.operations.sharding import ContextSharding, FeatureCut
 from zsim.operations.tensors import ModuleTensors, Sizes
 
 _INDEX_BYTES = 8
@@ -27,8 +29,27 @@ class Attention(AttentionCore, Operation):
     """The core of attention. `zsim.plan.workload.context` issues that over shared sequences in parts."""
 
     @property
+    def is_function(self) -> bool:
+        return True
+
+    @property
     def role(self) -> Role:
         return Role.MIXER
+
+    def cut_features(self, cut: FeatureCut) -> Attention:
+        """The heads of one rank, with at least one key/value head."""
+        if cut.is_first_rank:
+            groups = -(-self.num_kv_heads // cut.ranks)
+            heads = self.num_heads // self.num_kv_heads * groups
+        else:
+            groups, heads = max(1, self.num_kv_heads // cut.ranks), self.num_heads // cut.ranks
+        return replace(self, num_heads=heads, num_kv_heads=groups)
+
+    def cut_sequences(self, sharding: ContextSharding) -> Attention:
+        return replace(self, context=sharding)
+
+    def split_fused_projection(self) -> Attention:
+        return replace(self, splits_fused_qkv=True)
 
     # -- work ----------------------------------------------------------------------------------------------
 
@@ -46,6 +67,9 @@ class Attention(AttentionCore, Operation):
 
     def forward_flops(self, module: Module, sequence_length: int) -> float:
         return 2.0 * sequence_length * self.num_heads * (self.qk_head_dim + self.v_head_dim)
+
+    def masked_fraction(self, sequence_length: int) -> float:
+        return 1 - attended_pairs(self, sequence_length) / sequence_length**2
 
     # -- memory --------------------------------------------------------------------------------------------
 

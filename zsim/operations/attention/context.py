@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.score_blocks import ScoreBlock
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.operations.attention.core import AttentionCore, ContextSharding
+from zsim.operations.attention.core import AttentionCore
 from zsim.operations.attention.kernels import LOGSUMEXP_BYTES
+from zsim.operations.sharding import ContextSharding
 from zsim.operations.tensors import Sizes
 
 

@@ -5,24 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ContextLibrary = Literal["te", "torch", "ulysses"]
-ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
-
-
-@dataclass(frozen=True, slots=True)
-class ContextSharding:
-    """Attention over sequences of which each of `ranks` ranks has a part."""
-
-    ranks: int
-    method: ContextMethod
-    """The way in which attention sees complete sequences."""
-    library: ContextLibrary
-    """Transformer Engine, torch's `context_parallel`, or DeepSpeed's Ulysses."""
-    inner: int = 1
-    """The ranks that exchange heads for tokens, with "a2a+p2p". Rings go through every `inner`-th rank."""
-    has_masks: bool = False
-    """torch's context parallelism is that of FlexAttention."""
-
+from zsim.operations.sharding import ContextSharding
 
 ScoreBias = Literal["none", "made", "read", "zeros"]
 

@@ -29,7 +29,7 @@ def _rotary(
 ) -> tuple[Kernel, ...]:
     if not spec.rotary:
         return ()
-    if spec.scales_rotary and options.layers in ("megatron", "megatron-2"):
+    if spec.scales_rotary and options.layers.scales_rotary_eagerly:
         rotated = (spec.num_heads, spec.num_kv_heads)
         kernels_per_tensor = [
             ROTARY_MEGATRON[direction].kernels(shape.tokens * n * spec.qk_head_dim, options) for n in rotated
@@ -62,7 +62,7 @@ def layout_kernels(
     backward for the weight's gradient and on the way back (4 o). Source: nanotron 9055c664, models/llama.py,
     `CausalSelfAttention.forward` and `CoreAttention.forward`.
     """
-    if options.layers != "nanotron":
+    if not options.layers.copies_heads:
         return ()
     outputs, inputs, key_value_elements = spec.output_elements, spec.input_elements, spec.key_value_elements
     moved_elements, launches = (

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.specs.model.spec import Attention, ContextSharding, ModelSpec, Module
+from zsim.specs.model.spec import ContextSharding, ModelSpec, Module
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 
@@ -46,7 +46,5 @@ def _split_modules(modules: tuple[Module, ...], share: ContextSharding) -> tuple
 
 
 def _split_module(module: Module, share: ContextSharding) -> Module:
-    work = module.op_spec
-    if isinstance(work, Attention):
-        work = replace(work, context=share)
+    work = module.op_spec.cut_sequences(share)
     return replace(module, op_spec=work, token_shards=module.token_shards * share.ranks)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from zsim.operations.operation import Role
 from zsim.specs.model.experts import Experts, ExpertsLibrary, GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Linear, Module, Parameter
 from zsim.specs.strategy.expert_library import ExpertLibrary
@@ -106,7 +107,7 @@ def pad_quantised_products(products: Sequence[Module], split: ExpertSplit) -> li
     product, and the padding is taken off again after the last.
     """
     padded = list(products)
-    grouped = [n for n, product in enumerate(padded) if isinstance(product.op_spec, GroupedLinear)]
+    grouped = [n for n, product in enumerate(padded) if product.role is Role.EXPERT_PRODUCT]
     positions: tuple[tuple[int, Literal["first", "last"]], ...] = (
         (grouped[0], "first"),
         (grouped[-1], "last"),

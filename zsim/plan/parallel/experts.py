@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.operations.operation import Role
 from zsim.plan.parallel.adapters import add_adapters
 from zsim.plan.parallel.expert_modules import (
     pad_quantised_products,
@@ -63,8 +64,8 @@ def _expand_block(block: Block, split: ExpertSplit) -> Block:
     if not run:
         return block
     layer_modules = block.modules[run.start : run.stop]
-    experts = next(module for module in layer_modules if isinstance(module.op_spec, Experts))
-    router = next(module for module in layer_modules if isinstance(module.op_spec, Router))
+    experts = next(module for module in layer_modules if module.role is Role.EXPERTS)
+    router = next(module for module in layer_modules if module.role is Role.ROUTER)
     layer = _Layer(experts, router_of(router, split), split, layer_modules)
     modules = (*block.modules[: run.start], *layer.modules(), *block.modules[run.stop :])
     registration = block.registration
@@ -125,14 +126,14 @@ class _Layer:
         """
         modules: list[Module] = []
         for module in self.run:
-            if isinstance(module.op_spec, Router):
+            if module.role is Role.ROUTER:
                 modules.append(self.router)
-            elif isinstance(module.op_spec, Experts):
+            elif module.role is Role.EXPERTS:
                 modules += self._routed_modules()
             else:
                 modules.append(module)
         if self.split.library.runs_shared_first:
-            shared = [module for module in self.run if not isinstance(module.op_spec, Router | Experts)]
+            shared = [module for module in self.run if module.role not in (Role.ROUTER, Role.EXPERTS)]
             modules = [*shared, self.router, *self._routed_modules()]
             if self.split.overlaps_shared and shared:
                 modules = overlap_shared_experts(

@@ -28,15 +28,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.operations import Attention
+from zsim.operations.operation import Role, operations_of
+from zsim.operations.sharding import FeatureCut
 from zsim.plan.parallel.adapters import shard_adapter
 from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
-from zsim.specs.model.adapters import is_adapter_part
 from zsim.specs.model.expert_layer import expert_module_range
-from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.prediction import PREDICTION_ENTRY
 from zsim.specs.model.spec import (
     Activation,
-    Attention,
     Block,
     ChunkedOverlap,
     Embedding,
@@ -71,8 +71,8 @@ def tensor_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSp
 
 def _count_kv_heads(model: ModelSpec) -> int:
     """Key/value heads of the model's first attention, or 1 without one."""
-    op_specs = (module.op_spec for block in model.unique_blocks for module in block.modules)
-    return next((op_spec.num_kv_heads for op_spec in op_specs if isinstance(op_spec, Attention)), 1)
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    return next((attention.num_kv_heads for attention in operations_of(modules, Attention)), 1)
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ class _TensorSharder:
             work = module.op_spec
             if number in routed:
                 modules += self._shard_in_expert_layer(block, number, routed)
-            elif is_adapter_part(module):
+            elif module.is_adapter_part:
                 modules += shard_adapter(module, self.ranks, self.token_shards, is_row=is_row)
-            elif isinstance(work, Router | Experts) or (isinstance(work, Linear) and work.out_features == 1):
+            elif module.role in (Role.ROUTER, Role.EXPERTS) or work.is_gate:
                 modules.append(self._shard_tokens(module))
             elif isinstance(work, Linear) and module.name == PREDICTION_ENTRY:
                 modules += self._prediction_entry(module, work)
@@ -157,13 +157,9 @@ class _TensorSharder:
             elif isinstance(work, Linear):
                 modules += self._row(module, work)
                 has_column, has_core, is_row = False, False, True
-            elif isinstance(work, Attention):
+            elif module.role in (Role.MIXER, Role.ACTIVATION):
                 parameters = tuple(self.shard(module, parameter, 0) for parameter in module.parameters)
-                modules.append(replace(module, op_spec=self._heads(work), parameters=parameters))
-                has_core = True
-            elif isinstance(work, Activation):
-                width = self.features_per_rank(work.width, module.name)
-                modules.append(replace(module, op_spec=replace(work, width=width)))
+                modules.append(replace(self._cut_features(module), parameters=parameters))
                 has_core = True
             elif isinstance(work, Norm) and has_column:
                 modules.append(self._head_norm(module, work))
@@ -181,19 +177,16 @@ class _TensorSharder:
         work, modules = module.op_spec, [module]
         if isinstance(work, Linear) and work.out_features > 1:
             is_row = any(
-                isinstance(layer_module.op_spec, Activation)
-                for layer_module in block.modules[run.start : number]
+                layer_module.role is Role.ACTIVATION for layer_module in block.modules[run.start : number]
             )
             sharded = self._row(module, work) if is_row else self._column(module, work, is_first=False)
             modules = [
-                sharded_module
-                for sharded_module in sharded
-                if not isinstance(sharded_module.op_spec, Exchange)
+                sharded_module for sharded_module in sharded if sharded_module.role is not Role.EXCHANGE
             ]
             if not is_row:
                 modules.insert(0, self._exchange(module.name, None, "all_reduce", width))
-        elif isinstance(work, Activation):
-            modules = [replace(module, op_spec=replace(work, width=work.width // self.ranks))]
+        elif module.role is Role.ACTIVATION:
+            modules = [self._cut_features(module)]
         if number == run.start:
             gather = [self._exchange(module.name, "all_gather", None, width)] if self.shards_tokens else []
             modules = [*gather, *modules]
@@ -296,10 +289,14 @@ class _TensorSharder:
         column = self._column(module, work, is_first=True)
         return [*column, self._exchange(f"{module.name} out", "all_gather", backward, work.out_features)]
 
-    def _heads(self, work: Attention) -> Attention:
-        """The heads of one rank, with at least one key/value head."""
-        heads, groups = self.style.heads_of_rank(work.num_heads, work.num_kv_heads, self.ranks)
-        return replace(work, num_heads=heads, num_kv_heads=groups)
+    def _cut_features(self, module: Module) -> Module:
+        """This rank's part of what is between a column and a row."""
+
+        def features(total: int) -> int:
+            return self.features_per_rank(total, module.name)
+
+        cut = FeatureCut(self.ranks, features, is_first_rank=self.style.cuts_unevenly)
+        return replace(module, op_spec=module.op_spec.cut_features(cut))
 
     def _head_norm(self, module: Module, work: Norm) -> Module:
         """A norm of queries or keys: each rank sums its heads' gradient. A norm over all heads is cut."""
@@ -330,7 +327,7 @@ class _TensorSharder:
         (Megatron-Core 0.16.1 core/models/common/embeddings/language_model_embedding.py).
         """
         sharded: list[Module] = []
-        tables = [module for module in modules if isinstance(module.op_spec, Embedding)]
+        tables = [module for module in modules if module.role is Role.EMBEDDING]
         has_positions, is_scattered = len(tables) > 1, not self.shards_tokens
         for module in modules:
             work = module.op_spec

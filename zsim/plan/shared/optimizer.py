@@ -10,10 +10,11 @@ from zsim.cost.optimizers.kernels import update_kernels
 from zsim.cost.optimizers.states import state_tensors
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Copy, Memory
 from zsim.plan.workload.workload import Workload
-from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -63,7 +64,7 @@ def optimizer_tensors(
     of the blocks' products are the matrices that Muon treats separately.
     """
     blocks = (call for segment in workload.segments if segment.kind == "block" for call in segment.calls)
-    linear_calls = (call for call in blocks if isinstance(call.module.op_spec, Linear))
+    linear_calls = (call for call in blocks if call.module.role is Role.PRODUCT)
     matrices = {
         id(parameter) for call in linear_calls for parameter in call.parameters if len(parameter.shape) == 2
     }

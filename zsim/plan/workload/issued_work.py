@@ -36,6 +36,7 @@ from zsim.plan.workload.product_pieces import (
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import (
     Attention,
+    ChunkedOverlap,
     ContextSharding,
     Exchange,
     ExchangeKind,
@@ -79,31 +80,31 @@ def num_launches(kernels: tuple[Kernel, ...]) -> int:
 
 def forward_of(module: Module, shape: BatchShape, options: WorkOptions) -> IssuedWork:
     """The work of a module's forward."""
-    if isinstance(module.op_spec, Exchange):
-        return _exchange_parts(module.op_spec, module.op_spec.forward, shape, options, is_forward=True)
-    if isinstance(module.op_spec, Attention) and module.op_spec.context is not None:
-        return shared_forward(module.op_spec, shape, options)
-    pieces = module.op_spec.chunked_overlap if isinstance(module.op_spec, Linear) else None
-    if isinstance(module.op_spec, Linear) and pieces is not None:
-        if not pieces.starts_with_local_rows:
-            return product_forward(module, module.op_spec, pieces, shape, options)
-        if pieces.gathers == "forward":
-            return column_forward(module, module.op_spec, pieces, shape, options)
+    match module.op_spec:
+        case Exchange() as exchange:
+            return _exchange_parts(exchange, exchange.forward, shape, options, is_forward=True)
+        case Attention(context=ContextSharding()) as attention:
+            return shared_forward(attention, shape, options)
+        case Linear(chunked_overlap=ChunkedOverlap() as pieces) as product:
+            if not pieces.starts_with_local_rows:
+                return product_forward(module, product, pieces, shape, options)
+            if pieces.gathers == "forward":
+                return column_forward(module, product, pieces, shape, options)
     return Kernels(module.kernels(FORWARD, shape, options))
 
 
 def backward_of(module: Module, shape: BatchShape, options: WorkOptions) -> IssuedWork:
     """The work of a module's backward. See [Note: beneath the products]."""
-    if isinstance(module.op_spec, Exchange):
-        return _exchange_parts(module.op_spec, module.op_spec.backward, shape, options, is_forward=False)
-    if isinstance(module.op_spec, Attention) and module.op_spec.context is not None:
-        return shared_backward(module.op_spec, shape, options)
-    pieces = module.op_spec.chunked_overlap if isinstance(module.op_spec, Linear) else None
-    if isinstance(module.op_spec, Linear) and pieces is not None and pieces.gathers == "backward":
-        backward = row_backward if pieces.starts_with_local_rows else product_backward
-        return backward(module, module.op_spec, pieces, shape, options)
-    if isinstance(module.op_spec, Linear) and module.op_spec.overlapped_collectives is not None:
-        return _around_products(module, module.op_spec, module.op_spec.overlapped_collectives, shape, options)
+    match module.op_spec:
+        case Exchange() as exchange:
+            return _exchange_parts(exchange, exchange.backward, shape, options, is_forward=False)
+        case Attention(context=ContextSharding()) as attention:
+            return shared_backward(attention, shape, options)
+        case Linear(chunked_overlap=ChunkedOverlap(gathers="backward") as pieces) as product:
+            backward = row_backward if pieces.starts_with_local_rows else product_backward
+            return backward(module, product, pieces, shape, options)
+        case Linear(overlapped_collectives=OverlappedCollectives() as beneath) as product:
+            return _around_products(module, product, beneath, shape, options)
     return Kernels(module.kernels(BACKWARD, shape, options))
 
 

@@ -29,10 +29,12 @@ from math import prod
 
 from zsim.cost.kernels.losses import log_probabilities, metric_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations import Loss
+from zsim.operations.operation import operations_of
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.host_reads import read_scalar
 from zsim.plan.ops import Group, Kernels
-from zsim.specs.model.spec import Loss, ModelSpec
+from zsim.specs.model.spec import ModelSpec
 
 OUTPUTS, METRICS = "outputs", "metrics"  # owners of memory changes
 _STATES = 2
@@ -100,7 +102,7 @@ def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> Met
     """The logits that the trainer holds, and its metrics, for micro-batches of `shape`. None if it holds
     none.
     """
-    loss = next((module.op_spec for module in model.after if isinstance(module.op_spec, Loss)), None)
+    loss = next(iter(operations_of(model.after, Loss)), None)
     if loss is None or loss.holds_logits == "no":
         return None
     kernels = Kernels(metric_kernels(shape.tokens, loss.vocab_size, options))

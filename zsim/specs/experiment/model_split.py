@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.operation import operations_of
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.framework_resolver import FrameworkResolver
 from zsim.specs.model.spec import Activation, Attention, Block, ContextMethod, ModelSpec
@@ -205,9 +206,8 @@ def _check_context(model: ModelSpec, training: TrainingConfig, parallelism: Para
             "shares sequences among ranks by fused kernels only; expected 'flash'"
         )
     for block in model.unique_blocks:
-        for module in block.modules:
-            if isinstance(module.op_spec, Attention):
-                _check_attention(module.op_spec, model, training, parallelism)
+        for attention in operations_of(block.modules, Attention):
+            _check_attention(attention, model, training, parallelism)
 
 
 def _check_attention(

@@ -14,14 +14,15 @@ from functools import cached_property
 from zsim.operations.activation import Activation
 from zsim.operations.adapter_parts import AdapterInput, AdapterSum
 from zsim.operations.attention.attention import Attention
-from zsim.operations.attention.core import ContextLibrary, ContextMethod, ContextSharding, ScoreBias
+from zsim.operations.attention.core import ScoreBias
 from zsim.operations.embedding import Embedding
 from zsim.operations.exchange import Exchange, ExchangeKind, ExchangeLibrary
 from zsim.operations.linear import ChunkedOverlap, Linear, OverlappedCollectives
 from zsim.operations.loss import Loss
 from zsim.operations.norm import Norm
-from zsim.operations.operation import Module, Operation, Parameter, join_names
+from zsim.operations.operation import Module, Operation, Parameter, Role, join_names
 from zsim.operations.residual import Residual
+from zsim.operations.sharding import ContextLibrary, ContextMethod, ContextSharding
 from zsim.operations.traced import CaptureInfo, Extent
 
 __all__ = [
@@ -169,7 +170,7 @@ class ModelSpec:
     @property
     def learned_positions(self) -> int | None:
         """The maximum sequence length if positions are a table of weights, else None."""
-        tables = sum(isinstance(module.op_spec, Embedding) for module in self.before)
+        tables = sum(module.role is Role.EMBEDDING for module in self.before)
         return self.max_positions if tables > 1 else None
 
     @cached_property

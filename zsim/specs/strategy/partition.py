@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from zsim.errors import InputError
-from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.operations.operation import Role
+from zsim.specs.model.spec import ModelSpec
 
 
 def layer_weights(model: ModelSpec) -> tuple[int, ...]:
@@ -23,8 +24,8 @@ def layer_weights(model: ModelSpec) -> tuple[int, ...]:
     """
     norm = head = 0
     for module in model.after:
-        if isinstance(module.op_spec, Linear):
-            head += max(module.numel, module.op_spec.in_features * module.op_spec.out_features)
+        if module.role is Role.PRODUCT:
+            head += max(module.numel, module.op_spec.weight_numel)
         else:
             norm += module.numel
     embedding = sum(module.numel for module in model.before)

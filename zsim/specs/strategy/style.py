@@ -116,7 +116,3 @@ class ModelParallelStyle:
         `num_kv_heads` is of the model's attention, and `grain` a number of features that stay together.
         """
         return total // ranks
-
-    def heads_of_rank(self, num_heads: int, num_kv_heads: int, ranks: int) -> tuple[int, int]:
-        """The heads, and those of keys and values, of the rank with the most of them."""
-        return num_heads // ranks, max(1, num_kv_heads // ranks)

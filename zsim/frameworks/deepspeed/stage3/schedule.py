@@ -31,13 +31,13 @@ from zsim.frameworks.deepspeed.zeropp.gather import (
     SecondaryGatherer,
     SecondaryShards,
 )
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import BlockPosition
 from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.shared.optimizer import partition_states
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.spec import Linear
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
 
 
@@ -235,7 +235,7 @@ class Zero3Schedule(Zero3Gradients):
         last = builder.record(COMPUTE)
         assert last is not None
         size = self._gathered_bytes(released) if released else 0
-        if autograd_holds and isinstance(call.module.op_spec, Linear) and not self._discards(call):
+        if autograd_holds and call.module.role is Role.PRODUCT and not self._discards(call):
             self._autograd_bytes[unit, micro_batch] = self._autograd_bytes.get((unit, micro_batch), 0) + size
         else:
             builder.free_when_done("buffers", size, last)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from math import gcd
 
 from zsim.errors import InputError
+from zsim.operations.operation import Role
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.fp8_layers import mark_fp8_layers
-from zsim.specs.model.spec import Activation, Attention, Linear, ModelSpec
+from zsim.specs.model.spec import Linear, ModelSpec
 from zsim.specs.strategy.fp8 import Fp8, Fp8Recipe
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
@@ -138,7 +139,7 @@ def check_fp8_shapes(model: ModelSpec, training: TrainingConfig, parallelism: Pa
         is_row_split = False
         for module in block.modules:
             work = module.op_spec
-            if isinstance(work, Attention | Activation):
+            if module.role in (Role.MIXER, Role.ACTIVATION):
                 is_row_split = True
             if not isinstance(work, Linear) or work.in_bf16 or not _has_fp8_weight(module.parameters):
                 continue

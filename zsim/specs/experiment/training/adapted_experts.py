@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.operation import Role
 from zsim.specs.experiment.training.framework_training import FrameworkTraining, phrases_of, training_of
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters
 from zsim.specs.model.expert_adapters import split_stacked_targets, transformers_4_names
 from zsim.specs.model.expert_layer import has_experts, stacked_experts
-from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
@@ -87,7 +88,7 @@ def _move_targets_to_parameters(adapters: Adapters, lora: LoraTable, model: Mode
             module.name.rpartition(".")[2]
             for block in model.unique_blocks
             for module in block.modules
-            if isinstance(module.op_spec, Linear) and module.parameters
+            if module.role is Role.PRODUCT and module.parameters
         ]
         kept_targets, parameter_counts = split_stacked_targets(
             model.family, [*dict.fromkeys(products), *names]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.operation import Role
 from zsim.specs.experiment.training.adapted_experts import adapt_experts, check_has_experts
 from zsim.specs.experiment.training.framework_training import FrameworkTraining, training_of
 from zsim.specs.experiment.training.lora_table import LoraTable, merge_adapter_config
@@ -28,7 +29,7 @@ from zsim.specs.model.adapters import ALL_LINEAR, Adapters, add_adapters
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_linear_routers
 from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
-from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
@@ -146,7 +147,7 @@ def _targets(lora: LoraTable, model: ModelSpec) -> tuple[tuple[str, ...], bool]:
     if lora.targets is not None:
         return (lora.targets,), True
     block = model.blocks[0].modules if model.blocks else ()
-    names = {module.name.rpartition(".")[2] for module in block if isinstance(module.op_spec, Linear)}
+    names = {module.name.rpartition(".")[2] for module in block if module.role is Role.PRODUCT}
     for targets in _DEFAULT_TARGETS:
         if names.issuperset(targets):
             return targets, False
