@@ -90,7 +90,7 @@ class ParallelismConfig:
 
     @property
     def fuses_projections(self) -> bool:
-        """Whether projections of one input are one product, as in Megatron's own layers."""
+        """Whether projections of one input are one product."""
         fused = self.style.fused_projections
         return fused == "always" or (fused == "with tensor ranks" and self.tensor > 1)
 

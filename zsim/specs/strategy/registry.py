@@ -37,10 +37,19 @@ def kinds_with(module: str) -> tuple[str, ...]:
 
 
 @cache
+def _choices() -> Mapping[str, Any]:
+    return tomllib.loads((PRESETS / "choices.toml").read_text())
+
+
 def default_kind() -> str:
     """The kind of an experiment that names none."""
-    kind: str = tomllib.loads((PRESETS / "strategy_kinds.toml").read_text())["default"]
+    kind: str = _choices()["default_kind"]
     return kind
+
+
+def values_of(key: str) -> tuple[str, ...]:
+    """The values of a key that names frameworks, or what is theirs."""
+    return tuple(_choices()["values"][key])
 
 
 def is_strategy(kind: object) -> bool:

@@ -33,7 +33,7 @@ class ModelParallelStyle:
     # -- the layers -------------------------------------------------------------------------------------
 
     fused_projections: FusedProjections = "never"
-    """When projections of one input are one product, as in Megatron's own layers."""
+    """When projections of one input are one product."""
     cuts_unevenly: bool = False
     """Ranks may have parts of different sizes, so that no degree has to divide heads and widths."""
     repeats_kv_heads: bool = False
