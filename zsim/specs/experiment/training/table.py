@@ -11,7 +11,7 @@ from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.lazy_model import Lazy
 from zsim.specs.strategy.fp8 import Fp8Recipe
-from zsim.specs.strategy.sentences import phrase
+from zsim.specs.strategy.sentences import left_out, phrase
 from zsim.specs.strategy.table import Count, StrictTable
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
@@ -82,7 +82,7 @@ class TrainingTable(StrictTable):
     fp8_recipe: Fp8Recipe | None = Field(
         default=None,
         description='how products are cast with precision "fp8": the scales, and whose kernels; left out: '
-        f"{phrase('training.fp8_recipe')}",
+        f"{left_out('training.fp8_recipe')}",
     )
     """A given recipe implies precision "fp8". The default under Megatron is that of its command line."""
     lengths: Lazy[LengthsTable] | None = Field(
@@ -112,7 +112,7 @@ class TrainingTable(StrictTable):
     transformers: str | None = Field(
         default=None,
         description="the release of Hugging Face's transformers that runs routed experts: up to 4.57 one by "
-        f"one, each three linear layers, from 5 on stacked; left out: {phrase('training.transformers')}",
+        f"one, each three linear layers, from 5 on stacked; left out: {left_out('training.transformers')}",
     )
     compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
     layer_kernels: LayerKernels | None = Field(
@@ -151,7 +151,7 @@ class TrainingTable(StrictTable):
         ge=0,
         allow_inf_nan=False,
         description="norm that gradients are clipped to, 0 for none; left out: "
-        f"{phrase('training.gradient_clipping')}",
+        f"{left_out('training.gradient_clipping')}",
     )
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
     block_checkpointing: dict[str, Checkpointing] = Field(
