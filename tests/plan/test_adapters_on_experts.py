@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.modules import total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.expert_libraries import DEEPSPEED_MOE
 from zsim.plan.make import make_plan, stages_of

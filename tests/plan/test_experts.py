@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.flops import forward_flops
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import saved_bytes
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.frameworks.megatron.expert_libraries import MEGATRON as UNFUSED
 from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED as FUSED
 from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
+from zsim.operations import BACKWARD, FORWARD
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Plan
 from zsim.plan.parallel.experts import expand_experts
@@ -76,11 +75,11 @@ def test_products_have_the_flops_of_the_active_parameters(name: str, library: Ex
     """2 per parameter and token forward, twice that backward; attention's products are not counted."""
     model, options = load_model(name), WorkOptions()
     counted = [m for m in model.blocks[-1].modules if not isinstance(m.op_spec, Attention)]
-    flops = SHAPE.tokens * sum(forward_flops(module, 512) for module in counted)
+    flops = SHAPE.tokens * sum(module.forward_flops(512) for module in counted)
     block = expand_experts(model, ExpertSplit(library=library)).blocks[-1].modules
     made = [m for m in block if not isinstance(m.op_spec, Attention)]
-    forward = sum(total_flops(forward_kernels(m, SHAPE.seen_by(m), options)) for m in made)
-    backward = sum(total_flops(backward_kernels(m, SHAPE.seen_by(m), options)) for m in made)
+    forward = sum(total_flops(m.kernels(FORWARD, SHAPE.seen_by(m), options)) for m in made)
+    backward = sum(total_flops(m.kernels(BACKWARD, SHAPE.seen_by(m), options)) for m in made)
     assert forward == pytest.approx(flops, rel=1e-3)
     assert backward == pytest.approx(2 * forward)
 
@@ -89,7 +88,7 @@ def test_an_expert_has_its_part_of_the_rows() -> None:
     """2 of 8 experts per token, 1,024 tokens: 256 rows each, of 4,096 wide to twice 14,336."""
     layer = layer_of(load_model("mixtral-8x7b"), TRANSFORMERS)
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
-    (kernel,) = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())
+    (kernel,) = product.kernels(FORWARD, SHAPE.seen_by(product), WorkOptions())
     assert kernel.shape == (256, 28672, 4096)
     assert kernel.flops == 2.0 * 2048 * 28672 * 4096
     assert kernel.hbm_bytes == 2 * (2048 * 4096 + 8 * 28672 * 4096 + 2048 * 28672)
@@ -99,14 +98,14 @@ def test_an_expert_has_its_part_of_the_rows() -> None:
 def test_experts_one_after_the_other_are_a_launch_each() -> None:
     layer = layer_of(load_model("mixtral-8x7b"), UNFUSED, kernel="loop")
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
-    assert forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
+    assert product.kernels(FORWARD, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
 
 
 def test_experts_on_streams_are_a_launch_each_and_four_at_a_time() -> None:
     """Transformer Engine's: the GPU has two turns of four of the 8 products, the host launches all 8."""
     layer = layer_of(load_model("mixtral-8x7b"), UNFUSED, kernel="streams")
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
-    kernel = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0]
+    kernel = product.kernels(FORWARD, SHAPE.seen_by(product), WorkOptions())[0]
     assert (kernel.launches, kernel.sequential_launches) == (8, 2)
     gpu = load_gpu("h100-sxm-80gb")
     in_line = replace(kernel, launches=2, concurrent_launches=1)
@@ -124,9 +123,9 @@ def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:
     first, last = (one for one in layer if isinstance(one.op_spec, Rearrange))
     assert (first.host_waits, last.host_waits) == (True, False)
     token = 1024 * 4096 * 2
-    by_token = backward_kernels(first, SHAPE.seen_by(first), WorkOptions())[1]
+    by_token = first.kernels(BACKWARD, SHAPE.seen_by(first), WorkOptions())[1]
     assert by_token.added_elements == round(0.65 * 2 * 1024 * 4096)
-    moved = [backward_kernels(one, SHAPE.seen_by(one), WorkOptions())[0].hbm_bytes for one in (first, last)]
+    moved = [one.kernels(BACKWARD, SHAPE.seen_by(one), WorkOptions())[0].hbm_bytes for one in (first, last)]
     assert moved == [token * (1 + 2 * (6 + 32 + 40)), token * 2 * (15 + 16 + 80)]
 
 
@@ -135,7 +134,7 @@ def test_megatron_keeps_routed_rows_and_the_layers_input_once() -> None:
     fp32 scores 8 N E; rows 2 R h, gate and up 4 R f, their product 2 R f; an index of 8 bytes per row."""
     layer = layer_of(load_model("mixtral-8x7b"), FUSED)
     options = WorkOptions(compile=True)
-    kept = sum(saved_bytes(module, SHAPE.seen_by(module), options) for module in layer)
+    kept = sum(module.saved_bytes(SHAPE.seen_by(module), options) for module in layer)
     tokens, rows, hidden, features = 1024, 2048, 4096, 14336
     assert kept == 2 * tokens * hidden + 8 * tokens * 8 + rows * (2 * hidden + 6 * features) + 8 * rows
 
@@ -226,7 +225,7 @@ def test_megatron_adds_the_scored_bias_of_each_expert_itself(
     numel = SHAPE.tokens * 4 * 256
     shape = BatchShape(2, 512, rows_per_token=4.0)
     options = WorkOptions(dtype="bf16")
-    last, first = forward_kernels(module, shape, options)[-2:], backward_kernels(module, shape, options)[:2]
+    last, first = module.kernels(FORWARD, shape, options)[-2:], module.kernels(BACKWARD, shape, options)[:2]
     assert sum(one.hbm_bytes for one in last) == numel * forward
     assert sum(one.hbm_bytes for one in first) == numel * backward
     assert sum(one.launches for one in last) == 2 * 16 + 1 + (dtype == "fp32")
@@ -247,7 +246,7 @@ def test_transformer_engine_casts_the_rows_of_each_expert_apart(
     assert isinstance(module.op_spec, GroupedLinear)
     module = replace(module, op_spec=replace(module.op_spec, num_experts=16))
     options = WorkOptions(dtype="fp8", fp8=Fp8(recipe, transposes=transposes, has_quantized_weights=True))
-    given = forward_kernels(module, SHAPE, options)
+    given = module.kernels(FORWARD, SHAPE, options)
     before = [one for one in given if one.kind != "gemm"]
     assert sum(one.launches for one in before if one.hbm_bytes) >= each
     assert before[0].launches == (16 if each > 1 else 1)

@@ -19,8 +19,7 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.model.op_specs import Norm
-from zsim.specs.model.spec import Module, Parameter
+from zsim.specs.model.spec import Module, Norm, Parameter
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 PlanFor = Callable[..., Plan]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.modules import total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.report_of import report_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.modules import total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.megatron.host_time import extra_products, unfused_norms
 from zsim.plan.make import make_plan, stages_of

@@ -9,12 +9,11 @@ import numpy as np
 from zsim.cost.flops import (
     TRACED_CONVENTION,
     flops_convention,
-    forward_flops,
     hardware_flops_per_token,
     model_flops_per_token,
 )
-from zsim.cost.kernels.attention import attended_pairs
 from zsim.cost.rates.power import GpuActivity, kernel_activity
+from zsim.operations.attention.kernels import attended_pairs
 from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import op_columns
 from zsim.plan.node_types import gpu_of
@@ -80,7 +79,7 @@ def _masked_flops(model: ModelSpec, length: int, policies: Sequence[Checkpointin
         for module in block.modules:
             if isinstance(module.op_spec, Attention):
                 masked = 1 - attended_pairs(module.op_spec, length) / length**2
-                forward = masked * forward_flops(module, length)
+                forward = masked * module.forward_flops(length)
                 without_recomputation += 3 * forward
                 recomputed += forward if policy in ("full", "selective") else 0.0
     return without_recomputation, without_recomputation + recomputed

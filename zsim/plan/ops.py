@@ -27,7 +27,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.memo import Memo
 from zsim.plan.pipeline.schedules import Action
 from zsim.plan.recorded.work import RecordedWork
-from zsim.specs.model.op_specs import ExchangeLibrary
+from zsim.specs.model.spec import ExchangeLibrary
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)

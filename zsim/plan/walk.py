@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from zsim.cost.kernels.fused_head import head_index
+from zsim.operations.fused_head import head_index
 from zsim.plan.block_copies import segments_to_walk
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks

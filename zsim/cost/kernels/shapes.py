@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from zsim.specs.model.spec import Linear, Module
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, TrainingConfig
+
+
+class TokenPart(Protocol):
+    """The part of a micro-batch's tokens that a module sees, and its rows for each."""
+
+    @property
+    def token_shards(self) -> int: ...
+
+    @property
+    def rows_per_token(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class BatchShape:
         """The part of one of `shards` ranks."""
         return self if shards == 1 else replace(self, shards=self.shards * shards)
 
-    def seen_by(self, module: Module) -> BatchShape:
+    def seen_by(self, module: TokenPart) -> BatchShape:
         """The part of the micro-batch's tokens, or the rows, that a module sees."""
         local_shape = self.split(module.token_shards)
         return (
@@ -103,11 +113,6 @@ class WorkOptions:
     def kernel_dtype(self) -> str:
         """The type of everything but fp8 products."""
         return "bf16" if self.dtype == "fp8" else self.dtype
-
-    def seen_by(self, module: Module) -> WorkOptions:
-        """How a module computes: products, which cast what they read and make, as all others."""
-        is_fp32 = module.in_fp32 and not isinstance(module.op_spec, Linear)
-        return replace(self, dtype="fp32") if is_fp32 else self
 
     @classmethod
     def of(cls, training: TrainingConfig) -> WorkOptions:

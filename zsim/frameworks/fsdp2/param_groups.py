@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.memory.adapters import is_packed, stored_bytes
+from zsim.cost.memory.parameters import stored_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
@@ -111,7 +111,7 @@ class ParamGroup:
         if sizes is None:
             sizes = self._gathered[dtype] = tuple(
                 stored_bytes(weight, dtype, numel)
-                if is_packed(weight)
+                if weight.is_packed
                 else numel * _element_bytes(weight, dtype)
                 for weight, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
             )
@@ -133,7 +133,7 @@ class ParamGroup:
         return tuple(
             numel * _element_bytes(parameter, dtype)
             for parameter, numel in shards
-            if not is_packed(parameter) and (parameter.stored_dtype or self.stored) != dtype
+            if not parameter.is_packed and (parameter.stored_dtype or self.stored) != dtype
         )
 
     def copy_out_kernels(self, size: int) -> tuple[Kernel, ...]:

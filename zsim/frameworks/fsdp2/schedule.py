@@ -7,7 +7,7 @@ gradients reduce-scattered, as a whole. Every parameter is sharded on dim 0 and 
 
 from __future__ import annotations
 
-from zsim.cost.memory.adapters import quantisation_bytes
+from zsim.cost.memory.parameters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.offload import Fsdp2OffloadedShards
 from zsim.frameworks.fsdp2.param_groups import ParamGroup, dense_mesh, experts_mesh, make_param_groups

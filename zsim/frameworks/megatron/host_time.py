@@ -7,7 +7,7 @@ from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.op_specs import Attention, Exchange, Linear, Norm
+from zsim.specs.model.spec import Attention, Exchange, Linear, Norm
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _TENSOR_RANK_EXPONENT = (

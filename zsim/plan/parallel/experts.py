@@ -37,12 +37,12 @@ from zsim.plan.parallel.shared_expert_overlap import mark_fork, overlap_shared_e
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_layer import expert_module_range, has_experts, share_layer_input, shared_output
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
-from zsim.specs.model.op_specs import ExchangeLibrary
 from zsim.specs.model.spec import (
     Activation,
     Block,
     Exchange,
     ExchangeKind,
+    ExchangeLibrary,
     ModelSpec,
     Module,
     Parameter,

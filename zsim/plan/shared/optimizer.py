@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.cost.kernels import modules as work
-from zsim.cost.kernels.update import OptimizerImplementation
-from zsim.cost.memory.adapters import quantisation_bytes, stored_bytes
+from zsim.cost.kernels.update import OptimizerImplementation, cast_kernels, norm_kernels, scale_kernels
+from zsim.cost.memory.parameters import quantisation_bytes, stored_bytes
 from zsim.cost.optimizers.kernels import update_kernels
 from zsim.cost.optimizers.states import state_tensors
 from zsim.cost.optimizers.tensors import UpdatedTensor
@@ -106,13 +105,13 @@ def clip_gradients(
     if training.gradient_clipping <= 0:
         return
     numel, num_tensors = sum(numels), len(numels)
-    builder.kernels("gradient norm", work.norm_kernels(numel, dtype, num_tensors))
+    builder.kernels("gradient norm", norm_kernels(numel, dtype, num_tensors))
     for name, size in sums:
         if name in builder.groups and builder.groups[name].size > 1:
             builder.collective(
                 "all_reduce", size, "fp32", name, stream=COMPUTE, name="all_reduce gradient norm"
             )
-    builder.kernels("clip gradients", work.scale_kernels(numel, dtype, num_tensors))
+    builder.kernels("clip gradients", scale_kernels(numel, dtype, num_tensors))
 
 
 def update(
@@ -140,7 +139,7 @@ def update(
             _update_one(builder, training, tensor, gradient, stored, name, overhead)
             overhead = None
         if low_precision_copy:
-            builder.kernels(f"{name}: cast", work.cast_kernels(_numel(tensors), stored, "bf16"))
+            builder.kernels(f"{name}: cast", cast_kernels(_numel(tensors), stored, "bf16"))
         return
     kernels = update_kernels(
         training.optimizer,

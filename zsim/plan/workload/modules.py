@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from zsim.cost.kernels import modules as work
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
-from zsim.cost.memory.tensors import ModuleTensors, module_tensors, remove_bytes, split_into_tensors
+from zsim.operations.operation import BACKWARD_INPUT, BACKWARD_WEIGHT, RECOMPUTE
+from zsim.operations.tensors import ModuleTensors, remove_bytes, split_into_tensors
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued_work import IssuedWork, backward_of, forward_of, launches_of, num_launches
 from zsim.plan.workload.product_pieces import gathered_input
-from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module, Residual
 from zsim.specs.strategy.training import Checkpointing
 
@@ -59,18 +59,18 @@ ModuleWorks = tuple[ModuleWork, ...]
 
 
 def module_work(
-    module: Module, shape: work.BatchShape, options: work.WorkOptions, *, is_selective: bool = False
+    module: Module, shape: BatchShape, options: WorkOptions, *, is_selective: bool = False
 ) -> ModuleWork:
     """The work of a module by itself. With `is_selective` attention is recomputed in backward (policy
     "selective").
     """
-    shape, options = shape.seen_by(module), options.seen_by(module)
+    shape, options = shape.seen_by(module), module.work_options(options)
     forward, backward = forward_of(module, shape, options), backward_of(module, shape, options)
-    is_product = isinstance(module.op_spec, Linear | GroupedLinear)
-    input_gradient, weight_gradient = work.split_backward(module, shape, options) if is_product else ((), ())
-    saved_bytes = footprint.saved_bytes(module, shape, options)
-    kept_bytes = footprint.saved_bytes_selective(module, shape, options) if is_selective else saved_bytes
-    tensors = module_tensors(module, shape, options)
+    weight_gradient = module.kernels(BACKWARD_WEIGHT, shape, options)
+    input_gradient = module.kernels(BACKWARD_INPUT, shape, options) if weight_gradient else ()
+    saved_bytes = module.saved_bytes(shape, options)
+    kept_bytes = module.selective_bytes(shape, options) if is_selective else saved_bytes
+    tensors = module.tensors(shape, options)
     return ModuleWork(
         forward=forward,
         backward=backward,
@@ -86,7 +86,7 @@ def module_work(
 
 
 def reuse_stream_gradient(
-    modules: Sequence[Module], module_works: ModuleWorks, shape: work.BatchShape, options: work.WorkOptions
+    modules: Sequence[Module], module_works: ModuleWorks, shape: BatchShape, options: WorkOptions
 ) -> ModuleWorks:
     """The work of a block's modules with gradients reused: a Linear whose output is added to the residual
     stream without dropout reuses the stream's gradient as its output gradient, so none is allocated.
@@ -134,8 +134,8 @@ def checkpoint_block(
     block: Block,
     module_works: ModuleWorks,
     policy: Checkpointing,
-    shape: work.BatchShape,
-    options: work.WorkOptions,
+    shape: BatchShape,
+    options: WorkOptions,
     *,
     stops_early: bool,
 ) -> BlockWork:
@@ -179,33 +179,33 @@ def _drop_saved(original: ModuleWork, count: int) -> ModuleWork:
 
 
 def _keep_outputs(
-    original: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
+    original: ModuleWork, module: Module, shape: BatchShape, options: WorkOptions
 ) -> ModuleWork:
     """The work with its outputs kept by the checkpoint."""
-    outputs = footprint.kept_outputs(module, shape.seen_by(module), options)
+    outputs = module.op_spec.kept_outputs(shape.seen_by(module), options)
     return replace(_drop_output(original, outputs[0]), kept_outputs=outputs)
 
 
 def _skip_kernels(
-    original: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
+    original: ModuleWork, module: Module, shape: BatchShape, options: WorkOptions
 ) -> ModuleWork:
     """The work in recomputation when its output is kept: fused attention recomputes its rotary embedding
     only, an exchange nothing, a product nothing unless it gathers the input that its weight's gradient
     needs."""
     shape = shape.seen_by(module)
-    output = footprint.kept_outputs(module, shape, options)[0]
+    output = module.op_spec.kept_outputs(shape, options)[0]
     if isinstance(module.op_spec, Exchange):
         return replace(_drop_output(original, output), forward=())
     if isinstance(module.op_spec, Linear) and module.op_spec.gathers_input:
         gathered = (gathered_input(module.op_spec, shape, options),)
         return replace(_drop_output(original, output), forward=gathered, forward_launches=0)
-    forward = work.recomputed_kernels(module, shape, options)
+    forward = module.kernels(RECOMPUTE, shape, options)
     return replace(
         _drop_output(original, output), forward=Kernels(forward), forward_launches=num_launches(forward)
     )
 
 
-def _is_compiled(module: Module, options: work.WorkOptions) -> bool:
+def _is_compiled(module: Module, options: WorkOptions) -> bool:
     """Whether the module is an activation that torch.compile generates. Liger's gated kernel is not."""
     if not isinstance(module.op_spec, Activation):
         return False

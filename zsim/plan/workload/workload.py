@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from zsim.cost.kernels.fused_head import fused_head, head_index
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
 from zsim.memo import Memo
+from zsim.operations.fused_head import fused_head, head_index
+from zsim.operations.traced import Extent
 from zsim.plan.ops import Kernels
 from zsim.plan.shared.trainer_logs import MetricLog, metric_log
 from zsim.plan.workload.autograd import backward_order
@@ -29,7 +30,6 @@ from zsim.plan.workload.modules import (
 )
 from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, join_names
-from zsim.specs.model.traced import Extent
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
 _MOST_CACHED = 8  # models under a training

@@ -12,7 +12,7 @@ from zsim.programs.megatron_lm.fsdp_flags import fsdp_flags, precision_aware_fla
 from zsim.programs.megatron_lm.muon_flags import muon_flags
 from zsim.programs.megatron_lm.network_flags import network_flags, why_not_network
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.kernel_choices import attention_of
+from zsim.specs.experiment.training.attention import attention_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts

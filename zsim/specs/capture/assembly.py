@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from zsim.operations.traced import TracedModule
 from zsim.specs.capture.formula_matcher import FormulaMatch, FormulaMatcher
 from zsim.specs.capture.groups import OperatorGroup
 from zsim.specs.capture.kernels import kernels, traced
 from zsim.specs.capture.recording import ModuleRecording, Operator, ParameterRecord
 from zsim.specs.model.spec import Attention, Linear, Loss, Module, Parameter, Residual
-from zsim.specs.model.traced import TracedModule
 
 
 @dataclass

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zsim.errors import InputError
+from zsim.operations.traced import CaptureInfo, Extent, TracedModule
 from zsim.specs.capture.assembly import ModuleAssembler
 from zsim.specs.capture.formula_matcher import FormulaMatcher
 from zsim.specs.capture.groups import groups_of
 from zsim.specs.capture.recording import ModuleRecording
 from zsim.specs.capture.repeats import block_paths
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Norm
-from zsim.specs.model.traced import CaptureInfo, Extent, TracedModule
 
 
 def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.arrays import unique
+from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.framework_resolver import resolver_of
-from zsim.specs.experiment.kernel_choices import (
-    apply_attention,
-    attention_of,
-    resolve_reduce_overlap,
-    runs_flash_2,
-)
 from zsim.specs.experiment.model_split import resolve_context_inner
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.attention import apply_attention, attention_of, runs_flash_2
+from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig, resolve_parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.partition import layer_weights
+from zsim.specs.strategy.sentences import phrase
+from zsim.specs.strategy.table import StrategyTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def resolve_layout(
     parallelism = resolve_parallelism(
         requested, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
-    parallelism = resolve_reduce_overlap(parallelism, table, requested)
+    parallelism = _resolve_reduce_overlap(parallelism, table, requested)
     choices = [attention_of(experiment.training, table, [gpu], model, parallelism) for gpu in cluster.gpus]
     type_indices = _types_in_use(cluster, placement)
     has_flash_2 = any(runs_flash_2(choices[kind], table, cluster.gpus[kind]) for kind in type_indices)
@@ -71,6 +70,28 @@ def resolve_layout(
     return Layout(
         extended.model, requested, extended.parallelism, placement, full_cluster, job_cluster, has_flash_2
     )
+
+
+def _resolve_reduce_overlap(
+    parallelism: ParallelismConfig, strategy: StrategyTable, requested: ParallelismTable
+) -> ParallelismConfig:
+    """The parallelism with the reductions of inputs' gradients as requested, or as in the release of the
+    framework.
+
+    Raises InputError where there are none to choose.
+    """
+    overlaps = requested.overlap_tensor_reduce
+    if overlaps is None:
+        overlaps = training_of(strategy.kind).overlaps_tensor_reduce(strategy)
+        return replace(parallelism, overlap_tensor_reduce=overlaps)
+    is_theirs = parallelism.style.tensor_overlap == "always" and parallelism.tensor > 1
+    if not is_theirs or parallelism.sequence_parallel:
+        raise InputError(
+            f"parallelism.overlap_tensor_reduce: found {str(overlaps).lower()}, which is "
+            f"{phrase('parallelism.overlap_tensor_reduce')} for tensor parallelism without sequence "
+            "parallelism; expected it left out"
+        )
+    return replace(parallelism, overlap_tensor_reduce=overlaps)
 
 
 def _types_in_use(cluster: Cluster, placement: Placement) -> list[int]:

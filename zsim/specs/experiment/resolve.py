@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.capture.settings import captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.colocated_jobs import expand_colocated_jobs, place_jobs
@@ -16,20 +14,13 @@ from zsim.specs.experiment.fp8.recipe import check_fp8_shapes, infer_fp8_precisi
 from zsim.specs.experiment.framework_resolver import StrategyRequest, resolver_of
 from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, job_topology, slowdowns_of
-from zsim.specs.experiment.kernel_choices import (
-    apply_megatron_deepspeed_defaults,
-    apply_megatron_defaults,
-    check_stored_types,
-    has_grouped_heads,
-    layer_kernels_of,
-    limit_device_connections,
-)
 from zsim.specs.experiment.layout import Layout, resolve_layout
 from zsim.specs.experiment.model_split import check_split, check_tokens, flex_note, resolve_context_masks
 from zsim.specs.experiment.placement import Placement, resolve_placement
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.trainer import apply_trainer
 from zsim.specs.experiment.training.adapted_experts import check_adapted_experts
+from zsim.specs.experiment.training.attention import has_grouped_heads
 from zsim.specs.experiment.training.batch import (
     micro_batch_sizes_of,
     micro_batches_of,
@@ -37,10 +28,12 @@ from zsim.specs.experiment.training.batch import (
     uneven_micro_batches,
     uneven_sequences,
 )
-from zsim.specs.experiment.training.checkpointing import apply_pipeline_interval, resolve_recomputation
+from zsim.specs.experiment.training.checkpointing import resolve_recomputation
+from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.optimizer_choice import choose_optimizer
 from zsim.specs.experiment.training.quantisation import is_prepared
-from zsim.specs.experiment.training.resolve import check_size, resolve_training
+from zsim.specs.experiment.training.resolve import check_size, layer_kernels_of, resolve_training
+from zsim.specs.experiment.training.stored_types import check_stored_types
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.experiment.training.trained_model import apply_training
 from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
@@ -58,7 +51,7 @@ from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.sentences import alternatives
-from zsim.specs.strategy.table import StrategyTable
+from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
 
 
@@ -116,7 +109,7 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
         layout.full_cluster,
         placement,
     )
-    requested = _apply_framework_settings(experiment, layout, micro_batch_sizes)
+    requested = _apply_batch(experiment, layout, micro_batch_sizes)
     framework = resolver_of(table.kind)
     settings = framework.resolve_file(
         table, requested, layout.model, layout.cluster, placement, layout.parallelism
@@ -124,7 +117,7 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
     config, parallelism = settings.config, settings.parallelism
     notes += settings.notes
     layout = replace(layout, parallelism=parallelism)
-    requested = apply_pipeline_interval(requested, config, parallelism)
+    requested = training_of(table.kind).fill_training(requested, table, config, parallelism, layout.cluster)
     training, model, expert_split = _resolve_trained_model(experiment, requested, layout, config, notes)
     check_tokens(training, parallelism)
     parallelism = _apply_expert_degrees(experiment, layout, expert_split, model, training, config)
@@ -158,7 +151,7 @@ def _resolve_trained_model(
     experiment: Experiment,
     requested: TrainingTable,
     layout: Layout,
-    config: Any,
+    config: StrategyConfig | None,
     notes: list[str],
 ) -> tuple[TrainingConfig, ModelSpec, ExpertSplit]:
     """The training that the experiment asks for, the model as it is trained, and the split of its routed
@@ -166,12 +159,12 @@ def _resolve_trained_model(
     """
     table, model, parallelism = experiment.strategy, layout.model, layout.parallelism
     optimizer = choose_optimizer(requested, table, config)
-    training = resolve_training(requested, model, layout.cluster, config, notes, optimizer.name)
+    training = resolve_training(requested, model, layout.cluster, notes, optimizer.name)
     training = replace(
         training,
         layer_kernels=layer_kernels_of(requested, table, parallelism),
         expands_groups=layout.runs_flash_2 and has_grouped_heads(model),
-        calls_engine=isinstance(table, MegatronTable) and table.runs_transformer_engine,
+        calls_engine=training_of(table.kind).has_engine_products(table),
     )
     expert_split = _split_experts(model, table, layout.requested_parallelism)
     if runs_experts_one_by_one(model, requested.transformers, table, expert_split, notes):
@@ -180,13 +173,12 @@ def _resolve_trained_model(
     model = apply_training(
         model,
         requested,
-        table.kind,
+        table,
         training.precision,
         parallelism,
         expert_split,
         notes,
-        is_offloaded=getattr(table, "cpu_offload", False),
-        deepspeed=config,
+        config,
     )
     if training.precision == "fp8":
         fp8, model = resolve_fp8(requested, table, layout.cluster.gpu, model, notes)
@@ -237,7 +229,7 @@ def _apply_expert_degrees(
     expert_split: ExpertSplit,
     model: ModelSpec,
     training: TrainingConfig,
-    config: Any,
+    config: StrategyConfig | None,
 ) -> ParallelismConfig:
     """The layout's parallelism with the degrees of the model's experts. `model` is the model as it is
     trained.
@@ -265,7 +257,7 @@ def _check_tables(
     model: ModelSpec,
     training: TrainingConfig,
     parallelism: ParallelismConfig,
-    config: Any,
+    config: StrategyConfig | None,
 ) -> list[str]:
     """Notes about settings without effect, after all tables have been checked against each other."""
     table = experiment.strategy
@@ -282,40 +274,29 @@ def _check_tables(
     return [*notes, *(note for note in others if note)]
 
 
-def _apply_framework_settings(
-    experiment: Experiment, layout: Layout, sizes: tuple[int, ...]
-) -> TrainingTable:
-    """`[training]` with the settings of the framework's layers.
+def _apply_batch(experiment: Experiment, layout: Layout, sizes: tuple[int, ...]) -> TrainingTable:
+    """`[training]` with the micro-batches of a step.
 
     `sizes` are the micro-batches by type of nodes, if they differ. Raises InputError for a global batch that
     is not made of the micro-batches.
     """
-    full_cluster, placement, parallelism = layout.full_cluster, layout.placement, layout.parallelism
+    full_cluster, placement = layout.full_cluster, layout.placement
     per_micro_batch = uneven_sequences(sizes, full_cluster, placement) if sizes else None
     training_table = _resolve_micro_batches(experiment, layout.replicas, per_micro_batch)
     if experiment.training.micro_batch_sizes:
         training_table = _apply_first_size(training_table, full_cluster, placement)
-    if parallelism.style.name == "deepspeed" and parallelism.fuses_projections:
-        training_table = apply_megatron_deepspeed_defaults(training_table)
-    if parallelism.style.name == "megatron" and parallelism.tensor * parallelism.context > 1:
-        table = experiment.strategy
-        is_fsdp = isinstance(table, MegatronTable) and table.fsdp_sharding is not None
-        training_table = (
-            training_table if is_fsdp else limit_device_connections(training_table, layout.cluster)
-        )
     return training_table
 
 
 def _resolve_micro_batches(
     experiment: Experiment, replicas: int, per_micro_batch: int | None = None
 ) -> TrainingTable:
-    """`[training]` with the number of micro-batches of its global batch, and with Megatron's defaults under
-    Megatron.
+    """`[training]` with the number of micro-batches of its global batch.
 
     Each of `replicas` has a part of the global batch. `per_micro_batch` is the number of sequences of all
     replicas in one micro-batch, where they differ.
     """
-    table, strategy = infer_fp8_precision(experiment.training), experiment.strategy
+    table = infer_fp8_precision(experiment.training)
     if table.global_batch_size is not None and per_micro_batch is not None:
         steps = uneven_micro_batches(table.global_batch_size, per_micro_batch)
         if table.gradient_accumulation_steps not in (None, steps):
@@ -328,9 +309,7 @@ def _resolve_micro_batches(
     elif table.global_batch_size is not None and table.gradient_accumulation_steps is None:
         steps = micro_batches_of(table.global_batch_size, table.micro_batch_size or 1, replicas)
         table = table.model_copy(update={"gradient_accumulation_steps": steps})
-    if not isinstance(strategy, MegatronTable):
-        return table
-    return apply_megatron_defaults(table, strategy.engine, strategy.version)
+    return table
 
 
 def _apply_first_size(table: TrainingTable, cluster: Cluster, placement: Placement) -> TrainingTable:

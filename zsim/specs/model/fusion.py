@@ -26,7 +26,7 @@ from zsim.specs.model.spec import (
 
 QKV, FC1 = "linear_qkv", "linear_fc1"
 PROJ, FC2 = "linear_proj", "linear_fc2"
-MEGATRON_PRODUCTS = (QKV, PROJ, FC1, FC2)
+FUSED_PRODUCTS = (QKV, PROJ, FC1, FC2)
 
 
 def fuse_projections(model: ModelSpec) -> ModelSpec:
@@ -35,7 +35,7 @@ def fuse_projections(model: ModelSpec) -> ModelSpec:
     return model.map_blocks(_fuse_block)
 
 
-def fuse_megatron_products(model: ModelSpec) -> ModelSpec:
+def fuse_named_products(model: ModelSpec) -> ModelSpec:
     """The model with fused projections, and Megatron's names of the products around attention and around an
     activation.
 

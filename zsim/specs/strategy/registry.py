@@ -7,13 +7,10 @@ the rooms that ask for them. Core looks a framework up by its kind and names non
 from __future__ import annotations
 
 import importlib
-import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from zsim.resources import PRESETS
 
 if TYPE_CHECKING:
     from zsim.specs.strategy.framework import Framework
@@ -30,19 +27,10 @@ def kinds() -> tuple[str, ...]:
 
 
 @cache
-def _choices() -> Mapping[str, Any]:
-    return tomllib.loads((PRESETS / "choices.toml").read_text())
-
-
-def default_kind() -> str:
-    """The kind of an experiment that names none."""
-    kind: str = _choices()["default_kind"]
-    return kind
-
-
-def values_of(key: str) -> tuple[str, ...]:
-    """The values of a key that names frameworks, or what is theirs."""
-    return tuple(_choices()["values"][key])
+def kinds_with(module: str) -> tuple[str, ...]:
+    """The kinds whose folder has a module of this name."""
+    (folder,) = importlib.import_module(_PACKAGE).__path__
+    return tuple(kind for kind in kinds() if (Path(folder) / kind / f"{module}.py").exists())
 
 
 def is_strategy(kind: object) -> bool:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from zsim.operations.traced import TracedModule
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Activation, AdapterSum, Attention, Exchange, Linear, Loss, Residual
-from zsim.specs.model.traced import TracedModule
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
 

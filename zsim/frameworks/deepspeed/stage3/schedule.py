@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from zsim.cost.kernels.update import cast_kernels
-from zsim.cost.memory.adapters import quantisation_bytes
+from zsim.cost.memory.parameters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.muon import momentum_dtype, muon_shapes, orthogonalise_sub_group
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip

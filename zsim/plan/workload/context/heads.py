@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.cost.kernels.attention import fused_backward, fused_forward
-from zsim.cost.kernels.context import SharedAttention
-from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
+from zsim.operations.attention.context import SharedAttention
+from zsim.operations.attention.kernels import fused_backward, fused_forward
+from zsim.operations.attention.rotary import rotary_backward, rotary_forward
 from zsim.plan.workload.context.streams import (
     CONTEXT,
     HEADS,

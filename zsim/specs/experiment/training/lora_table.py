@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.reading import read_text
 from zsim.specs.messages import validate_table
+from zsim.specs.strategy.sentences import phrase
 
 
 def _pattern(text: str) -> str:
@@ -45,7 +46,7 @@ class LoraTable(BaseModel):
     targets: _Pattern | Literal["all-linear"] | tuple[str, ...] | None = Field(
         default=None,
         description='names of modules or their ends, or "all-linear"; a string is a pattern; left out: '
-        "those that PEFT takes for the model's family, or all of Megatron's layers",
+        f"those that PEFT takes for the model's family, or {phrase('training.lora.targets')}",
     )
     target_parameters: tuple[str, ...] = Field(
         default=(),
@@ -54,7 +55,8 @@ class LoraTable(BaseModel):
     )
     share_expert_adapters: bool = Field(
         default=True,
-        description="experts of a rank that run together share one adapter (Megatron-Bridge)",
+        description="experts of a rank that run together share one adapter "
+        f"({phrase('training.lora.share_expert_adapters')})",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
     quantized: Literal["nf4"] | None = Field(
@@ -66,7 +68,8 @@ class LoraTable(BaseModel):
         default=None,
         description="what becomes of the weights that are not quantized: PEFT's "
         "`prepare_model_for_kbit_training` casts them to fp32, and with the embedding what follows it; left "
-        "out: PEFT's under DDP, none with unsloth's loss, a `frozen_dtype` or stacked experts",
+        f"out: PEFT's {phrase('training.lora.preparation')}, none with unsloth's loss, a `frozen_dtype` or "
+        "stacked experts",
     )
     dtype: Literal["fp32", "bf16"] | None = Field(
         default=None, description="what adapters are kept in; left out: fp32"

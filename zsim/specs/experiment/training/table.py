@@ -11,6 +11,7 @@ from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.lazy_model import Lazy
 from zsim.specs.strategy.fp8 import Fp8Recipe
+from zsim.specs.strategy.sentences import phrase
 from zsim.specs.strategy.table import Count, StrictTable
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
@@ -59,8 +60,8 @@ class TrainingTable(StrictTable):
     )
     micro_batch_size: Count | None = Field(
         default=None,
-        description="sequences that a data-parallel rank computes at a time; left out: 1, or as DeepSpeed's "
-        "JSON says",
+        description="sequences that a data-parallel rank computes at a time; left out: 1, or "
+        f"{phrase('a value of its file')}",
     )
     micro_batch_sizes: dict[str, Count] = Field(
         default={}, description="sequences in a micro-batch by type of the cluster's nodes, where they differ"
@@ -68,7 +69,7 @@ class TrainingTable(StrictTable):
     gradient_accumulation_steps: Count | None = Field(
         default=None,
         description="micro-batches of a step; of a pipeline, its micro-batches; left out: 1, what "
-        "`global_batch_size` takes, or as DeepSpeed's JSON says",
+        f"`global_batch_size` takes, or {phrase('a value of its file')}",
     )
     global_batch_size: Count | None = Field(
         default=None,
@@ -81,7 +82,7 @@ class TrainingTable(StrictTable):
     fp8_recipe: Fp8Recipe | None = Field(
         default=None,
         description='how products are cast with precision "fp8": the scales, and whose kernels; left out: '
-        '"delayed" under Megatron, else "torchao-tensorwise"',
+        f"{phrase('training.fp8_recipe')}",
     )
     """A given recipe implies precision "fp8". The default under Megatron is that of its command line."""
     lengths: Lazy[LengthsTable] | None = Field(
@@ -111,14 +112,13 @@ class TrainingTable(StrictTable):
     transformers: str | None = Field(
         default=None,
         description="the release of Hugging Face's transformers that runs routed experts: up to 4.57 one by "
-        "one, each three linear layers, from 5 on stacked; left out: 5, or 4 beside a DeepSpeed of before "
-        "2026",
+        f"one, each three linear layers, from 5 on stacked; left out: {phrase('training.transformers')}",
     )
     compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
     layer_kernels: LayerKernels | None = Field(
         default=None,
-        description="whose fused kernels compiled blocks have: torch.compile's, Megatron-LM's, or those of "
-        "its releases before 3.0; with `liger`, nanotron's or InternEvo's; left out: the framework's",
+        description=f"whose fused kernels compiled blocks have: {phrase('training.layer_kernels')}; left "
+        "out: the framework's",
     )
     liger: bool = Field(
         default=False, description="Liger's fused kernels, as transformers' `use_liger_kernel`"
@@ -150,8 +150,8 @@ class TrainingTable(StrictTable):
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="norm that gradients are clipped to, 0 for none; left out: off, 1.0 under "
-        "Megatron, as DeepSpeed's release has it",
+        description="norm that gradients are clipped to, 0 for none; left out: "
+        f"{phrase('training.gradient_clipping')}",
     )
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
     block_checkpointing: dict[str, Checkpointing] = Field(
@@ -159,8 +159,8 @@ class TrainingTable(StrictTable):
     )
     recompute_modules: tuple[RecomputeModule, ...] | None = Field(
         default=None,
-        description='modules that "selective" runs again, by Megatron\'s names; left out: the core of '
-        "attention",
+        description=f'modules that "selective" runs again, by {phrase("training.recompute_modules")}; left '
+        "out: the core of attention",
     )
     recompute_method: Literal["uniform", "block"] | None = Field(
         default=None,
@@ -177,13 +177,12 @@ class TrainingTable(StrictTable):
         default=False, description="hold a block's second output during its backward: `use_reentrant=True`"
     )
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
-        default="fused", description="torch's kernels of the optimizer; DeepSpeed brings its own"
+        default="fused", description=phrase("training.optimizer_implementation")
     )
-    autocast: bool = Field(
-        default=False, description="FSDP1 leaves weights in fp32, and torch.autocast casts at every product"
-    )
+    autocast: bool = Field(default=False, description=phrase("training.autocast"))
     stored_dtype: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="what DDP and FSDP keep weights, gradients and optimizer states in"
+        default="fp32",
+        description=f"what {phrase('training.stored_dtype')} keep weights, gradients and optimizer states in",
     )
     expandable_segments: bool = Field(
         default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

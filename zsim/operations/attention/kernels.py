@@ -27,25 +27,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
-from zsim.cost.kernels import elementwise
 from zsim.cost.kernels.kernel import Kernel, Layout
-from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
 from zsim.cost.kernels.score_blocks import ScoreBlock, causal_pairs, total_size, window_of
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.specs.model.spec import Attention, Module
+from zsim.operations.attention.core import AttentionCore
+from zsim.operations.attention.rotary import layout_kernels, rotary_backward, rotary_forward
 
 LOGSUMEXP_BYTES = 4
+SCORE_BYTES = 2  # of the gradient of a score that cuDNN writes
 
 
-def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+def core_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Kernels of attention's forward: rotary embedding, then the core."""
-    assert isinstance(module.op_spec, Attention)
-    spec = module.op_spec
-    assert spec.context is None, "zsim.plan.workload.context issues it in parts"
     core = _flash_forward if options.attention == "flash" else _math_forward
     return (
-        *elementwise.layout_kernels(spec, shape, options, 0),
+        *layout_kernels(spec, shape, options, 0),
         *rotary_forward(spec, shape, options),
         *_bias_kernels(spec, shape, options, 0),
         *core(spec, shape, options),
@@ -53,42 +51,19 @@ def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -
     )
 
 
-def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+def core_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Kernels of attention's backward: gradients of the core, then of the rotary embedding."""
-    assert isinstance(module.op_spec, Attention)
-    spec = module.op_spec
-    assert spec.context is None, "zsim.plan.workload.context issues it in parts"
     core = _flash_backward if options.attention == "flash" else _math_backward
     return (
         *_unpad_kernels(spec, shape, options, 1),
         *core(spec, shape, options),
         *_bias_kernels(spec, shape, options, 1),
         *rotary_backward(spec, shape, options),
-        *elementwise.layout_kernels(spec, shape, options, 1),
+        *layout_kernels(spec, shape, options, 1),
     )
 
 
-def query_elements(spec: Attention) -> int:
-    """Elements of q per token."""
-    return spec.num_heads * spec.qk_head_dim
-
-
-def key_value_elements(spec: Attention) -> int:
-    """Elements of k and v per token."""
-    return spec.num_kv_heads * (spec.qk_head_dim + spec.v_head_dim)
-
-
-def input_elements(spec: Attention) -> int:
-    """Elements of q, k and v per token."""
-    return query_elements(spec) + key_value_elements(spec)
-
-
-def output_elements(spec: Attention) -> int:
-    """Elements of the output per token."""
-    return spec.num_heads * spec.v_head_dim
-
-
-def _pairs(spec: Attention, shape: BatchShape) -> float:
+def _pairs(spec: AttentionCore, shape: BatchShape) -> float:
     """Query-key pairs of a sequence: of all documents in it, s^2/2 each, where it has several. With documents
     of s tokens the sum is L/2 sum(s^2)/sum(s), L: the sequence's tokens."""
     if shape.span is None:
@@ -105,7 +80,12 @@ def _split_by_document(kernel: Kernel, shape: BatchShape) -> Kernel:
     return replace(kernel, shape=(max(1, round(heads * length / span)), span, span, width))
 
 
-def attended_pairs(spec: Attention, sequence_length: float) -> float:
+def num_buffers(heads: int, sm_count: int) -> int:
+    """The dq buffers, ceil(S / (b a)), of `heads` heads of all sequences."""
+    return ceil(sm_count / heads)
+
+
+def attended_pairs(spec: AttentionCore, sequence_length: float) -> float:
     """Query-key pairs of one sequence under the layer's mask.
 
     A causal mask leaves s^2/2, or w s - w^2/2 with a window w. In chunks it leaves c^2/2 each, and the last
@@ -121,7 +101,7 @@ def attended_pairs(spec: Attention, sequence_length: float) -> float:
 
 
 def _bias_kernels(
-    spec: Attention, shape: BatchShape, options: WorkOptions, direction: int
+    spec: AttentionCore, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
     """A bias by distance: buckets, a gathered row per pair, its transpose. Backward adds up by row."""
     if spec.bias != "made":
@@ -132,13 +112,13 @@ def _bias_kernels(
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 
 
-def unpads(spec: Attention, options: WorkOptions) -> bool:
+def unpads(spec: AttentionCore, options: WorkOptions) -> bool:
     """Whether rows are gathered before the fused core, and scattered after it."""
     return spec.unpads and options.attention == "flash"
 
 
 def _unpad_kernels(
-    spec: Attention, shape: BatchShape, options: WorkOptions, direction: int
+    spec: AttentionCore, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
     """Gathers and scatters around the core when a padding mask is given, whether tokens are padded or not.
 
@@ -152,7 +132,7 @@ def _unpad_kernels(
     """
     if not unpads(spec, options):
         return ()
-    inputs, outputs = input_elements(spec), output_elements(spec)
+    inputs, outputs = spec.input_elements, spec.output_elements
     copied_elements, launches = (3 * outputs, 6) if direction == 0 else (inputs + 2 * outputs, 2)
     size, dtype = shape.tokens * options.activation_bytes, options.kernel_dtype
     indexed_bytes = float(2 * inputs * size)
@@ -162,7 +142,7 @@ def _unpad_kernels(
     )
 
 
-def _flash_forward(spec: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+def _flash_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     length, pairs = shape.sequence_length, _pairs(spec, shape)
     kernel = _fused_forward(spec, shape.sequences, length, length, pairs, options)
     kernel = _masked_kernel(spec, _split_by_document(kernel, shape))
@@ -172,7 +152,7 @@ def _flash_forward(spec: Attention, shape: BatchShape, options: WorkOptions) -> 
     return (replace(kernel, hbm_bytes=kernel.hbm_bytes + bias_read_bytes),)
 
 
-def _masked_kernel(spec: Attention, kernel: Kernel) -> Kernel:
+def _masked_kernel(spec: AttentionCore, kernel: Kernel) -> Kernel:
     """The kernel with the layer's mask: a window, or chunks as sequences, only where they are shorter."""
     if spec.chunk is not None and spec.chunk < kernel.shape[2]:
         return _split_by_document(kernel, BatchShape(1, spec.chunk, span=spec.chunk))
@@ -181,24 +161,24 @@ def _masked_kernel(spec: Attention, kernel: Kernel) -> Kernel:
     return replace(kernel, is_causal=spec.is_causal, window=window)
 
 
-def fused_forward(spec: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
+def fused_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> Kernel:
     """The fused kernel of whole sequences."""
     return _flash_forward(spec, shape, options)[0]
 
 
-def fused_backward(spec: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
+def fused_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> Kernel:
     """The backward of `fused_forward`."""
     return _flash_backward(spec, shape, options)[0]
 
 
-def block_forward(spec: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
+def block_forward(spec: AttentionCore, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
     """The fused kernel of one block of the scores of each of `sequences`."""
     kernel = _fused_forward(spec, sequences, block.queries, block.keys, block.pairs, options)
     return replace(kernel, is_causal=block.is_causal, window=window_of([block]))
 
 
 def blocks_forward(
-    spec: Attention, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
+    spec: AttentionCore, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
 ) -> Kernel:
     """The fused kernel of several blocks per sequence. Keys that two of them read are read twice."""
     kernel = _fused_forward(spec, sequences, *total_size(blocks), options)
@@ -206,7 +186,7 @@ def blocks_forward(
 
 
 def blocks_backward(
-    spec: Attention, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
+    spec: AttentionCore, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
 ) -> Kernel:
     """The backward of `blocks_forward`."""
     kernel = _fused_backward(spec, sequences, *total_size(blocks), options)
@@ -214,17 +194,17 @@ def blocks_backward(
 
 
 def _fused_forward(
-    spec: Attention, sequences: int, queries: int, keys: int, pairs: float, options: WorkOptions
+    spec: AttentionCore, sequences: int, queries: int, keys: int, pairs: float, options: WorkOptions
 ) -> Kernel:
     e, heads = options.activation_bytes, spec.num_heads
-    bytes_per_query = (query_elements(spec) + output_elements(spec)) * e + heads * LOGSUMEXP_BYTES
-    num_bytes = sequences * (queries * bytes_per_query + keys * key_value_elements(spec) * e)
+    bytes_per_query = (spec.query_elements + spec.output_elements) * e + heads * LOGSUMEXP_BYTES
+    num_bytes = sequences * (queries * bytes_per_query + keys * spec.key_value_elements * e)
     flops = 2.0 * (sequences * heads * pairs) * (spec.qk_head_dim + spec.v_head_dim)
     shape = (sequences * heads, queries, keys, spec.qk_head_dim)
     return Kernel("attention_forward", flops, float(num_bytes), options.kernel_dtype, shape)
 
 
-def _flash_backward(spec: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+def _flash_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     length, pairs = shape.sequence_length, _pairs(spec, shape)
     kernel = _fused_backward(spec, shape.sequences, length, length, pairs, options)
     kernel = _masked_kernel(spec, _split_by_document(kernel, shape))
@@ -237,7 +217,7 @@ def _flash_backward(spec: Attention, shape: BatchShape, options: WorkOptions) ->
     return (kernel, *_bias_gradient(spec, shape, options)) if has_gradient else (kernel,)
 
 
-def _bias_gradient(spec: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+def _bias_gradient(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """The scores' gradient summed over the batch and, but for the first layer's, added to what later layers
     gave."""
     e, scores = options.activation_bytes, _num_scores(spec, shape)
@@ -246,27 +226,29 @@ def _bias_gradient(spec: Attention, shape: BatchShape, options: WorkOptions) -> 
     return (_scores_kernel(scores + accumulated_elements, options, e, launches),)
 
 
-def block_backward(spec: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
+def block_backward(spec: AttentionCore, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
     """The backward of `block_forward`."""
     kernel = _fused_backward(spec, sequences, block.queries, block.keys, block.pairs, options)
     return replace(kernel, is_causal=block.is_causal, window=window_of([block]))
 
 
 def _fused_backward(
-    spec: Attention, sequences: int, queries: int, keys: int, pairs: float, options: WorkOptions
+    spec: AttentionCore, sequences: int, queries: int, keys: int, pairs: float, options: WorkOptions
 ) -> Kernel:
     """Three kernels: row sums of the output times its gradient, the products, the cast of the fp32 dq."""
     e, heads = options.activation_bytes, spec.num_heads
     # Reads q, k, v, dout; writes dq, dk, dv; reads out and dout for the row sums; dq is accumulated in fp32.
-    q, out = query_elements(spec), output_elements(spec)
+    q, out = spec.query_elements, spec.output_elements
     bytes_per_query = (2 * q + 3 * out) * e + 2 * heads * LOGSUMEXP_BYTES + 2 * q * 4
-    num_bytes = sequences * (queries * bytes_per_query + 2 * keys * key_value_elements(spec) * e)
+    num_bytes = sequences * (queries * bytes_per_query + 2 * keys * spec.key_value_elements * e)
     flops = 2.5 * (2.0 * (sequences * heads * pairs) * (spec.qk_head_dim + spec.v_head_dim))
     shape = (sequences * heads, queries, keys, spec.qk_head_dim)
     return Kernel("attention_backward", flops, float(num_bytes), options.kernel_dtype, shape, 3)
 
 
-def _product(spec: Attention, shape: BatchShape, options: WorkOptions, head_dim: int, inner: str) -> Kernel:
+def _product(
+    spec: AttentionCore, shape: BatchShape, options: WorkOptions, head_dim: int, inner: str
+) -> Kernel:
     """One batched product of the b a s x s scores. `inner` names the dimension summed over.
 
     Rows of the scores are s long, so an unaligned sequence length slows every such product. Whether scores
@@ -290,7 +272,7 @@ def _product(spec: Attention, shape: BatchShape, options: WorkOptions, head_dim:
     )
 
 
-def _math_forward(spec: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+def _math_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     e, scores = options.activation_bytes, _num_scores(spec, shape)
     kernels = [
         *_repeat_kv(spec, shape, options),
@@ -304,7 +286,7 @@ def _math_forward(spec: Attention, shape: BatchShape, options: WorkOptions) -> t
     return tuple(kernels)
 
 
-def _softmax_forward(spec: Attention, shape: BatchShape, options: WorkOptions) -> tuple[int, int]:
+def _softmax_forward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[int, int]:
     """(bytes per score, launches) from the scores to the probabilities: scale, cap, bias, mask, sinks,
     softmax. Megatron's kernel: see [Note: softmax of four heads]."""
     e = options.activation_bytes
@@ -324,7 +306,7 @@ def _softmax_forward(spec: Attention, shape: BatchShape, options: WorkOptions) -
     return 2 * e + 2 * e + softmax, 2 + launches
 
 
-def _fits_megatron(spec: Attention, shape: BatchShape, options: WorkOptions) -> bool:
+def _fits_megatron(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> bool:
     """# [Note: softmax of four heads]
     Megatron's fused softmax of scale, mask and softmax takes only sequences times local heads that are a
     multiple of four since August 2021 (40becfc9, megatron/model/fused_softmax.py `is_kernel_available`).
@@ -332,14 +314,14 @@ def _fits_megatron(spec: Attention, shape: BatchShape, options: WorkOptions) -> 
     return options.dtype != "fp32" and shape.sequences * spec.num_heads % 4 == 0
 
 
-def _masked_bytes(spec: Attention, num_bytes: int) -> int:
+def _masked_bytes(spec: AttentionCore, num_bytes: int) -> int:
     """Bytes that Megatron's fused softmax reads of `num_bytes` per score: under a causal mask up to the
     diagonal, while it writes all (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h of
     Megatron-LM 3)."""
     return num_bytes // 2 if spec.is_causal else num_bytes
 
 
-def _softmax_backward(spec: Attention, shape: BatchShape, options: WorkOptions) -> tuple[int, int]:
+def _softmax_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[int, int]:
     """(bytes per score, launches) of backward: dropout, cast, softmax backward (reads probabilities and
     gradient, writes one), sinks, cap, scale.
     """
@@ -362,7 +344,7 @@ def _softmax_backward(spec: Attention, shape: BatchShape, options: WorkOptions) 
     return dropout + softmax + 2 * e, launches + 1 + dropout_mask
 
 
-def _math_backward(spec: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+def _math_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Kernels of the gradients of values, probabilities, scores, queries and keys."""
     scores = _num_scores(spec, shape)
     return (
@@ -377,7 +359,7 @@ def _math_backward(spec: Attention, shape: BatchShape, options: WorkOptions) -> 
     )
 
 
-def _num_scores(spec: Attention, shape: BatchShape) -> int:
+def _num_scores(spec: AttentionCore, shape: BatchShape) -> int:
     return shape.sequences * spec.num_heads * shape.sequence_length * shape.sequence_length
 
 
@@ -385,16 +367,16 @@ def _scores_kernel(scores: int, options: WorkOptions, bytes_per_score: int, laun
     return Kernel("elementwise", 0.0, float(scores * bytes_per_score), options.kernel_dtype, (), launches)
 
 
-def _repeat_kv(spec: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+def _repeat_kv(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Copy keys and values out to all heads (backward: sum their gradients back)."""
     if spec.num_kv_heads == spec.num_heads:
         return ()
     repeated_elements = spec.num_heads * (spec.qk_head_dim + spec.v_head_dim)
-    num_bytes = shape.tokens * (repeated_elements + key_value_elements(spec)) * options.activation_bytes
+    num_bytes = shape.tokens * (repeated_elements + spec.key_value_elements) * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), 2),)
 
 
-def _transpose(spec: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
+def _transpose(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> Kernel:
     """Transpose the heads back into each token's row: one copy of the output."""
-    elements = 2 * shape.tokens * output_elements(spec)
+    elements = 2 * shape.tokens * spec.output_elements
     return Kernel("elementwise", 0.0, float(elements * options.activation_bytes), options.kernel_dtype)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.modules import gemm
+from zsim.cost.kernels.kernel import Kernel, gemm
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import accumulate_kernels, scale_kernels
-from zsim.cost.memory.tensors import ModuleTensors
-from zsim.specs.model.spec import Linear, Loss, Module
+from zsim.operations.linear import Linear
+from zsim.operations.operation import Module, Role
+from zsim.operations.tensors import ModuleTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
 
 def head_index(modules: tuple[Module, ...]) -> int | None:
     """Index of the LM head in `modules`: the last product before the loss. None without a loss."""
-    if not any(isinstance(module.op_spec, Loss) for module in modules):
+    if not any(module.role is Role.LOSS for module in modules):
         return None
-    products = [index for index, module in enumerate(modules) if isinstance(module.op_spec, Linear)]
+    products = [index for index, module in enumerate(modules) if module.role is Role.PRODUCT]
     return products[-1] if products else None
 
 

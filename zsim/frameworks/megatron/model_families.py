@@ -7,7 +7,7 @@ in every family here. The plan joins those that Megatron runs as one product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Experts, Router
@@ -23,6 +23,7 @@ from zsim.specs.model.families.builders import (
     rms_norm,
 )
 from zsim.specs.model.families.latent import latent_attention
+from zsim.specs.model.huggingface import ModelFamily
 from zsim.specs.model.spec import ModelSpec, Module, Norm, Parameter
 
 _NORMS = ("LayerNorm", "RMSNorm")
@@ -180,3 +181,6 @@ def _experts(config: ConfigReader, hidden: int, ffn: int, *, bias: bool) -> list
     if config.boolean("moe_shared_expert_gate", False):
         modules.append(linear("mlp.shared_experts.gate", hidden, 1, shares_input=True))
     return modules
+
+
+FAMILIES: Mapping[str, ModelFamily] = {"megatron": ModelFamily(megatron, listed_before="nemotron")}
