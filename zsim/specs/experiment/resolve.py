@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.capture.settings import captured_notes, check_captured
@@ -52,7 +51,7 @@ from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.sentences import alternatives
-from zsim.specs.strategy.table import StrategyTable
+from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
 
 
@@ -152,7 +151,7 @@ def _resolve_trained_model(
     experiment: Experiment,
     requested: TrainingTable,
     layout: Layout,
-    config: Any,
+    config: StrategyConfig | None,
     notes: list[str],
 ) -> tuple[TrainingConfig, ModelSpec, ExpertSplit]:
     """The training that the experiment asks for, the model as it is trained, and the split of its routed
@@ -230,7 +229,7 @@ def _apply_expert_degrees(
     expert_split: ExpertSplit,
     model: ModelSpec,
     training: TrainingConfig,
-    config: Any,
+    config: StrategyConfig | None,
 ) -> ParallelismConfig:
     """The layout's parallelism with the degrees of the model's experts. `model` is the model as it is
     trained.
@@ -258,7 +257,7 @@ def _check_tables(
     model: ModelSpec,
     training: TrainingConfig,
     parallelism: ParallelismConfig,
-    config: Any,
+    config: StrategyConfig | None,
 ) -> list[str]:
     """Notes about settings without effect, after all tables have been checked against each other."""
     table = experiment.strategy

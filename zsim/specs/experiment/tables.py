@@ -35,9 +35,10 @@ from zsim.specs.lazy_model import Lazy, LazyKinds, LazyModel
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable_names
+from zsim.specs.strategy.choices import default_kind
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.registry import STRATEGIES, default_kind, is_strategy
+from zsim.specs.strategy.registry import STRATEGIES, is_strategy
 from zsim.specs.strategy.table import Count, StrategyTable, StrictTable
 from zsim.specs.user_code import UserCode, load_user_models
 

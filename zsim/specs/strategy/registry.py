@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from zsim.resources import PRESETS
 
 if TYPE_CHECKING:
     from zsim.specs.strategy.framework import Framework
@@ -41,22 +38,6 @@ def kinds_with(module: str) -> tuple[str, ...]:
 def kinds_in_order() -> tuple[str, ...]:
     """The values of `strategy.kind`, in the order of `Framework.order`."""
     return tuple(sorted(kinds(), key=lambda kind: framework_of(kind).order))
-
-
-@cache
-def _choices() -> Mapping[str, Any]:
-    return tomllib.loads((PRESETS / "choices.toml").read_text())
-
-
-def default_kind() -> str:
-    """The kind of an experiment that names none."""
-    kind: str = _choices()["default_kind"]
-    return kind
-
-
-def values_of(key: str) -> tuple[str, ...]:
-    """The values of a key that names frameworks, or what is theirs."""
-    return tuple(_choices()["values"][key])
 
 
 def is_strategy(kind: object) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from zsim.specs.strategy.choices import values_of
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.lengths import SampledLengths
-from zsim.specs.strategy.registry import values_of
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
