@@ -99,5 +99,5 @@ def test_megatron_rotates_in_one_kernel_without_a_factor(rope: dict[str, str], i
     core = next(one for one in made.blocks[-1].modules if isinstance(one.op_spec, Attention))
     shape = BatchShape(2, 512)
     for layers, is_slow in (("megatron", is_eager), ("torch", False)):
-        kernels = forward_kernels(core, shape, WorkOptions(compile=True, layers=layers))  # type: ignore[arg-type]
+        kernels = forward_kernels(core, shape, WorkOptions(compile=True, layers=layers))
         assert any(one.indexed_elements for one in kernels) == is_slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.specs.experiment.layout import tile_linears
+from zsim.frameworks.deepspeed.tiles import tile_linears
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear
 

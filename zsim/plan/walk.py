@@ -38,7 +38,7 @@ class Walk:
         self.builder, self.workload = hooks.builder, hooks.stage.workload
         self.logs = self.workload.logs
         parallelism = hooks.stage.parallelism
-        self.has_dtensors = parallelism.style.has_dtensors and parallelism.tensor > 1
+        self.has_dtensors = parallelism.has_dtensors
         self.compiles = self.workload.training.compile
 
     def _call_overhead(self, call: ModuleCall) -> str:

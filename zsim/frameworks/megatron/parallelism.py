@@ -37,5 +37,6 @@ NANOTRON = ModelParallelStyle(
     schedules=("gpipe", "1f1b"),
     schedule="gpipe",
     empties_outputs=True,
+    has_simulated_context=False,
     context_methods=("p2p",),
 )

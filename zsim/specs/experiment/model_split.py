@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.experiment.framework_resolver import FrameworkResolver
 from zsim.specs.model.spec import Activation, Attention, Block, ContextMethod, ModelSpec
 from zsim.specs.strategy.mesh import CONTEXT
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.sentences import alternatives, phrase
 from zsim.specs.strategy.training import TrainingConfig
 
 _WINDOW_METHODS: tuple[ContextMethod, ...] = ("all-gather", "all-to-all")  # that know windows
 _MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZE
 
 
-def check_split(model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
+def check_split(
+    framework: FrameworkResolver[Any, Any],
+    model: ModelSpec,
+    training: TrainingConfig,
+    parallelism: ParallelismConfig,
+) -> None:
     """Raises InputError for heads, widths or micro-batches that do not divide among the ranks.
 
-    It also raises InputError for settings that torch refuses with its schedules and its asynchronous tensor
-    parallelism. Raises NotSimulatedError for checkpoints of which torch recomputes a block once per
-    parameter.
+    It also raises for parallelism that the framework refuses.
     """
     _check_loss(parallelism)
     _check_gathers(parallelism)
     _check_encoder_decoder(model, parallelism)
-    _check_async(training, parallelism)
-    if parallelism.style.name == "torch":
-        _check_split_backward(training, parallelism)
-        if parallelism.pipeline > 1 and model.is_tied:
-            raise InputError(
-                f"parallelism.pipeline: found {parallelism.pipeline}, but '{model.name}' ties its head to "
-                "its embedding, and torchtitan's pipelines share no weight; expected pipeline = 1, or "
-                "strategy 'megatron'"
-            )
+    framework.check_split(model, training, parallelism)
     if parallelism.tensor > 1 and not parallelism.style.cuts_unevenly:
         for block in model.unique_blocks:
             _check_block(block, model, parallelism)
@@ -72,80 +70,26 @@ def _check_encoder_decoder(model: ModelSpec, parallelism: ParallelismConfig) -> 
 
 
 def _check_loss(parallelism: ParallelismConfig) -> None:
-    if not parallelism.loss_parallel and (parallelism.style.name != "torch" or parallelism.tensor == 1):
+    if not parallelism.loss_parallel and not parallelism.has_dtensors:
         raise InputError(
-            "parallelism.loss_parallel: found false, which torchtitan alone has, for tensor ranks; expected "
-            "true, or strategy 'fsdp2' with tensor above 1"
+            f"parallelism.loss_parallel: found false, which {phrase('parallelism.loss_parallel')} alone has, "
+            f"for tensor ranks; expected true, or {alternatives('parallelism.loss_parallel')}"
         )
 
 
 def _check_gathers(parallelism: ParallelismConfig) -> None:
     if not parallelism.gather_per_product:
         return
-    if parallelism.style.name != "torch" or parallelism.tensor == 1:
+    if not parallelism.has_dtensors:
         raise InputError(
             "parallelism.gather_per_product: found true, which torch's DTensors alone have, for tensor "
-            "ranks; expected false, or strategy 'fsdp2' with tensor above 1"
+            f"ranks; expected false, or {alternatives('parallelism.gather_per_product')}"
         )
     if parallelism.async_tensor:
         raise NotSimulatedError(
             "parallelism.gather_per_product: found true with async_tensor, which zsim simulates with one "
             "gathering for all products of an input; expected false"
         )
-
-
-def _check_async(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
-    """Checks asynchronous tensor parallelism as the frameworks do.
-
-    Sources: torchtitan v0.2.2 distributed/tensor_parallel.py. torch 2.13
-    _inductor/fx_passes/micro_pipeline_tp.py, which knows gathers and scatters. Megatron-Core 0.16.1
-    training/arguments.py `validate_args`.
-    """
-    if not parallelism.async_tensor or parallelism.style.name not in ("torch", "megatron"):
-        return
-    if parallelism.tensor == 1 and parallelism.style.name == "torch":
-        raise InputError("parallelism.async_tensor: has no effect with tensor = 1; expected tensor above 1")
-    if parallelism.style.name == "megatron" and parallelism.tensor > 1 and not parallelism.sequence_parallel:
-        raise InputError(
-            "parallelism.async_tensor: found true without sequence parallelism, which Megatron's "
-            "--tp-comm-overlap asserts; expected sequence_parallel = true"
-        )
-    if parallelism.style.name != "torch":
-        return
-    if not training.compile:
-        raise InputError(
-            "parallelism.async_tensor: torch.compile makes it, and training.compile is false; expected "
-            "training.compile = true"
-        )
-    if not parallelism.sequence_parallel:
-        raise InputError(
-            "parallelism.async_tensor: torch.compile fuses all-gathers and reduce-scatters with products, "
-            "not all-reduces; expected sequence_parallel = true"
-        )
-
-
-_SPLIT_BACKWARDS = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
-
-
-def _check_split_backward(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
-    """Each parameter's gradient is a graph task of its own where a schedule splits backward
-    (`stage_backward_weight` of torch 2.13 distributed/pipelining/_backward.py), and a checkpoint recomputes
-    per graph task (utils/checkpoint.py), or, with selective contexts, raises at the second."""
-    policies = {training.activation_checkpointing, *training.block_checkpointing} - {"none"}
-    if parallelism.pipeline == 1 or parallelism.schedule not in _SPLIT_BACKWARDS or not policies:
-        return
-    what = (
-        f"training.activation_checkpointing: found '{min(policies)}' with schedule '{parallelism.schedule}'"
-    )
-    if "selective-op" in policies:
-        raise InputError(
-            f"{what}, whose backward is in two parts; torch takes selective checkpoints through one backward "
-            "only; expected 'none'"
-        )
-    raise NotSimulatedError(
-        f"{what}, whose backward is in two parts: torch recomputes a block for each of its parameters, which "
-        "zsim does not simulate; expected 'none', or schedule 'interleaved-1f1b'"
-    )
 
 
 def _check_block(block: Block, model: ModelSpec, parallelism: ParallelismConfig) -> None:
@@ -253,8 +197,8 @@ def _check_context(model: ModelSpec, training: TrainingConfig, parallelism: Para
     Raises NotSimulatedError for windows, and for behaviour of a framework that zsim does not know.
     """
     name = parallelism.style.title
-    if parallelism.style.name == "nanotron":
-        raise NotSimulatedError("parallelism.context: zsim does not simulate nanotron's ring attention")
+    if not parallelism.style.has_simulated_context:
+        raise NotSimulatedError(f"parallelism.context: zsim does not simulate {name}'s ring attention")
     if training.attention == "math":
         raise InputError(
             f"training.attention: found 'math' with parallelism.context = {parallelism.context}, but {name} "

@@ -20,7 +20,6 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, expected_text
-from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
@@ -38,7 +37,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable_names
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.registry import STRATEGIES, is_strategy
+from zsim.specs.strategy.registry import STRATEGIES, default_kind, is_strategy
 from zsim.specs.strategy.table import Count, StrategyTable, StrictTable
 from zsim.specs.user_code import UserCode, load_user_models
 
@@ -114,7 +113,9 @@ class ExperimentFile(StrictTable):
     simulation: Lazy[SimulationTable] = Field(
         default=SimulationTable.model_construct(), description="how much is simulated"
     )
-    strategy: Annotated[StrategyTable, LazyKinds(STRATEGIES)] = Fsdp2Table.model_construct(kind="fsdp2")
+    strategy: Annotated[StrategyTable, LazyKinds(STRATEGIES)] = STRATEGIES[default_kind()].model_construct(
+        kind=default_kind()
+    )
     cost: Lazy[CostTable] | None = Field(default=None, description="prices and power, for money and energy")
     run: _RunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"
@@ -224,7 +225,7 @@ def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[d
             f"strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
             f"{did_you_mean(str(kind), STRATEGIES)}"
         )
-        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+        return {**data, "strategy": {"kind": default_kind()}}, problems
     known_keys = set(STRATEGIES[kind].model_fields) if kind else set()
     for key in sorted(keys - known_keys):
         owners = [name for name, model in STRATEGIES.items() if key in model.model_fields]
@@ -240,12 +241,14 @@ def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[d
     if kind is None:
         if not problems:
             problems.append(f"strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
-        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+        return {**data, "strategy": {"kind": default_kind()}}, problems
     kept_table = {key: value for key, value in table.items() if str(key) in known_keys}
     return {**data, "strategy": {**kept_table, "kind": kind}}, problems
 
 
 def _infer_kind(keys: set[str]) -> str | None:
-    """The kind that has these keys. FSDP2 if several have them, None if no kind has all."""
+    """The kind that has these keys. The default one if several have them, None if no kind has all."""
     candidates = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
-    return "fsdp2" if "fsdp2" in candidates else candidates[0] if candidates else None
+    if default_kind() in candidates:
+        return default_kind()
+    return candidates[0] if candidates else None

@@ -90,9 +90,14 @@ class ParallelismConfig:
 
     @property
     def fuses_projections(self) -> bool:
-        """Whether projections of one input are one product, as in Megatron's own layers."""
+        """Whether projections of one input are one product."""
         fused = self.style.fused_projections
         return fused == "always" or (fused == "with tensor ranks" and self.tensor > 1)
+
+    @property
+    def has_dtensors(self) -> bool:
+        """Whether the parameters of tensor-parallel ranks are torch's DTensors."""
+        return self.style.has_dtensors and self.tensor > 1
 
     @property
     def num_stages(self) -> int:

@@ -7,10 +7,13 @@ the rooms that ask for them. Core looks a framework up by its kind and names non
 from __future__ import annotations
 
 import importlib
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from zsim.resources import PRESETS
 
 if TYPE_CHECKING:
     from zsim.specs.strategy.framework import Framework
@@ -24,6 +27,22 @@ def kinds() -> tuple[str, ...]:
     """The values of `strategy.kind`, in the order of the alphabet."""
     (folder,) = importlib.import_module(_PACKAGE).__path__
     return tuple(sorted(path.parent.name for path in Path(folder).glob("*/framework.py")))
+
+
+@cache
+def _choices() -> Mapping[str, Any]:
+    return tomllib.loads((PRESETS / "choices.toml").read_text())
+
+
+def default_kind() -> str:
+    """The kind of an experiment that names none."""
+    kind: str = _choices()["default_kind"]
+    return kind
+
+
+def values_of(key: str) -> tuple[str, ...]:
+    """The values of a key that names frameworks, or what is theirs."""
+    return tuple(_choices()["values"][key])
 
 
 def is_strategy(kind: object) -> bool:

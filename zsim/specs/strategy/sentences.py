@@ -19,6 +19,11 @@ def alternatives(setting: str) -> str:
     return _sentences()["alternatives"][setting]
 
 
+def left_out(key: str) -> str:
+    """The values that frameworks take where `key` is left out, as its description has them."""
+    return _sentences()["left out"][key]
+
+
 def phrase(subject: str) -> str:
     """The part of a sentence about `subject` that names frameworks."""
     return _sentences()["phrases"][subject]

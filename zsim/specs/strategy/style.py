@@ -33,7 +33,7 @@ class ModelParallelStyle:
     # -- the layers -------------------------------------------------------------------------------------
 
     fused_projections: FusedProjections = "never"
-    """When projections of one input are one product, as in Megatron's own layers."""
+    """When projections of one input are one product."""
     cuts_unevenly: bool = False
     """Ranks may have parts of different sizes, so that no degree has to divide heads and widths."""
     repeats_kv_heads: bool = False
@@ -90,6 +90,7 @@ class ModelParallelStyle:
     # -- context parallelism ----------------------------------------------------------------------------
 
     context_library: ContextLibrary = "torch"
+    has_simulated_context: bool = True
     context_methods: tuple[ContextMethod, ...] = ("all-gather", "p2p")
     """The default comes first."""
     has_zigzag: bool = False

@@ -35,3 +35,7 @@ class StrategyConfig:
     def plans_workspaces(self) -> bool:
         """Whether cuBLAS's workspaces are among the plan's memory, as torch's allocator holds them."""
         return False
+
+    def label(self, world_size: int, ranks: int) -> str:
+        """Its name in headlines, for a job of `world_size` GPUs. Data parallelism is over `ranks` of them."""
+        raise NotImplementedError

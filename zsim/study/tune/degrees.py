@@ -10,11 +10,10 @@ each. Schedules are all that the framework has for so many stages on a rank. The
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
-from zsim.frameworks.megatron.parallelism import MEGATRON
-from zsim.frameworks.torch.parallelism import TORCH
 from zsim.specs.strategy.parallelism import SINGLE_STAGE, V_SHAPED
+from zsim.specs.strategy.parallelism_table import ScheduleName
 from zsim.study.tune.base import Base
 
 TENSOR, PIPELINE, CONTEXT = "parallelism.tensor", "parallelism.pipeline", "parallelism.context"
@@ -86,7 +85,7 @@ def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
 
 def schedules_of(kind: str, virtual: int) -> list[str]:
     """The schedules of a strategy's framework for so many stages on a rank, its usual one first."""
-    offered = (MEGATRON if kind == "megatron" else TORCH).schedules
+    offered = ("1f1b", "interleaved-1f1b") if kind == "megatron" else get_args(ScheduleName)
     schedules = [name for name in offered if (virtual == 1) == (name in SINGLE_STAGE)]
     schedules = [name for name in schedules if virtual == 2 or name not in V_SHAPED]
     usual = "1f1b" if virtual == 1 else "interleaved-1f1b"

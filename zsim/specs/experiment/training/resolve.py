@@ -7,7 +7,6 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.capture.settings import captured_length
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.kernel_choices import attention_kind, cross_entropy_of
-from zsim.specs.experiment.strategies import default_precision
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
@@ -36,7 +35,7 @@ def resolve_training(
     Adds notes about settings without effect to `notes`. Raises InputError for a precision that a GPU lacks
     and for a sequence that the model cannot take.
     """
-    precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
+    precision = deepspeed.precision if deepspeed else table.precision or cluster.default_precision
     gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
     if getattr(gpu.peak, precision) is None:
         choices = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
