@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.test_megatron import SHARDED
+from tests.frameworks.megatron.test_megatron import SHARDED
 from zsim.errors import InputError
 from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.zeropp_jobs import HPZ, NOTHING_KEPT, QWZ, calls, plan_of
+from tests.frameworks.deepspeed.zeropp_jobs import HPZ, NOTHING_KEPT, QWZ, calls, plan_of
 from zsim.plan.ops import Copy, HostWork, Plan
 
 TOTAL = 1_235_814_400

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import zsim
-from tests.plan.zeropp_jobs import HPZ, NOTHING_KEPT, QGZ, QWZ, experiment_of
+from tests.frameworks.deepspeed.zeropp_jobs import HPZ, NOTHING_KEPT, QGZ, QWZ, experiment_of
 from zsim.report.traffic import SentRow
 
 NORMS = 65 * 4096

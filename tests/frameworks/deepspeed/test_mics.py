@@ -12,7 +12,15 @@ import pytest
 
 import zsim
 from tests.expect import of_kind
-from tests.plan.zeropp_jobs import HPZ, NOTHING_KEPT, calls, experiment_of, job_of, plan_of, sent
+from tests.frameworks.deepspeed.zeropp_jobs import (
+    HPZ,
+    NOTHING_KEPT,
+    calls,
+    experiment_of,
+    job_of,
+    plan_of,
+    sent,
+)
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.plan.make import make_plan

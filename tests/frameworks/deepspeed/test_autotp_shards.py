@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.test_deepspeed_parallel import calls, job_of
+from tests.frameworks.deepspeed.test_deepspeed_parallel import calls, job_of
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.autotp import first_rank_features
 from zsim.plan.make import make_plan, stages_of

@@ -15,7 +15,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
-ORACLE = Path(__file__).parents[2] / "traces" / "oracle"
+ORACLE = Path(__file__).parents[3] / "traces" / "oracle"
 
 
 def unfold(rows: list[Any]) -> list[tuple[Any, ...]]:
