@@ -128,9 +128,11 @@ def price_program(
 
 def _following_kernels(
     program: Program, connections: int, is_serial: bool, groups: tuple[str, ...], launch_queue: int
-) -> list[int]:
-    """See `PricedProgram.following`. Where streams share a queue, the op is also next in the queue, and what
-    is next after it waits for its end.
+) -> list[int] | None:
+    """See `PricedProgram.following`. None where most kernels are followed by something else.
+
+    Where streams share a queue, the op is also next in the queue, and what is next after it waits for its
+    end.
     """
     order = program.memoize(program_order, connections, is_serial)
     unique = program.memoize(find_unique_ops, groups, launch_queue)
@@ -139,8 +141,10 @@ def _following_kernels(
     is_first = are_kernels & (np.fromiter(map(len, successors), np.int64, len(successors)) == 1)
     is_first[np.fromiter(chain.from_iterable(unique.host_waits), np.int64)] = False
     num_waits = 1 if queued_ops is None else 2
+    if 2 * np.count_nonzero(is_first) <= np.count_nonzero(are_kernels):
+        return None
     is_second = (are_kernels & (np.array(order.pending, np.int64) == num_waits)).tolist()
-    following = [-1] * len(order.pending)
+    following, count = [-1] * len(order.pending), 0
     for op in np.flatnonzero(is_first).tolist():
         (next_op,) = successors[op]
         if is_second[next_op]:
@@ -149,7 +153,8 @@ def _following_kernels(
                 if queued_ops[op] != next_op or (queued_op >= 0 and queued_op not in successors[next_op]):
                     continue
             following[op] = next_op
-    return following
+            count += 1
+    return following if 2 * count > np.count_nonzero(are_kernels) else None
 
 
 class ProgramOrder(NamedTuple):

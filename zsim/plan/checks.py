@@ -134,9 +134,9 @@ class _Calls:
 
 def _calls_by_group(program: Program, plan: Plan) -> _Calls:
     calls = _Calls()
-    works = program.memoize(op_columns).work
+    payloads = program.memoize(op_columns).work
     for number in _calling_ops(program):
-        work = works[number]
+        work = payloads[number]
         if isinstance(work, Collective):
             calls.collectives.setdefault(work.group, []).append(number)
         elif isinstance(work, PointToPoint):
@@ -151,9 +151,9 @@ def _calls_by_group(program: Program, plan: Plan) -> _Calls:
 
 def _calling_ops(program: Program) -> list[int]:
     """The ops that communicate."""
-    works, unique = program.memoize(op_columns).work, program.unique_work
+    payloads, unique = program.memoize(op_columns).work, program.unique_work
     calls = {number for number, work in unique.items() if isinstance(work, _CALLS)}
-    are_calls = unroll(program, [id(works[number]) in calls for number in program.memoize(original_ops)])
+    are_calls = unroll(program, [id(payloads[number]) in calls for number in program.memoize(original_ops)])
     numbers: list[int] = np.flatnonzero(are_calls).tolist()
     return numbers
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -200,8 +200,8 @@ class _Changes(NamedTuple):
     owner: Ints
     """Equal for changes of one category, owner, part and micro-batch."""
     kind: Ints
-    """The index of the change's bytes and tensors in `kinds`."""
-    kinds: list[tuple[int, tuple[int, ...]]]
+    """Equal for changes of the same bytes and tensors."""
+    size: Ints
     stream: Ints
     """The index of the change's own stream in `streams`. -1: that of the next work."""
     streams: list[str]
@@ -224,27 +224,30 @@ def _gpu_changes(program: Program) -> _Changes:
         unrolled: Ints = column[origins]
         return unrolled
 
-    sizes, tensors = compress(columns.bytes, mask), compress(columns.tensors, mask)
-    categories, own_streams = list(compress(columns.category, mask)), compress(columns.stream, mask)
-    names, parts = compress(columns.owner, mask), compress(columns.part, mask)
-    owners, owner_of = factorize(list(zip(categories, names, parts, strict=True)))
-    kinds, kind_of = factorize(list(zip(sizes, tensors, strict=True)))
-    streams, stream_of = factorize(
-        [
-            COMPUTE if category == "activations" else stream
-            for category, stream in zip(categories, own_streams, strict=True)
-        ]
-    )
+    def indices(column: Sequence[Any]) -> tuple[list[Any], Ints]:
+        return factorize(list(compress(column, mask)))
+
+    categories, category_of = indices(columns.category)
+    owners, owner_of = indices(columns.owner)
+    parts, part_of = indices(columns.part)
+    sizes, size_of = indices(columns.bytes)
+    tensors, tensors_of = indices(columns.tensors)
+    streams, stream_of = indices(columns.stream)
+    own_streams, streams = streams, list(dict.fromkeys([COMPUTE, *streams]))
+    stream_of = np.array([streams.index(stream) for stream in own_streams], dtype=np.int64)[stream_of]
     if "" in streams:
         stream_of[stream_of == streams.index("")] = -1
+    if "activations" in categories:
+        stream_of[category_of == categories.index("activations")] = 0
     micro_batch = np.fromiter(columns.micro_batch, np.int64, count)
+    owner_of = (category_of * len(owners) + owner_of) * len(parts) + part_of
     return _Changes(
         columns,
         np.fromiter(columns.op, np.int64, count),
         np.fromiter(columns.until, np.int64, count),
-        unroll(owner_of) + len(owners) * (micro_batch + 1),
-        unroll(kind_of),
-        kinds,
+        unroll(owner_of) * (micro_batch.max(initial=-1) + 2) + micro_batch + 1,
+        unroll(size_of * len(tensors) + tensors_of),
+        unroll(np.array(sizes, dtype=np.int64)[size_of]),
         unroll(stream_of),
         streams,
     )
@@ -262,14 +265,13 @@ def _assign_streams(
     stream_of = np.where(changes.stream >= 0, changes.stream, next_numbers[changes.op])
     used, first = np.unique(stream_of, return_index=True)
     used = used[np.argsort(first)]  # in the order in which they come first
-    place = np.zeros(len(all_streams), dtype=np.int64)
-    place[used] = np.arange(len(used))
-    counts = np.array([count for count, _ in changes.kinds], dtype=np.int64)[changes.kind[change_indices]]
+    new_index = np.zeros(len(all_streams), dtype=np.int64)
+    new_index[used] = np.arange(len(used))
     return TensorColumns(
         changes.op[change_indices],
         tensor,
-        np.where(counts > 0, sizes[tensor], 0),
-        place[stream_of][change_indices],
+        np.where(changes.size[change_indices] > 0, sizes[tensor], 0),
+        new_index[stream_of][change_indices],
         changes.until[change_indices],
         tuple(all_streams[number] for number in used.tolist()),
     )
@@ -293,8 +295,9 @@ def _match_tensors(changes: _Changes) -> tuple[Ints, Ints, Ints]:
     pieces, first = [(np.zeros(0, dtype=np.int64),) * 4], 0
     for owner_kinds, owner_starts in starts_per_changes.items():
         count = len(owner_kinds) // width
+        first_indices = by_owner[owner_starts[0] : owner_starts[0] + count].tolist()
         owner_changes = [
-            changes.kinds[kind] for kind in kinds[owner_starts[0] : owner_starts[0] + count].tolist()
+            (changes.columns.bytes[index], changes.columns.tensors[index]) for index in first_indices
         ]
         moves = _Tensors().make(owner_changes)
         owner_indices = by_owner[np.array(owner_starts)[:, None] + np.arange(count)]
