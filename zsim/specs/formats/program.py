@@ -69,12 +69,20 @@ class ProgramSource:
 
     @cached_property
     def content(self) -> Any:
-        """The content of a YAML or JSON, or None where it cannot be read."""
+        """The content of a YAML or JSON, or None where it cannot be read.
+
+        Raises InputError for a JSON that no program has, of numbers or nesting without end.
+        """
         path = Path(self.text)
         try:
             text = read_text(path)
-            return parse_json(text, path) if self.suffix == ".json" else load_yaml(text, self.text)
-        except (OSError, ValueError, InputError):
+            if self.suffix == ".json":
+                return parse_json(text, path)
+        except (OSError, ValueError):
+            return None
+        try:
+            return load_yaml(text, self.text)
+        except InputError:
             return None
 
 
