@@ -10,12 +10,12 @@ import pytest
 import zsim
 from zsim.errors import InputError
 from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED
+from zsim.operations.router import Router
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.specs.model.expert_layer import stacked_experts
-from zsim.specs.model.experts import Router
 
 NETWORK = (
     "--num-layers 4 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 4 --swiglu "
