@@ -76,7 +76,6 @@ NAMERS: set[str] = {
     "cost/kernels/moved_rows.py", "notebook/settings.py", "operations/attention/kernels.py",
     "operations/attention/rotary.py", "operations/rearrange.py", "operations/router.py",
     "plan/parallel/expert_modules.py", "specs/cluster/offload_rates.py", "specs/formats/export.py",
-    "ui/layout.py", "ui/uploads.py",
 }  # fmt: skip
 ENGINE = re.compile(r"megatron|deep_?speed|fsdp|ddp\b|nanotron|internevo|zero_?pp|mics\b", re.IGNORECASE)
 PROGRAM = re.compile(

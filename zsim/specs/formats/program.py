@@ -128,6 +128,8 @@ class TrainingProgram:
     """Whether options may follow the name of its file."""
     takes_any_options: bool = False
     """Whether options that no program recognises are read as its."""
+    yaml_marks: tuple[str, ...] = ()
+    """Keys at the top level of a YAML of which no other program has all, for texts without a name."""
     script_settings: tuple[str, ...] = ()
     """Keys of an experiment that its file says, and all other programs leave to the script."""
 
