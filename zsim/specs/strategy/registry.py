@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 _PACKAGE = "zsim.frameworks"
 
 
-@cache
 def kinds() -> tuple[str, ...]:
     """The values of `strategy.kind`, in the order of the alphabet."""
-    (folder,) = importlib.import_module(_PACKAGE).__path__
-    return tuple(sorted(path.parent.name for path in Path(folder).glob("*/framework.py")))
+    return kinds_with("framework")
 
 
 @cache
 def kinds_with(module: str) -> tuple[str, ...]:
-    """The kinds whose folder has a module of this name."""
-    (folder,) = importlib.import_module(_PACKAGE).__path__
-    return tuple(kind for kind in kinds() if (Path(folder) / kind / f"{module}.py").exists())
+    """The kinds whose folder has a module of this name, in the order of the alphabet."""
+    (path,) = importlib.import_module(_PACKAGE).__path__
+    folders = sorted(path.parent for path in Path(path).glob("*/framework.py"))
+    return tuple(folder.name for folder in folders if (folder / f"{module}.py").exists())
 
 
 @cache
