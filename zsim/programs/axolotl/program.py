@@ -21,6 +21,7 @@ class Axolotl(TrainingProgram):
     suffixes = YAML_SUFFIXES
     file_nouns = ("axolotl YAML",)
     reads = "an axolotl YAML"
+    yaml_marks = ("base_model", "micro_batch_size", "sequence_len")
     release = "axolotl 067b021c (July 2026)"
     recognised_by = (
         "`base_model` beside another key of axolotl's (micro_batch_size, sequence_len, datasets, ...)"

@@ -16,6 +16,7 @@ class LitGpt(TrainingProgram):
     suffixes = YAML_SUFFIXES
     file_nouns = ("litgpt YAML",)
     reads = "a litgpt YAML"
+    yaml_marks = ("checkpoint_dir",)
     release = "litgpt 0.5.13 (26857050)"
     recognised_by = (
         "`checkpoint_dir` or `model_name` beside `train` with a global_batch_size or micro_batch_size"

@@ -23,6 +23,7 @@ class LlamaFactory(TrainingProgram):
     suffixes = (*YAML_SUFFIXES, ".json")
     file_nouns = ("LLaMA-Factory YAML",)
     reads = "a LLaMA-Factory YAML"
+    yaml_marks = ("finetuning_type", "cutoff_len", "model_name_or_path")
     release = "LLaMA-Factory 0.9.6.dev0 (ff6d4d12)"
     recognised_by = "`stage`, or a key of its own (finetuning_type, cutoff_len, lora_target, ...)"
 

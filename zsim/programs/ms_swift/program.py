@@ -30,6 +30,7 @@ class MsSwift(TrainingProgram):
     suffixes = (*YAML_SUFFIXES, ".json")
     file_nouns = ("ms-swift YAML",)
     reads = "an ms-swift YAML"
+    yaml_marks = ("tuner_type", "train_type")
     release = "ms-swift 4.6.0.dev0 (3602360a)"
     recognised_by = "`tuner_type` (older: train_type, sft_type) or another key of its own, beside `model`"
 

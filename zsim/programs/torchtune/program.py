@@ -27,6 +27,7 @@ class Torchtune(TrainingProgram):
     suffixes = YAML_SUFFIXES
     file_nouns = ("torchtune YAML",)
     reads = "a torchtune YAML"
+    yaml_marks = ("checkpointer", "batch_size")
     release = "torchtune 0.7.0 (bd2a0fc7)"
     recognised_by = "`_component_: torchtune...` in a section"
 

@@ -31,6 +31,7 @@ class Trl(TrainingProgram):
     suffixes = YAML_SUFFIXES
     file_nouns = ("TRL YAML",)
     reads = "a TRL YAML"
+    yaml_marks = ("use_peft", "per_device_train_batch_size")
     release = "TRL 1.10.0.dev0 (f2cd5771)"
     recognised_by = "a key of its trainers or of its ModelConfig (use_peft, max_length, packing, beta, ...)"
 
