@@ -136,6 +136,8 @@ def test_a_file_that_trains_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_builder_without_a_preset_says_what_mends_it(tmp_path: Path) -> None:
-    text = FULL.replace("llama3_1.llama3_1_8b", "acme.rocket_12b")
+    text = FULL.replace("llama3_1.llama3_1_8b", "acme.rocket_12b").replace(
+        "Meta-Llama-3.1-8B-Instruct", "Rocket"
+    )
     with pytest.raises(InputError, match=r"rocket_12b' is no preset.*--model config\.json"):
         read_text(tmp_path, text, model=None)

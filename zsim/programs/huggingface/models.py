@@ -11,18 +11,52 @@ in bf16.
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.model.hub import cache_folder, is_quantised_name, locate_model
+from zsim.specs.model.hub_names import cached_config_path, is_hub_id, preset_of, unknown_hub_id
 
+_QUANTISED = re.compile(
+    r"gptq|awq|aqlm|hqq|eetq|exl2|int4|int8|w4a16|fp8|nvfp4|mxfp4|[-_](bnb|nf4)", re.IGNORECASE
+)
 _LOW = ("bf16", "fp16")
 _TYPES = {
     "bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16", "half": "fp16", "float16": "fp16",
     "fp16": "fp16", "torch.float16": "fp16", "float32": "fp32", "fp32": "fp32", "torch.float32": "fp32",
 }  # fmt: skip
+
+
+def locate_model(name: str, folder: Path) -> str | None:
+    """A preset's name, or the path of a config.json, for a model that a file in `folder` names.
+
+    The name is a path from there or from the working folder, a preset's, or ends in an id of the Hub. None
+    if there is neither.
+    """
+    for start in (folder, Path()):
+        path = start / os.path.expanduser(name) / "config.json"
+        if os.path.isfile(path):
+            return str(path)
+    hub_id = "/".join(name.strip("/").split("/")[-2:])
+    if preset := preset_of(hub_id):
+        return preset
+    config = cached_config_path(hub_id)
+    return None if config is None else str(config)
+
+
+def is_quantised_name(name: str) -> bool:
+    """Whether a model's name says that its weights are stored quantised."""
+    return _QUANTISED.search(name.rpartition("/")[2]) is not None
+
+
+def missing_model(key: str, name: str) -> str:
+    """The sentence about a model that a file names at `key` and that cannot be had here."""
+    if is_hub_id(name):
+        return f"{key}: {unknown_hub_id(name)} (--model config.json)"
+    return f"{key}: '{name}' is no preset and no folder with a config.json; give one (--model config.json)"
 
 
 def read_model(values: FileValues, key: str, *, is_quantised: bool) -> None:
@@ -42,10 +76,7 @@ def read_model(values: FileValues, key: str, *, is_quantised: bool) -> None:
     if model is not None:
         values.file.defaults["model"] = model
         return
-    values.file.missing_model = (
-        f"{key}: '{name}' is no preset, no folder with a config.json, and not in the Hub's cache "
-        f"({cache_folder()}); nothing is downloaded: give its config.json (--model config.json)"
-    )
+    values.file.missing_model = missing_model(key, name)
 
 
 def weights_type(values: FileValues, *keys: str) -> str:

@@ -15,11 +15,10 @@ from typing import Any
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
 from zsim.programs.huggingface.files import read_file
 from zsim.programs.huggingface.job import note_full_length
+from zsim.programs.huggingface.models import locate_model, missing_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.hub import locate_model
-from zsim.specs.presets import model_preset_names
 
 _PRECISIONS = {
     "bf16-true": ("bf16", True), "bf16-mixed": ("bf16", False), "16-mixed": ("fp16", False),
@@ -74,14 +73,11 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _read_model(values: FileValues, key: str) -> None:
     name = str(values.get(key))
-    presets = {preset.lower(): preset for preset in model_preset_names()}
-    model = locate_model(name, Path(values.file.name).parent) or presets.get(Path(name).name.lower())
+    model = locate_model(name, Path(values.file.name).parent)
     if model is not None:
         values.file.defaults["model"] = model
     else:
-        values.file.missing_model = (
-            f"{key}: '{name}' is no preset and no folder with a config.json; give one (--model config.json)"
-        )
+        values.file.missing_model = missing_model(key, name)
 
 
 def _read_shape(values: FileValues, *, is_pretraining: bool) -> int:

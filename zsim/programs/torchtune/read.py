@@ -19,10 +19,10 @@ from zsim.errors import InputError
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
 from zsim.programs.huggingface.files import read_file
 from zsim.programs.huggingface.job import note_full_length
+from zsim.programs.huggingface.models import locate_model, missing_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.hub import locate_model
 from zsim.specs.presets import model_preset_names
 
 _OPTIMIZERS = {
@@ -117,10 +117,7 @@ def _read_model(values: FileValues, component: str) -> None:
     if model is not None:
         values.file.defaults["model"] = model
         return
-    values.file.missing_model = (
-        f"model: '{component}' is no preset, and its checkpoint has no config.json here; give one "
-        "(--model config.json)"
-    )
+    values.file.missing_model = missing_model("model._component_", component)
 
 
 def _preset_of(builder: str) -> str | None:
