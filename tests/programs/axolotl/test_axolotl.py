@@ -165,7 +165,8 @@ def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: b
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("rl: dpo\n", "rl 'dpo': is of axolotl"),
+        ("rl: grpo\n", "rl 'grpo': is of axolotl"),
+        ("rl: kto\n", "rl 'kto': is of axolotl"),
         ("load_in_8bit: true\n", "8 bits"),
         ("activation_offloading: true\n", "kept on the host"),
         ("relora: true\n", "ReLoRA"),
@@ -217,3 +218,18 @@ def test_a_model_that_is_not_here_says_what_mends_it(tmp_path: Path) -> None:
 def test_weights_that_are_stored_quantised_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotSimulatedError, match="stored quantised"):
         read_text(tmp_path, FULL.replace("NousResearch/Meta-Llama-3-8B", "TheBloke/Llama-2-7B-GPTQ"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "reference"),
+    [("rl: dpo\n", "copy"), ("rl: orpo\n", None), ("rl: ipo\nprecompute_ref_log_probs: true\n", None)],
+)
+def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(
+    tmp_path: Path, lines: str, reference: str | None
+) -> None:
+    training = read_text(tmp_path, FULL.replace("sample_packing: true\n", "") + lines).training
+    assert (training.micro_batch_size, training.reference, training.cross_entropy) == (4, reference, "eager")
+
+
+def test_with_an_adapter_the_reference_is_its_base(tmp_path: Path) -> None:
+    assert read_text(tmp_path, QLORA + "rl: dpo\n").training.reference == "base"

@@ -35,6 +35,10 @@ _READ = (
         "sequence_len", int, "tokens of a sequence", "training.sequence_length", is_plain=True, default=512
     ),
     ProgramKey("sample_packing", bool, "whether documents fill sequences", "training.lengths"),
+    ProgramKey("rl", str, "dpo, ipo or orpo; others are refused by name", "training.reference"),
+    ProgramKey(
+        "precompute_ref_log_probs", bool, "whether the reference has run before", "training.reference"
+    ),
     ProgramKey("pretraining_dataset", (list, str), "a stream of documents, which are packed"),
     ProgramKey("adapter", str, "lora, qlora, or none for all weights"),
     ProgramKey("lora_r", int, "rank of the adapters", "training.lora.rank"),
@@ -103,7 +107,6 @@ _READ = (
 )  # fmt: skip
 
 _REFUSED = (
-    ("rl", "preference training and reinforcement learning of axolotl (rl: dpo, kto, orpo, grpo, ...) yet"),
     ("reward_model", "reward models, whose head has one output"),
     ("process_reward_model", "process reward models, whose head has two outputs"),
     ("load_in_8bit", "frozen weights in bitsandbytes' 8 bits; expected load_in_4bit, or weights in 16 bits"),

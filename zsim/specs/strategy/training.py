@@ -109,6 +109,12 @@ class TrainingConfig:
     """The blocks' products are layers of Transformer Engine."""
     has_fp32_stream: bool = False
     """The residual stream is fp32, since the embedding is, under autocast."""
+    reference: Literal["copy", "base"] | None = None
+    """A frozen model runs forward on every micro-batch too: a copy of the model, or its base without
+    adapters.
+    """
+    reference_dtype: str = ""
+    """The type of a copy's weights. Empty for that of the trained weights."""
 
     def block_policy(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included. "selective" applies to every
