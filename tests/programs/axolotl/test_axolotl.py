@@ -104,6 +104,19 @@ def test_fsdp_config_means_fsdp_with_and_without_fsdp(
     assert (strategy.kind, strategy.reshard_after_forward, strategy.param_dtype) == (kind, reshard, "bf16")
 
 
+def test_fsdp_is_version_1_where_nothing_says_more(tmp_path: Path) -> None:
+    text = FULL.replace("paged_adamw_8bit", "adamw_torch_fused") + "fsdp_config:\n  offload_params: false\n"
+    assert read_text(tmp_path, text).strategy.kind == "fsdp1"
+
+
+def test_weights_that_are_dequantised_as_they_are_loaded_are_16_bits(tmp_path: Path) -> None:
+    lines = "model_quantization_config: Mxfp4Config\n"
+    with pytest.raises(NotSimulatedError, match="weights that stay quantised"):
+        read_text(tmp_path, FULL + lines)
+    lines += "model_quantization_config_kwargs:\n  dequantize: true\n"
+    assert read_text(tmp_path, FULL + lines).training.stored_dtype == "bf16"
+
+
 def test_fsdp_in_words_is_version_1(tmp_path: Path) -> None:
     lines = "fsdp:\n  - full_shard\n  - auto_wrap\nfsdp_config:\n  fsdp_offload_params: true\n"
     lines += "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_sharding_strategy: FULL_SHARD\n"

@@ -112,7 +112,7 @@ _REFUSED = (
     ("load_in_8bit", "frozen weights in bitsandbytes' 8 bits; expected load_in_4bit, or weights in 16 bits"),
     ("gptq", "weights that GPTQ quantised"),
     ("quantize_moe_experts", "routed experts that are stored in 4 bits beside linear layers"),
-    ("model_quantization_config", "weights that are stored quantised, and dequantised as they are loaded"),
+    ("model_quantization_config", "weights that stay quantised"),
     ("peft_use_dora", "DoRA, which norms every adapted weight"),
     ("peft_layer_replication", "layers that are replicated"),
     ("relora", "ReLoRA, which merges adapters and resets the optimizer every so many steps"),
@@ -225,6 +225,7 @@ SILENT = silent_keys(
     added_tokens_overrides eval_strategy evaluation_strategy relora_prune_ratio relora_cpu_offload
     relora_steps relora_warmup_steps relora_anneal_steps full_finetune default_system_message
     roles_to_train eta_min
+    model_quantization_config_kwargs
     """,
     "wandb_",
     "mlflow_",

@@ -49,6 +49,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in axolotl's values by key, of a file called `name`."""
     file = TrainingFile(name, program="axolotl")
     values = FileValues(file, data, KEYS, SILENT, "axolotl")
+    if values.table("model_quantization_config_kwargs").get("dequantize"):
+        del values.values["model_quantization_config"]  # its weights are 16 bits once they are loaded
     values.refuse()
     adapter = values.get("adapter")
     if adapter not in (None, "", "lora", "qlora"):
@@ -136,7 +138,7 @@ def _read_strategy(values: FileValues) -> None:
         return
     config = {str(key).removeprefix("fsdp_"): value for key, value in values.table("fsdp_config").items()}
     words = {str(word) for word in values.words("fsdp")}
-    version = str(values.get("fsdp_version", config.pop("version", 2 if "fsdp" not in values.values else 1)))
+    version = str(values.get("fsdp_version", config.pop("version", 1)))
     config = {key: value for key, value in config.items() if value is not None}
     for key in ("cpu_offload_pin_memory", "final_state_dict_type", "mixed_precision_policy"):
         config.pop(key, None)
