@@ -12,7 +12,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import FORWARD
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import Attention
-from zsim.specs.strategy.work_options import layer_kernel_set
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -100,6 +100,6 @@ def test_megatron_rotates_in_one_kernel_without_a_factor(rope: dict[str, str], i
     core = next(one for one in made.blocks[-1].modules if isinstance(one.op_spec, Attention))
     shape = BatchShape(2, 512)
     for name, is_slow in (("megatron", is_eager), ("torch", False)):
-        options = WorkOptions(compile=True, layers=layer_kernel_set(name))
+        options = WorkOptions(compile=True, layers=layer_kernel_sets()[name])
         kernels = core.kernels(FORWARD, shape, options)
         assert any(one.indexed_elements for one in kernels) == is_slow

@@ -47,12 +47,13 @@ def is_strategy(kind: object) -> bool:
 def role_of(kind: str, module: str, name: str, default: Any = None) -> Any:
     """`name` in `module` of a framework's folder, for the base class of that role to type.
 
-    `default` is the answer for a framework that lacks the module.
+    `default` is the answer for a framework that lacks the module, or this name in it.
     """
     path = f"{_PACKAGE}.{kind}.{module}"
     if default is not None and importlib.util.find_spec(path) is None:
         return default
-    return getattr(importlib.import_module(path), name)
+    room = importlib.import_module(path)
+    return getattr(room, name) if default is None else getattr(room, name, default)
 
 
 def framework_of(kind: str) -> Framework[Any, Any]:

@@ -1,0 +1,53 @@
+"""The kernels of Megatron-LM, and of the libraries whose jobs are described as Megatron's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.cost.kernels.layer_kernels import LayerKernelSet
+from zsim.cost.kernels.losses import LossKernelSet, LossPasses, LossTensors
+
+# Megatron-LM's from its persistent norm of October 2021 on, which 3.0 is the first release to have.
+MEGATRON = LayerKernelSet("megatron", joins_norms=False, scales_rotary_eagerly=True)
+# Those before, with Apex's norm.
+MEGATRON_2 = LayerKernelSet(
+    "megatron-2", joins_norms=False, has_two_pass_layer_norm=True, scales_rotary_eagerly=True
+)
+# Beside Liger's kernels.
+NANOTRON = LayerKernelSet("nanotron", joins_norms=False, splits_gates=True, copies_heads=True)
+INTERNEVO = LayerKernelSet("internevo", joins_norms=False, casts_norms=True)
+
+LAYER_KERNELS = {kernels.name: kernels for kernels in (MEGATRON, MEGATRON_2, NANOTRON, INTERNEVO)}
+
+# Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`, maximum,
+# subtract in place, exp, sum, divide in place. Backward: scale in place, cast. Keeps the fp32 softmax, which
+# becomes the gradient. Temporaries: the 16-bit logits forward, the cast backward. Measured: a GPT of 12
+# layers of 512 with 50,304 entries, 4 x 1,024 tokens, has its peak there (training_runs megatron-ci).
+LOSS = LossKernelSet(
+    "megatron",
+    forward=LossPasses(5, fp32=8, casts=1, temporaries=LossTensors((2,), (4,))),
+    backward=LossPasses(2, fp32=2, casts=1, temporaries=LossTensors((2,), (4,))),
+    kept=LossTensors((4,), (4,)),
+)
+
+# Before Megatron-Core 0.8 the subtraction was not in place: an fp32 copy more forward.
+_LOGITS_AND_COPY = LossTensors((4, 2), (4, 4))
+LOSS_BEFORE_0_8 = replace(
+    LOSS, name="megatron-before-0.8", forward=replace(LOSS.forward, temporaries=_LOGITS_AND_COPY)
+)
+
+# `--cross-entropy-loss-fusion` as it is implemented by default (`native`,
+# core/fusions/fused_cross_entropy.py: functions under torch.compile, between which the sums go over the
+# group). Forward: cast and maximum in one kernel, subtract (written back, as the function's argument is
+# changed) and exp, divide in place. Backward: one kernel reads the softmax, changes it and writes the 16-bit
+# gradient. Keeps the fp32 softmax. The fp32 logits are another temporary. Measured: 4.4 bytes per logit more
+# than unfused (training_runs megatron-ci-0073 less its workspaces, role calibrate). Transformer Engine's
+# (`te`) is "fused".
+FUSED_LOSS = replace(
+    LOSS,
+    name="megatron-fused",
+    forward=LossPasses(3, logits=1, fp32=6, temporaries=_LOGITS_AND_COPY),
+    backward=LossPasses(1, logits=1, fp32=2, temporaries=LossTensors((2,), (4,))),
+)
+
+LOSSES = {loss.name: loss for loss in (LOSS, LOSS_BEFORE_0_8, FUSED_LOSS)}
