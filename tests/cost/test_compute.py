@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.elementwise import Passes, StridedPasses
 from zsim.cost.kernels.kernel import Kernel, KernelKind
 from zsim.cost.kernels.losses import EAGER
-from zsim.cost.kernels.shapes import WorkOptions
+from zsim.cost.kernels.passes import Passes, StridedPasses
 from zsim.cost.rates.gpu import KernelPricer, kernel_seconds, require_dtype
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_gpu
@@ -345,7 +344,7 @@ def test_rotary_positions_in_eager_kernels_take_what_was_timed(
     """Liger-Kernel's benchmark of transformers' rotary embedding, 32 and 8 heads: 10 tensors in 10 launches,
     5 of which in two products and a negated half."""
     passes = Passes(10, 10, StridedPasses(5, 6, 2.5, has_many_dimensions=True))
-    kernels = passes.kernels(tokens * 40 * head_dim, WorkOptions())
+    kernels = passes.kernels(tokens * 40 * head_dim, 2, "bf16")
     predicted = sum(kernel_seconds(one, load_gpu(gpu_name)) for one in kernels)
     assert predicted == pytest.approx(measured, rel=0.04)
 

@@ -6,12 +6,22 @@ from dataclasses import replace
 
 from zsim.cost.kernels.layer_kernels import LayerKernelSet
 from zsim.cost.kernels.losses import LossKernelSet, LossPasses, LossTensors
+from zsim.cost.kernels.passes import Passes, StridedPasses
+
+# Rotary positions where Transformer Engine's kernel does not take the factor by which YaRN multiplies cosines
+# (core 0.16.1 core/models/common/embeddings/rope_utils.py `apply_rotary_pos_emb`, `mscale`). Per tensor,
+# counted with a dispatch mode: forward a product with cosines, half of the features negated, both halves
+# concatenated, a product with sines, their sum, concatenated with the nothing that is not rotated; backward
+# two products, a negation, a concatenation, a sum, and zeros for that nothing, which are added. Launches on
+# cosines aside.
+_ROTATED = StridedPasses(5, 3, 2.5, has_many_dimensions=True)
+_SCALED_ROTARY = (Passes(12, 6, _ROTATED), Passes(14, 7, _ROTATED))
 
 # Megatron-LM's from its persistent norm of October 2021 on, which 3.0 is the first release to have.
-MEGATRON = LayerKernelSet("megatron", joins_norms=False, scales_rotary_eagerly=True)
+MEGATRON = LayerKernelSet("megatron", joins_norms=False, scaled_rotary=_SCALED_ROTARY)
 # Those before, with Apex's norm.
 MEGATRON_2 = LayerKernelSet(
-    "megatron-2", joins_norms=False, has_two_pass_layer_norm=True, scales_rotary_eagerly=True
+    "megatron-2", joins_norms=False, has_two_pass_layer_norm=True, scaled_rotary=_SCALED_ROTARY
 )
 # Beside Liger's kernels.
 NANOTRON = LayerKernelSet("nanotron", joins_norms=False, splits_gates=True, copies_heads=True)
