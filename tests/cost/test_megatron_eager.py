@@ -9,7 +9,6 @@ import pytest
 
 from zsim.cost.kernels.elementwise import activation_cost
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.frameworks.megatron.kernels import MEGATRON
 from zsim.operations import FORWARD
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import Attention
@@ -83,10 +82,9 @@ def test_megatron_scales_rotary_positions_in_eager_kernels() -> None:
     """As torch dispatches it; cosines and sines of one sequence are small beside 64 heads of 8 batches."""
     angles = torch.ones(16, 1, 1, 32)
     heads = torch.ones(16, 8, 64, 32, dtype=torch.bfloat16, requires_grad=True)
-    assert MEGATRON.scaled_rotary is not None
-    for passes, count in zip(
-        MEGATRON.scaled_rotary, seen(lambda one: rotated(one, angles), heads), strict=True
-    ):
+    passes_of = layer_kernel_sets()["megatron"].scaled_rotary
+    assert passes_of is not None
+    for passes, count in zip(passes_of, seen(lambda one: rotated(one, angles), heads), strict=True):
         assert passes.strided is not None
         assert passes.tensors * heads.numel() * 2 == pytest.approx(count.num_bytes, rel=0.01)
         assert passes.strided.elements * heads.numel() == pytest.approx(count.walked, rel=0.01)
