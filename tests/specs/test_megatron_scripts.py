@@ -1,4 +1,4 @@
-"""Scripts of programs on top of Megatron: parameters, functions, flags of their own, variables of libraries."""
+"""Scripts of programs on top of Megatron: parameters, functions, own flags, variables of libraries."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_function_and_a_loop_that_start_training_are_followed(tmp_path: Path) 
     assert found.training.micro_batch_size == 2
     assert any("2 commands start Megatron" in note for note in found.notes)
     uncalled = write(tmp_path, f"run() {{\n torchrun pretrain_gpt.py {NETWORK}\n}}")
-    with pytest.raises(InputError, match="starts no Megatron: .*function 'run' is not called"):
+    with pytest.raises(InputError, match=r"starts no Megatron: .*function 'run' is not called"):
         experiment(uncalled)
 
 
