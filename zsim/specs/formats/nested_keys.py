@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.presets import model_preset_names
 
 _NOUNS: Mapping[type, str] = {
     int: "a whole number",
@@ -91,6 +94,20 @@ class NestedKeys:
         for key in keys:
             self._looked_up.add(key)
             self.keys[key].read(self.file, self.values, self._checked)
+
+    def read_model(self, key: str) -> None:
+        """Take the model that a declared key names, if it is a preset or a folder with a config.json."""
+        name = self.get(key)
+        if name is None:
+            return
+        path = Path(self.file.name).parent / os.path.expanduser(name) / "config.json"
+        preset = name.rpartition("/")[2].lower()
+        if os.path.isfile(path):
+            self.file.defaults["model"] = str(path)
+        elif preset in model_preset_names():
+            self.file.defaults["model"] = preset
+        else:
+            self.file.note(f"{key}: '{name}' is no preset and no folder here: give the model with --model")
 
     def refuse(self, key: str, feature: str, *neutral: Any) -> None:
         """Raises NotSimulatedError if the file has a key with another value than false or `neutral`."""
