@@ -104,8 +104,8 @@ def _nccl_tests(path: Path, text: str, ranks: int | None, nodes: int | None) -> 
             f"{path.name}: which collective? Neither the text nor the file's name says (all_gather_perf ...)"
         )
     rows = []
-    for cells in table:
-        size, time = int(log_number(path, cells["size"])), log_number(path, cells["time"])
+    for row in table:
+        size, time = int(log_number(path, row["size"])), log_number(path, row["time"])
         if size > 0 and time > 0:
             rows.append(collective_row(path, kind, size, time * seconds_per_unit, num_ranks, num_nodes))
     if not rows:
