@@ -11,7 +11,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.presets import model_preset_names
+from zsim.specs.model.hub_names import cached_config_path, preset_of
 
 _NOUNS: Mapping[type, str] = {
     int: "a whole number",
@@ -96,18 +96,20 @@ class NestedKeys:
             self.keys[key].read(self.file, self.values, self._checked)
 
     def read_model(self, key: str) -> None:
-        """Take the model that a declared key names, if it is a preset or a folder with a config.json."""
+        """Take the model that a declared key names: a folder here, a preset, or one in the Hub's cache."""
         name = self.get(key)
         if name is None:
             return
         path = Path(self.file.name).parent / os.path.expanduser(name) / "config.json"
-        preset = name.rpartition("/")[2].lower()
+        cached = cached_config_path(name)
         if os.path.isfile(path):
             self.file.defaults["model"] = str(path)
-        elif preset in model_preset_names():
+        elif (preset := preset_of(name)) is not None:
             self.file.defaults["model"] = preset
+        elif cached is not None:
+            self.file.defaults["model"] = str(cached)
         else:
-            self.file.note(f"{key}: '{name}' is no preset and no folder here: give the model with --model")
+            self.file.note(f"{key}: '{name}' is no preset, and not here: give the model with --model")
 
     def refuse(self, key: str, feature: str, *neutral: Any) -> None:
         """Raises NotSimulatedError if the file has a key with another value than false or `neutral`."""
