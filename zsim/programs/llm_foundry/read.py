@@ -61,14 +61,14 @@ def read_llm_foundry(source: ProgramSource) -> TrainingFile:
         raise NotSimulatedError(
             f"{file.name}: tp_config: zsim does not simulate composer's tensor parallelism"
         )
-    others = [
+    algorithms = [
         name for name in keys.values if name.startswith("algorithms.") and "gradient_clipping" not in name
     ]
-    if others:
+    if algorithms:
         file.note(
-            f"algorithms that are left out: {', '.join(sorted({name.split('.')[1] for name in others}))}"
+            f"algorithms that are left out: {', '.join(sorted({name.split('.')[1] for name in algorithms}))}"
         )
-        keys.ignore(*others)
+        keys.ignore(*algorithms)
     keys.note_unread()
     return file
 
@@ -147,11 +147,9 @@ def _read_model(keys: NestedKeys) -> None:
     elif loss != "torch_crossentropy":
         raise NotSimulatedError(f"{file.name}: model.loss_fn: zsim does not simulate '{loss}'")
     config = keys.table("model")
-    other = next(
-        (key for key in _OTHER_MPT if any(f"{path}.".startswith(f"{key}.") for path in config)), None
-    )
-    if other is not None:
-        file.note(f"model.{other}: such a model is not read: give it with --model")
+    mark = next((key for key in _OTHER_MPT if any(f"{path}.".startswith(f"{key}.") for path in config)), None)
+    if mark is not None:
+        file.note(f"model.{mark}: such a model is not read: give it with --model")
         return
     model: dict[str, Any] = {key: config.get(key, default) for key, default in _MPT.items()}
     model["max_seq_len"] = config.get("max_seq_len", keys.get("max_seq_len", 2048))

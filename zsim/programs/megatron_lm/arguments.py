@@ -184,8 +184,12 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     words = megatron_commands[-1] if megatron_commands else _flags_in_variables(script.variables.values)
     if not words:
         raise InputError(f"{path}: starts no Megatron: {_reason(script, text)}")
-    taken = sorted(set(_POSITIONAL.findall(text)))
-    hint = f"it takes parameters: '{path} {' '.join(f'ARG{n}' for n in taken)}' gives them" if taken else ""
+    parameters_read = sorted(set(_POSITIONAL.findall(text)))
+    hint = (
+        f"it takes parameters: '{path} {' '.join(f'ARG{n}' for n in parameters_read)}' gives them"
+        if parameters_read
+        else ""
+    )
     hint = "" if num_positional else hint
     arguments = _parse(words, path, hint=hint, is_script=True)
     for flag, value in _parse(parameters[num_positional:], path).values.items():
