@@ -103,7 +103,8 @@ def test_every_program_is_called_by_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) > 5
     assert [program.name for program in programs() if program.is_default] == ["torch"]
     assert sorted(readable_programs()) == [
-        "accelerate", "deepspeed", "megatron", "torchtitan", "torchtitan-0.3", "transformers",
+        "accelerate", "deepspeed", "llm-foundry", "megatron", "nanotron", "nemo-rl", "olmo", "torchtitan",
+        "torchtitan-0.3", "transformers", "verl",
     ]  # fmt: skip
 
 
