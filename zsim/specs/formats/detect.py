@@ -136,6 +136,8 @@ def merge_training_file(
     merged.setdefault("program", file.program)
     for key in ("model", "cluster"):
         if remaining_overrides.get(key, merged.get(key)) is None:
+            if key == "model" and file.missing_model:
+                raise InputError(f"{file.name}: {file.missing_model}")
             raise InputError(f"{file.name} names no {key}: give it (--{key})")
     return merged, remaining_overrides
 

@@ -134,6 +134,10 @@ class TrainingProgram:
     """Whether options that no program recognises are read as its."""
     yaml_marks: tuple[str, ...] = ()
     """Keys at the top level of a YAML of which no other program has all, for texts without a name."""
+    release: str = ""
+    """The release whose code says what its keys mean and what is left out."""
+    recognised_by: str = ""
+    """The marks of its files, in words."""
     script_settings: tuple[str, ...] = ()
     """Keys of an experiment that its file says, and all other programs leave to the script."""
 

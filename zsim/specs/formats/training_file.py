@@ -31,5 +31,8 @@ class TrainingFile:
     resolve_stages: Callable[[int], Mapping[str, Any]] | None = None
     """Maps the number of layers to settings. It is called once the model is known."""
 
+    missing_model: str = ""
+    """Why the model that it names cannot be had here. Empty if it names none, or one that can."""
+
     def note(self, text: str) -> None:
         self.notes.append(f"{self.name}: {text}")
