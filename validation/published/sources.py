@@ -12,7 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from validation.published.parallelism import stated_degrees
 from validation.published.table import PublishedRun
+from validation.published.vocabulary import canonical_text
 from zsim.reading import parse_toml
 from zsim.specs.experiment.overrides import set_dotted_key
 from zsim.specs.messages import validate_table
@@ -56,7 +58,8 @@ def _matches(run: PublishedRun, kind: str, column: str, pattern: str) -> bool:
     if column == "before":
         return run.text("date") < pattern
     text = {"source": run.source, "kind": kind}.get(column, run.text(column))
-    return re.search(pattern, text) is not None
+    texts = [text, canonical_text(column, text)]
+    return any(re.search(pattern, found, re.IGNORECASE) for found in texts[: 1 + bool(texts[1])])
 
 
 @cache
@@ -81,6 +84,7 @@ def complete_run(run: PublishedRun) -> CompletedRun:
     release = re.search(r"torch (1\.\d+)", run.text("software"), re.IGNORECASE)
     if release and not run.text("torch"):
         run = _fill_cells(run, {"torch": release[1]})
+    run = _fill_cells(run, stated_degrees(run))
     assumptions: list[str] = []
     for rule in source_rules():
         if rule.cells and rule.applies(run, ""):
