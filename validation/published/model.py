@@ -31,8 +31,9 @@ def model_config(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
     of the tables). With grouped queries they are StarCoder 2's. SwiGLU models are Llama's or, with biases on
     q, k and v, Qwen 2's; with norms of queries and keys Qwen 3's. Those with squared ReLU are Nemotron's.
     Mixtures of experts are those of `expert_model`. What a row does not say of its shape is that of the
-    preset of its name, or follows from the rest, and is named. Raises NotSimulatedError for other architectures, and
-    for rows whose shape neither they nor a preset tell.
+    preset of its name, or follows from the rest, and is named.
+
+    Raises NotSimulatedError for other architectures, and for rows whose shape neither they nor a preset tell.
     """
     kind = run.text("arch_type").lower()
     other = re.search(_OTHERS, run.text("notes"))

@@ -39,8 +39,17 @@ class SourceRule(BaseModel):
     )
     assume: str | None = None
 
+    @property
+    def is_of_one_source(self) -> bool:
+        """Whether the rule tells what was found out of single sources, and not what a software of its date
+        does, which everybody can know."""
+        return not {"source", "source_ref"}.isdisjoint(self.when)
+
     def applies(self, run: PublishedRun, kind: str) -> bool:
-        """Whether the rule is about the row. `kind` is the kind of its strategy, or "" before it is known."""
+        """Whether the rule is about the row. `kind` is the kind of its strategy, or "" before it is known.
+        Rules on single sources are about no row that is read as a stranger would."""
+        if run.is_strangers and self.is_of_one_source:
+            return False
         return all(_matches(run, kind, *condition) for condition in self.when.items()) and not any(
             _matches(run, kind, *condition) for condition in self.unless.items()
         )
@@ -57,7 +66,8 @@ def _matches(run: PublishedRun, kind: str, column: str, pattern: str) -> bool:
         return run.text("date") >= pattern
     if column == "before":
         return run.text("date") < pattern
-    text = {"source": run.source, "kind": kind}.get(column, run.text(column))
+    source = "" if run.is_strangers else run.source
+    text = {"source": source, "kind": kind}.get(column, run.text(column))
     texts = [text, canonical_text(column, text)]
     return any(re.search(pattern, found, re.IGNORECASE) for found in texts[: 1 + bool(texts[1])])
 

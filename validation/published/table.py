@@ -38,6 +38,8 @@ class PublishedRun:
     """The cells by column, as text."""
     where: str
     """The row's position, for messages."""
+    is_strangers: bool = False
+    """Read as a stranger would: without what was found out of its source alone."""
 
     def text(self, column: str) -> str:
         return self.cells.get(column, "")
