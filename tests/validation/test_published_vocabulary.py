@@ -136,6 +136,8 @@ def test_known_rows_reworded_are_the_same_experiments() -> None:
         ("Tesla V100-SXM2-32GB", "jean-zay-v100"),
         ("A100 PCIe", "a100-pcie-x8"),
         ("GB300 NVL72", "gb300-nvl72"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090-x8"),
+        ("RTX A6000 48GB", "rtx-a6000-x8"),
     ],
 )
 def test_gpus_are_found_by_any_usual_spelling(text: str, preset: str) -> None:

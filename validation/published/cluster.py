@@ -9,7 +9,14 @@ from typing import Any
 
 from validation.published.sources import complete_run
 from validation.published.table import PublishedRun
-from validation.published.vocabulary import best_word, read_words, spellings, split_words, vocabulary
+from validation.published.vocabulary import (
+    best_word,
+    join_numbers,
+    read_words,
+    spellings,
+    split_words,
+    vocabulary,
+)
 from zsim.errors import NotSimulatedError
 from zsim.report.job_features import find_network
 from zsim.specs.cluster.cluster import Cluster
@@ -56,7 +63,7 @@ def _cluster_by_file(present: frozenset[str]) -> tuple[str, frozenset[str]] | No
     listed = vocabulary()["gpu"]
     for name in topology_preset_names():
         if name not in listed:
-            chip = split_words(load_cluster(name).gpu.name)[0]
+            chip = _chip(name)
             if chip in present and chip not in _listed_chips():
                 return name, frozenset((chip,))
     return None
@@ -64,9 +71,13 @@ def _cluster_by_file(present: frozenset[str]) -> tuple[str, frozenset[str]] | No
 
 @cache
 def _listed_chips() -> frozenset[str]:
-    return frozenset(
-        split_words(load_cluster(name).gpu.name)[0] for name in vocabulary()["gpu"]
-    )  # whose variants are chosen among
+    """The chips whose variants the vocabulary chooses among."""
+    return frozenset(map(_chip, vocabulary()["gpu"]))
+
+
+def _chip(cluster: str) -> str:
+    """The first word of the name of a preset's GPU, with its number: "rtx4090" of rtx-4090."""
+    return join_numbers(split_words(load_cluster(cluster).gpu.name))[0][0]
 
 
 def cluster_table(run: PublishedRun, name: str, preset: Cluster, assumptions: list[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from validation.published.mixtures import expert_model, has_expert_settings, is_
 from validation.published.table import PublishedRun
 from validation.published.vocabulary import names_of
 from zsim.errors import NotSimulatedError
+from zsim.specs.model.hub_names import preset_of
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.presets import model_preset_names
 
@@ -72,8 +73,8 @@ def _is_told_by_name(run: PublishedRun, kind: str) -> bool:
 def preset_of_name(name: str) -> str | None:
     """The preset of a model's name, Hub-like or not: "meta-llama/Llama-3.1-8B-Instruct" is llama-3.1-8b."""
     wanted = _plain_name(name)
-    if not wanted:
-        return None
+    if not wanted or (preset := preset_of(name)) is not None:
+        return preset if wanted else None
     for preset, ways in names_of("model").items():
         if wanted in {_plain_name(way) for way in ways}:
             return preset
