@@ -16,6 +16,8 @@ class TrainingFile:
     """Settings that the file gives."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults of its program, which the experiment may replace silently."""
+    cluster_changes: dict[str, Any] = field(default_factory=dict)
+    """Changes of the experiment's cluster, as dotted keys of it, which variables of the environment make."""
     notes: list[str] = field(default_factory=list)
     """Keys without effect on a step, or that zsim leaves out."""
     shard_degree: int | None = None
