@@ -29,7 +29,7 @@ from zsim.plan.passes.single_thread import serialize_operators
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
 from zsim.plan.pipeline.messages import Messenger, PartitioningMessenger
 from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.schedules import Step
+from zsim.plan.pipeline.schedules import Step, forward_only_steps
 from zsim.plan.shared.amaxes import amax_group
 from zsim.plan.shared.originals import NOTE as ORIGINALS_NOTE
 from zsim.plan.shared.originals import originals
@@ -215,7 +215,7 @@ def plan_stages(
     groups: dict[str, Group] = {}
     notes: list[str] = []
     asynchronous: frozenset[CollectiveKind] = frozenset()
-    for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
+    for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism, ranks)):
         amax_groups = amax_group(mesh, workloads[0].training)
         builder = PlanBuilder(
             [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(expert_mesh, nodes), *amax_groups]
@@ -283,6 +283,8 @@ def _messenger(
     parallelism: ParallelismConfig,
     strategy: StrategyConfig,
 ) -> Messenger:
+    if stages[next(iter(stages))].workload.training.forward_only:
+        return Messenger(builder, stages, ranks, rank, empties_outputs=True)
     if isinstance(strategy, DeepSpeedConfig):
         return DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
     if parallelism.style == "torch":
@@ -295,9 +297,12 @@ def _messenger(
 
 
 def _steps(
-    training: TrainingConfig, strategy: StrategyConfig, parallelism: ParallelismConfig
+    training: TrainingConfig, strategy: StrategyConfig, parallelism: ParallelismConfig, ranks: Sequence[int]
 ) -> list[list[Step]]:
     """The steps of every pipeline rank."""
+    if training.forward_only:
+        micro_batches = training.gradient_accumulation_steps
+        return [forward_only_steps(ranks, rank, micro_batches) for rank in range(parallelism.pipeline)]
     micro_batches = training.gradient_accumulation_steps // parallelism.passes
     style = "deepspeed" if parallelism.style == "autotp" else parallelism.style
     megatron = None

@@ -6,6 +6,7 @@ Source of the actions: `_Action` and `_ComputationType` of torch 2.13
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal[
@@ -103,3 +104,32 @@ def paired_without_pipeline(micro_batches: int) -> list[list[Step]]:
         Overlap(Action("F", 0, number + 1), Action("B", 0, number)) for number in range(micro_batches - 1)
     ]
     return [[Action("F", 0, 0), *pairs, Action("B", 0, micro_batches - 1)]]
+
+
+def forward_only_steps(ranks: Sequence[int], rank: int, micro_batches: int) -> list[Step]:
+    """The forwards of a rank whose stages are those of `ranks` that are `rank`, without any backward.
+
+    Groups of as many micro-batches as there are ranks go through one stage of a rank after the other, as
+    Megatron's and torch's interleaved schedules begin. An input is waited for where it is needed. An output is
+    sent at once.
+    """
+    own_stages = [stage for stage, owner in enumerate(ranks) if owner == rank]
+    size = max(ranks) + 1
+    steps: list[Step] = []
+    for first in range(0, micro_batches, size):
+        for stage in own_stages:
+            for micro_batch in range(first, min(first + size, micro_batches)):
+                steps += _forward_steps(ranks, stage, micro_batch)
+    return steps
+
+
+def _forward_steps(ranks: Sequence[int], stage: int, micro_batch: int) -> list[Step]:
+    steps: list[Step] = []
+    if stage > 0 and ranks[stage - 1] != ranks[stage]:
+        message = Action("RECV_F", stage, micro_batch)
+        steps.append(MessageCall((message,), is_batched=False, waits="use"))
+    steps.append(Action("F", stage, micro_batch))
+    if stage < len(ranks) - 1 and ranks[stage + 1] != ranks[stage]:
+        message = Action("SEND_F", stage, micro_batch)
+        steps.append(MessageCall((message,), is_batched=False, waits="stream"))
+    return steps

@@ -1,0 +1,309 @@
+"""`[rl]` of an experiment with every default filled in: the trainer's jobs and the engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+from zsim.cost.inference.iteration import HostRates, IterationPricer
+from zsim.cost.inference.layers import EngineLayout, EngineModel, engine_model
+from zsim.engine.simulator import Simulator
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.rl.table import RlTable
+from zsim.specs.experiment.tables import Experiment
+from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
+from zsim.workflows.rl.packing import PackedBatch, pack
+from zsim.workflows.rl.samples import Samples, draw_samples
+from zsim.workflows.rollout.replica import BLOCK_TOKENS, EngineLimits
+
+ENGINE_OVERHEAD = 3 * 2**30
+"""Bytes of an engine besides weights, caches and activations: CUDA's context, NCCL and captured graphs."""
+MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
+_PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
+
+
+@dataclass(frozen=True)
+class RlJob:
+    """An RL step: its trainer, its engines, its samples."""
+
+    experiment: Experiment
+    table: RlTable
+    framework: RlFramework
+    cluster: Cluster
+    model: EngineModel
+    total_gpus: int
+    trainer_gpus: int
+    rollout_gpus: int
+    sequence_length: int
+    """Tokens of the longest sample, as the trainer has it."""
+    samples: Samples
+    update: PackedBatch
+    """The micro-batches of one update."""
+    updates: int
+    """Updates of a step, epochs included."""
+    whole_pass: PackedBatch
+    """The micro-batches of a pass without backward over all samples."""
+    trainer: Job
+    """The trainer's job of one update."""
+    passes: int
+    """Passes without backward: old log-probabilities and the reference's."""
+    has_reference: bool
+    recomputes_logprobs: bool
+    has_critic: bool
+    sync: SyncRates
+    offloads: Offloads
+    limits: EngineLimits
+    host: HostRates
+    enforces_eager: bool
+    max_staleness: int
+    notes: tuple[str, ...]
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the engine."""
+        return self.rollout_gpus // self.model.layout.gpus
+
+    @property
+    def is_colocated(self) -> bool:
+        return self.table.placement == "colocated"
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that a step trains on."""
+        return self.table.prompts_per_step * self.table.samples_per_prompt
+
+    def pricer(self) -> IterationPricer:
+        """The price of an engine's iterations."""
+        gpu = self.cluster.gpu
+        return IterationPricer(
+            self.model,
+            gpu,
+            self.host,
+            max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
+            uses_graphs=not self.enforces_eager,
+            launch_seconds=self.cluster.host.seconds_per_launch,
+        )
+
+
+def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
+    """The RL step that an experiment asks for.
+
+    Raises InputError for contradictions, NotSimulatedError for what zsim cannot simulate yet.
+    """
+    table = experiment.rl
+    assert table is not None
+    framework = workflow_of(table.framework)
+    _check_offered(table, framework)
+    bare = experiment.model_copy(update={"rl": None})
+    base = simulator.job(bare)
+    rollout_gpus, trainer_gpus = _gpus(table, base.world_size)
+    trainer_base = base if trainer_gpus == base.world_size else simulator.job(_on_gpus(bare, trainer_gpus))
+    samples = draw_samples(
+        table.lengths, table.prompts_per_step, table.samples_per_prompt, trainer_base.training.sequence_length
+    )
+    mini_batch = table.mini_batch_samples or samples.totals.size
+    if samples.totals.size % mini_batch:
+        raise InputError(
+            f"rl.mini_batch_samples: found {mini_batch:,}, expected a divisor of the {samples.totals.size:,} "
+            "samples of a step"
+        )
+    replicas = trainer_base.data_parallel_size
+    if mini_batch < replicas:
+        raise InputError(
+            f"rl.mini_batch_samples: found {mini_batch:,}, fewer than the trainer's {replicas:,} replicas; "
+            f"expected at least {replicas:,}"
+        )
+    max_tokens = trainer_base.training.micro_batch_tokens
+    update = pack(samples.totals[:mini_batch], replicas, max_tokens)
+    whole_pass = pack(samples.totals, replicas, max_tokens)
+    layout = EngineLayout(
+        table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
+    )
+    if rollout_gpus % layout.gpus:
+        raise InputError(
+            f"rl.rollout.tensor: a replica has {layout.gpus} GPUs, and the rollout {rollout_gpus}; expected a "
+            "divisor"
+        )
+    model = engine_model(base.model, layout)
+    reference = _has_reference(table, framework)
+    updates = table.epochs * (samples.totals.size // mini_batch)
+    recomputes = _recomputes_logprobs(table, framework, updates)
+    sync = _sync(table, framework)
+    offloads = _offloads(table, framework)
+    limits = _limits(table, framework, base.cluster, model)
+    return RlJob(
+        experiment,
+        table,
+        framework,
+        base.cluster,
+        model,
+        base.world_size,
+        trainer_gpus,
+        rollout_gpus,
+        trainer_base.training.sequence_length,
+        samples,
+        update,
+        updates,
+        whole_pass,
+        packed_job(trainer_base, update),
+        reference + recomputes,
+        reference,
+        recomputes,
+        table.algorithm == "ppo",
+        sync,
+        offloads,
+        limits,
+        framework.host,
+        framework.enforces_eager if table.rollout.enforce_eager is None else table.rollout.enforce_eager,
+        _staleness(table),
+        base.notes,
+    )
+
+
+def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> Job:
+    """The trainer's job on the micro-batches of `batch`."""
+    multiple = _PACK_MULTIPLE * job.parallelism.tensor * job.parallelism.context
+    multiple //= gcd(multiple, _PACK_MULTIPLE) if multiple > job.training.micro_batch_tokens else 1
+    length = max(multiple, round(batch.tokens / multiple) * multiple)
+    training = replace(
+        job.training,
+        sequence_length=length,
+        micro_batch_size=1,
+        gradient_accumulation_steps=batch.micro_batches,
+        forward_only=forward_only,
+        activation_checkpointing="none" if forward_only else job.training.activation_checkpointing,
+        block_checkpointing=() if forward_only else job.training.block_checkpointing,
+    )
+    return replace(job, training=training, sequences=None)
+
+
+def _check_offered(table: RlTable, framework: RlFramework) -> None:
+    if table.algorithm not in framework.algorithms:
+        raise InputError(
+            f"rl.algorithm: {framework.name} has no '{table.algorithm}'; expected "
+            f"{' or '.join(framework.algorithms)}"
+        )
+    if table.placement not in framework.placements:
+        raise InputError(
+            f"rl.placement: {framework.name} has no '{table.placement}'; expected "
+            f"{' or '.join(framework.placements)}"
+        )
+    if table.rollout.draft_tokens and table.rollout.acceptance is None:
+        raise InputError(
+            "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of proposed "
+            "tokens is accepted"
+        )
+    for name, is_asked in (
+        ("environment.turns", table.environment.turns > 1),
+        ("reward.model", table.reward.model is not None),
+        ("partial_rollout", table.partial_rollout),
+        ("rollout.draft_tokens", table.rollout.draft_tokens > 0),
+        ("algorithm = 'dpo'", table.algorithm == "dpo"),
+        ("algorithm = 'ppo'", table.algorithm == "ppo"),
+    ):
+        if is_asked:
+            raise NotSimulatedError(f"rl.{name}: is not simulated yet")
+    if table.max_staleness and table.placement != "async":
+        raise InputError(
+            f"rl.max_staleness: found {table.max_staleness} with placement '{table.placement}', where every "
+            "response is of the newest policy; expected 0, or placement 'async'"
+        )
+
+
+def _gpus(table: RlTable, total: int) -> tuple[int, int]:
+    """GPUs of the rollout and of the trainer."""
+    asked = table.rollout.gpus
+    if table.placement == "colocated":
+        if asked is not None:
+            raise InputError(
+                f"rl.rollout.gpus: found {asked} with placement 'colocated', where all GPUs do both; expected "
+                "none, or placement 'split' or 'async'"
+            )
+        return total, total
+    rollout = total // 2 if asked is None else asked
+    if not 0 < rollout < total:
+        raise InputError(
+            f"rl.rollout.gpus: found {rollout} of {total} GPUs, which leaves {total - rollout} to the trainer; "
+            f"expected 1 to {total - 1}"
+        )
+    return rollout, total - rollout
+
+
+def _on_gpus(experiment: Experiment, gpus: int) -> Experiment:
+    return experiment.model_copy(update={"gpus": gpus, "nodes": None})
+
+
+def _has_reference(table: RlTable, framework: RlFramework) -> bool:
+    if table.reference is not None:
+        return table.reference != "none"
+    return framework.has_reference and table.algorithm != "dapo"
+
+
+def _recomputes_logprobs(table: RlTable, framework: RlFramework, updates: int) -> bool:
+    if table.old_logprobs == "skipped" and updates > 1:
+        raise InputError(
+            f"rl.old_logprobs: found 'skipped' with {updates} updates of a rollout, of which the later ones "
+            "need them; expected 'recomputed' or 'rollout'"
+        )
+    if table.old_logprobs is not None:
+        return table.old_logprobs == "recomputed"
+    return framework.recomputes_logprobs or updates > 1
+
+
+def _sync(table: RlTable, framework: RlFramework) -> SyncRates:
+    rates = framework.syncs[table.placement]
+    if table.sync.transport not in (None, rates.transport):
+        candidates = [other for other in framework.syncs.values() if other.transport == table.sync.transport]
+        if not candidates:
+            known = dict.fromkeys(other.transport for other in framework.syncs.values())
+            raise InputError(
+                f"rl.sync.transport: {framework.name} has no '{table.sync.transport}'; expected "
+                f"{' or '.join(known)}"
+            )
+        rates = candidates[0]
+    if table.sync.bucket is not None:
+        rates = replace(rates, bucket_bytes=float(table.sync.bucket))
+    return rates
+
+
+def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
+    if table.placement != "colocated":
+        return Offloads(parameters=False, optimizer=False, sleep_level=0)
+    default, asked = framework.offloads, table.offload
+    return Offloads(
+        default.parameters if asked.parameters is None else asked.parameters,
+        default.optimizer if asked.optimizer is None else asked.optimizer,
+        default.sleep_level if asked.sleep_level is None else asked.sleep_level,
+    )
+
+
+def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: EngineModel) -> EngineLimits:
+    """The bounds of a replica, whose cache has what weights and activations leave of its memory."""
+    rollout = table.rollout
+    utilization = rollout.gpu_memory_utilization or framework.memory_utilization[table.placement]
+    budget = rollout.max_num_batched_tokens or framework.max_num_batched_tokens
+    activations = (
+        4 * budget * model.hidden_size * 2
+        + budget * max(product.out_features for product in model.products) * 2
+    )
+    room = utilization * cluster.gpu.memory.capacity - model.weight_bytes - activations - ENGINE_OVERHEAD
+    blocks = int(room // (model.cache_bytes_per_token * BLOCK_TOKENS))
+    if blocks < 1:
+        from zsim.units import format_bytes
+
+        raise InputError(
+            f"rl.rollout: the weights of a replica take {format_bytes(model.weight_bytes)} of each GPU, and "
+            f"gpu_memory_utilization {utilization:g} leaves no room for a cache; expected more GPUs to a "
+            "replica (rl.rollout.tensor) or a higher utilization"
+        )
+    return EngineLimits(
+        rollout.max_num_seqs or framework.max_num_seqs, budget, blocks, rollout.prefix_caching
+    )
+
+
+def _staleness(table: RlTable) -> int:
+    if table.max_staleness is not None:
+        return table.max_staleness
+    return 1 if table.placement == "async" else 0
