@@ -3,7 +3,9 @@
 [Note: capacity] Samples are started as long as they can still be trained on: with staleness n, version v and a
 batch of b samples at most (n + v + 1) b have been started in all (AReaL 4aef98d8
 areal/infra/staleness_manager.py `get_capacity`). So n = 0 starts a batch when the version before it has been
-trained, and is the synchronous loop.
+trained, and is the synchronous loop. Samples that were started under version v - n or before are at most one
+batch then, so that none gets older than n only if batches are trained on in the order in which they were
+started. That is how trajectories have the step they are for (NeMo-RL 7ea279ab algorithms/grpo.py).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import simpy
 
 from zsim.workflows.rl.job import RlJob
 from zsim.workflows.rl.phases import PhaseTimes
-from zsim.workflows.rl.samples import Samples, draw_samples
+from zsim.workflows.rl.samples import draw_samples
 from zsim.workflows.rollout.replica import Replica
 from zsim.workflows.rollout.requests import EngineLog, Request
 
@@ -67,29 +69,22 @@ class Loop:
         self.version = 0
         self.started = 0
         self.marks: list[tuple[str, float, float]] = []
-        self._samples: list[Samples] = []
-        self._finished: list[Request] = []
-        self._group_left: dict[int, int] = {}
-        self._ready: list[Request] = []
-        self._versions: dict[int, int] = {}
+        self._batches: list[list[Request]] = []  # the finished requests of each batch that was started
+        self._versions: list[int] = []  # under which each batch was started
+        self._awaited = 0  # the batch that the trainer waits for
         self._enough = self.env.event()
-        self._pending: list[Request] = []
 
     # ---- Rollout -------------------------------------------------------------------------------------------
 
     def _finish(self, request: Request) -> None:
-        """A sample has ended. A group is ready when all of its samples have."""
-        self._group_left[request.group] -= 1
-        self._finished.append(request)
-        if not self._group_left[request.group]:
-            members = [other for other in self._finished if other.group == request.group]
-            self._finished = [other for other in self._finished if other.group != request.group]
-            self._ready += members
-            if len(self._ready) >= self.job.num_samples and not self._enough.triggered:
-                self._enough.succeed()
-        if self._pending:
-            replica = min(self.replicas, key=lambda engine: engine.in_flight)
-            replica.submit(self._pending.pop(0))
+        """A sample has ended."""
+        number = request.number // self.job.num_samples
+        self._batches[number].append(request)
+        if self._is_complete(self._awaited) and not self._enough.triggered:
+            self._enough.succeed()
+
+    def _is_complete(self, number: int) -> bool:
+        return len(self._batches[number]) == self.job.num_samples
 
     def start_samples(self) -> None:
         """Start as many samples as may still be trained on, see [Note: capacity]."""
@@ -107,15 +102,14 @@ class Loop:
             self.job.sequence_length,
             seed=number,
         )
-        self._samples.append(samples)
+        self._batches.append([])
+        self._versions.append(self.version)
         first = number * self.job.num_samples
         requests = []
         for prompt, prompt_tokens in enumerate(samples.prompts):
             group = number * table.prompts_per_step + prompt
-            self._group_left[group] = table.samples_per_prompt
             for index, response in enumerate(samples.responses[prompt]):
                 request_number = first + prompt * table.samples_per_prompt + index
-                self._versions[request_number] = self.version
                 requests.append(Request(request_number, group, int(prompt_tokens), int(response)))
         self._deal(requests)
 
@@ -132,19 +126,16 @@ class Loop:
     # ---- Steps ---------------------------------------------------------------------------------------------
 
     def train(self, steps: int) -> Generator[simpy.Event, Any, list[tuple[float, float, list[Request], int]]]:
-        """Run `steps` steps. Returns for each its end, its wait for samples, its samples, and the version."""
+        """Run `steps` steps. Returns for each its end, its wait for samples, its samples, and their age."""
         env, times, results = self.env, self.times, []
         self.start_samples()
-        for _ in range(steps):
-            waiting = env.now
-            if len(self._ready) < self.job.num_samples:
+        for number in range(steps):
+            waiting, self._awaited = env.now, number
+            if not self._is_complete(number):
                 self._enough = env.event()
                 yield self._enough
             waited = env.now - waiting
-            batch, self._ready = (
-                self._ready[: self.job.num_samples],
-                self._ready[self.job.num_samples :],
-            )
+            batch = self._batches[number]
             self.marks.append(("rollout", waiting, env.now))
             for name, seconds in self._trainer_phases():
                 start = env.now
@@ -160,7 +151,7 @@ class Loop:
             for replica in self.replicas:
                 replica.reset_cache()
                 replica.resume()
-            results.append((env.now, waited, batch, self.version - 1))
+            results.append((env.now, waited, batch, self.version - 1 - self._versions[number]))
             self.start_samples()
         return results
 
@@ -188,9 +179,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> StepTimes:
     kept = results[warm_up:]
     seconds = (kept[-1][0] - begin) / measured
     requests = tuple(request for _, _, batch, _ in kept for request in batch)
-    staleness = [
-        version - loop._versions[request.number] for _, _, batch, version in kept for request in batch
-    ]
+    ages = [age for _, _, _, age in kept]
     ends = np.sort([request.end_seconds for request in kept[-1][2]])
     starts = min(request.start_seconds for request in kept[-1][2])
     busy = sum(replica.log.busy_seconds for replica in loop.replicas) / len(loop.replicas)
@@ -203,8 +192,8 @@ def run_loop(job: RlJob, times: PhaseTimes) -> StepTimes:
         tuple(replica.log for replica in loop.replicas),
         busy / loop.env.now,
         times.trainer / seconds,
-        float(np.mean(staleness)),
-        max(staleness),
+        float(np.mean(ages)),
+        max(ages),
         0,
         measured,
         tuple(mark for mark in loop.marks if mark[2] > begin),

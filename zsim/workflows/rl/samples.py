@@ -15,6 +15,7 @@ which grows with m, so that m follows from a mean by bisection.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import exp, log, sqrt
 from statistics import NormalDist
 
@@ -78,11 +79,19 @@ def response_cap(table: RlLengthsTable, longest_prompt: int, sequence_length: in
 
 
 def _normals(generator: np.random.Generator, groups: int, size: int, correlation: float) -> Floats:
-    """Standard normal numbers, correlated within a group."""
-    shared = generator.standard_normal((groups, 1))
-    single = generator.standard_normal((groups, size))
+    """Standard normal numbers, correlated within a group. Each part is one number from every slice of equal
+    probability, in random order, so that a single draw has nearly the law's own mean.
+    """
+    shared = generator.permutation(_midpoints(groups))[:, None]
+    single = generator.permutation(_midpoints(groups * size)).reshape(groups, size)
     numbers: Floats = sqrt(correlation) * shared + sqrt(1.0 - correlation) * single
     return numbers
+
+
+@cache
+def _midpoints(count: int) -> Floats:
+    """Normal numbers in the middle of `count` slices of equal probability."""
+    return np.array([_NORMAL.inv_cdf((index + 0.5) / count) for index in range(count)])
 
 
 def _lengths(law: LengthLaw, normals: Floats, cap: int, name: str) -> Ints:

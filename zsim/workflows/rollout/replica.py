@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
@@ -45,6 +45,23 @@ class EngineLimits:
     cache_blocks: int
     """Blocks of `BLOCK_TOKENS` tokens."""
     prefix_caching: bool = True
+
+
+_Owner = tuple[str, int]  # "request" or "group", and its number
+
+
+class _Remnant(NamedTuple):
+    """Blocks that were given back with what they hold. Free blocks are taken in the order in which they were
+    given back, of a sequence the last tokens first.
+    """
+
+    blocks: int
+    first_taken: int
+    """The number of blocks taken in all when the first of these is."""
+
+    def left(self, taken: int) -> int:
+        """Blocks that still hold it when `taken` have been taken in all."""
+        return max(0, self.blocks - max(0, taken - self.first_taken))
 
 
 def blocks_for(tokens: int) -> int:
@@ -76,7 +93,7 @@ class Replica:
         self._used_blocks = 0
         self._taken_blocks = 0  # since the start, whether or not they were given back
         self._is_prefix_valid: set[int] = set()  # groups whose prompt the newest weights have computed
-        self._remnants: dict[int, tuple[int, int]] = {}  # of preempted requests, see `_remnant`
+        self._remnants: dict[_Owner, _Remnant] = {}
         self._arrival = env.event()
         self._is_stretching = False
         self._resumption: simpy.Event | None = None
@@ -164,10 +181,11 @@ class Replica:
                 self._arrival = self.env.event()
                 yield self._arrival
                 continue
-            chunks = self._schedule_prompts()
+            is_short = self._make_room()
+            chunks = [] if is_short else self._schedule_prompts()
             if chunks:
                 yield from self._run_mixed(chunks)
-            else:
+            elif self._decoding:
                 yield from self._run_decodes()
 
     # ---- Scheduling ----------------------------------------------------------------------------------------
@@ -191,11 +209,24 @@ class Replica:
             budget -= chunks[-1][1].new_tokens
         return chunks
 
+    def _make_room(self) -> bool:
+        """Preempt sequences until each of the others can have its next token. Returns whether any was."""
+        is_short = False
+        while len(self._decoding) > 1 and self._next_blocks() > self.limits.cache_blocks - self._used_blocks:
+            self._preempt()
+            is_short = True
+        return is_short
+
+    def _next_blocks(self) -> int:
+        """Blocks that the next token of all sequences needs."""
+        return int(np.count_nonzero(self._lengths % BLOCK_TOKENS == 0))
+
     def _admit(self, request: Request) -> bool:
-        """Whether the cache holds the request's tokens, which are then taken."""
+        """Whether the cache holds the request's tokens and the next, which are then taken."""
         shared = self._shared_blocks(request)
+        reserve = self._next_blocks() + blocks_for(request.length + 1) - blocks_for(request.length)
         needed = blocks_for(request.length) - shared
-        if self._used_blocks + needed > self.limits.cache_blocks:
+        if self._used_blocks + needed + reserve > self.limits.cache_blocks:
             return False
         cached = max(shared, self._remnant(request))
         self._used_blocks += needed
@@ -214,11 +245,12 @@ class Replica:
         return min(self._prefixes.get(request.group, 0), (request.length - 1) // BLOCK_TOKENS)
 
     def _remnant(self, request: Request) -> int:
-        """Blocks of a preempted request that nobody has taken since. They are the first to be taken, the last
-        tokens first.
-        """
-        blocks, taken = self._remnants.pop(request.number, (0, 0))
-        return max(0, min(blocks - (self._taken_blocks - taken), (request.length - 1) // BLOCK_TOKENS))
+        """Blocks of the request, or of its prompt, that were given back and that nobody has taken since."""
+        most = (request.length - 1) // BLOCK_TOKENS
+        own = self._remnants.pop(("request", request.number), None)
+        prompt = self._remnants.get(("group", request.group)) if self.limits.prefix_caching else None
+        left = [remnant.left(self._taken_blocks) for remnant in (own, prompt) if remnant is not None]
+        return min(most, max(left, default=0))
 
     # ---- Iterations ----------------------------------------------------------------------------------------
 
@@ -248,9 +280,6 @@ class Replica:
         """As many iterations as are alike, see [Note: iterations at once]."""
         free = self.limits.cache_blocks - self._used_blocks
         count = _iterations_until_full(self._lengths, free, int(self._remaining.min()))
-        if count == 0:
-            self._preempt()
-            return
         sequences, context = len(self._decoding), int(self._lengths.sum())
         first = self.pricer.seconds(sequences, context)
         last = self.pricer.seconds(sequences, context + sequences * (count - 1))
@@ -327,9 +356,11 @@ class Replica:
         self._keep(is_kept)
         request.preemptions += 1
         self.log.preemptions += 1
+        ahead = self.limits.cache_blocks - self._used_blocks
         self._release(request)
         if self.limits.prefix_caching:
-            self._remnants[request.number] = request.computed // BLOCK_TOKENS, self._taken_blocks
+            blocks = request.computed // BLOCK_TOKENS
+            self._remnants["request", request.number] = _Remnant(blocks, self._taken_blocks + ahead)
         request.computed = 0
         self._waiting.appendleft(request)
 
@@ -346,8 +377,13 @@ class Replica:
         self._used_blocks -= blocks_for(request.length) - request.shared_blocks
         request.shared_blocks = 0
         users = self._prefix_users[request.group] = self._prefix_users[request.group] - 1
-        if not users:
-            self._used_blocks -= self._prefixes.pop(request.group, 0)
+        if not users and request.group in self._prefixes:
+            ahead = self.limits.cache_blocks - self._used_blocks
+            blocks = self._prefixes.pop(request.group)
+            self._used_blocks -= blocks
+            if request.group in self._is_prefix_valid:
+                self._is_prefix_valid.remove(request.group)
+                self._remnants["group", request.group] = _Remnant(blocks, self._taken_blocks + ahead)
 
     def _record(self, starting: int = 0) -> None:
         self.log.times.append(self.env.now)
