@@ -1,7 +1,7 @@
 """NeMo-RL's loop: GRPO on Megatron or DTensor trainers, with vLLM."""
 
 from zsim.cost.inference.iteration import HostRates
-from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates
+from zsim.workflows.rl.framework import ControllerRates, Offloads, RlFramework, SyncRates
 
 WORKFLOW = RlFramework(
     name="NeMo-RL",
@@ -15,9 +15,16 @@ WORKFLOW = RlFramework(
         "async": SyncRates("broadcast", 1.6e9, 0.1e-3, 90e9, 1.0),
     },
     offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
-    host=HostRates(3e-3, 10e-6, False),
+    hosts={
+        "colocated": HostRates(3e-3, 15e-6, False),
+        "split": HostRates(3e-3, 40e-6, False),
+        "async": HostRates(3e-3, 40e-6, False),
+    },
     algorithms=("grpo", "dapo", "rloo"),
     placements=("colocated", "split", "async"),
-    seconds_per_step=5.0,
-    seconds_per_million_tokens=2.0,
+    controllers={
+        "colocated": ControllerRates(5.0, 2.0),
+        "split": ControllerRates(5.0, 2.0),
+        "async": ControllerRates(1.0, 0.5),
+    },
 )

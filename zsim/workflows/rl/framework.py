@@ -44,6 +44,16 @@ class Offloads:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerRates:
+    """Python of a step outside all phases: the controller, and the data that it hands out."""
+
+    seconds: float
+    """Seconds of a step."""
+    seconds_per_million_tokens: float
+    """The same for every million tokens of the rollout."""
+
+
+@dataclass(frozen=True, slots=True)
 class RlFramework:
     """The defaults and times of a framework of reinforcement learning."""
 
@@ -55,14 +65,11 @@ class RlFramework:
     syncs: Mapping[Placement, SyncRates]
     offloads: Offloads
     """Those of the colocated placement."""
-    host: HostRates
-    """The engine's Python, per iteration."""
+    hosts: Mapping[Placement, HostRates]
+    """The engine's Python, per iteration. Engines that answer each request by itself take longer for each."""
     algorithms: tuple[Algorithm, ...]
     placements: tuple[Placement, ...]
-    seconds_per_step: float
-    """Python of a step outside all phases: the controller, and the data that it hands out."""
-    seconds_per_million_tokens: float
-    """The same for every million tokens of the rollout."""
+    controllers: Mapping[Placement, ControllerRates]
     has_reference: bool = True
     """A reference pass unless the experiment says otherwise."""
     recomputes_logprobs: bool = True

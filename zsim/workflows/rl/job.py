@@ -155,7 +155,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         sync,
         offloads,
         limits,
-        framework.host,
+        framework.hosts[table.placement],
         framework.enforces_eager if table.rollout.enforce_eager is None else table.rollout.enforce_eager,
         _staleness(table),
         base.notes,

@@ -53,6 +53,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         forward_job = packed_job(job.trainer, job.whole_pass, forward_only=True)
         forward = simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True).seconds
     tokens = job.samples.totals.sum() / 1e6
+    controller = job.framework.controllers[job.table.placement]
     return PhaseTimes(
         update,
         job.updates * step.seconds,
@@ -61,7 +62,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         reward_seconds(job),
         sync_seconds(job),
         offload_seconds(job, update),
-        job.framework.seconds_per_step + job.framework.seconds_per_million_tokens * tokens,
+        controller.seconds + controller.seconds_per_million_tokens * tokens,
     )
 
 
