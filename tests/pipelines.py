@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.actions import Action
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.ops import Group, Memory, Message, Plan
-from zsim.plan.pipeline.schedules import Action
 from zsim.specs.experiment.job import Job
 
 PIPELINE = "pipeline"

@@ -35,6 +35,7 @@ ALLOWED = {
     ("extras.py", "importlib"): "whether a package is installed that zsim names itself",
     ("study/progress.py", "importlib"): "whether rich is installed",
     ("specs/strategy/registry.py", "importlib"): "a module of zsim's own folder of a framework",
+    ("specs/experiment/programs.py", "importlib"): "a module of zsim's own folder of a program",
     ("specs/lazy_model.py", "importlib"): "a table of zsim's own, by the name in its annotation",
     ("report/views/html/page.py", "importlib"): "the file plotly.min.js of the installed plotly",
     ("study/check/cases.py", "importlib"): "the checkout's own checks of recorded cases, by a fixed name",

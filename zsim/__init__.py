@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from zsim.frameworks import public
 from zsim.version import __version__
 
 if TYPE_CHECKING:
@@ -20,21 +21,16 @@ if TYPE_CHECKING:
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.pool import simulate_flows
+    from zsim.frameworks.public import *  # noqa: F403
     from zsim.notebook.memories import MemoryResult, MemoryVariants, memory
     from zsim.notebook.runs import RunResult, simulate_run
     from zsim.notebook.scalings import ScalingResult, scaling
     from zsim.notebook.sensitivities import NeedsResult, SensitivityResult, needs, sensitivity
     from zsim.notebook.settings import (
         Cost,
-        Ddp,
-        DeepSpeed,
         Faults,
-        Fsdp1,
-        Fsdp2,
         Jitter,
-        Megatron,
         Parallelism,
-        ReferenceZero,
         Run,
         Trainer,
         Training,
@@ -80,12 +76,6 @@ _MODULE_OF = {
     "BenchResult": "zsim.notebook.topologies",
     "simulate_run": "zsim.notebook.runs",
     "RunResult": "zsim.notebook.runs",
-    "Ddp": "zsim.notebook.settings",
-    "DeepSpeed": "zsim.notebook.settings",
-    "Fsdp1": "zsim.notebook.settings",
-    "Fsdp2": "zsim.notebook.settings",
-    "Megatron": "zsim.notebook.settings",
-    "ReferenceZero": "zsim.notebook.settings",
     "Training": "zsim.notebook.settings",
     "Parallelism": "zsim.notebook.settings",
     "Trainer": "zsim.notebook.settings",
@@ -99,26 +89,21 @@ _MODULE_OF = {
     "capture": "zsim.specs.capture.capture",
     "replay": "zsim.study.replay.replay",
     "read_trace": "zsim.trace.readers.read",
+    **public.MODULE_OF,
 }
 __all__ = [
     "BenchResult",
     "Comparison",
     "Cost",
-    "Ddp",
-    "DeepSpeed",
     "Experiment",
     "Faults",
-    "Fsdp1",
-    "Fsdp2",
     "InputError",
     "Jitter",
-    "Megatron",
     "MemoryResult",
     "MemoryVariants",
     "NeedsResult",
     "NotSimulatedError",
     "Parallelism",
-    "ReferenceZero",
     "Replay",
     "Result",
     "Run",
@@ -152,6 +137,7 @@ __all__ = [
     "sweep",
     "tune",
 ]
+__all__ += public.__all__
 
 
 def __getattr__(name: str) -> Any:

@@ -235,9 +235,9 @@ def test_the_allocators_pools_are_settled_once_for_gpus_of_any_memory(
     numbers: list[int] = []
     run = PoolRuns._run
 
-    def counted(self: PoolRuns, part: PoolEvents, places: Ints, counted_from: int) -> None:
-        numbers.append(len(part))
-        run(self, part, places, counted_from)
+    def counted(self: PoolRuns, run_input: tuple[PoolEvents, Ints, int]) -> None:
+        numbers.append(len(run_input[0]))
+        run(self, run_input)
 
     monkeypatch.setattr(PoolRuns, "_run", counted)
     simulator = Simulator()

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.cost.kernels.fused_head import fused_head
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.rates.efficiency import contiguous
 from zsim.cost.rates.gpu import kernel_seconds
+from zsim.operations import BACKWARD, FORWARD
+from zsim.operations.fused_head import fused_head
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear, ModelSpec, Module, Parameter
@@ -34,7 +34,7 @@ def modules_of(model: ModelSpec) -> Iterator[Module]:
 
 def products(modules: Iterator[Module], shape: BatchShape, options: WorkOptions) -> Iterator[Kernel]:
     for module in modules:
-        both = forward_kernels(module, shape, options) + backward_kernels(module, shape, options)
+        both = module.kernels(FORWARD, shape, options) + module.kernels(BACKWARD, shape, options)
         yield from (kernel for kernel in both if kernel.kind == "gemm")
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.attention import attended_pairs
-from zsim.cost.kernels.modules import BatchShape, WorkOptions, backward_kernels, forward_kernels, total_flops
-from zsim.cost.memory.activations import backward_extra_bytes, saved_bytes
-from zsim.cost.memory.tensors import module_tensors
+from zsim.cost.kernels.kernel import total_flops
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.errors import NotSimulatedError
+from zsim.operations import BACKWARD, FORWARD
+from zsim.operations.attention.kernels import attended_pairs
 from zsim.plan.make import make_plan
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.resolve import resolve
@@ -26,13 +26,12 @@ FLASH, MATH = WorkOptions(), WorkOptions(attention="math")
 
 def module(**changes: Any) -> Module:
     work = Attention(num_heads=4, num_kv_heads=4, qk_head_dim=16, v_head_dim=16, rotary=False)
-    fields = {name: getattr(work, name) for name in work.__slots__}
-    return Module("core", Attention(**{**fields, **changes}))
+    return Module("core", replace(work, **changes))
 
 
 def moved(one: Module, options: WorkOptions) -> tuple[float, float]:
     """HBM bytes forward and backward."""
-    forward, backward = forward_kernels(one, SHAPE, options), backward_kernels(one, SHAPE, options)
+    forward, backward = one.kernels(FORWARD, SHAPE, options), one.kernels(BACKWARD, SHAPE, options)
     return sum(kernel.hbm_bytes for kernel in forward), sum(kernel.hbm_bytes for kernel in backward)
 
 
@@ -41,7 +40,7 @@ def more(options: WorkOptions, **changes: Any) -> tuple[float, float, int]:
     plain = {"upcasts_softmax": changes["upcasts_softmax"]} if "upcasts_softmax" in changes else {}
     with_it, without = module(**changes), module(**plain)
     a, b = moved(with_it, options), moved(without, options)
-    kept = saved_bytes(with_it, SHAPE, options) - saved_bytes(without, SHAPE, options)
+    kept = with_it.saved_bytes(SHAPE, options) - without.saved_bytes(SHAPE, options)
     return a[0] - b[0], a[1] - b[1], kept
 
 
@@ -71,7 +70,7 @@ def test_a_fused_kernel_has_the_layer_s_window_where_it_is_shorter() -> None:
     for window in (16, 64, None):
         for causal in (True, False):
             one = module(window=window, is_causal=causal)
-            kernels = (*forward_kernels(one, SHAPE, FLASH), *backward_kernels(one, SHAPE, FLASH))
+            kernels = (*one.kernels(FORWARD, SHAPE, FLASH), *one.kernels(BACKWARD, SHAPE, FLASH))
             (found[window, causal],) = {each.window for each in kernels if each.kind.startswith("attention")}
     assert found == {(16, True): 16, (16, False): 33, **dict.fromkeys(
         ((window, causal) for window in (64, None) for causal in (True, False)), 0
@@ -81,10 +80,15 @@ def test_a_fused_kernel_has_the_layer_s_window_where_it_is_shorter() -> None:
 def test_chunks_are_sequences_of_their_own() -> None:
     """64 tokens in chunks of 16 are 8 sequences of 16: the same kernels."""
     chunked, whole, short = (
-        [one for one in (*forward_kernels(*args), *backward_kernels(*args)) if "attention" in one.kind]
-        for args in (
-            (module(chunk=16), SHAPE, FLASH), (module(chunk=64), SHAPE, FLASH),
-            (module(), BatchShape(8, 16), FLASH),
+        [
+            one
+            for in_pass in (FORWARD, BACKWARD)
+            for one in core.kernels(in_pass, shape, FLASH)
+            if "attention" in one.kind
+        ]
+        for core, shape in (
+            (module(chunk=16), SHAPE), (module(chunk=64), SHAPE),
+            (module(), BatchShape(8, 16)),
         )
     )  # fmt: skip
     assert [one.shape for one in chunked] == [(32, 16, 16, 16)] * 2
@@ -114,9 +118,9 @@ def test_deterministic_backward_sums_the_gradient_of_queries_in_several_buffers(
     """2 sequences of 4 heads on 108 SMs: ceil(108 / 8) = 14 buffers of fp32 for 128 tokens of 4 x 16, one
     without."""
     split = replace(FLASH, deterministic_sms=108)
-    made = [backward_extra_bytes(module(), SHAPE, options) for options in (FLASH, split)]
+    made = [module().backward_extra_bytes(SHAPE, options) for options in (FLASH, split)]
     assert made[1] - made[0] == 13 * 4 * TOKENS * 4 * 16
-    passing = [sum(module_tensors(module(), SHAPE, options).backward) for options in (FLASH, split)]
+    passing = [sum(module().tensors(SHAPE, options).backward) for options in (FLASH, split)]
     assert passing == made
 
 
@@ -127,15 +131,15 @@ def test_gradients_of_scores_go_through_memory_once_each_way() -> None:
     writes = gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"writes_scores": True})})
     work = module(num_heads=32, num_kv_heads=32, qk_head_dim=128, v_head_dim=128)
     shape = BatchShape(1, 4096)
-    (kernel,) = (one for one in backward_kernels(work, shape, FLASH) if one.kind == "attention_backward")
+    (kernel,) = (one for one in work.kernels(BACKWARD, shape, FLASH) if one.kind == "attention_backward")
     more = kernel_seconds(kernel, writes) - kernel_seconds(kernel, gpu)
     moved_bytes = 2 * 2 * 32 * 4096 * 4096 / 2
     assert more == pytest.approx(moved_bytes / (3.35e12 * gpu.memory_bound.elementwise_fraction))
     options = replace(FLASH, writes_scores=True)
-    extra = backward_extra_bytes(work, shape, options) - backward_extra_bytes(work, shape, FLASH)
+    extra = work.backward_extra_bytes(shape, options) - work.backward_extra_bytes(shape, FLASH)
     assert extra == 2 * 32 * 4096**2
-    assert kernel_seconds(forward_kernels(work, shape, FLASH)[0], writes) == pytest.approx(
-        kernel_seconds(forward_kernels(work, shape, FLASH)[0], gpu)
+    assert kernel_seconds(work.kernels(FORWARD, shape, FLASH)[0], writes) == pytest.approx(
+        kernel_seconds(work.kernels(FORWARD, shape, FLASH)[0], gpu)
     )
 
 
@@ -152,15 +156,15 @@ def test_a_plan_has_the_buffers_of_every_layer() -> None:
 
 
 def test_fused_attention_that_sees_all_tokens_does_twice_the_work_of_a_causal_one() -> None:
-    causal, full = (forward_kernels(module(is_causal=one), SHAPE, FLASH) for one in (True, False))
+    causal, full = (module(is_causal=one).kernels(FORWARD, SHAPE, FLASH) for one in (True, False))
     assert total_flops(full) == 2 * total_flops(causal)
     assert [kernel.is_causal for kernel in (*causal, *full)] == [True, False]
-    assert not backward_kernels(module(is_causal=False), SHAPE, FLASH)[0].is_causal
+    assert not module(is_causal=False).kernels(BACKWARD, SHAPE, FLASH)[0].is_causal
 
 
 def test_written_out_attention_multiplies_all_scores_whatever_the_mask() -> None:
     works = [
-        total_flops(forward_kernels(module(**one), SHAPE, MATH)) for one in ({}, {"chunk": 16}, {"window": 4})
+        total_flops(module(**one).kernels(FORWARD, SHAPE, MATH)) for one in ({}, {"chunk": 16}, {"window": 4})
     ]
     assert len(set(works)) == 1
 
@@ -210,9 +214,9 @@ def test_latent_attention_rotates_one_key_for_all_heads_and_keeps_keys_beside_va
     latent = module(rotary=True, rotary_width=8, is_latent=True)
     plain = moved(module(), FLASH)[0]
     assert moved(latent, FLASH)[0] - plain == TOKENS * 2 * (10 * 5 * 8 + 2 * 8 * 16)
-    assert saved_bytes(latent, SHAPE, FLASH) - saved_bytes(module(), SHAPE, FLASH) == TOKENS * 4 * 8 * 2
+    assert latent.saved_bytes(SHAPE, FLASH) - module().saved_bytes(SHAPE, FLASH) == TOKENS * 4 * 8 * 2
     fused = WorkOptions(compile=True)
-    assert saved_bytes(latent, SHAPE, fused) == saved_bytes(module(), SHAPE, fused)
+    assert latent.saved_bytes(SHAPE, fused) == module().saved_bytes(SHAPE, fused)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ def test_norms_written_in_python_move_what_was_counted(
     """Bytes per element in bf16, counted with a dispatch mode over transformers' classes."""
     norm = Module("norm", Norm(32, kind))
     assert moved(norm, FLASH) == (forward * TOKENS * 32, backward * TOKENS * 32)
-    assert saved_bytes(norm, SHAPE, FLASH) == kept * TOKENS * 32
+    assert norm.saved_bytes(SHAPE, FLASH) == kept * TOKENS * 32
 
 
 def test_a_branch_multiplied_by_a_number_is_read_and_written_once_more() -> None:
@@ -240,8 +244,8 @@ def test_a_dropout_by_itself_keeps_a_byte_per_element() -> None:
     drop = Module("drop", Activation(32, False, "dropout"))
     assert moved(drop, FLASH) == (5 * TOKENS * 32, 5 * TOKENS * 32)
     assert moved(drop, WorkOptions(compile=True)) == (TOKENS * 32, TOKENS * 32)
-    assert saved_bytes(drop, SHAPE, FLASH) == TOKENS * 32
+    assert drop.saved_bytes(SHAPE, FLASH) == TOKENS * 32
     assert (
-        forward_kernels(Module("scale", Activation(32, False, "scale")), SHAPE, WorkOptions(compile=True))
+        Module("scale", Activation(32, False, "scale")).kernels(FORWARD, SHAPE, WorkOptions(compile=True))
         == ()
     )

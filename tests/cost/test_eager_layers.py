@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cost.kernels.modules import BatchShape, WorkOptions, backward_kernels, forward_kernels
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.rates.gpu import kernel_seconds
+from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
 
@@ -27,8 +28,8 @@ def test_an_eager_layer_takes_what_it_took_on_v100(
         WorkOptions("fp16", "math"),
     )
     modules = load_model(name).blocks[1].modules
-    there = [kernel for module in modules for kernel in forward_kernels(module, shape, options)]
-    back = [kernel for module in modules for kernel in backward_kernels(module, shape, options)]
+    there = [kernel for module in modules for kernel in module.kernels(FORWARD, shape, options)]
+    back = [kernel for module in modules for kernel in module.kernels(BACKWARD, shape, options)]
     width = 1024
     flops = 24 * shape.tokens * width**2 + 4 * shape.tokens * length * width
     seconds = sum(kernel_seconds(kernel, gpu) for kernel in there)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import backward_extra_bytes, forward_extra_bytes, saved_bytes
+from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.spec import Activation, Attention, Loss, Module, Norm
+from zsim.specs.strategy.work_options import layer_kernel_set
 
 ONE, TWO = (BatchShape(sequences=count, sequence_length=200 // count) for count in (1, 2))
 LIGER, NANOTRON, INTERNEVO = (
-    WorkOptions("bf16", "flash", liger=True, layers=layers) for layers in ("torch", "nanotron", "internevo")
+    WorkOptions("bf16", "flash", liger=True, layers=layer_kernel_set(name))
+    for name in ("torch", "nanotron", "internevo")
 )
 
 
 def costs(module: Module, options: WorkOptions, shape: BatchShape = ONE) -> tuple[Any, Any]:
     """(bytes, launches) of elementwise kernels, forward and backward."""
     found = []
-    for kernels in (forward_kernels(module, shape, options), backward_kernels(module, shape, options)):
+    for kernels in (module.kernels(FORWARD, shape, options), module.kernels(BACKWARD, shape, options)):
         plain = [kernel for kernel in kernels if kernel.kind == "elementwise"]
         found.append((sum(one.hbm_bytes for one in plain), sum(one.launches for one in plain)))
     return found[0], found[1]
@@ -30,8 +31,8 @@ def test_nanotrons_gated_activation_is_eager_and_joins_the_halves_gradients() ->
     module = Module("act", Activation(10, True, "silu"))
     assert costs(module, NANOTRON) == ((5 * 4_000, 2), (13 * 4_000, 4))
     assert costs(module, LIGER) == ((3 * 4_000, 1), (5 * 4_000, 1))
-    assert [saved_bytes(module, ONE, options) for options in (NANOTRON, LIGER)] == [3 * 4_000, 2 * 4_000]
-    assert backward_extra_bytes(module, ONE, NANOTRON) == 4 * 4_000
+    assert [module.saved_bytes(ONE, options) for options in (NANOTRON, LIGER)] == [3 * 4_000, 2 * 4_000]
+    assert module.backward_extra_bytes(ONE, NANOTRON) == 4 * 4_000
 
 
 def test_nanotron_copies_queries_keys_and_values() -> None:
@@ -49,7 +50,7 @@ def test_internevos_norms_are_in_fp32_and_run_twice() -> None:
     module = Module("norm", Norm(10, "rms"))
     assert [part[0] / 2_000 for part in costs(module, INTERNEVO)] == [16, 44]
     assert [part[0] / 2_000 for part in costs(module, LIGER)] == [4, 6]
-    assert [saved_bytes(module, ONE, options) for options in (INTERNEVO, LIGER)] == [4_000, 4_000]
+    assert [module.saved_bytes(ONE, options) for options in (INTERNEVO, LIGER)] == [4_000, 4_000]
 
 
 def test_megatrons_fused_loss_keeps_the_softmax_and_has_fp32_logits_beside_it() -> None:
@@ -59,10 +60,8 @@ def test_megatrons_fused_loss_keeps_the_softmax_and_has_fp32_logits_beside_it() 
     found = {}
     for kind in ("megatron", "megatron-fused"):
         options = WorkOptions("bf16", "flash", cross_entropy=kind)
-        forward, backward = (
-            kernels(module, ONE, options)[0] for kernels in (forward_kernels, backward_kernels)
-        )
-        kept = saved_bytes(module, ONE, options)
-        extra = forward_extra_bytes(module, ONE, options), backward_extra_bytes(module, ONE, options)
+        forward, backward = (module.kernels(in_pass, ONE, options)[0] for in_pass in (FORWARD, BACKWARD))
+        kept = module.saved_bytes(ONE, options)
+        extra = module.forward_extra_bytes(ONE, options), module.backward_extra_bytes(ONE, options)
         found[kind] = [size / 10_000 for size in (forward.hbm_bytes, backward.hbm_bytes, kept, *extra)]
     assert found == {"megatron": [38, 14, 4, 2, 2], "megatron-fused": [26, 10, 4, 6, 2]}

@@ -7,7 +7,6 @@ import pytest
 from zsim.cost.flops import (
     active_numel,
     attention_flops_per_token,
-    forward_flops,
     hardware_flops_per_token,
     model_flops_per_token,
 )
@@ -19,7 +18,7 @@ from zsim.specs.strategy.training import Checkpointing
 def forward_flops_per_token(model: ModelSpec, length: int) -> float:
     """The sum over all modules."""
     blocks = [module for block in model.blocks for module in block.modules]
-    return sum(forward_flops(module, length) for module in (*model.before, *blocks, *model.after))
+    return sum(module.forward_flops(length) for module in (*model.before, *blocks, *model.after))
 
 
 def formula_flops_per_token(model: ModelSpec, length: int) -> float:

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import (
-    backward_extra_bytes,
-    checkpoint_bytes,
-    forward_extra_bytes,
-    recomputed_modules,
-    saved_bytes,
-    saved_bytes_selective,
-    saves_only_block_input,
-)
+from zsim.cost.memory.activations import checkpoint_bytes, recomputed_modules, saves_only_block_input
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Activation, Attention, Block, Loss, Module, Norm, Parameter
 
@@ -26,7 +18,7 @@ TOKENS = 4096
 def kept(block: Block, options: WorkOptions, checkpointing: Any = "none", hidden: int = 12288) -> int:
     if checkpointing == "full":
         return checkpoint_bytes(hidden, SHAPE, options)
-    rule = saved_bytes_selective if checkpointing == "selective" else saved_bytes
+    rule = Module.selective_bytes if checkpointing == "selective" else Module.saved_bytes
     return sum(rule(module, SHAPE, options) for module in block.modules)
 
 
@@ -84,8 +76,8 @@ def test_written_out_attention_repeats_keys_and_casts_probabilities() -> None:
     2 of its bf16 copy."""
     core = next(m for m in load_model("llama-3-8b").blocks[0].modules if isinstance(m.op_spec, Attention))
     options = WorkOptions("bf16", "math")
-    assert saved_bytes(core, SHAPE, options) == TOKENS * 3 * 4096 * 2 + 2 * 32 * 2048**2 * 6
-    assert saved_bytes_selective(core, SHAPE, options) == TOKENS * (4096 + 2048) * 2
+    assert core.saved_bytes(SHAPE, options) == TOKENS * 3 * 4096 * 2 + 2 * 32 * 2048**2 * 6
+    assert core.selective_bytes(SHAPE, options) == TOKENS * (4096 + 2048) * 2
 
 
 def test_a_slice_of_a_fused_projection_keeps_all_of_it_alive() -> None:
@@ -93,8 +85,8 @@ def test_a_slice_of_a_fused_projection_keeps_all_of_it_alive() -> None:
     4 * 32 of log-sum-exp; Llama 2 with its own v: 2 * 3 * 4096 + 4 * 32."""
     phi = next(m for m in load_model("phi3-mini").blocks[0].modules if isinstance(m.op_spec, Attention))
     llama = next(m for m in load_model("llama-2-7b").blocks[0].modules if isinstance(m.op_spec, Attention))
-    assert saved_bytes(phi, SHAPE, WorkOptions()) == TOKENS * (2 * 5 * 3072 + 128)
-    assert saved_bytes(llama, SHAPE, WorkOptions()) == TOKENS * (2 * 3 * 4096 + 128)
+    assert phi.saved_bytes(SHAPE, WorkOptions()) == TOKENS * (2 * 5 * 3072 + 128)
+    assert llama.saved_bytes(SHAPE, WorkOptions()) == TOKENS * (2 * 3 * 4096 + 128)
 
 
 def test_attention_between_gather_and_scatter_keeps_its_output_too() -> None:
@@ -104,41 +96,41 @@ def test_attention_between_gather_and_scatter_keeps_its_output_too() -> None:
     plain = Module("core", Attention(4, 4, 8, 8, rotary=False))
     masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
     options = WorkOptions("bf16", "flash")
-    assert saved_bytes(plain, SHAPE, options) == TOKENS * (192 + 16)
-    assert saved_bytes(masked, SHAPE, options) == TOKENS * (192 + 16 + 64 + 8)
-    assert forward_extra_bytes(masked, SHAPE, options) == TOKENS * (192 + 128)
-    assert backward_extra_bytes(masked, SHAPE, options) == backward_extra_bytes(plain, SHAPE, options)
+    assert plain.saved_bytes(SHAPE, options) == TOKENS * (192 + 16)
+    assert masked.saved_bytes(SHAPE, options) == TOKENS * (192 + 16 + 64 + 8)
+    assert masked.forward_extra_bytes(SHAPE, options) == TOKENS * (192 + 128)
+    assert masked.backward_extra_bytes(SHAPE, options) == plain.backward_extra_bytes(SHAPE, options)
 
 
 def test_only_fused_attention_is_gathered_for() -> None:
     plain = Module("core", Attention(4, 4, 8, 8, rotary=False))
     masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
     options = WorkOptions("bf16", "math")
-    for count in (saved_bytes, forward_extra_bytes, backward_extra_bytes):
+    for count in (Module.saved_bytes, Module.forward_extra_bytes, Module.backward_extra_bytes):
         assert count(masked, SHAPE, options) == count(plain, SHAPE, options)
 
 
 def test_inputs_read_twice_are_kept_once() -> None:
     """k_proj and v_proj read what q_proj keeps."""
     modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
-    assert saved_bytes(modules["self_attn.q_proj"], SHAPE, WorkOptions()) == TOKENS * 2 * 4096
-    assert saved_bytes(modules["self_attn.k_proj"], SHAPE, WorkOptions()) == 0
-    assert saved_bytes(modules["mlp.up_proj"], SHAPE, WorkOptions()) == 0
+    assert modules["self_attn.q_proj"].saved_bytes(SHAPE, WorkOptions()) == TOKENS * 2 * 4096
+    assert modules["self_attn.k_proj"].saved_bytes(SHAPE, WorkOptions()) == 0
+    assert modules["mlp.up_proj"].saved_bytes(SHAPE, WorkOptions()) == 0
 
 
 def test_relu_keeps_nothing_beyond_the_next_products_input() -> None:
     """OPT: autograd keeps relu's output, which fc2 keeps as its input already."""
     modules = {module.name: module for module in load_model("opt-6.7b").blocks[0].modules}
-    assert saved_bytes(modules["activation_fn"], SHAPE, WorkOptions()) == 0
-    assert saved_bytes(modules["fc2"], SHAPE, WorkOptions()) == TOKENS * 4 * 4096 * 2
+    assert modules["activation_fn"].saved_bytes(SHAPE, WorkOptions()) == 0
+    assert modules["fc2"].saved_bytes(SHAPE, WorkOptions()) == TOKENS * 4 * 4096 * 2
 
 
 def test_dropout_keeps_a_byte_per_element_where_there_is_dropout() -> None:
     """GPT-2 drops at 0.1, Llama does not."""
     gpt2 = {module.name: module for module in load_model("gpt2").blocks[0].modules}
     llama = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
-    assert saved_bytes(gpt2["attn.resid_dropout"], SHAPE, WorkOptions()) == TOKENS * 768
-    assert saved_bytes(llama["mlp.residual"], SHAPE, WorkOptions()) == 0
+    assert gpt2["attn.resid_dropout"].saved_bytes(SHAPE, WorkOptions()) == TOKENS * 768
+    assert llama["mlp.residual"].saved_bytes(SHAPE, WorkOptions()) == 0
 
 
 @pytest.mark.parametrize(
@@ -150,7 +142,7 @@ def test_liger_writes_gradients_over_what_it_has(options: WorkOptions, tensors: 
     one = 4096 * 1000 * 2
     norm = Module("norm", Norm(1000, "layer"))
     gated = Module("act_fn", Activation(1000, gated=True))
-    found = [backward_extra_bytes(module, SHAPE, options) for module in (norm, gated)]
+    found = [module.backward_extra_bytes(SHAPE, options) for module in (norm, gated)]
     assert found == [count * one for count in tensors]
 
 
@@ -159,10 +151,10 @@ def test_the_loss_keeps_log_probabilities_and_a_fused_one_logits() -> None:
     two fp32 gradients in backward (8). One kernel each way keeps the bf16 logits. V = 128,256."""
     loss = load_model("llama-3-8b").after[-1]
     logits = TOKENS * 128_256
-    assert saved_bytes(loss, SHAPE, WorkOptions()) == 4 * logits
-    assert forward_extra_bytes(loss, SHAPE, WorkOptions()) == 8 * logits
-    assert backward_extra_bytes(loss, SHAPE, WorkOptions()) == 8 * logits
-    assert saved_bytes(loss, SHAPE, WorkOptions(cross_entropy="fused")) == 2 * logits
+    assert loss.saved_bytes(SHAPE, WorkOptions()) == 4 * logits
+    assert loss.forward_extra_bytes(SHAPE, WorkOptions()) == 8 * logits
+    assert loss.backward_extra_bytes(SHAPE, WorkOptions()) == 8 * logits
+    assert loss.saved_bytes(SHAPE, WorkOptions(cross_entropy="fused")) == 2 * logits
 
 
 def test_megatrons_loss_works_in_place() -> None:
@@ -170,18 +162,18 @@ def test_megatrons_loss_works_in_place() -> None:
     cast backward (2)."""
     loss = load_model("llama-3-8b").after[-1]
     logits, options = TOKENS * 128_256, WorkOptions(cross_entropy="megatron")
-    assert saved_bytes(loss, SHAPE, options) == 4 * logits
-    assert forward_extra_bytes(loss, SHAPE, options) == 2 * logits
-    assert backward_extra_bytes(loss, SHAPE, options) == 2 * logits
+    assert loss.saved_bytes(SHAPE, options) == 4 * logits
+    assert loss.forward_extra_bytes(SHAPE, options) == 2 * logits
+    assert loss.backward_extra_bytes(SHAPE, options) == 2 * logits
 
 
 def test_unsloths_loss_in_transformers_keeps_a_shifted_copy() -> None:
     """fp32 logits and their shifted copy forward, the copy as its gradient and its shift's backward: 8."""
     loss = load_model("llama-3-8b").after[-1]
     logits, options = TOKENS * 128_256, WorkOptions(cross_entropy="unsloth")
-    assert saved_bytes(loss, SHAPE, options) == 4 * logits
-    assert forward_extra_bytes(loss, SHAPE, options) == 4 * logits
-    assert backward_extra_bytes(loss, SHAPE, options) == 4 * logits
+    assert loss.saved_bytes(SHAPE, options) == 4 * logits
+    assert loss.forward_extra_bytes(SHAPE, options) == 4 * logits
+    assert loss.backward_extra_bytes(SHAPE, options) == 4 * logits
 
 
 def test_liger_keeps_what_its_kernels_read() -> None:
@@ -190,8 +182,8 @@ def test_liger_keeps_what_its_kernels_read() -> None:
     modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
     norm, gate = modules["input_layernorm"], modules["mlp.act_fn"]
     eager, liger = WorkOptions(), WorkOptions(liger=True)
-    assert [saved_bytes(norm, SHAPE, o) for o in (eager, liger)] == [6 * TOKENS * 4096, 2 * TOKENS * 4096]
-    assert [saved_bytes(gate, SHAPE, o) for o in (eager, liger)] == [
+    assert [norm.saved_bytes(SHAPE, o) for o in (eager, liger)] == [6 * TOKENS * 4096, 2 * TOKENS * 4096]
+    assert [gate.saved_bytes(SHAPE, o) for o in (eager, liger)] == [
         3 * 2 * TOKENS * 14_336, 2 * 2 * TOKENS * 14_336,
     ]  # fmt: skip
 
@@ -203,7 +195,7 @@ def test_bytes_grow_with_the_number_of_sequences(name: str, attention: Any) -> N
     model, options = load_model(name), WorkOptions("bf16", attention)
     one, two = BatchShape(1, 512), BatchShape(2, 512)
     for module in (*model.before, *model.blocks[0].modules, *model.after):
-        for rule in (saved_bytes, forward_extra_bytes, backward_extra_bytes):
+        for rule in (Module.saved_bytes, Module.forward_extra_bytes, Module.backward_extra_bytes):
             assert rule(module, two, options) == 2 * rule(module, one, options)
 
 
@@ -227,9 +219,9 @@ def test_autocast_has_norms_residuals_and_embeddings_in_fp32() -> None:
     modules = {module.name: module for module in (*gpt2.before, *gpt2.blocks[0].modules)}
     stream = TOKENS * 768 * 4
     for name in ("ln_1", "mlp.dropout", "transformer.wte"):
-        assert forward_extra_bytes(modules[name], SHAPE, cast) == stream
-    assert backward_extra_bytes(modules["ln_1"], SHAPE, cast) == 2 * stream
-    projection = backward_extra_bytes(modules["attn.c_proj"], SHAPE, cast)
+        assert modules[name].forward_extra_bytes(SHAPE, cast) == stream
+    assert modules["ln_1"].backward_extra_bytes(SHAPE, cast) == 2 * stream
+    projection = modules["attn.c_proj"].backward_extra_bytes(SHAPE, cast)
     assert projection == 2 * (2 * TOKENS * 768 + 768**2)
     kept = [saves_only_block_input(modules[name], cast) for name in ("ln_1", "attn.c_proj")]
     assert kept == [True, False]
@@ -240,7 +232,7 @@ def test_a_loss_whose_logits_are_held_keeps_them_once() -> None:
     """The fused one reads the trainer's; a copy in fp32 is another tensor."""
     fused = WorkOptions(cross_entropy="fused")
     sizes = [
-        saved_bytes(Module("loss", Loss(100, holds_logits=held)), SHAPE, fused)
+        Module("loss", Loss(100, holds_logits=held)).saved_bytes(SHAPE, fused)
         for held in ("no", "as they are", "in fp32")
     ]
     assert sizes == [200 * TOKENS, 0, 200 * TOKENS]
@@ -256,15 +248,15 @@ def test_two_norms_on_one_input_keep_it_once() -> None:
     for is_parallel in (True, False):
         model = model_from_config({**config, "use_parallel_residual": is_parallel}, "tiny", "tiny.json")
         norm = next(m for m in model.blocks[0].modules if m.name == "post_attention_layernorm")
-        sizes.append(saved_bytes(norm, SHAPE, WorkOptions()))
+        sizes.append(norm.saved_bytes(SHAPE, WorkOptions()))
     assert sizes == [0, TOKENS * 64 * 2]
 
 
 def test_an_rms_norm_in_python_shares_no_input() -> None:
     """Eager, it keeps an fp32 copy and a normalised tensor of its own (6 bytes); fused, only the input."""
     norm = Module("norm", Norm(64), (Parameter("weight", (64,)),), shares_input=True)
-    assert saved_bytes(norm, SHAPE, WorkOptions()) == TOKENS * 64 * 6
-    assert saved_bytes(norm, SHAPE, WorkOptions(compile=True)) == 0
+    assert norm.saved_bytes(SHAPE, WorkOptions()) == TOKENS * 64 * 6
+    assert norm.saved_bytes(SHAPE, WorkOptions(compile=True)) == 0
 
 
 def test_flash_attention_2_makes_gradients_of_keys_and_values_for_every_query_head() -> None:
@@ -273,10 +265,10 @@ def test_flash_attention_2_makes_gradients_of_keys_and_values_for_every_query_he
     grouped = Module("core", Attention(32, 8, 128, 128))
     alike = Module("core", Attention(32, 32, 128, 128))
     plain, second = WorkOptions(), WorkOptions(expands_groups=True)
-    extra = backward_extra_bytes(grouped, SHAPE, second) - backward_extra_bytes(grouped, SHAPE, plain)
+    extra = grouped.backward_extra_bytes(SHAPE, second) - grouped.backward_extra_bytes(SHAPE, plain)
     assert extra == 2 * SHAPE.tokens * 32 * 128 * 2
-    assert backward_extra_bytes(alike, SHAPE, second) == backward_extra_bytes(alike, SHAPE, plain)
+    assert alike.backward_extra_bytes(SHAPE, second) == alike.backward_extra_bytes(SHAPE, plain)
     written_out = WorkOptions(attention="math", expands_groups=True)
-    assert backward_extra_bytes(grouped, SHAPE, written_out) == backward_extra_bytes(
-        grouped, SHAPE, WorkOptions(attention="math")
+    assert grouped.backward_extra_bytes(SHAPE, written_out) == grouped.backward_extra_bytes(
+        SHAPE, WorkOptions(attention="math")
     )

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import saved_bytes
+from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.spec import Linear, Module, Norm, Parameter
 from zsim.specs.strategy.fp8 import RECIPES, Fp8, Fp8Recipe
 
@@ -52,27 +51,27 @@ def test_every_recipe_casts_each_tensor_for_two_directions(
     """2 bytes read for a maximum, 2 for a cast; a byte written per direction, with 1/32 of scales, or half a
     byte and 1/16."""
     made = options(recipe)
-    assert casts(forward_kernels(product(), SHAPE, made)) == forward
-    assert casts(backward_kernels(product(), SHAPE, made)) == backward
+    assert casts(product().kernels(FORWARD, SHAPE, made)) == forward
+    assert casts(product().kernels(BACKWARD, SHAPE, made)) == backward
 
 
 def test_blackwell_makes_no_transposed_copies_of_tensors_with_one_scale() -> None:
     for recipe, sizes in (("delayed", [3 * X, 3 * W]), ("current", [2 * X, 3 * X, 2 * W, 3 * W])):
         made = options(recipe, transposes=False)  # type: ignore[arg-type]
-        assert casts(forward_kernels(product(), SHAPE, made)) == sizes
+        assert casts(product().kernels(FORWARD, SHAPE, made)) == sizes
     blocks = options("mxfp8", transposes=False)
-    assert casts(forward_kernels(product(), SHAPE, blocks)) == [(2 + 33 / 16) * X, (2 + 33 / 16) * W]
+    assert casts(product().kernels(FORWARD, SHAPE, blocks)) == [(2 + 33 / 16) * X, (2 + 33 / 16) * W]
 
 
 def test_kept_weights_are_cast_once_a_step() -> None:
     """Of four micro-batches each has a quarter; who keeps none casts them whenever it needs them."""
-    assert casts(forward_kernels(product(), SHAPE, options("delayed", 4))) == [4 * X, W]
+    assert casts(product().kernels(FORWARD, SHAPE, options("delayed", 4))) == [4 * X, W]
     kept_until_backward = options("delayed", 4, keeps_weights=False)
-    assert casts(forward_kernels(product(), SHAPE, kept_until_backward)) == [4 * X, 4 * W]
-    assert casts(backward_kernels(product(), SHAPE, kept_until_backward)) == [4 * Y]
+    assert casts(product().kernels(FORWARD, SHAPE, kept_until_backward)) == [4 * X, 4 * W]
+    assert casts(product().kernels(BACKWARD, SHAPE, kept_until_backward)) == [4 * Y]
     again = options("delayed", 4, keeps_weights=False, recasts_weights=True)
-    assert casts(forward_kernels(product(), SHAPE, again)) == [4 * X, 3 * W]
-    assert casts(backward_kernels(product(), SHAPE, again)) == [4 * Y, 4 * W]
+    assert casts(product().kernels(FORWARD, SHAPE, again)) == [4 * X, 3 * W]
+    assert casts(product().kernels(BACKWARD, SHAPE, again)) == [4 * Y, 4 * W]
 
 
 @pytest.mark.parametrize(
@@ -86,20 +85,20 @@ def test_kept_weights_are_cast_once_a_step() -> None:
 def test_quantised_parameters_are_transposed_and_mxfp8s_cast(recipe: Fp8Recipe, sizes: list[float]) -> None:
     """After the gather: a byte read and one written; mxfp8's were gathered in 16 bits."""
     made = options(recipe, has_quantized_weights=True)
-    found = casts(forward_kernels(product(), SHAPE, made))
+    found = casts(product().kernels(FORWARD, SHAPE, made))
     assert found == ([*sizes, 2 * W] if recipe == "block" else sizes)
 
 
 def test_a_fused_norm_has_cast_its_output_but_for_what_must_be_transposed() -> None:
     """With delayed scales it writes a byte less; with current ones it has found the maximum."""
     behind = product(follows_norm=True)
-    assert casts(forward_kernels(behind, SHAPE, options("delayed"))) == [2 * X, 4 * W]
-    assert casts(forward_kernels(behind, SHAPE, options("current"))) == [4 * X, 2 * W, 4 * W]
-    assert casts(forward_kernels(behind, SHAPE, options("delayed", transposes=False))) == [3 * W]
+    assert casts(behind.kernels(FORWARD, SHAPE, options("delayed"))) == [2 * X, 4 * W]
+    assert casts(behind.kernels(FORWARD, SHAPE, options("current"))) == [4 * X, 2 * W, 4 * W]
+    assert casts(behind.kernels(FORWARD, SHAPE, options("delayed", transposes=False))) == [3 * W]
     norm = Module("norm", Norm(64), (Parameter("weight", (64,)),))
     fused = replace(norm, op_spec=Norm(64, writes_fp8=True))
     made = replace(options("delayed"), compile=True)
-    (alone,), (writes,) = forward_kernels(norm, SHAPE, made), forward_kernels(fused, SHAPE, made)
+    (alone,), (writes,) = norm.kernels(FORWARD, SHAPE, made), fused.kernels(FORWARD, SHAPE, made)
     assert alone.hbm_bytes - writes.hbm_bytes == X
 
 
@@ -107,10 +106,10 @@ def test_of_gathered_operands_each_rank_casts_its_part_and_transposes_the_whole(
     """Four ranks: a quarter is cast for one direction; gathered again in backward, it is transposed."""
     split = product(input_cast_ranks=4, gradient_cast_ranks=4)
     made = options("delayed")
-    assert casts(forward_kernels(split, SHAPE, made)) == [3 * X / 4, 4 * W]
-    assert casts(backward_kernels(split, SHAPE, made)) == [3 * Y / 4, 2 * Y, 2 * X]
+    assert casts(split.kernels(FORWARD, SHAPE, made)) == [3 * X / 4, 4 * W]
+    assert casts(split.kernels(BACKWARD, SHAPE, made)) == [3 * Y / 4, 2 * Y, 2 * X]
     blocks = options("mxfp8")
-    assert casts(backward_kernels(split, SHAPE, blocks)) == [(2 + 33 / 16) * Y / 4]
+    assert casts(split.kernels(BACKWARD, SHAPE, blocks)) == [(2 + 33 / 16) * Y / 4]
 
 
 @pytest.mark.parametrize(
@@ -121,24 +120,24 @@ def test_of_gathered_operands_each_rank_casts_its_part_and_transposes_the_whole(
     ],
 )  # fmt: skip
 def test_transformer_engine_keeps_what_it_has_cast(recipe: Fp8Recipe, kept: int) -> None:
-    assert saved_bytes(product(), SHAPE, options(recipe)) == kept
+    assert product().saved_bytes(SHAPE, options(recipe)) == kept
 
 
 def test_weights_that_are_not_kept_live_until_backward_in_both_directions() -> None:
-    assert saved_bytes(product(), SHAPE, options("delayed", keeps_weights=False)) == X + 2 * W
-    assert saved_bytes(product(), SHAPE, options("delayed", keeps_weights=False, transposes=False)) == X + W
-    assert saved_bytes(product(), SHAPE, options("delayed", keeps_weights=False, recasts_weights=True)) == X
+    assert product().saved_bytes(SHAPE, options("delayed", keeps_weights=False)) == X + 2 * W
+    assert product().saved_bytes(SHAPE, options("delayed", keeps_weights=False, transposes=False)) == X + W
+    assert product().saved_bytes(SHAPE, options("delayed", keeps_weights=False, recasts_weights=True)) == X
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_product_reads_quantised_operands_and_writes_16_bits(recipe: Fp8Recipe) -> None:
     """12.6 MFLOP in the recipe's type."""
     made = options(recipe)
-    last = forward_kernels(product(), SHAPE, made)[-1]
+    last = product().kernels(FORWARD, SHAPE, made)[-1]
     assert (last.kind, last.flops, last.dtype) == ("gemm", 2.0 * 512 * 64 * 96, made.fp8.dtype)
     assert last.hbm_bytes == made.fp8.operand_bytes(X) + made.fp8.operand_bytes(W) + 2 * Y
 
 
 def test_layers_at_the_ends_stay_in_16_bits() -> None:
     left_out = product(in_bf16=True)
-    assert [kernel.dtype for kernel in forward_kernels(left_out, SHAPE, options("current"))] == ["bf16"]
+    assert [kernel.dtype for kernel in left_out.kernels(FORWARD, SHAPE, options("current"))] == ["bf16"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cost.kernels.fused_head import fused_head, head_index, piece_tokens
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations import BACKWARD, FORWARD
+from zsim.operations.fused_head import fused_head, head_index, piece_tokens
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear, Loss, Module, Parameter
 
@@ -38,7 +39,7 @@ def test_forward_does_all_three_products_of_head_and_gradients() -> None:
     assert len(products) == 3 * 16
     assert products[-3].shape == (40, 1000, 64)
     assert total_flops(fused.forward) == 6 * 1000 * 64 * 1000
-    plain = [rule(HEAD, BatchShape(1, 1000), OPTIONS) for rule in (forward_kernels, backward_kernels)]
+    plain = [HEAD.kernels(in_pass, BatchShape(1, 1000), OPTIONS) for in_pass in (FORWARD, BACKWARD)]
     assert total_flops(fused.forward) == sum(map(total_flops, plain))
     assert fused.backward == ()
 

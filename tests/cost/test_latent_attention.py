@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.cost.kernels.attention import input_elements, key_value_elements, output_elements, query_elements
-from zsim.cost.kernels.modules import BatchShape, WorkOptions, forward_kernels
-from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
-from zsim.cost.memory.activations import saved_bytes
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations import FORWARD
+from zsim.operations.attention.rotary import rotary_backward, rotary_forward
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Attention, Module
 
@@ -34,16 +33,16 @@ def test_the_preset_is_of_these_shapes() -> None:
 
 
 def test_keys_and_values_are_counted_by_their_own_widths() -> None:
-    assert query_elements(CORE) == 128 * 192
-    assert key_value_elements(CORE) == 128 * 192 + 128 * 128
-    assert input_elements(CORE) == 128 * (192 + 192 + 128)
-    assert output_elements(CORE) == 128 * 128
+    assert CORE.query_elements == 128 * 192
+    assert CORE.key_value_elements == 128 * 192 + 128 * 128
+    assert CORE.input_elements == 128 * (192 + 192 + 128)
+    assert CORE.output_elements == 128 * 128
 
 
 def test_fewer_heads_of_keys_are_fewer_of_values() -> None:
     few = replace(CORE, num_kv_heads=8)
-    assert key_value_elements(few) == 8 * (192 + 128)
-    assert output_elements(few) == 128 * 128
+    assert few.key_value_elements == 8 * (192 + 128)
+    assert few.output_elements == 128 * 128
 
 
 def test_flash_keeps_queries_keys_and_values_and_a_sum_for_each_head() -> None:
@@ -51,23 +50,23 @@ def test_flash_keeps_queries_keys_and_values_and_a_sum_for_each_head() -> None:
     beside the values, of whose projection they are a part; a fused kernel does not."""
     whole = 2 * 128 * (192 + 192 + 128) + 4 * 128
     fused = replace(FLASH, compile=True)
-    assert saved_bytes(module(), SHAPE, FLASH) == TOKENS * (whole + 2 * 128 * (192 - 64))
+    assert module().saved_bytes(SHAPE, FLASH) == TOKENS * (whole + 2 * 128 * (192 - 64))
     assert fused.fuses_kernels
-    assert saved_bytes(module(), SHAPE, fused) == TOKENS * whole
+    assert module().saved_bytes(SHAPE, fused) == TOKENS * whole
 
 
 def test_written_out_attention_keeps_queries_keys_and_values_of_all_heads_and_its_scores() -> None:
     """64 features less of values are one tensor less of them, of keys two: q and k."""
-    plain = saved_bytes(module(), SHAPE, MATH)
-    narrow = saved_bytes(module(replace(CORE, v_head_dim=64)), SHAPE, MATH)
+    plain = module().saved_bytes(SHAPE, MATH)
+    narrow = module(replace(CORE, v_head_dim=64)).saved_bytes(SHAPE, MATH)
     assert plain - narrow == TOKENS * 2 * 128 * 64
-    less = saved_bytes(module(replace(CORE, qk_head_dim=128)), SHAPE, MATH)
+    less = module(replace(CORE, qk_head_dim=128)).saved_bytes(SHAPE, MATH)
     assert plain - less == TOKENS * 2 * 128 * 2 * 64
 
 
 def test_scores_have_the_width_of_keys_and_outputs_that_of_values() -> None:
     """Half of 64^2 pairs of a causal sequence: 2 FLOPs for each of 192 and of 128 features."""
-    forward = sum(kernel.flops for kernel in forward_kernels(module(), SHAPE, FLASH))
+    forward = sum(kernel.flops for kernel in module().kernels(FORWARD, SHAPE, FLASH))
     assert forward == PAIRS / 2 * 2 * (192 + 128)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.elementwise import ROTARY_MEGATRON, activation_cost
-from zsim.cost.kernels.modules import forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations import FORWARD
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import Attention
+from zsim.specs.strategy.work_options import layer_kernel_set
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -98,6 +99,7 @@ def test_megatron_rotates_in_one_kernel_without_a_factor(rope: dict[str, str], i
     made = model_from_config(model, "gpt-oss", "a test")
     core = next(one for one in made.blocks[-1].modules if isinstance(one.op_spec, Attention))
     shape = BatchShape(2, 512)
-    for layers, is_slow in (("megatron", is_eager), ("torch", False)):
-        kernels = forward_kernels(core, shape, WorkOptions(compile=True, layers=layers))  # type: ignore[arg-type]
+    for name, is_slow in (("megatron", is_eager), ("torch", False)):
+        options = WorkOptions(compile=True, layers=layer_kernel_set(name))
+        kernels = core.kernels(FORWARD, shape, options)
         assert any(one.indexed_elements for one in kernels) == is_slow

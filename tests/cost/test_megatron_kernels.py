@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.spec import Attention, Module, Norm, Residual
+from zsim.specs.strategy.work_options import layer_kernel_set
 
 SHAPE = BatchShape(sequences=2, sequence_length=100)
 TORCH, CORE, OLD = (
-    WorkOptions("fp16", "math", compile=True, layers=layers) for layers in ("torch", "megatron", "megatron-2")
+    WorkOptions("fp16", "math", compile=True, layers=layer_kernel_set(name))
+    for name in ("torch", "megatron", "megatron-2")
 )
 
 
 def costs(module: Module, options: WorkOptions, shape: BatchShape = SHAPE) -> tuple[Any, Any]:
     """(bytes, launches) without products, forward and backward."""
     found = []
-    for kernels in (forward_kernels(module, shape, options), backward_kernels(module, shape, options)):
+    for kernels in (module.kernels(FORWARD, shape, options), module.kernels(BACKWARD, shape, options)):
         plain = [kernel for kernel in kernels if kernel.kind != "gemm"]
         found.append((sum(one.hbm_bytes for one in plain), sum(one.launches for one in plain)))
     return found[0], found[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.modules import total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.errors import InputError
 from zsim.plan.make import stages_of
 from zsim.plan.workload.issued_work import kernels_of

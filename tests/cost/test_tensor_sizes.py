@@ -7,8 +7,6 @@ from itertools import product
 import pytest
 
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import backward_extra_bytes, forward_extra_bytes, saved_bytes
-from zsim.cost.memory.tensors import module_tensors
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Attention, Loss, Module
 
@@ -27,10 +25,10 @@ OPTIONS = [
 def test_tensors_add_up(name: str, options: WorkOptions) -> None:
     model = load_model(name)
     for module in (*model.before, *model.blocks[0].modules, *model.after):
-        tensors = module_tensors(module, SHAPE, options)
-        assert sum(tensors.saved) == saved_bytes(module, SHAPE, options)
-        assert sum(tensors.forward) == forward_extra_bytes(module, SHAPE, options)
-        assert sum(tensors.backward) == backward_extra_bytes(module, SHAPE, options)
+        tensors = module.tensors(SHAPE, options)
+        assert sum(tensors.saved) == module.saved_bytes(SHAPE, options)
+        assert sum(tensors.forward) == module.forward_extra_bytes(SHAPE, options)
+        assert sum(tensors.backward) == module.backward_extra_bytes(SHAPE, options)
         assert all(size > 0 for size in (*tensors.saved, *tensors.forward, *tensors.backward))
 
 
@@ -38,7 +36,7 @@ def test_a_gated_mlp_keeps_gate_and_up() -> None:
     """Llama 3 8B, 4,096 tokens: two tensors of 14,336 bf16 each, three in backward."""
     modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
     one = 4096 * 14336 * 2
-    tensors = module_tensors(modules["mlp.act_fn"], SHAPE, WorkOptions(compile=True))
+    tensors = modules["mlp.act_fn"].tensors(SHAPE, WorkOptions(compile=True))
     assert tensors.saved == (one, one)
     assert tensors.backward == (one, one, one)
 
@@ -48,7 +46,7 @@ def test_the_loss_under_autocast_keeps_two_tensors_and_makes_one_gradient_in_fp3
     gradient beside them, 10 bytes a logit, and what it read is gone before the gradient's cast."""
     loss = next(module for module in load_model("llama-3-8b").after if isinstance(module.op_spec, Loss))
     logits = 4096 * 128256
-    tensors = module_tensors(loss, SHAPE, WorkOptions(cross_entropy="autocast"))
+    tensors = loss.tensors(SHAPE, WorkOptions(cross_entropy="autocast"))
     assert tensors.saved == (2 * logits, 4 * logits)
     assert tensors.backward == (4 * logits,)
 
@@ -57,15 +55,15 @@ def test_a_products_backward_finds_the_gradient_of_its_output() -> None:
     """That is there first; where autocast casts, the weight's is made in the low type, too."""
     modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
     down, given, made = modules["mlp.down_proj"], 4096 * 14336 * 2, 4096 * 4096 * 2
-    assert module_tensors(down, SHAPE, WorkOptions()).backward == (made, given)
+    assert down.tensors(SHAPE, WorkOptions()).backward == (made, given)
     weight = 4096 * 14336 * 2
-    cast = module_tensors(down, SHAPE, WorkOptions(autocast=True))
+    cast = down.tensors(SHAPE, WorkOptions(autocast=True))
     assert (cast.saved, cast.backward) == ((given, weight), (made, given, weight))
 
 
 def test_attentions_backward_finds_the_gradient_of_its_output() -> None:
     """4 heads of 8, 2 of them for k and v, 4,096 tokens in bf16: 64, 64, 32 and 32 bytes a token."""
-    tensors = module_tensors(Module("core", Attention(4, 2, 8, 8, rotary=False)), SHAPE, WorkOptions())
+    tensors = Module("core", Attention(4, 2, 8, 8, rotary=False)).tensors(SHAPE, WorkOptions())
     assert tensors.backward[:4] == (64 * 4096, 64 * 4096, 32 * 4096, 32 * 4096)
 
 
@@ -73,7 +71,7 @@ def test_gathered_attention_keeps_q_k_and_v_in_one_tensor() -> None:
     """4 heads of 8, 4,096 tokens: q, k and v 192 bytes a token, the output 64, its fp32 sum 128; 8 bytes of
     index and 16 of log-sum-exp are what is left of what is kept."""
     masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
-    tensors = module_tensors(masked, SHAPE, WorkOptions())
+    tensors = masked.tensors(SHAPE, WorkOptions())
     assert tensors.saved == (192 * 4096, 64 * 4096, 24 * 4096)
     assert tensors.forward == (192 * 4096, 128 * 4096)
     assert tensors.backward[:2] == (64 * 4096, 192 * 4096)
@@ -90,7 +88,7 @@ def test_written_out_attention_has_scores_in_tensors_of_their_own(
     forward and two gradients."""
     core = Attention(4, 4, 8, 8, rotary=rotary, dropout=dropout, upcasts_softmax=rotary)
     shape, options = BatchShape(sequences=1, sequence_length=2), WorkOptions("bf16", "math")
-    tensors = module_tensors(Module("core", core), shape, options)
+    tensors = Module("core", core).tensors(shape, options)
     hidden, scores = 2 * 4 * 8 * 2, 4 * 2 * 2
     assert tensors.saved == (*[hidden] * 3, *(scores * each for each in kept))
     assert tensors.forward == (hidden, *passing, scores * 2, scores * 2)

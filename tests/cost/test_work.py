@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.kernel import Kernel, total_flops
 from zsim.cost.kernels.losses import saved_bytes_per_logit
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import (
     accumulate_kernels,
@@ -21,6 +20,7 @@ from zsim.cost.kernels.update import (
     scale_kernels,
 )
 from zsim.errors import NotSimulatedError
+from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import (
     Activation,
@@ -59,7 +59,7 @@ def total_launches(kernels: tuple[Kernel, ...]) -> int:
 
 def test_a_linear_is_one_product_forward_and_two_backward() -> None:
     """200 x 10 by 10 x 30: 120,000 FLOPs, (2000 + 300 + 6000) * 2 bytes; backward the same twice."""
-    forward, backward = forward_kernels(linear(), SHAPE, EAGER), backward_kernels(linear(), SHAPE, EAGER)
+    forward, backward = linear().kernels(FORWARD, SHAPE, EAGER), linear().kernels(BACKWARD, SHAPE, EAGER)
     assert forward == (Kernel("gemm", 120_000.0, 16_600.0, "bf16", (200, 30, 10)),)
     assert backward == (
         Kernel("gemm", 120_000.0, 16_600.0, "bf16", (200, 10, 30), layout="nn"),
@@ -69,16 +69,16 @@ def test_a_linear_is_one_product_forward_and_two_backward() -> None:
 
 def test_a_bias_adds_a_sum_over_tokens_and_a_shared_input_an_add() -> None:
     """Bias: reads 6000 gradients, writes 30; shared input: reads two and writes one of 2000 elements."""
-    bias = backward_kernels(linear(bias=True), SHAPE, EAGER)
-    shared = backward_kernels(linear(shares_input=True), SHAPE, EAGER)
+    bias = linear(bias=True).kernels(BACKWARD, SHAPE, EAGER)
+    shared = linear(shares_input=True).kernels(BACKWARD, SHAPE, EAGER)
     assert bias[2:] == (Kernel("elementwise", 0.0, 12_060.0),)
     assert shared[2:] == (Kernel("elementwise", 0.0, 12_000.0),)
-    assert total_launches(forward_kernels(linear(bias=True), SHAPE, EAGER)) == 1
+    assert total_launches(linear(bias=True).kernels(FORWARD, SHAPE, EAGER)) == 1
 
 
 def test_fp32_moves_twice_the_bytes() -> None:
     """Four bytes per element, and the products run in fp32."""
-    (kernel,) = forward_kernels(linear(), SHAPE, WorkOptions("fp32"))
+    (kernel,) = linear().kernels(FORWARD, SHAPE, WorkOptions("fp32"))
     assert (kernel.hbm_bytes, kernel.dtype) == (33_200.0, "fp32")
 
 
@@ -87,32 +87,32 @@ def test_fp8_casts_both_operands_and_leaves_the_head_alone() -> None:
     results. Backward casts the gradient, the weight and the input again."""
     module = Module("m", Linear(32, 48), weight(48, 32))
     options = WorkOptions("fp8")
-    forward = forward_kernels(module, SHAPE, options)
+    forward = module.kernels(FORWARD, SHAPE, options)
     assert [kernel.hbm_bytes for kernel in forward] == [
         5.0 * 200 * 32,
         5.0 * 32 * 48,
         200 * 32 + 32 * 48 + 2.0 * 200 * 48,
     ]
     assert [kernel.dtype for kernel in forward] == ["bf16", "bf16", "fp8"]
-    assert [kernel.dtype for kernel in backward_kernels(module, SHAPE, options)][-2:] == ["fp8", "fp8"]
+    assert [kernel.dtype for kernel in module.kernels(BACKWARD, SHAPE, options)][-2:] == ["fp8", "fp8"]
     head = Module("lm_head", Linear(32, 48), weight(48, 32))
-    assert forward_kernels(head, SHAPE, options) == forward_kernels(head, SHAPE, EAGER)
+    assert head.kernels(FORWARD, SHAPE, options) == head.kernels(FORWARD, SHAPE, EAGER)
     odd = linear()
-    assert forward_kernels(odd, SHAPE, options) == forward_kernels(odd, SHAPE, EAGER)
+    assert odd.kernels(FORWARD, SHAPE, options) == odd.kernels(FORWARD, SHAPE, EAGER)
 
 
 def test_a_tied_head_adds_its_gradient_to_the_embeddings() -> None:
     """Reads two and writes one of 300 elements beyond the two products."""
     tied = Module("lm_head", Linear(10, 30))
-    assert backward_kernels(tied, SHAPE, EAGER)[2:] == (Kernel("elementwise", 0.0, 1800.0),)
+    assert tied.kernels(BACKWARD, SHAPE, EAGER)[2:] == (Kernel("elementwise", 0.0, 1800.0),)
 
 
 def test_flash_attention_skips_the_masked_half() -> None:
     """2 sequences, 4 heads of 8, s = 100: full 2 * 2 * 4 * 100^2 * 16 FLOPs, causal half of it; backward 2.5
     times. Forward moves q (32), k and v (2 of 4 heads: 32), output (32) and log-sum-exp."""
     module = Module("core", Attention(4, 2, 8, 8, rotary=False))
-    (forward,) = forward_kernels(module, SHAPE, EAGER)
-    (backward,) = backward_kernels(module, SHAPE, EAGER)
+    (forward,) = module.kernels(FORWARD, SHAPE, EAGER)
+    (backward,) = module.kernels(BACKWARD, SHAPE, EAGER)
     assert forward.kind == "attention_forward"
     assert forward.shape == (8, 100, 100, 8)
     assert forward.flops == 2 * 2 * 4 * 100**2 * 16 / 2
@@ -123,11 +123,11 @@ def test_flash_attention_skips_the_masked_half() -> None:
 
 def test_a_window_leaves_fewer_pairs() -> None:
     """s = 100, w = 20: 20 * 100 - 200 = 1800 pairs instead of 5000; a window beyond s changes nothing."""
-    whole = forward_kernels(Module("core", Attention(4, 4, 8, 8, rotary=False)), SHAPE, EAGER)
+    whole = Module("core", Attention(4, 4, 8, 8, rotary=False)).kernels(FORWARD, SHAPE, EAGER)
     narrow = Attention(4, 4, 8, 8, rotary=False, window=20)
     wide = Attention(4, 4, 8, 8, rotary=False, window=200)
-    assert total_flops(forward_kernels(Module("core", narrow), SHAPE, EAGER)) == total_flops(whole) * 0.36
-    assert forward_kernels(Module("core", wide), SHAPE, EAGER) == whole
+    assert total_flops(Module("core", narrow).kernels(FORWARD, SHAPE, EAGER)) == total_flops(whole) * 0.36
+    assert Module("core", wide).kernels(FORWARD, SHAPE, EAGER) == whole
 
 
 def test_written_out_attention_computes_every_pair() -> None:
@@ -135,9 +135,9 @@ def test_written_out_attention_computes_every_pair() -> None:
     module = Module("core", Attention(4, 4, 8, 8, rotary=False))
     options = WorkOptions("bf16", "math")
     product = 2 * 2 * 4 * 100**2 * 8
-    assert total_flops(forward_kernels(module, SHAPE, options)) == 2 * product
-    assert total_flops(backward_kernels(module, SHAPE, options)) == 4 * product
-    softmax = next(k for k in forward_kernels(module, SHAPE, options) if k.kind == "elementwise")
+    assert total_flops(module.kernels(FORWARD, SHAPE, options)) == 2 * product
+    assert total_flops(module.kernels(BACKWARD, SHAPE, options)) == 4 * product
+    softmax = next(k for k in module.kernels(FORWARD, SHAPE, options) if k.kind == "elementwise")
     # scale 4, mask 4, softmax to fp32 6, cast back 6 bytes for each of 80,000 scores
     assert (softmax.hbm_bytes, softmax.launches) == (20 * 80_000, 4)
 
@@ -145,10 +145,10 @@ def test_written_out_attention_computes_every_pair() -> None:
 def test_rotary_is_many_kernels_in_eager_and_one_when_fused() -> None:
     """200 tokens, 4 + 2 heads of 8: 9600 elements, 10 passes of 2 bytes forward, 15 backward."""
     module = Module("core", Attention(4, 2, 8, 8))
-    forward, backward = forward_kernels(module, SHAPE, EAGER), backward_kernels(module, SHAPE, EAGER)
+    forward, backward = module.kernels(FORWARD, SHAPE, EAGER), module.kernels(BACKWARD, SHAPE, EAGER)
     assert (forward[0].hbm_bytes, forward[0].launches) == (10 * 9600 * 2, 10)
     assert (backward[-1].hbm_bytes, backward[-1].launches) == (15 * 9600 * 2, 18)
-    assert forward_kernels(module, SHAPE, FUSED)[0] == Kernel("elementwise", 0.0, 2 * 9600 * 2.0)
+    assert module.kernels(FORWARD, SHAPE, FUSED)[0] == Kernel("elementwise", 0.0, 2 * 9600 * 2.0)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_norms_move_the_bytes_of_their_operators(
     its input twice and writes, 3 x 2; backward dy and x twice, writes, and both once more, 7 x 2."""
     module = Module("norm", Norm(10, kind), weight(10))
     for kernels, (per_element, launches) in (
-        (forward_kernels(module, SHAPE, options), forward),
-        (backward_kernels(module, SHAPE, options), backward),
+        (module.kernels(FORWARD, SHAPE, options), forward),
+        (module.kernels(BACKWARD, SHAPE, options), backward),
     ):
         assert (total_bytes(kernels), total_launches(kernels)) == (per_element * 2000, launches)
 
@@ -190,8 +190,8 @@ def test_activations_move_the_tensors_of_their_operators(
     """(tensors of 2 bytes per element, launches)."""
     module = Module("act", Activation(10, gated, name))
     for kernels, (tensors, launches) in (
-        (forward_kernels(module, SHAPE, options), forward),
-        (backward_kernels(module, SHAPE, options), backward),
+        (module.kernels(FORWARD, SHAPE, options), forward),
+        (module.kernels(BACKWARD, SHAPE, options), backward),
     ):
         assert (total_bytes(kernels), total_launches(kernels)) == (tensors * 2000 * 2, launches)
 
@@ -200,16 +200,16 @@ def test_residuals_add_and_drop_out() -> None:
     """An add reads two and writes one; dropout reads and writes one and writes a byte of mask; compiled, the
     next norm adds."""
     plain, dropped = Module("r", Residual(10)), Module("r", Residual(10, 0.1))
-    assert total_bytes(forward_kernels(plain, SHAPE, EAGER)) == 6 * 2000
-    assert total_bytes(forward_kernels(dropped, SHAPE, EAGER)) == 11 * 2000
-    assert forward_kernels(plain, SHAPE, FUSED) == ()
+    assert total_bytes(plain.kernels(FORWARD, SHAPE, EAGER)) == 6 * 2000
+    assert total_bytes(dropped.kernels(FORWARD, SHAPE, EAGER)) == 11 * 2000
+    assert plain.kernels(FORWARD, SHAPE, FUSED) == ()
 
 
 def test_an_embedding_gathers_rows_and_zeroes_the_whole_gradient() -> None:
     """200 rows of 10: read and written, and 8-byte indices; backward writes all 1000 rows first."""
     module = Module("embed", Embedding(1000, 10), weight(1000, 10))
-    (forward,) = forward_kernels(module, SHAPE, EAGER)
-    (backward,) = backward_kernels(module, SHAPE, EAGER)
+    (forward,) = module.kernels(FORWARD, SHAPE, EAGER)
+    (backward,) = module.kernels(BACKWARD, SHAPE, EAGER)
     assert (forward.kind, forward.hbm_bytes) == ("embedding", 200 * (2 * 10 * 2 + 8))
     assert backward.hbm_bytes == 1000 * 10 * 2 + 200 * (3 * 10 * 2 + 32)
 
@@ -217,20 +217,20 @@ def test_an_embedding_gathers_rows_and_zeroes_the_whole_gradient() -> None:
 def test_the_loss_upcasts_in_eager_and_reads_twice_when_fused() -> None:
     """20,000 logits: cast 6, log-softmax 8 bytes; backward fill 4, log-softmax 12, cast 6. Fused 4 and 4."""
     module = Module("loss", Loss(100))
-    assert total_bytes(forward_kernels(module, SHAPE, EAGER)) == 14 * 20_000
-    assert total_bytes(backward_kernels(module, SHAPE, EAGER)) == 22 * 20_000
-    assert total_bytes(forward_kernels(module, SHAPE, FUSED)) == 4 * 20_000
-    assert total_bytes(backward_kernels(module, SHAPE, FUSED)) == 4 * 20_000
-    assert total_bytes(forward_kernels(module, SHAPE, WorkOptions("fp32"))) == 8 * 20_000
+    assert total_bytes(module.kernels(FORWARD, SHAPE, EAGER)) == 14 * 20_000
+    assert total_bytes(module.kernels(BACKWARD, SHAPE, EAGER)) == 22 * 20_000
+    assert total_bytes(module.kernels(FORWARD, SHAPE, FUSED)) == 4 * 20_000
+    assert total_bytes(module.kernels(BACKWARD, SHAPE, FUSED)) == 4 * 20_000
+    assert total_bytes(module.kernels(FORWARD, SHAPE, WorkOptions("fp32"))) == 8 * 20_000
 
 
 def test_log_softmax_reads_long_rows_thrice_forward_and_the_gradient_twice_backward() -> None:
     """200 rows of 50,257 logits: cast 6, read 3 x 4, write 4; backward fill 4, read 4 + 8, write 4, cast 6.
     A hundred stay in a cache (the test before)."""
     module = Module("loss", Loss(50_257))
-    assert total_bytes(forward_kernels(module, SHAPE, EAGER)) == 22 * 200 * 50_257
-    assert total_bytes(backward_kernels(module, SHAPE, EAGER)) == 26 * 200 * 50_257
-    assert total_bytes(forward_kernels(module, SHAPE, FUSED)) == 4 * 200 * 50_257
+    assert total_bytes(module.kernels(FORWARD, SHAPE, EAGER)) == 22 * 200 * 50_257
+    assert total_bytes(module.kernels(BACKWARD, SHAPE, EAGER)) == 26 * 200 * 50_257
+    assert total_bytes(module.kernels(FORWARD, SHAPE, FUSED)) == 4 * 200 * 50_257
 
 
 def test_autocast_leaves_log_softmax_in_the_logits_type_and_casts_what_it_puts_out() -> None:
@@ -238,46 +238,46 @@ def test_autocast_leaves_log_softmax_in_the_logits_type_and_casts_what_it_puts_o
     overflow the caches, 4 more forward and 2 backward; of 49,152 by half. Kept: both types of
     log-probabilities, 6."""
     options, rows = WorkOptions(cross_entropy="autocast"), BatchShape(1, 1)
-    assert total_bytes(forward_kernels(Module("loss", Loss(100)), SHAPE, options)) == 10 * 20_000
-    assert total_bytes(backward_kernels(Module("loss", Loss(100)), SHAPE, options)) == 16 * 20_000
+    assert total_bytes(Module("loss", Loss(100)).kernels(FORWARD, SHAPE, options)) == 10 * 20_000
+    assert total_bytes(Module("loss", Loss(100)).kernels(BACKWARD, SHAPE, options)) == 16 * 20_000
     long, between = Module("loss", Loss(65_536)), Module("loss", Loss(49_152))
-    assert total_bytes(forward_kernels(long, rows, options)) == 14 * 65_536
-    assert total_bytes(backward_kernels(long, rows, options)) == 18 * 65_536
-    assert total_bytes(forward_kernels(between, rows, options)) == 12 * 49_152
+    assert total_bytes(long.kernels(FORWARD, rows, options)) == 14 * 65_536
+    assert total_bytes(long.kernels(BACKWARD, rows, options)) == 18 * 65_536
+    assert total_bytes(between.kernels(FORWARD, rows, options)) == 12 * 49_152
     assert saved_bytes_per_logit(options) == 6
 
 
 def test_one_warp_picks_the_labels_of_the_eager_loss_two_loads_for_32_of_them() -> None:
     """200 tokens are 7 rounds of 32; backward and the fused loss wait for none."""
     module = Module("loss", Loss(50_257))
-    assert [kernel.dependent_loads for kernel in forward_kernels(module, SHAPE, EAGER)] == [14]
-    assert [kernel.dependent_loads for kernel in backward_kernels(module, SHAPE, EAGER)] == [0]
-    assert [kernel.dependent_loads for kernel in forward_kernels(module, SHAPE, FUSED)] == [0]
+    assert [kernel.dependent_loads for kernel in module.kernels(FORWARD, SHAPE, EAGER)] == [14]
+    assert [kernel.dependent_loads for kernel in module.kernels(BACKWARD, SHAPE, EAGER)] == [0]
+    assert [kernel.dependent_loads for kernel in module.kernels(FORWARD, SHAPE, FUSED)] == [0]
 
 
 def test_megatrons_loss_makes_seven_passes_in_fp32() -> None:
     """20,000 logits: cast 6, maximum 4, subtract 8, exp 8, sum 4, divide 8; backward scale 8, cast 6."""
     module, options = Module("loss", Loss(100)), WorkOptions(cross_entropy="megatron")
-    assert total_bytes(forward_kernels(module, SHAPE, options)) == 38 * 20_000
-    assert total_bytes(backward_kernels(module, SHAPE, options)) == 14 * 20_000
+    assert total_bytes(module.kernels(FORWARD, SHAPE, options)) == 38 * 20_000
+    assert total_bytes(module.kernels(BACKWARD, SHAPE, options)) == 14 * 20_000
 
 
 def test_unsloths_loss_reads_once_between_transformers_copies() -> None:
     """20,000 logits: cast 6, copy 8, read 4; backward in place 8, zeros 4, copy 8, cast 6."""
     module, options = Module("loss", Loss(100)), WorkOptions(cross_entropy="unsloth")
-    assert total_bytes(forward_kernels(module, SHAPE, options)) == 18 * 20_000
-    assert total_bytes(backward_kernels(module, SHAPE, options)) == 26 * 20_000
+    assert total_bytes(module.kernels(FORWARD, SHAPE, options)) == 18 * 20_000
+    assert total_bytes(module.kernels(BACKWARD, SHAPE, options)) == 26 * 20_000
 
 
 def test_ligers_norm_leaves_the_residual_add_alone() -> None:
     """200 tokens of 10 in bf16: a norm reads and writes 2 x 2 bytes forward, 3 x 2 backward; torch.compile's
     takes the add along, 4 x 2, and leaves none."""
     norm, add = Module("norm", Norm(10, "rms")), Module("residual", Residual(10))
-    assert total_bytes(forward_kernels(norm, SHAPE, LIGER)) == 4 * 2000
-    assert total_bytes(backward_kernels(norm, SHAPE, LIGER)) == 6 * 2000
-    assert total_bytes(forward_kernels(add, SHAPE, LIGER)) == 6 * 2000
-    assert total_bytes(forward_kernels(norm, SHAPE, FUSED)) == 8 * 2000
-    assert total_bytes(forward_kernels(add, SHAPE, FUSED)) == 0
+    assert total_bytes(norm.kernels(FORWARD, SHAPE, LIGER)) == 4 * 2000
+    assert total_bytes(norm.kernels(BACKWARD, SHAPE, LIGER)) == 6 * 2000
+    assert total_bytes(add.kernels(FORWARD, SHAPE, LIGER)) == 6 * 2000
+    assert total_bytes(norm.kernels(FORWARD, SHAPE, FUSED)) == 8 * 2000
+    assert total_bytes(add.kernels(FORWARD, SHAPE, FUSED)) == 0
 
 
 def test_fused_adamw_moves_28_bytes_per_parameter() -> None:
@@ -358,7 +358,7 @@ def test_backward_products_are_twice_the_forward_ones(name: str, attention: Any,
     """For every dense family; flash attention has its own factor of 2.5."""
     model, options = load_model(name), WorkOptions("bf16", attention, compiled)
     for module in (*model.before, *model.blocks[0].modules, *model.after):
-        forward, backward = forward_kernels(module, SHAPE, options), backward_kernels(module, SHAPE, options)
+        forward, backward = module.kernels(FORWARD, SHAPE, options), module.kernels(BACKWARD, SHAPE, options)
         is_flash = attention == "flash" and isinstance(module.op_spec, Attention)
         assert total_flops(backward) == (2.5 if is_flash else 2.0) * total_flops(forward)
         assert all(kernel.hbm_bytes > 0 and kernel.launches >= 1 for kernel in (*forward, *backward))
@@ -368,9 +368,9 @@ def test_backward_products_are_twice_the_forward_ones(name: str, attention: Any,
 def test_compiling_never_moves_more_or_launches_more(name: str) -> None:
     """Per block, forward and backward."""
     block = load_model(name).blocks[0]
-    for kernels_of in (forward_kernels, backward_kernels):
-        eager = tuple(k for m in block.modules for k in kernels_of(m, SHAPE, EAGER))
-        fused = tuple(k for m in block.modules for k in kernels_of(m, SHAPE, FUSED))
+    for in_pass in (FORWARD, BACKWARD):
+        eager = tuple(k for m in block.modules for k in m.kernels(in_pass, SHAPE, EAGER))
+        fused = tuple(k for m in block.modules for k in m.kernels(in_pass, SHAPE, FUSED))
         assert total_bytes(fused) <= total_bytes(eager)
         assert total_launches(fused) <= total_launches(eager)
 
@@ -378,8 +378,8 @@ def test_compiling_never_moves_more_or_launches_more(name: str) -> None:
 def test_kernels_are_hashable_and_the_same_every_time() -> None:
     """So that plans can price each distinct one once."""
     block = load_model("llama-3-8b").blocks[0]
-    first = [forward_kernels(module, SHAPE, EAGER) for module in block.modules]
-    again = [forward_kernels(module, SHAPE, EAGER) for module in block.modules]
+    first = [module.kernels(FORWARD, SHAPE, EAGER) for module in block.modules]
+    again = [module.kernels(FORWARD, SHAPE, EAGER) for module in block.modules]
     assert first == again
     assert len({kernel for kernels in first for kernel in kernels}) < sum(len(kernels) for kernels in first)
 
@@ -389,10 +389,12 @@ def test_a_padding_mask_costs_gathers_and_scatters_around_attention() -> None:
     3 x 96 + 2 x 32 = 352 elements of 2 bytes, 200 tokens; q, k and v go by an index."""
     plain = Module("core", Attention(4, 4, 8, 8, rotary=False))
     masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
-    for kernels, elements in ((forward_kernels, 288), (backward_kernels, 352)):
-        extra = total_bytes(kernels(masked, SHAPE, EAGER)) - total_bytes(kernels(plain, SHAPE, EAGER))
+    for in_pass, elements in ((FORWARD, 288), (BACKWARD, 352)):
+        extra = total_bytes(masked.kernels(in_pass, SHAPE, EAGER)) - total_bytes(
+            plain.kernels(in_pass, SHAPE, EAGER)
+        )
         assert extra == elements * 2 * 200
-        indexed = [kernel.indexed_elements for kernel in kernels(masked, SHAPE, EAGER)]
+        indexed = [kernel.indexed_elements for kernel in masked.kernels(in_pass, SHAPE, EAGER)]
         assert sum(indexed) == 96 * 200
         math = WorkOptions(attention="math")
-        assert kernels(masked, SHAPE, math) == kernels(plain, SHAPE, math)
+        assert masked.kernels(in_pass, SHAPE, math) == plain.kernels(in_pass, SHAPE, math)

@@ -33,7 +33,7 @@ from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.study.scaling.scaling import _batch, _split_batch
 from zsim.study.sensitivity.requirements import parse_target
 from zsim.study.sweep.row import report_row
-from zsim.study.tune.base import base_of, resize_base
+from zsim.study.tune.settings import base_of, resize_base
 
 TOKENS = 3 * 4096
 

@@ -13,7 +13,7 @@ from zsim.fabric.fabric import Fabric
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, Group, SplitSizes
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.model.op_specs import ExchangeLibrary
+from zsim.specs.model.spec import ExchangeLibrary
 from zsim.specs.strategy.experts import expected_partitions
 from zsim.specs.topology.topology import Topology
 

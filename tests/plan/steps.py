@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from zsim.plan.actions import no_pipeline
 from zsim.plan.hooks import Hooks
 from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.schedules import no_pipeline
 
 
 def walk_step(hooks: Hooks, num_micro_batches: int) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.modules import total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.expert_libraries import DEEPSPEED_MOE
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Collective
 from zsim.plan.workload.issued_work import kernels_of
@@ -373,7 +374,7 @@ def test_experts_that_run_one_by_one_keep_their_type() -> None:
     from zsim.plan.parallel.experts import expand_experts
     from zsim.specs.strategy.experts import ExpertSplit
 
-    model = expand_experts(job(ON_Q).model, ExpertSplit(library="deepspeed-moe"))
+    model = expand_experts(job(ON_Q).model, ExpertSplit(library=DEEPSPEED_MOE))
     experts = [one for name, one in model.named_parameters() if "deepspeed_experts" in name]
     assert sum(one.numel for one in experts) == FROZEN_EXPERTS
     assert {(one.stored_dtype, one.trainable) for one in experts} == {("bf16", False)}

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import saved_bytes
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.frameworks.deepspeed.stage3.module_order import hooked_modules
+from zsim.operations import BACKWARD, FORWARD
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -62,8 +61,8 @@ def test_ulysses_cuts_the_tokens_of_every_expert() -> None:
 
 def moved_bytes(kind: str, *, is_backward: bool) -> float:
     module = next(one for one in LAYER if one.name.endswith(f"experts.0.{kind}"))
-    of = backward_kernels if is_backward else forward_kernels
-    return sum(kernel.hbm_bytes for kernel in of(module, SHAPE.seen_by(module), WorkOptions()))
+    in_pass = BACKWARD if is_backward else FORWARD
+    return sum(kernel.hbm_bytes for kernel in module.kernels(in_pass, SHAPE.seen_by(module), WorkOptions()))
 
 
 LAYER = unstack_experts(load_model("mixtral-8x7b")).blocks[-1].modules
@@ -91,7 +90,7 @@ def test_activations_are_those_of_the_products_and_the_rows_before_the_scores() 
     scores 8 N E; rows 2 R h, gate and up, the product of one by the other and silu of the other 8 R f, the
     output 2 R h, and two indices of 8 bytes per row."""
     first = next(n for n, one in enumerate(LAYER) if one.name == "post_attention_layernorm") + 1
-    kept = sum(saved_bytes(one, SHAPE.seen_by(one), WorkOptions()) for one in LAYER[first:])
+    kept = sum(one.saved_bytes(SHAPE.seen_by(one), WorkOptions()) for one in LAYER[first:])
     tokens, rows, hidden, features = 1024, 2048, 4096, 14336
     router = 2 * tokens * hidden + 8 * tokens * 8
     assert kept == router + rows * (4 * hidden + 8 * features + 16)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.modules import total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.plan.checks import check_plan
@@ -18,7 +18,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.op_specs import ExchangeLibrary
+from zsim.specs.model.spec import ExchangeLibrary
 from zsim.specs.strategy.experts import expected_partitions
 
 LAYERS, HIDDEN, WIDTH, EXPERTS, TOP_K, TOKENS = 2, 256, 64, 16, 4, 512

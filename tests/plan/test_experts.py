@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.flops import forward_flops
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
+from zsim.cost.kernels.kernel import total_flops
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import saved_bytes
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
+from zsim.frameworks.megatron.expert_libraries import MEGATRON as UNFUSED
+from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED as FUSED
+from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
+from zsim.operations import BACKWARD, FORWARD
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Plan
 from zsim.plan.parallel.experts import expand_experts
@@ -21,9 +23,10 @@ from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.experts import ExpertsLibrary, GroupedLinear, Rearrange
+from zsim.specs.model.experts import GroupedLinear, Rearrange
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, ModelSpec, Module
+from zsim.specs.strategy.expert_library import TRANSFORMERS, ExpertLibrary
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.fp8 import Fp8, Fp8Recipe
 
@@ -33,12 +36,12 @@ TINY: dict[str, Any] = {
     "vocab_size": 1024, "num_experts": 16, "num_experts_per_tok": 4, "tie_word_embeddings": False,
 }  # fmt: skip
 PRESETS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v3")
-LIBRARIES: tuple[ExpertsLibrary, ...] = (
-    "transformers",
-    "torchtitan",
-    "kempnerforge",
-    "megatron",
-    "megatron-fused",
+LIBRARIES: tuple[ExpertLibrary, ...] = (
+    TRANSFORMERS,
+    TORCHTITAN,
+    KEMPNERFORGE,
+    UNFUSED,
+    FUSED,
 )
 SHAPE = BatchShape(2, 512)
 MEGATRON = {"kind": "megatron", "moe_grouped_gemm": True, "moe_permute_fusion": True}
@@ -50,7 +53,7 @@ def job_of(strategy: dict[str, Any], gpus: int = 8, **more: Any) -> Job:
     return resolve(Experiment(**data, strategy=strategy))
 
 
-def layer_of(model: ModelSpec, library: ExpertsLibrary, **split: Any) -> tuple[Module, ...]:
+def layer_of(model: ModelSpec, library: ExpertLibrary, **split: Any) -> tuple[Module, ...]:
     """The modules of the last block from the second norm on."""
     modules = expand_experts(model, ExpertSplit(library=library, **split)).blocks[-1].modules
     first = next(n for n, module in enumerate(modules) if module.name == "post_attention_layernorm")
@@ -59,7 +62,7 @@ def layer_of(model: ModelSpec, library: ExpertsLibrary, **split: Any) -> tuple[M
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_stands_for_the_experts_has_their_parameters(name: str, library: ExpertsLibrary) -> None:
+def test_what_stands_for_the_experts_has_their_parameters(name: str, library: ExpertLibrary) -> None:
     model = load_model(name)
     made = expand_experts(model, ExpertSplit(library=library))
     assert made.numel == model.numel
@@ -68,24 +71,24 @@ def test_what_stands_for_the_experts_has_their_parameters(name: str, library: Ex
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("name", PRESETS)
-def test_products_have_the_flops_of_the_active_parameters(name: str, library: ExpertsLibrary) -> None:
+def test_products_have_the_flops_of_the_active_parameters(name: str, library: ExpertLibrary) -> None:
     """2 per parameter and token forward, twice that backward; attention's products are not counted."""
     model, options = load_model(name), WorkOptions()
     counted = [m for m in model.blocks[-1].modules if not isinstance(m.op_spec, Attention)]
-    flops = SHAPE.tokens * sum(forward_flops(module, 512) for module in counted)
+    flops = SHAPE.tokens * sum(module.forward_flops(512) for module in counted)
     block = expand_experts(model, ExpertSplit(library=library)).blocks[-1].modules
     made = [m for m in block if not isinstance(m.op_spec, Attention)]
-    forward = sum(total_flops(forward_kernels(m, SHAPE.seen_by(m), options)) for m in made)
-    backward = sum(total_flops(backward_kernels(m, SHAPE.seen_by(m), options)) for m in made)
+    forward = sum(total_flops(m.kernels(FORWARD, SHAPE.seen_by(m), options)) for m in made)
+    backward = sum(total_flops(m.kernels(BACKWARD, SHAPE.seen_by(m), options)) for m in made)
     assert forward == pytest.approx(flops, rel=1e-3)
     assert backward == pytest.approx(2 * forward)
 
 
 def test_an_expert_has_its_part_of_the_rows() -> None:
     """2 of 8 experts per token, 1,024 tokens: 256 rows each, of 4,096 wide to twice 14,336."""
-    layer = layer_of(load_model("mixtral-8x7b"), "transformers")
+    layer = layer_of(load_model("mixtral-8x7b"), TRANSFORMERS)
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
-    (kernel,) = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())
+    (kernel,) = product.kernels(FORWARD, SHAPE.seen_by(product), WorkOptions())
     assert kernel.shape == (256, 28672, 4096)
     assert kernel.flops == 2.0 * 2048 * 28672 * 4096
     assert kernel.hbm_bytes == 2 * (2048 * 4096 + 8 * 28672 * 4096 + 2048 * 28672)
@@ -93,16 +96,16 @@ def test_an_expert_has_its_part_of_the_rows() -> None:
 
 
 def test_experts_one_after_the_other_are_a_launch_each() -> None:
-    layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="loop")
+    layer = layer_of(load_model("mixtral-8x7b"), UNFUSED, kernel="loop")
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
-    assert forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
+    assert product.kernels(FORWARD, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
 
 
 def test_experts_on_streams_are_a_launch_each_and_four_at_a_time() -> None:
     """Transformer Engine's: the GPU has two turns of four of the 8 products, the host launches all 8."""
-    layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="streams")
+    layer = layer_of(load_model("mixtral-8x7b"), UNFUSED, kernel="streams")
     product = next(module for module in layer if isinstance(module.op_spec, GroupedLinear))
-    kernel = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0]
+    kernel = product.kernels(FORWARD, SHAPE.seen_by(product), WorkOptions())[0]
     assert (kernel.launches, kernel.sequential_launches) == (8, 2)
     gpu = load_gpu("h100-sxm-80gb")
     in_line = replace(kernel, launches=2, concurrent_launches=1)
@@ -114,24 +117,24 @@ def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:
     A layer's rows are of 1,024 tokens x 2 x 4,096 x 2 bytes; back to tokens they pass 15 + 2 x 8 +
     4 x 8 x 2.5 times in backward, and out to experts 6 + 4 x 8 + 2 x 8 x 2.5 times with a pass of the
     tokens, the rows' sum by tokens apart, and the host waiting for the counts."""
-    layer = layer_of(load_model("mixtral-8x7b"), "kempnerforge", padding=2.5)
+    layer = layer_of(load_model("mixtral-8x7b"), KEMPNERFORGE, padding=2.5)
     products = [one for one in layer if isinstance(one.op_spec, GroupedLinear)]
     assert [one.rows_per_token for one in products] == [5.0, 5.0]
     first, last = (one for one in layer if isinstance(one.op_spec, Rearrange))
     assert (first.host_waits, last.host_waits) == (True, False)
     token = 1024 * 4096 * 2
-    by_token = backward_kernels(first, SHAPE.seen_by(first), WorkOptions())[1]
+    by_token = first.kernels(BACKWARD, SHAPE.seen_by(first), WorkOptions())[1]
     assert by_token.added_elements == round(0.65 * 2 * 1024 * 4096)
-    moved = [backward_kernels(one, SHAPE.seen_by(one), WorkOptions())[0].hbm_bytes for one in (first, last)]
+    moved = [one.kernels(BACKWARD, SHAPE.seen_by(one), WorkOptions())[0].hbm_bytes for one in (first, last)]
     assert moved == [token * (1 + 2 * (6 + 32 + 40)), token * 2 * (15 + 16 + 80)]
 
 
 def test_megatron_keeps_routed_rows_and_the_layers_input_once() -> None:
     """Korthikanti's count with rows in place of tokens (R = 2 N): the router's input 2 N h and two tensors of
     fp32 scores 8 N E; rows 2 R h, gate and up 4 R f, their product 2 R f; an index of 8 bytes per row."""
-    layer = layer_of(load_model("mixtral-8x7b"), "megatron-fused")
+    layer = layer_of(load_model("mixtral-8x7b"), FUSED)
     options = WorkOptions(compile=True)
-    kept = sum(saved_bytes(module, SHAPE.seen_by(module), options) for module in layer)
+    kept = sum(module.saved_bytes(SHAPE.seen_by(module), options) for module in layer)
     tokens, rows, hidden, features = 1024, 2048, 4096, 14336
     assert kept == 2 * tokens * hidden + 8 * tokens * 8 + rows * (2 * hidden + 6 * features) + 8 * rows
 
@@ -216,13 +219,13 @@ def test_megatron_adds_the_scored_bias_of_each_expert_itself(
     }  # fmt: skip
     made = expand_experts(
         model_from_config(model, "gpt-oss", "a test"),
-        ExpertSplit(library="megatron-fused", kernel="streams", gate_in_fp32=dtype == "fp32"),
+        ExpertSplit(library=FUSED, kernel="streams", gate_in_fp32=dtype == "fp32"),
     )
     module = next(one for one in made.blocks[-1].modules if one.name.endswith("down_proj"))
     numel = SHAPE.tokens * 4 * 256
     shape = BatchShape(2, 512, rows_per_token=4.0)
     options = WorkOptions(dtype="bf16")
-    last, first = forward_kernels(module, shape, options)[-2:], backward_kernels(module, shape, options)[:2]
+    last, first = module.kernels(FORWARD, shape, options)[-2:], module.kernels(BACKWARD, shape, options)[:2]
     assert sum(one.hbm_bytes for one in last) == numel * forward
     assert sum(one.hbm_bytes for one in first) == numel * backward
     assert sum(one.launches for one in last) == 2 * 16 + 1 + (dtype == "fp32")
@@ -238,14 +241,12 @@ def test_transformer_engine_casts_the_rows_of_each_expert_apart(
 ) -> None:
     """Of 16 experts: current scaling has a maximum, a scale and a cast each; delayed scales both ways are
     one kernel for all."""
-    made = expand_experts(
-        load_model("qwen3-30b-a3b"), ExpertSplit(library="megatron-fused", kernel="streams")
-    )
+    made = expand_experts(load_model("qwen3-30b-a3b"), ExpertSplit(library=FUSED, kernel="streams"))
     module = next(one for one in made.blocks[-1].modules if one.name.endswith("down_proj"))
     assert isinstance(module.op_spec, GroupedLinear)
     module = replace(module, op_spec=replace(module.op_spec, num_experts=16))
     options = WorkOptions(dtype="fp8", fp8=Fp8(recipe, transposes=transposes, has_quantized_weights=True))
-    given = forward_kernels(module, SHAPE, options)
+    given = module.kernels(FORWARD, SHAPE, options)
     before = [one for one in given if one.kind != "gemm"]
     assert sum(one.launches for one in before if one.hbm_bytes) >= each
     assert before[0].launches == (16 if each > 1 else 1)

@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 
-from tests.plan.test_megatron import SHARDED
+from tests.frameworks.megatron.test_megatron import SHARDED
 from zsim.errors import InputError
 from zsim.frameworks.ddp.settings import DdpConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.plan.actions import Action, no_pipeline
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.framework_hooks import hooks_of
 from zsim.plan.memory.tensors import tensor_changes
@@ -31,7 +32,6 @@ from zsim.plan.ops import Collective, Group, Plan, Program
 from zsim.plan.passes.repeated_step import repeat_program
 from zsim.plan.passes.single_thread import serialize_operators
 from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.schedules import Action, no_pipeline
 from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve

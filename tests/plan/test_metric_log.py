@@ -13,8 +13,8 @@ from tests.plan.steps import walk_step
 from zsim.plan.builder import PlanBuilder, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Group, Kernels
-from zsim.plan.shared.trainer_logs import METRICS, OUTPUTS, MetricLog, metric_log
 from zsim.plan.stage import Stage
+from zsim.plan.workload.trainer_logs import METRICS, OUTPUTS, MetricLog, metric_log
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.model.spec import Loss
 

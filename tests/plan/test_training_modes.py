@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.plan.steps import walk_step
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import selective_op_modules
 from zsim.cost.rates.efficiency import gemm_fraction
 from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.operations import BACKWARD, FORWARD
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
 from zsim.plan.make import plan_step
@@ -126,10 +126,10 @@ def test_autocast_keeps_the_residual_stream_in_fp32() -> None:
     block, shape = LLAMA.blocks[0], BatchShape(1, 128)
     add = next(module for module in block.modules if "residual" in module.name)
     low, cast = WorkOptions(), WorkOptions(autocast=True)
-    assert sum(kernel.hbm_bytes for kernel in forward_kernels(add, shape, low)) == 6 * 128 * 4096
-    assert sum(kernel.hbm_bytes for kernel in forward_kernels(add, shape, cast)) == 10 * 128 * 4096
+    assert sum(kernel.hbm_bytes for kernel in add.kernels(FORWARD, shape, low)) == 6 * 128 * 4096
+    assert sum(kernel.hbm_bytes for kernel in add.kernels(FORWARD, shape, cast)) == 10 * 128 * 4096
     product = block.modules[1]
-    extra = forward_kernels(product, shape, cast)[0]
+    extra = product.kernels(FORWARD, shape, cast)[0]
     assert (extra.kind, extra.hbm_bytes) == ("elementwise", 6 * 4096 * 4096)
 
 
@@ -137,12 +137,12 @@ def test_autocast_keeps_embeddings_and_gradients_of_the_stream_in_fp32() -> None
     """128 rows of 4096 and 8-byte indices, 4 + 4 bytes an element; backward the whole table of 32,000 rows
     in 4, and 3 x 4 a row. The add of two gradients reads 4 + 4, writes 4, and the branch's is cast, 4 + 2."""
     embed, shape, cast = LLAMA.before[0], BatchShape(1, 128), WorkOptions(autocast=True)
-    (forward,) = forward_kernels(embed, shape, cast)
-    (backward,) = backward_kernels(embed, shape, cast)
+    (forward,) = embed.kernels(FORWARD, shape, cast)
+    (backward,) = embed.kernels(BACKWARD, shape, cast)
     assert forward.hbm_bytes == 128 * (8 * 4096 + 8)
     assert backward.hbm_bytes == 32_000 * 4096 * 4 + 128 * (12 * 4096 + 32)
     add = next(module for module in LLAMA.blocks[0].modules if "residual" in module.name)
-    assert [kernel.hbm_bytes / (128 * 4096) for kernel in backward_kernels(add, shape, cast)] == [12, 6]
+    assert [kernel.hbm_bytes / (128 * 4096) for kernel in add.kernels(BACKWARD, shape, cast)] == [12, 6]
 
 
 def test_an_odd_vocabulary_costs_its_products_their_alignment() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.plan.conftest import training
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.torch.parallelism import TORCH
 from zsim.plan.make import plan_stages, stages_of
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.workload.workload import Workload, make_workloads
@@ -85,7 +86,7 @@ def parallelism_of(asked: Question) -> ParallelismConfig:
         pipeline=asked["pp"],
         **pipeline,
     )
-    return resolve_parallelism(table, "torch", "fsdp2", world_of(asked), sum(asked["layers_per_stage"]))
+    return resolve_parallelism(table, TORCH, "fsdp2", world_of(asked), sum(asked["layers_per_stage"]))
 
 
 def workloads_of(asked: Question, **changes: Any) -> list[Workload]:

@@ -9,8 +9,9 @@ import pytest
 import zsim
 from zsim.errors import ZsimError
 from zsim.reference import keys_of
-from zsim.reference.keys import READERS
+from zsim.reference.keys import frameworks_of
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.strategy.registry import framework_of
 
 KINDS = ("ddp", "fsdp1", "fsdp2", "deepspeed", "megatron", "reference")
 _EXPERTS = {"expert": 2}
@@ -74,13 +75,14 @@ def is_taken(asked: dict[str, Any], kind: str) -> bool:
 
 
 def test_every_key_that_names_frameworks_is_tried() -> None:
-    assert set(ASKED) == set(READERS)
-    assert not {path for path in READERS if path not in KEYS and f"{path}.rank" not in KEYS}
+    unread = frozenset[str]().union(*(framework_of(kind).unread_keys for kind in KINDS))
+    assert set(ASKED) == unread
+    assert not {path for path in unread if path not in KEYS and f"{path}.rank" not in KEYS}
 
 
 @pytest.mark.parametrize("path", ASKED)
 def test_the_frameworks_named_read_the_key_and_the_others_refuse_it(path: str) -> None:
-    assert READERS[path] == tuple(kind for kind in KINDS if is_taken(ASKED[path], kind))
+    assert frameworks_of(path) == tuple(kind for kind in KINDS if is_taken(ASKED[path], kind))
 
 
 def test_an_entry_names_them() -> None:

@@ -9,7 +9,7 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES as KINDS
-from zsim.study.unvalidated import STRATEGIES
+from zsim.study.unvalidated import strategies
 from zsim.validated.features import Features
 
 
@@ -68,4 +68,4 @@ def test_gloo_joins_the_ranks_of_a_host_by_no_switch_of_a_gpus() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_strategy_is_among_those_that_may_lack_a_run(kind: str) -> None:
     stage = {"stage": 3} if kind in ("reference", "deepspeed") else {}
-    assert features(strategy={"kind": kind, **stage}).strategy in STRATEGIES
+    assert features(strategy={"kind": kind, **stage}).strategy in strategies()

@@ -19,10 +19,10 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.explain.pipeline import pipeline_of, rank_layers, seconds_by_cause
 from zsim.explain.report_of import report_of
+from zsim.plan.actions import Action
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import Group, Plan
-from zsim.plan.pipeline.schedules import Action
 from zsim.report.pipeline.schedule import Box, boxes
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import ranges, rank_map

@@ -12,7 +12,6 @@ import torch
 
 import zsim
 from validation.llama import Llama, LlamaShape
-from zsim.cost.flops import forward_flops
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.capture.load import capture_function
@@ -51,7 +50,7 @@ def test_a_captured_llama_has_the_presets_parameters_and_products() -> None:
     assert len({id(block) for block in captured.blocks}) == 1
     assert len(captured.blocks) == 3
     flops = [
-        sum(forward_flops(module, 128) for block in model.blocks for module in block.modules)
+        sum(module.forward_flops(128) for block in model.blocks for module in block.modules)
         for model in (captured, preset)
     ]
     assert flops[0] == flops[1]
@@ -68,7 +67,7 @@ def test_a_captured_llama_multiplies_what_torch_counts() -> None:
         module = Llama(SHAPE)
     with FlopCounterMode(display=False) as counter:
         module(tokens, tokens)
-    assert counter.get_total_flops() == 128 * sum(forward_flops(one, 128) for one in modules)
+    assert counter.get_total_flops() == 128 * sum(one.forward_flops(128) for one in modules)
 
 
 @pytest.mark.parametrize("samples", [1, 2])

@@ -16,7 +16,6 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import zsim
-from zsim.cost.flops import forward_flops
 from zsim.plan.make import stages_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
@@ -64,7 +63,7 @@ def modules_of(model: ModelSpec) -> list[Module]:
 
 def forward_of(model: ModelSpec, length: int) -> float:
     """FLOPs of forward per token."""
-    return sum(forward_flops(one, length) for one in modules_of(model))
+    return sum(one.forward_flops(length) for one in modules_of(model))
 
 
 def saved_bytes(model: Any) -> int:

@@ -11,6 +11,7 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.parallelism import AUTOTP, SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
@@ -42,7 +43,7 @@ def job_of(stage: int, parallelism: dict[str, Any], version: str = "0.19.8", **c
 def test_autotp_splits_layers_and_shards_over_the_rest(stage: int) -> None:
     """64 sequences on 16 / 4 replicas, one at a time: 16 micro-batches."""
     job = job_of(stage, {}, tensor_parallel={"autotp_size": 4})
-    assert (job.parallelism.tensor, job.parallelism.style) == (4, "autotp")
+    assert (job.parallelism.tensor, job.parallelism.style) == (4, AUTOTP)
     assert (job.parallelism.sequence_parallel, job.data_parallel_size) == (False, 4)
     assert job.training.gradient_accumulation_steps == 16
 
@@ -58,7 +59,7 @@ def test_ulysses_counts_batches_over_the_replicas_and_shards_over_all() -> None:
 def test_without_autotp_the_model_splits_its_own_layers() -> None:
     settings = {"stages": 2, "grad_partitioned": False}
     job = job_of(1, {"tensor": 4, "pipeline": 2}, pipeline=settings)
-    assert (job.parallelism.style, job.parallelism.schedule) == ("deepspeed", "1f1b")
+    assert (job.parallelism.style, job.parallelism.schedule) == (SPLIT_LAYERS, "1f1b")
     assert job.data_parallel_size == 2
     pipeline = of_kind(job.strategy, DeepSpeedConfig).pipeline
     assert (pipeline.pipe_partitioned, pipeline.grad_partitioned) == (True, False)
@@ -120,7 +121,7 @@ def test_what_is_written_is_read_back(
     assert (back.parallelism, back.training) == (job.parallelism, job.training)
     written = json.loads(exported.files["ds_config.json"])
     # The degree of tensor parallelism that a model has of its own is nowhere in the JSON.
-    own = {"tensor": job.parallelism.tensor} if job.parallelism.style == "deepspeed" else {}
+    own = {"tensor": job.parallelism.tensor} if job.parallelism.style == SPLIT_LAYERS else {}
     alone = build_experiment(
         {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2},
         {

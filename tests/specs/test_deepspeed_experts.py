@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.deepspeed.export import deepspeed_object
+from zsim.programs.deepspeed.write import deepspeed_object
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.expert_library import TRANSFORMERS
 
 AUTOEP = {"enabled": True, "autoep_size": 4}
 
@@ -47,11 +48,11 @@ def job_of(
 
 def test_the_json_enables_autoep() -> None:
     split = job_of(block={}).parallelism.experts
-    assert (split.library, split.ranks, split.kernel, split.dispatcher) == (
+    assert (split.library.name, split.ranks, split.kernel, split.dispatcher) == (
         "autoep", 4, "grouped", "all-to-all",
     )  # fmt: skip
     looped = job_of(block={"use_grouped_mm": False, "autoep_size": 1}).parallelism.experts
-    assert (looped.library, looped.ranks, looped.kernel) == ("autoep", 1, "loop")
+    assert (looped.library.name, looped.ranks, looped.kernel) == ("autoep", 1, "loop")
     deepep = job_of(block={"comm_backend": "deepep", "comm_max_tokens_per_rank": 2048}).parallelism.experts
     assert deepep.dispatcher == "deepep"
 
@@ -59,10 +60,10 @@ def test_the_json_enables_autoep() -> None:
 def test_without_it_spread_experts_are_in_deepspeeds_own_layer() -> None:
     """A capacity of 1.0 where none is given; 2 x 1024 tokens to 2 of 8 experts are 512 rows each."""
     split = job_of({"stage": 2}, {"expert": 4}).parallelism.experts
-    assert (split.library, split.kernel, split.capacity_factor) == ("deepspeed-moe", "loop", 1.0)
+    assert (split.library.name, split.kernel, split.capacity_factor) == ("deepspeed-moe", "loop", 1.0)
     assert split.pads_to_capacity
     assert not split.host_waits
-    assert job_of({"stage": 2}).parallelism.experts.library == "transformers"
+    assert job_of({"stage": 2}).parallelism.experts.library == TRANSFORMERS
     assert job_of({"stage": 3, "expert_layer": "autoep"}, {"expert": 8}).parallelism.experts.ranks == 8
 
 

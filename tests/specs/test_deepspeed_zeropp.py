@@ -9,7 +9,6 @@ import pytest
 from zsim.errors import InputError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
-from zsim.frameworks.deepspeed.settings.zeropp import deepspeed_label
 
 
 def load(precision: str = "fp16", version: str = "0.19.8", /, **zero: Any) -> DeepSpeedConfig:
@@ -83,6 +82,6 @@ def test_hierarchical_groups_must_split_over_their_nodes() -> None:
 
 def test_the_label_names_what_is_on() -> None:
     quantised = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
-    assert deepspeed_label(load(), 16) == "ZeRO-3"
-    assert deepspeed_label(load(zero_hpz_partition_size=64, **quantised), 16) == "ZeRO-3 + hpZ 16 + qwZ + qgZ"
-    assert deepspeed_label(load("fp16", "0.19.2", mics_shard_size=8), 16) == "MiCS 2 x 8"
+    assert load().label(16, 16) == "ZeRO-3"
+    assert load(zero_hpz_partition_size=64, **quantised).label(16, 16) == "ZeRO-3 + hpZ 16 + qwZ + qgZ"
+    assert load("fp16", "0.19.2", mics_shard_size=8).label(16, 16) == "MiCS 2 x 8"

@@ -12,7 +12,7 @@ from zsim.specs.strategy.partition import (
     layer_weights,
     partition_balanced,
     partition_uniform,
-    split_deepspeed_layers,
+    split_balanced_layers,
 )
 
 
@@ -53,7 +53,7 @@ def test_blocks_are_dealt_out_by_parameters_or_by_number() -> None:
     """Llama 3.2 1B: 16 blocks of 61 M, embedding and tied head of 263 M each, as much as 4.3 blocks."""
     weights = layer_weights(Library().model("llama-3.2-1b"))
     assert [weights[0] // 10**6, weights[1] // 10**6, weights[-1] // 10**6] == [262, 60, 262]
-    assert split_deepspeed_layers(weights, 16, 4, by_blocks=False) == (2, 6, 6, 2)
-    assert split_deepspeed_layers(weights, 16, 4, by_blocks=True) == (4, 4, 4, 4)
+    assert split_balanced_layers(weights, 16, 4, by_blocks=False) == (2, 6, 6, 2)
+    assert split_balanced_layers(weights, 16, 4, by_blocks=True) == (4, 4, 4, 4)
     with pytest.raises(InputError, match="found 17 stages for 16 layers; expected at most 16"):
-        split_deepspeed_layers(weights, 16, 17, by_blocks=True)
+        split_balanced_layers(weights, 16, 17, by_blocks=True)

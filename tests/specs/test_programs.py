@@ -9,12 +9,14 @@ import pytest
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.programs import (
     CONFIG_MAPPINGS,
-    KINDS,
-    ZSIM_MAPPINGS,
     Program,
+    default_mappings,
     find_config_mapping,
     program_of,
+    programs,
+    readable_programs,
 )
+from zsim.specs.formats.program import ProgramSource
 
 EVERY_SECOND = ("training.checkpoint_every", 2)
 BY_OP = ("training.activation_checkpointing", "selective-op")
@@ -22,7 +24,7 @@ BY_OP = ("training.activation_checkpointing", "selective-op")
 
 @pytest.mark.parametrize("program", CONFIG_MAPPINGS)
 def test_every_row_says_how_and_where_that_was_read(program: Program) -> None:
-    for row in (*CONFIG_MAPPINGS[program], *ZSIM_MAPPINGS):
+    for row in (*CONFIG_MAPPINGS[program], *default_mappings()):
         assert row.instruction
         assert any(digit in row.source for digit in "0123456789") or row.source.startswith("[Note")
         assert set(row.kinds) <= {"deepspeed", "fsdp1", "fsdp2", "ddp"}
@@ -93,4 +95,36 @@ def test_an_experiment_knows_whose_file_it_was(
         origin="test",
     )
     assert found.program == program
-    assert found.strategy.kind in KINDS[program]
+    assert found.strategy.kind in readable_programs()[program].kinds
+
+
+def test_every_program_is_called_by_a_name_of_its_own() -> None:
+    names = [program.name for program in programs()]
+    assert len(set(names)) == len(names) > 5
+    assert [program.name for program in programs() if program.is_default] == ["torch"]
+    assert sorted(readable_programs()) == [
+        "accelerate", "deepspeed", "megatron", "torchtitan", "torchtitan-0.3", "transformers",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "program"),
+    [
+        ("a.yaml", "per_device_train_batch_size: 1\n", "transformers"),
+        ("a.json", '{"per_device_train_batch_size": 1}', "transformers"),
+        ("a.yaml", "distributed_type: FSDP\ngradient_checkpointing: true\n", None),
+        ("a.yml", "model:\n  tensor_model_parallel_size: 2\n", "megatron"),
+        ("a.yaml", "anything: 1\n", None),
+        ("a.json", '{"parallelism": {}, "training": {}}', "torchtitan-0.3"),
+        ("a.json", '{"zero_optimization": {}}', None),
+        ("a.sh", "torchrun pretrain_gpt.py --num-layers 2\n", "megatron"),
+        ("a.toml", "[training]\nseq_len = 4096\n", None),
+    ],
+)
+def test_a_program_recognises_what_it_alone_has(
+    tmp_path: Path, name: str, text: str, program: str | None
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    source = ProgramSource(str(path))
+    assert next((entry.name for entry in programs() if entry.recognises(source)), None) == program

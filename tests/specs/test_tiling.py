@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zsim.specs.experiment.layout import tile_linears
+from zsim.frameworks.deepspeed.tiles import tile_linears
+from zsim.operations.operation import operations_of
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear
 
@@ -16,7 +17,10 @@ def test_tiles_have_all_the_weights_and_are_small_enough() -> None:
     assert max(module.numel for module in modules if isinstance(module.op_spec, Linear)) <= 10**6
     names = [module.name for module in modules if module.name.startswith("mlp.c_fc")]
     assert names == ["mlp.c_fc.linears.0", "mlp.c_fc.linears.1", "mlp.c_fc.linears.2"]
-    widths = [module.op_spec.out_features for module in modules if module.name in names]  # type: ignore[union-attr]
+    widths = [
+        product.out_features
+        for product in operations_of([module for module in modules if module.name in names], Linear)
+    ]
     assert sum(widths) == 3072
 
 

@@ -12,7 +12,7 @@ import zsim
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.workflows.rl.job import RlJob, resolve_rl
-from zsim.workflows.rl.loop import StepTimes, run_loop
+from zsim.workflows.rl.loop import RlStepTimes, run_loop
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
 from zsim.workflows.rl.result import RlResult, simulate_rl
 
@@ -49,16 +49,16 @@ def colocated() -> RlResult:
     return simulate_rl(experiment(), simulator())
 
 
-def fixed(job: RlJob, **seconds: float) -> PhaseTimes:
+def fixed(job: RlJob, **seconds: Any) -> PhaseTimes:
     """Phases of given lengths, all others without time."""
     times = replace(
         colocated().times, training=0.0, old_logprobs=0.0, reference=0.0, reward=0.0, weight_sync=0.0,
-        offload=0.0, other=0.0,
+        offload=0.0, controller=0.0,
     )  # fmt: skip
     return replace(times, **seconds)
 
 
-def looped(job: RlJob, **seconds: float) -> StepTimes:
+def looped(job: RlJob, **seconds: Any) -> RlStepTimes:
     return run_loop(job, fixed(job, **seconds))
 
 
@@ -168,7 +168,7 @@ def test_a_pass_without_backward_is_about_a_third_of_training() -> None:
         ({"mini_batch_samples": 50}, r"rl.mini_batch_samples: found 50, expected a divisor of the 128"),
         ({"mini_batch_samples": 4}, r"fewer than the trainer's 8 replicas"),
         ({"rollout": {"gpus": 4}}, r"rl.rollout.gpus: found 4 with placement 'colocated'"),
-        ({"placement": "split", "rollout": {"gpus": 8}}, r"leaves 0 to the trainer"),
+        ({"placement": "split", "rollout": {"gpus": 8}}, r"leaves 0 to training"),
         ({"max_staleness": 2}, r"rl.max_staleness: found 2 with placement 'colocated'"),
         ({"rollout": {"tensor": 3}}, r"a replica has 3 GPUs, and the rollout 8"),
         ({"rollout": {"gpu_memory_utilization": 0.05}}, r"leaves no room for a cache"),

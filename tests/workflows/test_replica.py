@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 import simpy
 
 from zsim.cost.inference.iteration import HostRates, IterationPricer, PromptChunk
-from zsim.cost.inference.layers import EngineLayout, engine_model
+from zsim.cost.inference.layers import EngineLayout, served_model
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.library import Library
 from zsim.workflows.rollout.replica import EngineLimits, Replica
-from zsim.workflows.rollout.requests import EngineLog, Request
+from zsim.workflows.rollout.requests import EngineLog, SampleRequest
 
 GPU = load_cluster("dgx-h100").gpu
 HOST = HostRates(1e-3, 1e-5, False)
 UNLIMITED = EngineLimits(1024, 16384, 10**6)
 
 
-def pricer(model: str = "llama-3.1-8b", **options: bool) -> IterationPricer:
-    layout = EngineLayout()
-    return IterationPricer(engine_model(Library().model(model), layout), GPU, HOST, **options)
+def pricer(model: str = "llama-3.1-8b") -> IterationPricer:
+    return IterationPricer(served_model(Library().model(model), EngineLayout()), GPU, HOST)
 
 
-def requests(lengths: Sequence[int], prompt: int = 100, group_size: int = 1) -> list[Request]:
-    return [Request(number, number // group_size, prompt, length) for number, length in enumerate(lengths)]
+def requests(lengths: Sequence[int], prompt: int = 100, group_size: int = 1) -> list[SampleRequest]:
+    return [
+        SampleRequest(number, number // group_size, prompt, length) for number, length in enumerate(lengths)
+    ]
 
 
 def run(
-    batch: Sequence[Request], limits: EngineLimits = UNLIMITED, price: IterationPricer | None = None
+    batch: Sequence[SampleRequest], limits: EngineLimits = UNLIMITED, price: IterationPricer | None = None
 ) -> tuple[float, EngineLog]:
     """Seconds until all requests have ended, and the replica's log."""
     env = simpy.Environment()
-    done: list[Request] = []
+    done: list[SampleRequest] = []
     replica = Replica(env, price or pricer(), limits, done.append)
     replica.start()
     for request in batch:
@@ -145,12 +146,12 @@ def test_a_pause_costs_its_own_time_alone() -> None:
     """Paused in the middle for 3 s, a request ends 3 s later, less the rest of the iteration that ran."""
     alone, _ = run(requests([400]))
     env = simpy.Environment()
-    done: list[Request] = []
+    done: list[SampleRequest] = []
     replica = Replica(env, pricer(), UNLIMITED, done.append)
     replica.start()
     replica.submit(requests([400])[0])
 
-    def interrupt():  # type: ignore[no-untyped-def]
+    def interrupt() -> Generator[simpy.Event, None, None]:
         yield env.timeout(alone / 2)
         replica.pause()
         yield env.timeout(3.0)
@@ -164,13 +165,13 @@ def test_a_pause_costs_its_own_time_alone() -> None:
 
 def test_a_request_that_arrives_late_joins_after_the_iteration_that_runs() -> None:
     env = simpy.Environment()
-    done: list[Request] = []
+    done: list[SampleRequest] = []
     replica = Replica(env, pricer(), UNLIMITED, done.append)
     replica.start()
     first, second = requests([500, 20])
     replica.submit(first)
 
-    def arrive():  # type: ignore[no-untyped-def]
+    def arrive() -> Generator[simpy.Event, None, None]:
         yield env.timeout(1.0)
         replica.submit(second)
 
@@ -195,7 +196,7 @@ def test_aborted_requests_keep_their_tokens() -> None:
 def test_kernels_launched_one_by_one_are_never_faster_than_graphs() -> None:
     graphs, _ = run(requests([50] * 4))
     eager = IterationPricer(
-        engine_model(Library().model("llama-3.1-8b"), EngineLayout()), GPU, HOST, uses_graphs=False,
+        served_model(Library().model("llama-3.1-8b"), EngineLayout()), GPU, HOST, uses_graphs=False,
         launch_seconds=5e-5,
     )  # fmt: skip
     assert run(requests([50] * 4), price=eager)[0] > graphs

@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from zsim.cost.kernels.experts import STREAMS
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.dtypes import DTYPE_BYTES
+from zsim.operations.grouped_linear import STREAMS
 from zsim.specs.cluster.files import load_gpu
 
 GROUPED = Path(__file__).with_name("grouped.csv")

@@ -8,10 +8,10 @@ from typing import Any, get_args
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.calibrate.robust_fit import CurveFit, FitParameter, fit_points, robust_fit, value_range
 from zsim.cost.kernels.kernel import Kernel, Layout
-from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import OptimizerImplementation, optimizer_kernels
 from zsim.cost.rates.gpu import kernel_seconds
+from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.model.spec import Loss, Module, Norm
 
@@ -142,8 +142,8 @@ def _modules(measured: Measurements) -> list[Timed]:
         is_loss = row.family == "cross_entropy"
         module = Module("module", Loss(int(row["vocab"])) if is_loss else Norm(int(row["width"]), "rms"))
         shape = BatchShape(1, int(row["tokens"]))
-        backward = backward_kernels(module, shape, options) if _has_backward(row) else ()
-        timed.append((row, (*forward_kernels(module, shape, options), *backward)))
+        backward = module.kernels(BACKWARD, shape, options) if _has_backward(row) else ()
+        timed.append((row, (*module.kernels(FORWARD, shape, options), *backward)))
     return timed
 
 

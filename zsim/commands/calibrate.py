@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zsim.calibrate.logs import framework_logs
 from zsim.commands.options import answer, file_option, json_option, print_file
 from zsim.errors import InputError
 from zsim.files import write_atomically
@@ -22,8 +23,8 @@ def calibrate(
         list[Path],
         typer.Argument(
             metavar="MEASUREMENTS...",
-            help="JSON of validation.microbench or fio, recorded traces, output of nccl-tests, logs of "
-            "DeepSpeed's comms_logger or ds_nvme_tune.",
+            help="JSON of validation.microbench or fio, recorded traces, output of nccl-tests, "
+            f"{' or '.join(log.short_noun for log in framework_logs())}.",
         ),
     ],
     base: Annotated[str, typer.Option(help="Cluster preset or file whose numbers are replaced.")],

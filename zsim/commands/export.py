@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from zsim.commands.options import ExperimentOptions, folder_option, print_note, takes_experiment, write_files
+from zsim.specs.experiment.programs import listed_programs
+
+_FILES = ", ".join(program.writes for program in listed_programs() if program.writes)
 
 
-@takes_experiment()
+@takes_experiment(help=f"Write {_FILES}: what can say it.")
 def export(
     options: ExperimentOptions,
     out: Annotated[Path, folder_option(help="Write the files there.")],

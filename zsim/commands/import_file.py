@@ -12,23 +12,33 @@ import typer
 from zsim.commands.options import ExperimentOptions, file_option, print_note, takes_experiment
 from zsim.errors import InputError
 from zsim.files import write_atomically
+from zsim.specs.experiment.programs import listed_programs
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-@takes_experiment(without=("experiment",))
+_PROGRAMS = listed_programs()
+# First those that choose among engines, then the files of one engine.
+_FILES = [
+    program.file_nouns[0]
+    for program in sorted(_PROGRAMS, key=lambda program: len(program.kinds) == 1)
+    if program.file_nouns
+]
+_HELP = f"""A training file as an experiment.
+Options of {" or ".join(program.title for program in _PROGRAMS if program.takes_options)} may follow the file.
+
+What the file asks for and a step does not depend on, or zsim leaves out, stands in `notes`.
+"""
+
+
+@takes_experiment(without=("experiment",), help=_HELP)
 def import_file(
     context: typer.Context,
     options: ExperimentOptions,
-    file: Annotated[
-        str, typer.Argument(help="Accelerate YAML, torchtitan TOML, DeepSpeed JSON, Megatron's script.")
-    ],
+    file: Annotated[str, typer.Argument(help=f"{', '.join(_FILES)}.")],
     output: Annotated[Path | None, file_option("--output", "-o", help="Write the experiment there.")] = None,
 ) -> None:
-    """A training file as an experiment. Options of torchtitan or Megatron may follow the file.
-
-    What the file asks for and a step does not depend on, or zsim leaves out, stands in `notes`.
-    """
+    """Print or write the experiment that a training file means."""
     from zsim.specs.experiment.resolve import resolve
     from zsim.specs.formats.detect import names_experiment
     from zsim.specs.formats.toml import experiment_toml

@@ -14,6 +14,7 @@ import typer
 
 from zsim.errors import InputError
 from zsim.files import check_file, check_folder, make_folder, write_atomically
+from zsim.specs.experiment.programs import listed_programs
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
@@ -57,6 +58,11 @@ Jobs = Annotated[
 ]
 
 
+_TRAINING_FILES = ", ".join(
+    " or ".join(program.file_nouns) for program in listed_programs() if program.file_nouns
+)
+
+
 @dataclass(frozen=True)
 class ExperimentOptions:
     """An experiment file and changes to it: the options of every command that takes an experiment."""
@@ -64,9 +70,8 @@ class ExperimentOptions:
     experiment: Annotated[
         Path | None,
         typer.Argument(
-            help="Experiment file, or a training file (DeepSpeed JSON, Accelerate YAML, torchtitan TOML, "
-            "Megatron's script or recipe). "
-            "Without it the README's example, of which --model changes the model alone, as a note says.",
+            help=f"Experiment file, or a training file ({_TRAINING_FILES}). Without it the README's example, "
+            "of which --model changes the model alone, as a note says.",
             show_default=False,
         ),
     ] = None
@@ -92,8 +97,8 @@ class ExperimentOptions:
     def load(self) -> Experiment:
         """The experiment file with the command line's changes.
 
-        It may also be a DeepSpeed JSON, an Accelerate YAML, a torchtitan TOML or a script that starts
-        Megatron. A model and cluster that such a file does not name must then be on the command line.
+        It may also be another program's training file. A model and cluster that such a file does not name
+        must then be on the command line.
         """
         from zsim.study.experiment_source import experiment_of
 
@@ -129,9 +134,9 @@ def permission(is_given: bool | None) -> UserCode | None:
 Command = Callable[..., None]
 
 
-def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
+def takes_experiment(*, without: Collection[str] = (), help: str = "") -> Callable[[Command], Command]:
     """A decorator that replaces the command's parameter of type ExperimentOptions by the options of that
-    class, except for those in `without`.
+    class, except for those in `without`. `help` is the command's help, where that is not its docstring.
     """
     hints = get_type_hints(ExperimentOptions, include_extras=True)
     options = [
@@ -163,6 +168,7 @@ def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Co
 
         command_signature = signature.replace(parameters=parameters)
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        wrapper.__doc__ = help or command.__doc__
         wrapper.__signature__ = command_signature  # type: ignore[attr-defined]
         return wrapper
 

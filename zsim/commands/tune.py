@@ -17,6 +17,7 @@ from zsim.commands.options import (
     print_file,
     takes_experiment,
 )
+from zsim.study.tune.framework import degree_kinds, named_kinds, tuning_of
 
 
 @takes_experiment()
@@ -31,7 +32,7 @@ def tune(
     ] = "fastest",
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Strategies to look at: deepspeed, fsdp2, fsdp1, ddp; else the experiment's own."),
+        typer.Option(help=f"Strategies to look at: {', '.join(named_kinds())}; else the experiment's own."),
     ] = None,
     keep: Annotated[
         list[str] | None,
@@ -42,7 +43,10 @@ def tune(
     ] = False,
     parallelism: Annotated[
         bool,
-        typer.Option("--parallelism", help="Tensor, pipeline and context degrees too, with megatron, fsdp2."),
+        typer.Option(
+            "--parallelism",
+            help=f"Tensor, pipeline and context degrees too, with {', '.join(degree_kinds())}.",
+        ),
     ] = False,
     simulations: Annotated[
         int | None, typer.Option(min=1, help="With degrees: how many configurations to simulate at most.")
@@ -66,7 +70,7 @@ def tune(
     is_open = options.experiment is None and not any(
         text.startswith("strategy.") for text in options.set_ or []
     )
-    kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])
+    kinds = kind or ([name for name in named_kinds() if tuning_of(name).is_usual] if is_open else [])
     result = find_best(
         options.load(), goal, kinds=kinds, keep=keep or (), quantised=quantised, parallelism=parallelism,
         simulations=simulations, headroom=headroom, top=top, jobs=jobs, cache=cache,

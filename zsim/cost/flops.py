@@ -1,7 +1,7 @@
 """FLOPs of a model, counted in the conventions that people quote.
 
-Module level (`forward_flops`): matrix products only, 2 m n k each, attention over all pairs, causal or not,
-which is what torch's `FlopCounterMode` counts.
+Module level (`Module.forward_flops`): matrix products only, 2 m n k each, attention over all pairs, causal
+or not, which is what torch's `FlopCounterMode` counts.
 
 MFU convention (PaLM, Chowdhery et al. 2022, appendix B; MosaicML, torchtitan): 6 N + 12 L d S per token, N
 with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOPs add the recomputation.
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from zsim.operations.operation import Role
 from zsim.specs.model.expert_layer import mlp_module_range
-from zsim.specs.model.experts import Experts, Router
-from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module
-from zsim.specs.model.traced import TracedModule
+from zsim.specs.model.spec import Block, ModelSpec, Module
 from zsim.specs.strategy.training import Checkpointing
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
@@ -33,37 +32,13 @@ def flops_convention(model: ModelSpec) -> str:
     return FLOPS_CONVENTION if model.trainable_numel == model.numel else _FROZEN_CONVENTION
 
 
-def forward_flops(module: Module, sequence_length: int) -> float:
-    """Matrix-product FLOPs of one module, per token."""
-    spec = module.op_spec
-    if isinstance(spec, Linear):
-        return 2.0 * spec.in_features * spec.out_features * min(1.0, module.rows_per_token)
-    if isinstance(spec, Attention):
-        return 2.0 * sequence_length * spec.num_heads * (spec.qk_head_dim + spec.v_head_dim)
-    if isinstance(spec, Router):
-        return 2.0 * spec.in_features * spec.num_experts
-    if isinstance(spec, Experts):
-        products = 3 if spec.is_gated else 2
-        return 2.0 * spec.top_k * products * spec.in_features * spec.expert_features
-    if isinstance(spec, TracedModule):
-        return spec.forward_flops / spec.samples / sequence_length
-    return 0.0
-
-
-def _forward_and_backward_flops(module: Module, sequence_length: int) -> float:
-    """Matrix-product FLOPs of one module forward and backward, per token."""
-    if isinstance(module.op_spec, TracedModule):
-        return module.op_spec.flops / module.op_spec.samples / sequence_length
-    return 3.0 * forward_flops(module, sequence_length)
-
-
 def _counts_products(model: ModelSpec) -> bool:
     """Whether the model was captured, and has products without a formula."""
     if model.captured is None:
         return False
     blocks = model.unique_blocks
     modules = [*model.before, *(module for block in blocks for module in block.modules), *model.after]
-    return any(isinstance(module.op_spec, TracedModule) and module.op_spec.flops for module in modules)
+    return any(module.op_spec.counts_products for module in modules)
 
 
 def attention_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
@@ -81,14 +56,10 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     counts its products.
     """
     if _counts_products(model):
-        outer_flops = sum(
-            _forward_and_backward_flops(module, sequence_length) for module in (*model.before, *model.after)
-        )
+        outer_flops = sum(module.training_flops(sequence_length) for module in (*model.before, *model.after))
         return outer_flops + _sum_over_blocks(
             model,
-            lambda block: sum(
-                _forward_and_backward_flops(module, sequence_length) for module in block.modules
-            ),
+            lambda block: sum(module.training_flops(sequence_length) for module in block.modules),
         )
     frozen = 1 - model.trainable_numel / model.numel if model.numel else 0.0
     return (6.0 - 2.0 * frozen) * active_numel(model) + 3.0 * attention_flops_per_token(
@@ -130,7 +101,7 @@ def hardware_flops_per_token(
 def _rerun_flops(block: Block, sequence_length: int, names: Collection[str]) -> float:
     """FLOPs of a block's products that run again by Megatron's `names` (`zsim.plan.workload.reruns`)."""
     mlp_modules = [block.modules[number] for number in mlp_module_range(block.modules)[1]]
-    routed = [module for module in mlp_modules if isinstance(module.op_spec, Router | Experts)]
+    routed = [module for module in mlp_modules if module.role in (Role.ROUTER, Role.EXPERTS)]
     rerun_modules: list[Module] = []
     if ("moe" if routed else "mlp") in names:
         rerun_modules = mlp_modules
@@ -141,11 +112,11 @@ def _rerun_flops(block: Block, sequence_length: int, names: Collection[str]) -> 
             *rerun_modules,
             *(module for module in block.modules if module.name.endswith(_UP_PROJECTIONS)),
         ]
-    return sum(forward_flops(module, sequence_length) for module in rerun_modules)
+    return sum(module.forward_flops(sequence_length) for module in rerun_modules)
 
 
 def _forward_products(block: Block, sequence_length: int, policy: Checkpointing) -> float:
-    return sum(forward_flops(module, sequence_length) for module in block.modules if block.is_wrapped)
+    return sum(module.forward_flops(sequence_length) for module in block.modules if block.is_wrapped)
 
 
 def _recomputed_flops(block: Block, sequence_length: int, policy: Checkpointing) -> float:
@@ -157,18 +128,18 @@ def _recomputed_flops(block: Block, sequence_length: int, policy: Checkpointing)
 
 
 def _core_flops(block: Block, sequence_length: int) -> float:
-    cores = (module for module in block.modules if isinstance(module.op_spec, Attention))
-    return sum(forward_flops(module, sequence_length) for module in cores)
+    cores = (module for module in block.modules if module.role is Role.MIXER)
+    return sum(module.forward_flops(sequence_length) for module in cores)
 
 
 def _idle_experts(block: Block) -> float:
     """Parameters of the experts of a block that a token is not routed to."""
     idle = 0.0
     for module in block.modules:
-        if isinstance(module.op_spec, Experts):
-            idle += module.numel * (1 - module.op_spec.top_k / module.op_spec.num_experts)
-        elif module.rows_per_token < 1:  # a product of one expert
-            idle += module.numel * (1 - module.rows_per_token)
+        active_fraction = min(
+            module.op_spec.active_fraction, module.rows_per_token
+        )  # a product of one expert
+        idle += module.numel * (1 - active_fraction) if active_fraction < 1 else 0.0
     return idle
 
 

@@ -25,6 +25,11 @@ class GpuKernels(Generic[Owner]):
     `on_end(owner, op, now)` is called for each kernel that ends. `on_busy_change(is_busy)`, if given, is
     called when the GPU turns from idle to busy or back, but not when a kernel directly follows another.
 
+    # [Note: kernels in a row]
+    Where a kernel that nobody waits for is followed by another at once, its end needs no wake-up. `start_row`
+    starts kernels in a row with the wake-up of the last one. If something slows them before the last has
+    begun, `on_interruption(owner, now)` must call `resume_row` with the kernel that runs then.
+
     # [Note: late wake-ups]
     When kernels get slower, the wake-up that is already planned comes too early. It is left in place, and the
     next one is planned when it comes. Only when kernels get faster must a new one be planned at once.
@@ -37,6 +42,7 @@ class GpuKernels(Generic[Owner]):
         "_last_change",
         "_on_busy_change",
         "_on_end",
+        "_on_interruption",
         "_op",
         "_ops",
         "_owner",
@@ -56,12 +62,14 @@ class GpuKernels(Generic[Owner]):
         schedule: Callable[[float, tuple[GpuKernels[Owner], int]], None],
         on_end: Callable[[Owner, int, float], None],
         on_busy_change: Callable[[bool], None] | None = None,
+        on_interruption: Callable[[Owner, float], None] | None = None,
     ) -> None:
         self._slowdown = slowdown
         self._owner = owner
         self._schedule = schedule
         self._on_end = on_end
         self._on_busy_change = on_busy_change
+        self._on_interruption = on_interruption
         self.is_busy = False
         self._op = self._second = -1
         self._remaining = self._second_remaining = 0.0
@@ -86,8 +94,37 @@ class GpuKernels(Generic[Owner]):
         self.ticket = ticket = self.ticket + 1
         self._schedule(seconds * self._slowdown if self._collectives else seconds, (self, ticket))
 
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether kernels that start now run alone and at full speed."""
+        return self._op < 0 and not self._ops and (self._collectives == 0 or self._slowdown == 1.0)
+
+    def start_row(self, op: int, seconds: float, began: float, delay: float) -> None:
+        """Start kernels in a row while the GPU is undisturbed. The last, `op`, takes `seconds` from the time
+        `began`, when those before it end, and ends after `delay`. See [Note: kernels in a row].
+        """
+        if not self.is_busy:
+            self.is_busy = True
+            if self._on_busy_change is not None:
+                self._on_busy_change(True)
+        self.resume_row(op, seconds, began, delay)
+
+    def resume_row(self, op: int, seconds: float, began: float, delay: float) -> None:
+        """Let `op`, which takes `seconds` from the time `began`, be the one that ends after `delay`."""
+        self._op, self._remaining, self._last_change = op, seconds, began
+        self._is_early = False
+        self.ticket = ticket = self.ticket + 1
+        self._schedule(delay, (self, ticket))
+
+    def _interrupt_row(self, now: float) -> None:
+        """Before anything slows kernels, end those that are over and forget those that have not begun."""
+        if self._last_change > now:
+            assert self._on_interruption is not None
+            self._on_interruption(self._owner, now)
+
     def _start_concurrent(self, now: float, op: int, seconds: float) -> None:
         """Start kernels while others run."""
+        self._interrupt_row(now)
         self._update_remaining(now)
         if self._op >= 0 and self._second < 0:
             self._second, self._second_remaining = op, seconds
@@ -104,6 +141,7 @@ class GpuKernels(Generic[Owner]):
 
     def begin_collective(self, now: float) -> None:
         if self._collectives == 0 and self._slowdown > 1.0 and (self._op >= 0 or self._ops):
+            self._interrupt_row(now)
             self._update_remaining(now)
             self._is_early = True  # see [Note: late wake-ups]
         self._collectives += 1

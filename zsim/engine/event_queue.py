@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 from weakref import ref
@@ -10,6 +11,19 @@ import simpy
 
 Owner = TypeVar("Owner")
 Entry = TypeVar("Entry")
+_MAX_TRIES = 4
+
+
+def exact_delay(now: float, time: float) -> float | None:
+    """The delay that added to `now` is `time` without a rounding. None where there is none. See [Note:
+    delays, not times].
+    """
+    delay = time - now
+    for _ in range(_MAX_TRIES):
+        if now + delay == time:
+            return delay
+        delay = math.nextafter(delay, math.inf if now + delay < time else 0.0)
+    return None
 
 
 class EventQueue(Generic[Owner, Entry]):

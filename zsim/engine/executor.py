@@ -7,6 +7,8 @@ executor decides no policy: the plan does.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,7 +17,7 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.event_queue import EventQueue
+from zsim.engine.event_queue import EventQueue, exact_delay
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.engine.simulated_rank import RankMemory, Rendezvous, SimulatedRank
@@ -74,7 +76,9 @@ class Executor:
                 number, program, payloads[id(program)], pending, communicators, seconds, env.now, times
             )
             on_busy_change = rank.transfers_in_flight.set_gpu_busy if self._slows_collectives else None
-            rank.gpu = GpuKernels(slowdowns[index], rank, self._schedule, self._end, on_busy_change)
+            rank.gpu = GpuKernels(
+                slowdowns[index], rank, self._schedule, self._end, on_busy_change, self._interrupt_row
+            )
             if allocators:
                 rank.allocator = allocators[index].copy()
             self.ranks.append(rank)
@@ -98,6 +102,9 @@ class Executor:
 
     def begin(self) -> None:
         """Let every host issue ops until it blocks. The rest happens on the clock."""
+        for rank in self.ranks:
+            if rank.allocator is None and self.on_finish is None:  # which look at all ops that have ended
+                rank.following = rank.program.following
         for rank in self.ranks:
             self._advance_host(rank)
 
@@ -226,7 +233,7 @@ class Executor:
             self._release_next_in_queue(rank, op, now)
         seconds = rank.kernel_seconds[op]
         if seconds is not None:
-            rank.gpu.start(now, op, seconds)
+            self._start_kernels(rank, op, now, seconds)
             return
         work = rank.payloads[op]
         if isinstance(work, Collective):
@@ -238,6 +245,62 @@ class Executor:
             self.fabric.run(transfer, lambda: self._end(rank, op, self.env.now))
         else:
             self._end(rank, op, now)
+
+    def _start_kernels(self, rank: SimulatedRank, op: int, now: float, seconds: float) -> None:
+        """Start the kernels of an op, and those that follow in a row. See [Note: kernels in a row] of
+        `zsim.devices.gpu`.
+        """
+        following, gpu = rank.following, rank.gpu
+        if following is None or following[op] < 0 or not gpu.is_undisturbed:
+            gpu.start(now, op, seconds)
+            return
+        issue, start, ended, num_issued = rank.issue, rank.start, rank.ended, rank.next_op
+        row: list[int] = []
+        end, last_seconds = now + seconds, seconds
+        next_op = following[op]
+        while 0 <= next_op < num_issued and issue[next_op] <= end:
+            row.append(op)
+            ended[op] = start[next_op] = end
+            op, last_seconds = next_op, rank.kernel_seconds[next_op] or 0.0
+            end += last_seconds
+            next_op = following[op]
+        if not row:
+            gpu.start(now, op, seconds)
+            return
+        for follower in row[1:]:
+            rank.pending[follower] = 0
+        rank.pending[op] = 0
+        queued_ops = rank.program.next_in_queue
+        if queued_ops is not None and queued_ops[op] >= 0:  # which waits for the end of `op` too
+            rank.pending[queued_ops[op]] -= 1
+        rank.row = row
+        self._ops_left -= len(row)
+        self.num_events += len(row)
+        delay = exact_delay(now, end)
+        gpu.start_row(op, last_seconds, start[op], end - now if delay is None else delay)
+        if delay is None:
+            self._interrupt_row(rank, now)
+
+    def _interrupt_row(self, rank: SimulatedRank, now: float) -> None:
+        """Go on with the kernel of a row that runs now. Later ones start when earlier ones have ended."""
+        row, start, ended = rank.row, rank.start, rank.ended
+        number = bisect_right(row, now, key=ended.__getitem__)
+        op = row[number]
+        end = ended[op]
+        self._ops_left += len(row) - number
+        self.num_events -= len(row) - number + 1  # and the wake-up of the last
+        ended[op] = math.nan
+        assert rank.following is not None
+        last, queued_ops = rank.following[row[-1]], rank.program.next_in_queue
+        for later in (*row[number + 1 :], last):
+            start[later] = ended[later] = math.nan
+            rank.pending[later] = 1 if queued_ops is None else 2  # the second is its turn in the queue
+        rank.pending[rank.following[op]] = 1
+        if queued_ops is not None and queued_ops[last] >= 0:
+            rank.pending[queued_ops[last]] += 1
+        seconds = rank.kernel_seconds[op] or 0.0
+        delay = seconds if start[op] == now else exact_delay(now, end)
+        rank.gpu.resume_row(op, seconds, start[op], end - now if delay is None else delay)
 
     def _start_recorded(self, rank: SimulatedRank, op: int) -> None:
         """Start an issued op, whose waits are over, after its lag."""
@@ -365,7 +428,7 @@ class Executor:
                 seconds = rank.kernel_seconds[successor]
                 if seconds is not None and not rank.is_queued:
                     rank.start[successor] = now
-                    rank.gpu.start(now, successor, seconds)
+                    self._start_kernels(rank, successor, now, seconds)
                 else:
                     self._start(rank, successor, now)
         if rank.blocked_on == op:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -12,10 +13,10 @@ from zsim.arrays import Ints, factorize
 from zsim.cost.kernels.kernel import Kernel
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import are_compute, op_columns
+from zsim.plan.columns import are_compute, op_columns, original_ops, unroll
 from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
 from zsim.plan.passes.hardware_queues import program_next_in_queue
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.recorded_work import RecordedWork
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 Value = TypeVar("Value")
@@ -77,6 +78,8 @@ class PricedProgram:
     counts in `pending` too. None if no streams share a queue.
     """
     recorded: RecordedTimes | None = None
+    following: list[int] | None = None
+    """By op of kernels, the op of kernels that alone waits for it, and waits for nothing else. -1: none."""
 
     @property
     def num_ops(self) -> int:
@@ -119,7 +122,39 @@ def price_program(
         unique.call_numbers,
         sides_of(program, groups),
         order.next_in_queue,
+        following=program.memoize(_following_kernels, connections, is_serial, tuple(groups), launch_queue),
     )
+
+
+def _following_kernels(
+    program: Program, connections: int, is_serial: bool, groups: tuple[str, ...], launch_queue: int
+) -> list[int] | None:
+    """See `PricedProgram.following`. None where most kernels are followed by something else.
+
+    Where streams share a queue, the op is also next in the queue, and what is next after it waits for its
+    end.
+    """
+    order = program.memoize(program_order, connections, is_serial)
+    unique = program.memoize(find_unique_ops, groups, launch_queue)
+    queued_ops, successors = order.next_in_queue, order.successors
+    are_kernels = unique.kernels_of >= 0
+    is_first = are_kernels & (np.fromiter(map(len, successors), np.int64, len(successors)) == 1)
+    is_first[np.fromiter(chain.from_iterable(unique.host_waits), np.int64)] = False
+    num_waits = 1 if queued_ops is None else 2
+    if 2 * np.count_nonzero(is_first) <= np.count_nonzero(are_kernels):
+        return None
+    is_second = (are_kernels & (np.array(order.pending, np.int64) == num_waits)).tolist()
+    following, count = [-1] * len(order.pending), 0
+    for op in np.flatnonzero(is_first).tolist():
+        (next_op,) = successors[op]
+        if is_second[next_op]:
+            if queued_ops is not None:
+                queued_op = queued_ops[next_op]
+                if queued_ops[op] != next_op or (queued_op >= 0 and queued_op not in successors[next_op]):
+                    continue
+            following[op] = next_op
+            count += 1
+    return following if 2 * count > np.count_nonzero(are_kernels) else None
 
 
 class ProgramOrder(NamedTuple):
@@ -191,8 +226,8 @@ def find_unique_ops(program: Program, groups: tuple[str, ...], launch_queue: int
     calls, call_numbers = [0] * len(groups), [-1] * len(program.ops)
     kernels: dict[int, Kernels] = {}  # by id
     collectives: dict[int, int] = {}  # by id, the place of their group
-    columns = program.memoize(op_columns)
-    work_ids = list(map(id, columns.work))
+    columns, originals = program.memoize(op_columns), program.memoize(original_ops)
+    work_ids = [id(columns.work[number]) for number in originals]
     for number, work in program.unique_work.items():
         if type(work) is Kernels:
             kernels[number] = work
@@ -200,15 +235,16 @@ def find_unique_ops(program: Program, groups: tuple[str, ...], launch_queue: int
             collectives[number] = index_of_group[work.group]
         else:
             assert isinstance(work, _NOT_PRICED)
-    for index, group in enumerate(map(collectives.get, work_ids)):
-        if group is not None:
-            call_numbers[index] = calls[group] * len(groups) + group
-            calls[group] += 1
+    groups_of_ops = unroll(program, [collectives.get(number, -1) for number in work_ids])
+    calling_ops = np.flatnonzero(groups_of_ops >= 0)
+    for index, group in zip(calling_ops.tolist(), groups_of_ops[calling_ops].tolist(), strict=True):
+        call_numbers[index] = calls[group] * len(groups) + group
+        calls[group] += 1
     index_of_kernels = {number: position for position, number in enumerate(kernels)}
-    kernels_of = np.array([index_of_kernels.get(number, -1) for number in work_ids], np.int64)
-    costs = list(zip(columns.overhead, columns.events, columns.launches, strict=True))
-    issue_samples = dict(zip(costs, program.ops, strict=True))
-    _, issue_sample_of = factorize(costs)
+    kernels_of = unroll(program, [index_of_kernels.get(number, -1) for number in work_ids])
+    costs = [(columns.overhead[n], columns.events[n], columns.launches[n]) for n in originals]
+    issue_samples = dict(zip(costs, [program.ops[number] for number in originals], strict=True))
+    issue_sample_of = unroll(program, factorize(costs)[1])
     waits = _add_launch_queue_waits(program, launch_queue)
     return UniqueOps(
         waits, call_numbers, list(kernels.values()), kernels_of, list(issue_samples.values()), issue_sample_of

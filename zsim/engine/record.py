@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import compress
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.engine.executor import Executor
 from zsim.engine.simulated_rank import SimulatedRank, worked_seconds
-from zsim.plan.columns import are_compute, memory_columns, op_columns
+from zsim.plan.columns import are_compute, memory_columns, op_columns, original_ops, unroll
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import (
     Category,
@@ -129,10 +129,16 @@ class _TracedOps:
     @staticmethod
     def of(program: Program, plan: Plan, infos: list[SpanInfo]) -> _TracedOps:
         """The ops of `program` that a trace shows. Their infos are appended to `infos`."""
-        numbers = [number for number, work in enumerate(program.memoize(op_columns).work) if work is not None]
+        columns, originals = program.memoize(op_columns), program.memoize(original_ops)
+        original_infos = list(_span_infos(program, plan))
+        counter = count()
+        index_of_op = unroll(
+            program, [-1 if columns.work[number] is None else next(counter) for number in originals]
+        )
+        numbers = np.flatnonzero(index_of_op >= 0)
         first = len(infos)
-        infos += _span_infos(program, plan)
-        return _TracedOps(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
+        infos += map(original_infos.__getitem__, index_of_op[numbers].tolist())
+        return _TracedOps(program, numbers, np.arange(first, len(infos)))
 
 
 def _traced_ops(plan: Plan) -> tuple[SpanInfos, list[_TracedOps]]:
@@ -193,13 +199,15 @@ class _SpanColumns(NamedTuple):
 
 
 def _span_infos(program: Program, plan: Plan) -> Iterator[SpanInfo]:
-    """The columns of the spans of a program's ops with work."""
+    """The columns of the spans of a program's ops with work that repeat none."""
     columns_of_work = {number: _SpanColumns.of(work, plan) for number, work in program.unique_work.items()}
-    columns = program.memoize(op_columns)
-    has_work = [work is not None for work in columns.work]
-    payloads = list(filter(None, columns.work))
-    names, modules = compress(columns.name, has_work), compress(columns.module, has_work)
-    streams, phases = list(compress(columns.stream, has_work)), list(compress(columns.phase, has_work))
+    columns, originals = program.memoize(op_columns), program.memoize(original_ops)
+    numbers = [number for number in originals if columns.work[number] is not None]
+    names, modules, streams, phases = (
+        [column[number] for number in numbers]
+        for column in (columns.name, columns.module, columns.stream, columns.phase)
+    )
+    payloads = list(filter(None, [columns.work[number] for number in numbers]))
     columns_of_ops = [columns_of_work[id(work)] for work in payloads]
     work_kinds, *other_columns = zip(*columns_of_ops, strict=True) if columns_of_ops else [()] * 8
     counts, dtypes, groups, sizes, flops, hbm_bytes, messages = other_columns

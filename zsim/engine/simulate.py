@@ -33,6 +33,7 @@ from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.passes.repeated_step import is_drained, repeat_step
 from zsim.plan.plans import Plans
+from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import kernel_slowdowns
 from zsim.specs.experiment.job import (
     Job,
@@ -226,6 +227,27 @@ def resimulate_seconds(outcome: Outcome, *, is_serial: bool = False, connections
         if _have_room(prepared, outcome.steady_allocators, times):
             return run.step_seconds
         initial_allocators = [allocator.initial for allocator in outcome.steady_allocators]
+        return _run_allocators(prepared, run, initial_allocators)[1].step_seconds
+
+
+def resimulate_with_hosts(outcome: Outcome, cluster: Cluster) -> float:
+    """Seconds of the step of an `outcome` of `simulate_job` without jitter and other jobs, on an idle machine
+    whose `cluster` differs only in its hosts' speeds. Plan, links, classes, and allocators that still have
+    room are taken from the outcome.
+    """
+    job, plan = replace(outcome.job, cluster=cluster), outcome.plan
+    with garbage_collection.pause():
+        prepared = prepare(
+            job, plan, plan, outcome.topology, outcome.classes, outcome.slowdowns, simpy.Environment()
+        )
+        run = run_once(prepared)
+        if not _has_allocator(job, plan):
+            return run.step_seconds
+        times = [(rank.issue, rank.ended) for rank in _first_ranks(prepared, run)]
+        steady_allocators = outcome.steady_allocators if plan.memoize(is_drained) else ()
+        if steady_allocators and _have_room(prepared, steady_allocators, times):
+            return run.step_seconds
+        initial_allocators = [make_allocator(job, plan, plan, number) for number in range(len(plan.programs))]
         return _run_allocators(prepared, run, initial_allocators)[1].step_seconds
 
 

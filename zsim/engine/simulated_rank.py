@@ -20,7 +20,7 @@ from zsim.engine.priced_program import PricedProgram
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.in_flight_transfer import InFlightTransfer
 from zsim.plan.ops import Work
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.recorded_work import RecordedWork
 from zsim.trace.trace import SpanInfo
 
 
@@ -38,6 +38,7 @@ class SimulatedRank:
         "blocked_on",
         "communicators",
         "ended",
+        "following",
         "gpu",
         "host_stalls",
         "host_time",
@@ -56,6 +57,7 @@ class SimulatedRank:
         "ready",
         "recorded_stalls",
         "rendezvous",
+        "row",
         "start",
         "successors",
         "transfers_in_flight",
@@ -77,6 +79,8 @@ class SimulatedRank:
         self.payloads = payloads
         self.successors = program.successors
         self.is_queued = program.next_in_queue is not None
+        self.following: Sequence[int] | None = None  # where kernels in a row are started together
+        self.row: list[int] = []  # kernels in a row before the one that the GPU wakes up for
         self.began = began
         self.kernel_seconds = kernel_seconds
         self.communicators = communicators  # which instance of each group it belongs to

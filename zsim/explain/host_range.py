@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zsim.cost.rates.host_calls import HostCosts, host_seconds, shipped_host_costs
-from zsim.engine.simulate import Outcome, simulate_job
+from zsim.engine.simulate import Outcome, resimulate_with_hosts
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import Plan, Program
 from zsim.specs.cluster.cluster import HostDevice
@@ -107,8 +107,4 @@ def _issues(program: Program) -> Counter[_Issue]:
 
 
 def _seconds_at(outcome: Outcome, end: End) -> float:
-    job = outcome.job
-    cluster = scale_host_speeds(job.cluster, end)
-    is_unfolded = outcome.stats.rank_classes == job.world_size
-    outcome_at_end = simulate_job(replace(job, cluster=cluster), unfold=is_unfolded, plan=outcome.plan)
-    return outcome_at_end.trace.step_seconds
+    return resimulate_with_hosts(outcome, scale_host_speeds(outcome.job.cluster, end))

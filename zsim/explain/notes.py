@@ -11,8 +11,9 @@ from zsim.plan.memory.capacity import (
     startup_bytes,
     usable_bytes,
 )
-from zsim.plan.memory.paging import paging_note
+from zsim.plan.paging import paging_note
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
+from zsim.report.framework import report_role
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
 from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
 from zsim.units import format_bytes
@@ -68,7 +69,8 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     if startup:
         model_bytes = format_bytes(startup)
         notes.append(
-            f"before the first step every GPU holds the whole model, {model_bytes} (no deepspeed.zero.Init)"
+            f"before the first step every GPU holds the whole model, {model_bytes} "
+            f"(no {report_role(job.kind).sharded_builder})"
         )
     framework = deciding_framework_range(job, outcome.plan)
     if framework is not None:

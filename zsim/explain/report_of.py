@@ -60,6 +60,7 @@ from zsim.specs.experiment.labels import (
     strategy_label,
     training_label,
 )
+from zsim.specs.strategy.registry import framework_of
 from zsim.validated.validation import InputSpread, Validation, widen_for_input
 from zsim.version import __version__
 
@@ -185,6 +186,7 @@ def _facts(outcome: Outcome) -> JobFacts:
         },
         gpus_per_node=job.gpus_per_node,
         rank_capacities=rank_capacities(outcome),
+        framework=framework_of(job.kind).title,
         startup_bytes=startup_bytes(job, plan),
         over_limits=_over_limits(job, plan),
         parallelism=resolved_parallelism(job),

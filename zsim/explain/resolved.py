@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from zsim.cost.flops import active_numel
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.deepspeed.settings.effects import describe_settings
+from zsim.report.framework import report_role
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_layer import has_experts
@@ -19,15 +18,7 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
     """The resolved job as plain data, with sources."""
     training = job.training
     model = job.model
-    strategy: dict[str, Any] = {"kind": job.kind}
-    if isinstance(job.strategy, DeepSpeedConfig):
-        strategy |= {"stage": job.strategy.stage, "version": job.strategy.version, "file": job.strategy.name}
-        strategy["settings"] = {
-            row.key: f"{row.value} ({row.origin})" + (f": {row.effect}" if row.effect else "")
-            for row in describe_settings(job.strategy, job.num_nodes)
-        }
-    else:
-        strategy |= {field.name: getattr(job.strategy, field.name) for field in fields(job.strategy)}
+    settings = report_role(job.kind).resolved_strategy(job, job.strategy)
     return {
         "model": {
             "name": model.name,
@@ -41,7 +32,7 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         "nodes": job.num_nodes,
         "gpus": job.world_size,
         "training": {name: _plain_value(getattr(training, name)) for name in training.__slots__},
-        "strategy": strategy,
+        "strategy": {"kind": job.kind, **settings},
         **({} if job.parallelism.is_trivial else {"parallelism": resolved_parallelism(job)}),
         **_loop_settings(job),
         **_irregularities(job),
@@ -75,6 +66,7 @@ def resolved_parallelism(job: Job) -> dict[str, Any]:
     """The degrees of all parallelisms, data parallelism's too, and how the framework runs them."""
     parallelism, experts = job.parallelism, job.parallelism.experts
     settings = {name: getattr(parallelism, name) for name in parallelism.__slots__ if name != "experts"}
+    settings["style"] = parallelism.style.name
     if has_experts(job.model):
         settings |= {
             "expert": experts.ranks,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from zsim.engine.simulate import Outcome, resimulate_seconds, simulate_job
 from zsim.explain.host_range import HostRange, host_range
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.passes.hardware_queues import program_next_in_queue
+from zsim.report.framework import report_role
 from zsim.specs.cluster.spreads import load_spreads, scale_offload_rates
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_layer import stacked_experts
@@ -29,7 +29,7 @@ def step_seconds_without_overlap(outcome: Outcome) -> float | None:
     within 10 % of these runs, the report of such a job gives the step without overlap too.
     """
     job = outcome.job
-    if not isinstance(job.strategy, DeepSpeedConfig) or job.num_nodes == 1 or _is_drawn(outcome):
+    if not report_role(job.kind).doubts_overlap(job, job.strategy) or _is_drawn(outcome):
         return None
     if not any(isinstance(work, Collective | PointToPoint) for work in outcome.plan.unique_work()):
         return None

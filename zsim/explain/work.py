@@ -9,11 +9,9 @@ import numpy as np
 from zsim.cost.flops import (
     TRACED_CONVENTION,
     flops_convention,
-    forward_flops,
     hardware_flops_per_token,
     model_flops_per_token,
 )
-from zsim.cost.kernels.attention import attended_pairs
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import op_columns
@@ -22,7 +20,7 @@ from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.step_work import Padding, StepWork
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
-from zsim.specs.model.spec import Attention, ModelSpec
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.training import Checkpointing
 
 _MUCH = 0.25  # of the model's FLOPs
@@ -78,11 +76,9 @@ def _masked_flops(model: ModelSpec, length: int, policies: Sequence[Checkpointin
     without_recomputation = recomputed = 0.0
     for block, policy in zip(model.blocks, policies, strict=True):
         for module in block.modules:
-            if isinstance(module.op_spec, Attention):
-                masked = 1 - attended_pairs(module.op_spec, length) / length**2
-                forward = masked * forward_flops(module, length)
-                without_recomputation += 3 * forward
-                recomputed += forward if policy in ("full", "selective") else 0.0
+            forward = module.op_spec.masked_fraction(length) * module.forward_flops(length)
+            without_recomputation += 3 * forward
+            recomputed += forward if policy in ("full", "selective") else 0.0
     return without_recomputation, without_recomputation + recomputed
 
 

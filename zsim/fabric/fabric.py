@@ -146,10 +146,11 @@ class Fabric:
         key = shape, *((len(rows), rows.tobytes()) for rows in patterns)
         cached = self._usages.get(key)
         if cached is None:
-            usage = np.zeros(self.topology.num_links)
-            for rows in patterns:
-                usage += link_usage(shape, self.topology, rows)
-            links = np.flatnonzero(usage)
+            usages = (link_usage(shape, self.topology, rows) for rows in patterns)
+            usage = next(usages, np.zeros(0))
+            for pattern_usage in usages:
+                usage += pattern_usage
+            links = np.flatnonzero(usage != 0.0)
             cached = self._usages[key] = links, usage[links]
         return cached
 

@@ -15,7 +15,7 @@ import numpy as np
 from zsim.api import Result
 from zsim.errors import InputError, NotSimulatedError
 from zsim.fabric.idle import idle_seconds
-from zsim.goodput.checkpoints.formats import dcp_layout
+from zsim.goodput.checkpoints.framework import framework_checkpoint
 from zsim.goodput.checkpoints.machine import SavingMachine
 from zsim.goodput.checkpoints.rates import saving_rates
 from zsim.goodput.checkpoints.tensors import collect_model_states
@@ -25,8 +25,8 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.run.local_training import LocalTrainingTable
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.registry import kinds
 
-_KINDS = ("fsdp2", "fsdp1", "ddp")
 _FP32 = 4
 
 
@@ -53,12 +53,17 @@ def replica_experiment(experiment: Experiment, table: LocalTrainingTable) -> Exp
             f"run.local.replicas: found {table.replicas}, which does not divide the {job.num_nodes} nodes; "
             f"expected {_divisor_words(job.num_nodes)}, as a replica has whole nodes"
         )
-    if job.kind not in _KINDS:
+    if not framework_checkpoint(job.kind).has_local_replicas:
         raise NotSimulatedError(
             f"run.local: replicas of strategy '{job.kind}' are not simulated; expected strategy.kind "
-            f"{' or '.join(repr(kind) for kind in _KINDS)}, or no [run.local]"
+            f"{' or '.join(repr(kind) for kind in _local_kinds())}, or no [run.local]"
         )
     return change_experiment(experiment, {"nodes": job.num_nodes // table.replicas, "gpus": None})
+
+
+def _local_kinds() -> list[str]:
+    """The strategies whose replicas may train separately."""
+    return [kind for kind in reversed(kinds()) if framework_checkpoint(kind).has_local_replicas]
 
 
 def _divisor_words(nodes: int) -> str:
@@ -94,6 +99,6 @@ def outer_step(experiment: Experiment, table: LocalTrainingTable, inner: Result)
 def _shard_bytes(job: Job) -> int:
     """fp32 bytes of the parameters of the fullest rank."""
     model_states = collect_model_states(job)
-    layout = dcp_layout(job, model_states)
+    num_shards = framework_checkpoint(job.kind).num_shards(job, job.strategy, model_states)
     largest = max(model_states.numels)
-    return -(-largest // layout.shards) * _FP32
+    return -(-largest // num_shards) * _FP32

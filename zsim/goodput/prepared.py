@@ -15,9 +15,9 @@ from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
 from zsim.explain.report_of import report_of_step
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.framework import framework_checkpoint
 from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.goodput.failure_rates import DAY, failures_of
@@ -244,14 +244,9 @@ class PreparedRun:
         )
 
     def _check_elastic_load(self) -> None:
-        """Raises InputError where other ranks than those that saved cannot load (DeepSpeed 0.19.8
-        runtime/engine.py `_load_zero_checkpoint`)."""
-        strategy, checkpoint = self.first.result.job.strategy, self.table.checkpoint
-        if isinstance(strategy, DeepSpeedConfig) and strategy.stage and checkpoint.format != "universal":
-            raise InputError(
-                "run.recovery.policy: found 'shrink', but DeepSpeed loads a checkpoint of ZeRO on as many "
-                "ranks as saved it; expected run.checkpoint.format 'universal', or policy 'restart'"
-            )
+        """Raises InputError where other ranks than those that saved cannot load."""
+        strategy = self.first.result.job.strategy
+        framework_checkpoint(strategy.kind).check_elastic_load(strategy, self.table.checkpoint.format)
 
     @property
     def _rejoin_seconds(self) -> float:
@@ -265,10 +260,8 @@ class PreparedRun:
         return cost.bytes / (nodes * per_node)
 
     def _replicas(self, phase: SimulatedPhase) -> int:
-        strategy = phase.result.job.strategy
-        num_replicas = int(getattr(strategy, "replicate", None) or 1)
-        if phase.experiment.strategy.kind == "ddp":
-            num_replicas = phase.result.job.data_parallel_size
+        job = phase.result.job
+        num_replicas = framework_checkpoint(job.kind).num_replicas(job, job.strategy)
         if num_replicas < 2:
             raise InputError(
                 "run.recovery.policy: 'per-step' lets the other replicas go on while one is away, and this "
@@ -383,14 +376,10 @@ def _step_sigma(result: Result) -> float:
 
 
 class HangTimeouts(Table):
-    """Until a rank that no longer answers ends the job, by the strategy's kind."""
+    """Until a rank that no longer answers ends the job."""
 
-    fsdp2: Duration
-    fsdp1: Duration
-    ddp: Duration
-    deepspeed: Duration
-    megatron: Duration
-    reference: Duration
+    seconds: dict[str, Duration]
+    """By the strategy's kind."""
 
 
 class Stall(Table):
@@ -400,9 +389,10 @@ class Stall(Table):
 
 
 class KeptSaves(Table):
-    """The number of saves that are kept. All where a kind is not named."""
+    """The number of saves that are kept."""
 
-    fsdp2: int
+    saves: dict[str, int]
+    """By the strategy's kind. All where a kind is not named."""
 
 
 class RecoveryDefaults(BaseModel):
@@ -416,11 +406,11 @@ class RecoveryDefaults(BaseModel):
 
     def hang_seconds(self, kind: str) -> float:
         """The time-out of a strategy's kind."""
-        return float(getattr(self.hang_timeout, kind))
+        return self.hang_timeout.seconds[kind]
 
     def num_kept(self, kind: str) -> int | None:
         """The number of saves that a kind keeps. None for all."""
-        return getattr(self.keep, kind, None)
+        return self.keep.saves.get(kind)
 
 
 def recovery_defaults() -> RecoveryDefaults:

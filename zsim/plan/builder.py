@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.actions import Action
+from zsim.plan.columns import UnrolledChanges
 from zsim.plan.ops import (
+    ActionRepeat,
     Category,
     Collective,
     CollectiveKind,
@@ -22,9 +27,9 @@ from zsim.plan.ops import (
     PointToPoint,
     Program,
     SplitSizes,
+    UnrolledOps,
     Work,
 )
-from zsim.plan.pipeline.schedules import Action
 
 COMPUTE = "compute"
 
@@ -32,6 +37,29 @@ COMPUTE = "compute"
 def move_kernels(read_bytes: float, written_bytes: float, launches: int = 1) -> tuple[Kernel, ...]:
     """Copies, casts or additions on the GPU: `launches` kernels that read and write so many bytes in all."""
     return (Kernel("copy", 0.0, float(read_bytes + written_bytes), launches=launches),)
+
+
+class BuilderState(NamedTuple):
+    """All that later ops depend on, whenever the ops were issued that they refer to."""
+
+    pattern: Hashable
+    """The phase, and for each place that refers to an op a number, which is equal where the op is."""
+    ops: tuple[int, ...]
+    """The op of each number."""
+
+
+class ActionBody(NamedTuple):
+    """The ops and changes of an action that was walked, and the places of the builder that referred to ops
+    after it. Ops from before it are among `ops_before`.
+    """
+
+    source: ActionRepeat
+    ops_before: tuple[int, ...]
+    phase: Phase
+    last_op_of_stream: dict[str, int]
+    last_op_of_group: dict[str, int]
+    waits: dict[str, tuple[int, ...]]
+    host_waits: tuple[int, ...]
 
 
 class PlanBuilder:
@@ -47,6 +75,7 @@ class PlanBuilder:
         self.memory: list[MemoryChange] = []
         self.notes: list[str] = []
         self.actions: list[tuple[int, Action]] = []
+        self._repeats: list[tuple[ActionRepeat, dict[int, int]]] = []
         self.phase: Phase = "forward"
         self.micro_batch = -1  # the one in forward or backward; -1 in the rest of the step
         self._last_op_of_stream: dict[str, int] = {}
@@ -70,6 +99,70 @@ class PlanBuilder:
             [(stream, [op - next_op for op in waits]) for stream, waits in self._waits.items()],
             [op - next_op for op in self._host_waits],
         )
+
+    def relative_state(self) -> BuilderState:
+        """The state, whatever the numbers of the ops and the micro-batch."""
+        numbers: dict[int, int] = {}
+        pattern = (
+            self.phase,
+            *[
+                (stream, numbers.setdefault(op, len(numbers)))
+                for stream, op in self._last_op_of_stream.items()
+            ],
+            *[
+                (group, numbers.setdefault(op, len(numbers)), self.ops[op].stream)
+                for group, op in self._last_op_of_group.items()
+            ],
+            *[
+                (stream, *[numbers.setdefault(op, len(numbers)) for op in waits])
+                for stream, waits in self._waits.items()
+            ],
+            tuple([numbers.setdefault(op, len(numbers)) for op in self._host_waits]),
+        )
+        return BuilderState(pattern, tuple(numbers))
+
+    def body_since(self, source: ActionRepeat, before: BuilderState) -> ActionBody | None:
+        """The body that was issued since the state `before`, from `source` on. None where it waits for an
+        earlier op that is not in that state, or is of several micro-batches.
+        """
+        first = source.op
+        streams, groups = dict(self._last_op_of_stream), dict(self._last_op_of_group)
+        stream_waits = {stream: tuple(waits) for stream, waits in self._waits.items()}
+        changes = self.memory[source.change :]
+        ops = chain(
+            *[(*waiting.after, *waiting.host_waits) for waiting in self.ops[first:]],
+            [change.until for change in changes if change.until >= 0],
+            streams.values(),
+            groups.values(),
+            *stream_waits.values(),
+            self._host_waits,
+        )
+        is_closed = {op for op in ops if op < first} <= set(before.ops)
+        if not is_closed or not {change.micro_batch for change in changes} <= {-1, source.micro_batch}:
+            return None
+        return ActionBody(
+            source, before.ops, self.phase, streams, groups, stream_waits, tuple(self._host_waits)
+        )
+
+    def repeat(self, body: ActionBody, before: BuilderState, micro_batch: int) -> None:
+        """Issue a body again, in the state `before`, for another micro-batch."""
+        source, first = body.source, len(self.ops)
+        shift = first - source.op
+        renumbered = dict(zip(body.ops_before, before.ops, strict=True))
+
+        def shifted(op: int) -> int:
+            return op + shift if op >= source.op else renumbered[op]
+
+        self.ops += self.ops[source.op : source.op + source.num_ops]
+        change = len(self.memory)
+        self.memory += self.memory[source.change : source.change + source.num_changes]
+        repeat = source._replace(op=first, change=change, micro_batch=micro_batch)
+        self._repeats.append((repeat, renumbered))
+        self.phase, self.micro_batch = body.phase, micro_batch
+        self._last_op_of_stream = {stream: shifted(op) for stream, op in body.last_op_of_stream.items()}
+        self._last_op_of_group = {group: shifted(op) for group, op in body.last_op_of_group.items()}
+        self._waits = {stream: [shifted(op) for op in waits] for stream, waits in body.waits.items()}
+        self._host_waits = [shifted(op) for op in body.host_waits]
 
     def skip(self, count: int) -> None:
         """Count the ops that later ones depend on as `count` ops later."""
@@ -378,9 +471,30 @@ class PlanBuilder:
         """The program of the issued ops, for ranks that hold `resident` between steps."""
         if self._host_waits:
             self.host("end of step")
-        return Program(
-            name, tuple(self.ops), tuple(resident), tuple(self.memory), actions=tuple(self.actions)
-        )
+        ops: tuple[Op, ...] = tuple(self.ops)
+        memory: Sequence[MemoryChange] = tuple(self.memory)
+        if self._repeats:
+            ops = UnrolledOps(self._unrolled_ops(), tuple([repeat for repeat, _ in self._repeats]))
+            memory = UnrolledChanges(self.memory, self._repeats)
+        return Program(name, ops, tuple(resident), memory, actions=tuple(self.actions))
+
+    def _unrolled_ops(self) -> list[Op]:
+        """The ops, with the waits of repeats counted from each repeat."""
+        ops, new_tuple = self.ops.copy(), tuple.__new__
+        waiting: dict[int, list[int]] = {}  # by source: its ops that wait
+        for repeat, renumbered in self._repeats:
+            source, shift = repeat.source_op, repeat.op - repeat.source_op
+            if source not in waiting:
+                end = source + repeat.num_ops
+                waiting[source] = [
+                    number for number in range(source, end) if ops[number][3] or ops[number][4]
+                ]
+            for number in waiting[source]:
+                name, stream, work, after, waits, *rest = ops[number]
+                after = tuple([op + shift if op >= source else renumbered[op] for op in after])
+                waits = tuple([op + shift if op >= source else renumbered[op] for op in waits])
+                ops[number + shift] = new_tuple(Op, (name, stream, work, after, waits, *rest))
+        return ops
 
     def finish(
         self,

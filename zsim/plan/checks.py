@@ -11,14 +11,14 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import unique
+from zsim.arrays import Ints, unique
 from zsim.errors import StuckError
-from zsim.plan.columns import memory_columns, op_columns, owner_change_indices
+from zsim.plan.columns import UnrolledChanges, memory_columns, op_columns, original_ops, unroll
 from zsim.plan.ops import Category, Collective, Device, Op, Plan, PointToPoint, Program
 
 _CALLS = (Collective, PointToPoint)
@@ -46,14 +46,16 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_order(program: Program) -> None:
-    columns = program.memoize(op_columns)
-    for number, after in enumerate(columns.after):
+    columns, numbers = program.memoize(op_columns), program.memoize(original_ops)
+    for number in numbers:
+        after = columns.after[number]
         if after and (latest := max(after)) >= number:
             name = columns.name[number]
             raise PlanError(
                 f"{_program_prefix(program)}op {number} '{name}' comes after op {latest}, issued later"
             )
-    for number, waits in enumerate(columns.host_waits):
+    for number in numbers:
+        waits = columns.host_waits[number]
         if waits and (latest := max(waits)) >= number:
             raise PlanError(
                 f"{_program_prefix(program)}the host waits for op {latest} before it issues op {number}"
@@ -94,10 +96,19 @@ def _check_split_sizes(program: Program, plan: Plan) -> None:
 
 def _check_memory(program: Program) -> None:
     """Raise PlanError unless a step frees the bytes it allocates, per device, category and owner."""
-    sizes = program.memoize(memory_columns).bytes
     held_bytes: defaultdict[tuple[Device, Category, str], int] = defaultdict(int)
-    for (device, category, owner, *_), indices in program.memoize(owner_change_indices).items():
-        held_bytes[device, category, owner] += sum(map(sizes.__getitem__, indices))
+    columns = program.memoize(memory_columns)
+    changes = zip(columns.device, columns.category, columns.owner, columns.bytes, strict=True)
+    if isinstance(program.memory, UnrolledChanges):
+        counts = program.memory.counts()
+        is_original = counts > 0
+        for (device, category, owner, size), count in zip(
+            compress(changes, is_original.tolist()), counts[is_original].tolist(), strict=True
+        ):
+            held_bytes[device, category, owner] += size * count
+    else:
+        for device, category, owner, size in changes:
+            held_bytes[device, category, owner] += size
     for (device, category, owner), leaked_bytes in held_bytes.items():
         if leaked_bytes:
             raise PlanError(
@@ -123,8 +134,9 @@ class _Calls:
 
 def _calls_by_group(program: Program, plan: Plan) -> _Calls:
     calls = _Calls()
-    for number, op in enumerate(program.ops):
-        work = op.work
+    payloads = program.memoize(op_columns).work
+    for number in _calling_ops(program):
+        work = payloads[number]
         if isinstance(work, Collective):
             calls.collectives.setdefault(work.group, []).append(number)
         elif isinstance(work, PointToPoint):
@@ -135,6 +147,15 @@ def _calls_by_group(program: Program, plan: Plan) -> _Calls:
                 row = number, message.bytes, work.dtype
                 shifts.setdefault(message.shift % size, []).append(row)
     return calls
+
+
+def _calling_ops(program: Program) -> list[int]:
+    """The ops that communicate."""
+    payloads, unique = program.memoize(op_columns).work, program.unique_work
+    calls = {number for number, work in unique.items() if isinstance(work, _CALLS)}
+    are_calls = unroll(program, [id(payloads[number]) in calls for number in program.memoize(original_ops)])
+    numbers: list[int] = np.flatnonzero(are_calls).tolist()
+    return numbers
 
 
 def _check_calls(plan: Plan, calls: Sequence[_Calls]) -> None:
@@ -254,23 +275,32 @@ class _UntimedRun:
         self._add_messages(calls)
 
     def _add_waits(self, first: int, program: Program) -> None:
-        last: dict[str, int] = {}  # by stream
-        ends_with: list[int] = []  # by op, the op that ends with it: itself, or an earlier one; -1: at once
-        for number, op in enumerate(program.ops, first):
-            if op.host_waits:
-                ends = {ends_with[predecessor] for predecessor in op.host_waits}
-                self.issued_after[number] = [predecessor for predecessor in ends if predecessor >= 0]
-            needs = [ends_with[predecessor] for predecessor in op.after] if op.after else []
-            work = op.work
-            previous = -1 if work is None else last.get(op.stream, -1)
-            is_kept = self.keeps_all or op.after or op.host_waits or isinstance(work, _CALLS)
-            ends_with.append(number if is_kept else previous)
-            if work is not None:
-                needs.append(previous)
-                last[op.stream] = ends_with[-1]
-            if is_kept:
-                self.needs[number] = [need for need in needs if need >= 0]
-                self.kept.append(number)
+        columns, count = program.memoize(op_columns), len(program.ops)
+        if self.keeps_all:
+            are_kept = np.ones(count, dtype=np.bool_)
+        else:
+            are_kept = np.fromiter(map(bool, columns.after), np.bool_, count)
+            are_kept |= np.fromiter(map(bool, columns.host_waits), np.bool_, count)
+            are_kept[_calling_ops(program)] = True
+        streams, stream_of = _streams_with_work(program)
+        numbers, ends = np.arange(count), np.where(are_kept, np.arange(count), -1)
+        # by op, the op that ends with it: itself, or an earlier one on its stream; -1: at once
+        previous_ends = np.full(count, -1)
+        for stream in range(streams):
+            ops = numbers[stream_of == stream]
+            last_ends = np.maximum.accumulate(np.where(are_kept[ops], ops, -1))
+            ends[ops] = last_ends
+            previous_ends[ops[1:]] = last_ends[:-1]
+        ends_with, previous, kept = ends.tolist(), previous_ends.tolist(), np.flatnonzero(are_kept).tolist()
+        after, host_waits = columns.after, columns.host_waits
+        for op in kept:
+            if host_waits[op]:
+                waits = {ends_with[predecessor] for predecessor in host_waits[op]}
+                self.issued_after[first + op] = [first + end for end in waits if end >= 0]
+            needs = [ends_with[predecessor] for predecessor in after[op]] if after[op] else []
+            needs.append(previous[op])
+            self.needs[first + op] = [first + need for need in needs if need >= 0]
+        self.kept += [first + op for op in kept]
 
     def _add_collectives(self, calls: Sequence[_Calls]) -> None:
         for name in self.plan.groups:
@@ -381,6 +411,16 @@ class _UntimedRun:
             f"{_program_prefix(program)}'{op.name}' on stream {op.stream} waits for "
             f"{peer_prefix}'{awaited.name}'"
         )
+
+
+def _streams_with_work(program: Program) -> tuple[int, Ints]:
+    """The number of streams, and by op the number of its stream. -1: it has no work."""
+    columns, indices = program.memoize(op_columns), dict[str, int]()
+    stream_indices = [
+        -1 if columns.work[number] is None else indices.setdefault(columns.stream[number], len(indices))
+        for number in program.memoize(original_ops)
+    ]
+    return len(indices), unroll(program, stream_indices)
 
 
 def _program_prefix(program: Program) -> str:

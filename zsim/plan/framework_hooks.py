@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from zsim.plan.ops import Memory
+from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.shared.originals import FrozenStorage
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.registry import role_of
 from zsim.specs.strategy.table import StrategyConfig
+from zsim.specs.strategy.training import TrainingConfig
 
 if TYPE_CHECKING:
     from zsim.plan.hooks import Hooks
@@ -31,6 +37,35 @@ class FrameworkHooks(Generic[Config]):
     def make(self, stage: Stage, config: Config) -> Hooks:
         """The hooks of a stage."""
         raise NotImplementedError
+
+    def fuses_whole_layers(self, config: Config) -> bool:
+        """Whether projections of one input are one product also in layers that no rank shares, under a
+        `ParallelismConfig` that fuses them.
+        """
+        return False
+
+    def pipeline(self, config: Config, parallelism: ParallelismConfig) -> PipelineRuntime:
+        """The code that runs the steps of a pipeline's ranks, or of a rank without one."""
+        return PipelineRuntime(parallelism)
+
+    # -- memory beside that of the stages' hooks --------------------------------------------------------
+
+    pages_optimizer_states = False
+    """Whether the driver may move the states of a paged optimizer off the GPU. It may not where they lie in
+    the framework's own partitions.
+    """
+    originals_note = ""
+    """The sentence on what is left out of the frozen originals of trained copies."""
+
+    def frozen_storage(self, config: Config, training: TrainingConfig, ranks: int) -> FrozenStorage:
+        """How frozen parameters are stored among `ranks` data-parallel ranks."""
+        return FrozenStorage(training.stored_dtype)
+
+    def resident(self, config: Config, models: Sequence[ModelSpec]) -> list[Memory]:
+        """The memory of a rank with these stages between steps, beside that of the stages' own hooks."""
+        return []
+
+    # -- outside the steady step ------------------------------------------------------------------------
 
     def is_offloaded(self, config: Config) -> bool:
         """Whether parameters, gradients, optimizer states or activation checkpoints are offloaded from the

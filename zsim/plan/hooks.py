@@ -3,7 +3,7 @@ which a pipeline's schedule may unshard, reshard and reduce instead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from zsim.plan.ops import CollectiveKind, Memory
@@ -109,6 +109,13 @@ class Hooks:
     def skip(self, start: BlockPosition, end: BlockPosition, count: int, num_ops: int) -> None:
         """Advance by `count` times the way from `start` to `end`, which is `num_ops` ops in all."""
         raise NotImplementedError
+
+    # -- micro-batches as repeats, see zsim.plan.loops -------------------------------------------------------
+
+    def action_state(self) -> Hashable | None:
+        """All that forwards and backwards (but the last) depend on and may change, except for their
+        micro-batch. None where they are not to be repeated.
+        """
 
     # -- actions of a pipeline's schedule -----------------------------------------------------------------
 

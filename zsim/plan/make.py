@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from zsim import garbage_collection
-from zsim.frameworks.deepspeed.pipeline import DeepSpeedMessenger
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.fsdp1.settings import Fsdp1Config
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.megatron.buffer import placeholders
-from zsim.frameworks.megatron.pipeline import MegatronPipeline
-from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.frameworks.torch.pipeline_messages import TorchMessenger
-from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.framework_hooks import hooks_of
-from zsim.plan.memory.paging import place_paged_states
 from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.node_types import NodeTypes, node_types_of, plan_by_type
-from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
+from zsim.plan.ops import Group, Plan
+from zsim.plan.paging import place_paged_states
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.single_thread import serialize_operators
-from zsim.plan.pipeline.lowering import ranks_of, steps_of
-from zsim.plan.pipeline.messages import Messenger, PartitioningMessenger
-from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.schedules import Step, forward_only_steps
-from zsim.plan.shared.amaxes import amax_group
-from zsim.plan.shared.originals import NOTE as ORIGINALS_NOTE
-from zsim.plan.shared.originals import originals
-from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
+from zsim.plan.pipeline.forward_only import ForwardOnly
+from zsim.plan.pipeline.lowering import steps_of
+from zsim.plan.rank_program import RankProgram, StagedModel, plan_rank
+from zsim.plan.stage import WORLD
 from zsim.plan.workload.workload import Workload, Workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.fusion import fuse_projections
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
-from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE
+from zsim.specs.strategy.mesh import PIPELINE
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
@@ -107,7 +93,7 @@ def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
         }
         return plan_by_type(types, [plans.get(size) for size in sizes])
     model = basis.model
-    if _has_plain_megatron_layers(basis) and model.trainable_numel == model.numel:
+    if _fuses_whole_layers(basis) and model.trainable_numel == model.numel:
         model = fuse_projections(model)
     models = stages_of(model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor
@@ -137,25 +123,25 @@ def plan_for_ranks(basis: PlanBasis, source_basis: PlanBasis, plan: Plan) -> Pla
     return Plan.uniform(plan.framework, basis.world_size, plan.program, groups, plan.notes, plan.labels)
 
 
-def _has_plain_megatron_layers(basis: PlanBasis) -> bool:
-    """Whether the model has Megatron's or nanotron's layers without any parallelism. With parallelism their
-    projections are fused elsewhere. InternEvo's layers are left as they are.
+def _fuses_whole_layers(basis: PlanBasis) -> bool:
+    """Whether the layers of a model without any parallelism have fused projections. With parallelism
+    `stages_of` fuses them.
     """
-    strategy, parallelism = basis.strategy, basis.parallelism
-    is_megatron_family = isinstance(strategy, MegatronConfig) and not strategy.has_whole_tensor_owners
-    return is_megatron_family and parallelism.is_trivial and parallelism.style in ("megatron", "nanotron")
+    parallelism = basis.parallelism
+    is_fused = parallelism.is_trivial and parallelism.fuses_projections
+    return is_fused and hooks_of(basis.strategy).fuses_whole_layers(basis.strategy)
 
 
 def stages_of(model: ModelSpec, parallelism: ParallelismConfig) -> list[ModelSpec]:
     """The stages of a model, in order, as one rank of each tensor- and context-parallel group has them."""
     if parallelism.is_trivial:
         return [expand_experts(model, parallelism.experts)]
-    if parallelism.has_megatron_layers:
+    if parallelism.fuses_projections:
         model = fuse_projections(model)
     model = context_parallel(tensor_parallel(model, parallelism), parallelism)
     model = expand_experts(model, parallelism.experts)
     stages = cut_into_stages(model, parallelism.layers_per_stage)
-    if parallelism.style == "deepspeed" and model.is_tied and len(stages) > 1:
+    if parallelism.style.registers_tied_head_first and model.is_tied and len(stages) > 1:
         stages[-1] = register_head_first(stages[-1])
     return stages
 
@@ -193,140 +179,30 @@ def plan_stages(
 
     Raises what the framework's hooks and its schedule raise: InputError and NotSimulatedError.
     """
-    framework, mesh = hooks_of(strategy), parallelism.mesh(world_size)
-    data = DataParallel(mesh.groups(DATA, CONTEXT))
-    expert_mesh = parallelism.expert_mesh(world_size)
-    nodes = parallelism.experts.nodes if parallelism.experts.dispatcher in DEDUPLICATING_DISPATCHERS else 1
-    experts = DataParallel(expert_mesh.groups(EXPERT_DATA)) if parallelism.experts.has_expert_groups else None
-    trains_experts = any(
-        parameter.trainable and bool(parameter.rank_kind)
-        for workload in workloads
-        for _, parameter in workload.model.named_parameters()
+    model = StagedModel(workloads, parallelism, world_size, tied_numel)
+    runtime = hooks_of(strategy).pipeline(strategy, parallelism)
+    if model.training.forward_only:
+        runtime = ForwardOnly(parallelism)
+    ranks = [
+        plan_rank(model, strategy, runtime, rank, steps)
+        for rank, steps in enumerate(steps_of(runtime, model.micro_batches))
+    ]
+    plan = Plan(
+        strategy.kind,
+        tuple(rank.program for rank in ranks),
+        model.mesh.coordinate(PIPELINE),
+        {name: group for rank in ranks for name, group in rank.groups.items()},
+        _collect_notes(ranks),
     )
-    ranks = ranks_of(
-        parallelism.schedule,
-        parallelism.pipeline,
-        parallelism.virtual_stages,
-        workloads[0].training.gradient_accumulation_steps // parallelism.passes,
-        parallelism.schedule_text,
-    )
-    last_stage = len(workloads) - 1
-    programs: list[Program] = []
-    groups: dict[str, Group] = {}
-    notes: list[str] = []
-    asynchronous: frozenset[CollectiveKind] = frozenset()
-    for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism, ranks)):
-        amax_groups = amax_group(mesh, workloads[0].training)
-        builder = PlanBuilder(
-            [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(expert_mesh, nodes), *amax_groups]
-        )
-        stages = {
-            number: Stage(
-                builder,
-                workloads[number],
-                data,
-                number,
-                is_first=number == 0,
-                is_last=number == last_stage,
-                tied_numel=tied_numel if number in (0, last_stage) else 0,
-                parallelism=parallelism,
-                experts=experts,
-                trains_experts=trains_experts,
-            )
-            for number in range(len(workloads))
-            if ranks[number] == rank
-        }
-        hooks_of_stage = {number: framework.make(stage, strategy) for number, stage in stages.items()}
-        messenger = None
-        if parallelism.pipeline > 1:
-            messenger = _messenger(builder, stages, ranks, rank, parallelism, strategy)
-        megatron = strategy if isinstance(strategy, MegatronConfig) else None
-        run_actions(
-            builder,
-            hooks_of_stage,
-            steps,
-            messenger,
-            delays_weights=megatron is not None and megatron.delay_wgrad_compute,
-            synchronizes=megatron is not None and megatron.synchronizes_timers,
-        )
-        resident = [memory for hooks in hooks_of_stage.values() for memory in hooks.resident()]
-        resident += messenger.resident() if messenger is not None else []
-        models = [stage.workload.model for stage in stages.values()]
-        original_copies = originals(models, strategy, workloads[0].training, data.size)
-        resident += original_copies
-        if original_copies and isinstance(strategy, Fsdp1Config | Fsdp2Config):
-            notes.append(ORIGINALS_NOTE)
-        if isinstance(strategy, MegatronConfig):
-            resident += [Memory("buffers", size) for size in strategy.workspaces]
-            if strategy.keeps_placeholders:
-                resident += placeholders(models, strategy.param_dtype)
-        name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
-        startup = sum(hooks.startup_bytes for hooks in hooks_of_stage.values())
-        programs.append(replace(builder.program(resident, name), startup_bytes=startup))
-        groups |= builder.groups
-        notes += [note for note in builder.notes if note not in notes]
-        asynchronous = next(iter(hooks_of_stage.values())).asynchronous
-        for hooks in hooks_of_stage.values():
-            hooks.stage_hooks = ()  # a cycle, which would keep all their memory until a search for cycles
-    plan = Plan(strategy.kind, tuple(programs), mesh.coordinate(PIPELINE), groups, tuple(notes))
     if is_cpu:
-        plan = serialize_operators(plan, asynchronous, copies_scatters=copies_scatters)
+        plan = serialize_operators(plan, ranks[-1].asynchronous, copies_scatters=copies_scatters)
     check_plan(plan)
     return plan
 
 
-def _messenger(
-    builder: PlanBuilder,
-    stages: Mapping[int, Stage],
-    ranks: Sequence[int],
-    rank: int,
-    parallelism: ParallelismConfig,
-    strategy: StrategyConfig,
-) -> Messenger:
-    if stages[next(iter(stages))].workload.training.forward_only:
-        return Messenger(builder, stages, ranks, rank, empties_outputs=True)
-    if isinstance(strategy, DeepSpeedConfig):
-        return DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
-    if parallelism.style == "torch":
-        return TorchMessenger(builder, stages, ranks, rank)
-    is_unique_per_rank = parallelism.tensor == 1 or parallelism.sequence_parallel
-    if isinstance(strategy, MegatronConfig) and strategy.scatters_messages and not is_unique_per_rank:
-        return PartitioningMessenger(builder, stages, ranks, rank, empties_outputs=True)
-    empties_outputs = parallelism.style in ("megatron", "nanotron")
-    return Messenger(builder, stages, ranks, rank, empties_outputs=empties_outputs)
-
-
-def _steps(
-    training: TrainingConfig, strategy: StrategyConfig, parallelism: ParallelismConfig, ranks: Sequence[int]
-) -> list[list[Step]]:
-    """The steps of every pipeline rank."""
-    if training.forward_only:
-        micro_batches = training.gradient_accumulation_steps
-        return [forward_only_steps(ranks, rank, micro_batches) for rank in range(parallelism.pipeline)]
-    micro_batches = training.gradient_accumulation_steps // parallelism.passes
-    style = "deepspeed" if parallelism.style == "autotp" else parallelism.style
-    megatron = None
-    if isinstance(strategy, MegatronConfig):
-        megatron = MegatronPipeline(
-            group_size=strategy.micro_batch_group,
-            overlaps_p2p=strategy.overlap_p2p,
-            flushes_ahead=strategy.overlap_p2p_warmup_flush,
-            waits_sends=strategy.waits_sends,
-            aligns_grad_reduce=strategy.overlap_grad_reduce and strategy.align_grad_reduce,
-            aligns_param_gather=strategy.overlap_param_gather and strategy.align_param_gather,
-            pairs=strategy.overlap_expert_parallel,
-        )
-    return steps_of(
-        style,
-        parallelism.schedule,
-        parallelism.pipeline,
-        parallelism.virtual_stages,
-        micro_batches,
-        is_fsdp=isinstance(strategy, Fsdp2Config),
-        csv=parallelism.schedule_text,
-        passes=parallelism.passes,
-        megatron=megatron,
-    )
+def _collect_notes(ranks: Sequence[RankProgram]) -> tuple[str, ...]:
+    """The notes of all ranks, each once."""
+    return tuple(dict.fromkeys(note for rank in ranks for note in rank.notes))
 
 
 def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:

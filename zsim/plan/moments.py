@@ -23,8 +23,6 @@ from zsim.plan.ops import Plan, Program
 from zsim.specs.experiment.job import Job
 
 UPDATE_PHASE = "optimizer"
-_EVALUATED = 8  # sequences: per_device_eval_batch_size of transformers' TrainingArguments where left out
-_FP32 = DTYPE_BYTES["fp32"]
 _STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1}  # torch 2.13 optim/
 
 
@@ -168,39 +166,9 @@ def _levels(program: Program, excluded_category: str = "") -> tuple[Ints, NDArra
     return _resident(program) + np.cumsum(changes), np.array(phases)[ops]
 
 
-def evaluation(between_steps: BetweenSteps) -> Iterator[JobMoment]:
-    """A forward without gradients of the Trainer's batch, where that is larger than the micro-batch. It holds
-    what the step's own forward holds less its activations, and the logits.
-
-        logits = n l v (16 bits + fp32 + fp32)
-
-    n: sequences, l: their length, v: words. There are the model's logits, their cast and the
-    log-probabilities (transformers `ForCausalLMLoss`, torch's cross_entropy).
-    """
-    training = between_steps.job.training
-    if training.micro_batch_size >= _EVALUATED or training.cross_entropy != "eager":
-        return
-    bytes_per_logit = DTYPE_BYTES["bf16"] + 2 * _FP32
-    logits = _EVALUATED * training.sequence_length * between_steps.job.model.vocab_size * bytes_per_logit
-    yield JobMoment(
-        EVALUATION, between_steps.context_bytes + between_steps.program.memoize(forward_peak) + logits, None,
-        f"at least, with the Hugging Face Trainer's batch of {_EVALUATED} (per_device_eval_batch_size): "
-        "logits in 16 bits and twice in fp32, beside all that training holds; with compute_metrics every "
-        "batch's logits stay on the GPU besides",
-        "transformers loss/loss_utils.py `ForCausalLMLoss`, training_args.py", False,
-    )  # fmt: skip
-
-
 def loading(between_steps: BetweenSteps, cause: str, source: str, copies: int) -> JobMoment:
     """The moment at which `copies` ranks of a node read all weights into host memory, each in its model's
     type.
     """
     model_bytes = between_steps.job.model.numel * between_steps.stored_bytes
     return JobMoment(LOADING, None, copies * model_bytes, cause, source, False)
-
-
-PRETRAINED = "transformers 4.46 modeling_utils.py `load_state_dict`"
-EVERY_RANK = (
-    "every rank of a node reads the whole pretrained model into host memory (from_pretrained); without "
-    "low_cpu_mem_usage a randomly filled copy stands beside it"
-)

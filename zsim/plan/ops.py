@@ -14,20 +14,20 @@ reuse it before op `until` has ended, but when it runs short it waits for that o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 
 from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
 from zsim.memo import Memo
-from zsim.plan.pipeline.schedules import Action
-from zsim.plan.recorded.work import RecordedWork
-from zsim.specs.model.op_specs import ExchangeLibrary
+from zsim.plan.actions import Action
+from zsim.plan.recorded_work import RecordedWork
+from zsim.specs.model.spec import ExchangeLibrary
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -270,6 +270,40 @@ class Group:
         return rows
 
 
+class ActionRepeat(NamedTuple):
+    """Ops and memory changes that repeat those of an action issued earlier, for another micro-batch. See
+    [Note: a micro-batch as a repeat] of zsim.plan.loops.
+    """
+
+    op: int
+    """Its first op."""
+    source_op: int
+    """The first op of what it repeats, which is no repeat itself."""
+    num_ops: int
+    change: int
+    """Its first memory change."""
+    source_change: int
+    num_changes: int
+    micro_batch: int
+    source_micro_batch: int
+
+
+class UnrolledOps(tuple[Op, ...]):
+    """The ops of a program with `repeats`, all of them. Each repeat's ops share what their source's ops have
+    but for their waits.
+    """
+
+    repeats: tuple[ActionRepeat, ...]
+
+    def __new__(cls, ops: Iterable[Op], repeats: tuple[ActionRepeat, ...]) -> Self:
+        instance = super().__new__(cls, ops)
+        instance.repeats = repeats
+        return instance
+
+    def __reduce__(self) -> tuple[type[UnrolledOps], tuple[tuple[Op, ...], tuple[ActionRepeat, ...]]]:
+        return UnrolledOps, (tuple(self), self.repeats)
+
+
 @dataclass(frozen=True)
 class Program(Memo):
     """The ops that the ranks of one role issue in a step."""
@@ -278,7 +312,7 @@ class Program(Memo):
     """The role ("pipeline rank 2"), "" if there is only one."""
     ops: tuple[Op, ...]
     resident: tuple[Memory, ...] = ()
-    memory: tuple[MemoryChange, ...] = ()
+    memory: Sequence[MemoryChange] = ()
     startup_bytes: int = 0
     """GPU bytes before the first step if they may exceed the step's peak (all of the model moved there), else
     0.
@@ -288,6 +322,11 @@ class Program(Memo):
     pipeline_rank: int | None = None
     """See `zsim.plan.node_types.pipeline_rank_of`."""
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def repeats(self) -> tuple[ActionRepeat, ...]:
+        """The parts of `ops` that repeat an earlier part, in order."""
+        return self.ops.repeats if isinstance(self.ops, UnrolledOps) else ()
 
     @property
     def is_recorded(self) -> bool:
@@ -360,7 +399,7 @@ class Plan(Memo):
         return self.program.resident
 
     @property
-    def memory(self) -> tuple[MemoryChange, ...]:
+    def memory(self) -> Sequence[MemoryChange]:
         """The memory changes of a plan with a single program."""
         return self.program.memory
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from zsim.cost.kernels.fused_head import head_index
+from zsim.operations.fused_head import head_index
+from zsim.operations.operation import Role
 from zsim.plan.block_copies import segments_to_walk
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks
@@ -17,7 +18,7 @@ from zsim.plan.shared.amaxes import reduce_amaxes
 from zsim.plan.workload.autograd import SIDE_STREAM_MARKS
 from zsim.plan.workload.issued_work import IssuedWork, launches_of, num_launches
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
-from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
+from zsim.specs.model.spec import Exchange, Module
 
 RESIDUAL = "gradient of the residual stream"
 SHARED_EXPERTS_STREAM = "shared experts"
@@ -38,7 +39,7 @@ class Walk:
         self.builder, self.workload = hooks.builder, hooks.stage.workload
         self.logs = self.workload.logs
         parallelism = hooks.stage.parallelism
-        self.has_dtensors = parallelism.style == "torch" and parallelism.tensor > 1
+        self.has_dtensors = parallelism.has_dtensors
         self.compiles = self.workload.training.compile
         self.keeps_nothing = self.workload.training.forward_only
 
@@ -126,7 +127,7 @@ class Walk:
             if not self.keeps_nothing:
                 builder.activations(segment.input_bytes, segment.name + CHECKPOINT, self.micro_batch)
             for call in segment.calls:
-                if self.logs is not None and isinstance(call.module.op_spec, Loss):
+                if self.logs is not None and call.module.role is Role.LOSS:
                     self.logs.replace_outputs(builder)
                 keeps = not segment.is_checkpointed and call.name not in segment.unsaved_calls
                 keeps = keeps and not self.keeps_nothing
@@ -365,7 +366,7 @@ class Walk:
 
 
 def _waits_for_input(module: Module) -> bool:
-    return module.host_waits or (isinstance(module.op_spec, Attention) and module.op_spec.host_waits)
+    return module.host_waits or module.op_spec.host_waits
 
 
 def _dtensor_event(module: Module) -> str:
@@ -373,9 +374,9 @@ def _dtensor_event(module: Module) -> str:
     get local tensors, and a product's sum of outputs is counted with the product.
     """
     op_spec = module.op_spec
-    if isinstance(op_spec, Linear | Embedding):
+    if module.role in (Role.PRODUCT, Role.EMBEDDING):
         return "dtensor_product"
-    if isinstance(op_spec, Norm):
+    if module.role is Role.NORM:
         return "dtensor_norm"
     is_input_exchange = (
         isinstance(op_spec, Exchange) and not op_spec.in_fp32 and op_spec.forward in ("all_gather", None)

@@ -9,41 +9,7 @@ from dataclasses import dataclass, replace
 from zsim.errors import InputError, did_you_mean
 from zsim.reference.files import FILES, Schema, schema_of
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, NAMES
-
-_MODEL_PARALLEL = ("fsdp2", "deepspeed", "megatron")
-_PIPELINES = ("ddp", "fsdp2", "deepspeed", "megatron")
-_TRAINERS = ("ddp", "fsdp1", "fsdp2", "deepspeed", "megatron")
-
-# The frameworks that read a key, where not all do. The others refuse it by name, as
-# `tests/reference/test_frameworks.py` asks of each. Path of a key, or of a table for all keys in it -> kinds
-# of `[strategy]`.
-READERS: Mapping[str, tuple[str, ...]] = {
-    "training.lora": _TRAINERS,
-    "training.lora.preparation": ("ddp",),
-    "training.frozen": _TRAINERS,
-    "training.frozen_dtype": _TRAINERS,
-    "training.autocast": ("fsdp1",),
-    "training.stored_dtype": ("ddp", "fsdp1", "fsdp2"),
-    "parallelism.tensor": _MODEL_PARALLEL,
-    "parallelism.sequence_parallel": _MODEL_PARALLEL,
-    "parallelism.async_tensor": ("fsdp2", "megatron"),
-    "parallelism.gather_per_product": ("fsdp2",),
-    "parallelism.pipeline": _PIPELINES,
-    "parallelism.schedule": _PIPELINES,
-    "parallelism.virtual_stages": ("ddp", "fsdp2", "megatron"),
-    "parallelism.first_stage_less_layers": ("ddp", "fsdp2", "deepspeed"),
-    "parallelism.last_stage_less_layers": ("ddp", "fsdp2", "deepspeed"),
-    "parallelism.layers_per_stage": _PIPELINES,
-    "parallelism.passes": _PIPELINES,
-    "parallelism.context": _MODEL_PARALLEL,
-    "parallelism.order": _MODEL_PARALLEL,
-    "parallelism.expert": _MODEL_PARALLEL,
-    "parallelism.expert_tensor": _MODEL_PARALLEL,
-    "parallelism.dispatcher": _MODEL_PARALLEL,
-    "parallelism.capacity_factor": ("deepspeed", "megatron"),
-    "parallelism.expert_imbalance": _MODEL_PARALLEL,
-    "parallelism.expert_padding": ("ddp", "fsdp1", "fsdp2", "reference"),
-}
+from zsim.specs.strategy.registry import framework_of, kinds_in_order
 
 _NAME = "NAME"
 _FOREIGN_TABLES = ("config",)  # tables of another program's file
@@ -289,4 +255,7 @@ def _other_programs(key: FileKey) -> tuple[tuple[str, str], ...]:
 
 def frameworks_of(path: str) -> tuple[str, ...]:
     """The frameworks that read the key at `path`, or () where all do."""
-    return READERS.get(path) or READERS.get(path.rpartition(".")[0], ())
+    kinds = kinds_in_order()
+    unread = {path, path.rpartition(".")[0]}
+    readers = tuple(kind for kind in kinds if not unread & framework_of(kind).unread_keys)
+    return () if readers == kinds else readers

@@ -47,7 +47,8 @@ def fit_of(report: Report) -> Fit:
 
 def _usage_sentence(report: Report) -> str:
     if report.out_of_memory is not None:
-        return f"{missing_memory(report.out_of_memory)} The times below assume it did"
+        kind = report.experiment.get("strategy", {}).get("kind", "")  # a recorded job has none
+        return f"{missing_memory(report.out_of_memory, kind)} The times below assume it did"
     sentence = f"{_peak_usage(report)} on the fullest GPU"
     if report.allocator is None:
         return sentence

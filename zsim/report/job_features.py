@@ -5,28 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.fsdp1.settings import Fsdp1Config
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.make import is_offloaded
 from zsim.plan.ops import Plan
+from zsim.report.framework import report_role
 from zsim.report.report import TracedStep
 from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.model.expert_layer import has_experts
+from zsim.specs.strategy.registry import framework_of
 from zsim.validated.features import Features, binding_of
 from zsim.validated.validation import Validation, validation_of
 
-_FRAMEWORKS = {
-    "fsdp1": "FSDP",
-    "fsdp2": "FSDP",
-    "deepspeed": "DeepSpeed",
-    "ddp": "DDP",
-    "megatron": "Megatron",
-    "reference": "the reference engine",
-}
 _LINKS = {"switch": "NVSwitch", "mesh": "a mesh of links between GPUs", "none": "PCIe between GPUs"}
 _DOMAIN = "an NVLink domain of several nodes"
 _NETWORKS = (("EFA", r"\bEFA\b"), ("RoCE", r"RoCE"), ("InfiniBand", r"InfiniBand|\b[EHN]DR\b|\bIB\b"),
@@ -43,7 +33,7 @@ def job_features(
     """
     shares = {name: part / step_seconds for name, part in seconds.items()}
     return Features(
-        framework=framework_of(job),
+        framework=framework_title(job),
         strategy=strategy_name(job),
         gpu=job.cluster.gpu_label,
         nodes=job.num_nodes,
@@ -75,11 +65,11 @@ def _validation_of_plan(_plan: Plan, features: Features) -> Validation:
     return validation_of(features)
 
 
-def framework_of(job: Job) -> str:
-    """The framework's name. On one GPU nothing is sharded, so without offloading every framework is DDP."""
+def framework_title(job: Job) -> str:
+    """The framework's name. On one GPU nothing is sharded, so without offloading several are the same."""
     if job.world_size == 1 and not is_offloaded(job):
-        return _FRAMEWORKS["ddp"]
-    return _FRAMEWORKS.get(job.kind, job.kind)
+        return report_role(job.kind).title_alone
+    return framework_of(job.kind).title
 
 
 def strategy_name(job: Job) -> str:
@@ -103,16 +93,9 @@ def degrees_of(job: Job) -> dict[str, int]:
 
 
 def _data_strategy(job: Job) -> str:
-    strategy = job.strategy
     if job.world_size == 1:
         return "one GPU"
-    if isinstance(strategy, Fsdp1Config | Fsdp2Config) and strategy.replicate > 1:
-        return "HSDP"
-    if isinstance(strategy, DeepSpeedConfig):
-        zero = strategy.zero
-        label = "MiCS" if zero.is_mics else re.sub(r" \+ hpZ \d+", " + hpZ", strategy_label(job))
-        return label
-    return strategy_label(job).removesuffix(" FULL_SHARD")
+    return report_role(job.kind).strategy_name(job, job.strategy)
 
 
 def _fabric(job: Job, network: str | None) -> str:

@@ -59,13 +59,13 @@ def limiting_sentence(
     return f"{_BOUND[first]}: {'; '.join(clauses)}."
 
 
-def overlap_doubt_sentence(step_seconds: float, without_overlap: float | None) -> str:
+def overlap_doubt_sentence(framework: str, step_seconds: float, without_overlap: float | None) -> str:
     """The sentence to add where the overlap is in doubt. Empty where it makes no difference."""
     if without_overlap is None or without_overlap < step_seconds * (1 + _WORTH_SAYING):
         return ""
     return (
-        " With nothing hidden, to which most published runs of DeepSpeed over several nodes are nearer, the "
-        f"step would be {format_seconds(without_overlap)}."
+        f" With nothing hidden, to which most published runs of {framework} over several nodes are nearer, "
+        f"the step would be {format_seconds(without_overlap)}."
     )
 
 

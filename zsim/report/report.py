@@ -53,6 +53,8 @@ class JobFacts:
     """Which traced ranks share a node, and how many of each. Without it a node holds `gpus_per_node` ranks
     like the traced one.
     """
+    framework: str = ""
+    """The framework's name."""
     startup_bytes: int = 0
     """Bytes that each GPU held before the first step, where that is more than in the step."""
     rank_capacities: Mapping[str, Mapping[int, int]] | None = None
@@ -356,7 +358,7 @@ def make_report(
         out_of_memory=out_of_memory,
         peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes, job.rank_capacities),
         breakdown=breakdown,
-        limit=limit + overlap_doubt_sentence(step.seconds, step_seconds_without_overlap),
+        limit=limit + overlap_doubt_sentence(job.framework, step.seconds, step_seconds_without_overlap),
         collectives=collective_rows(trace, step.rank, breakdown.waits),
         overlap_fraction=step.overlap_fraction,
         traffic=tuple(machine_use.traffic),

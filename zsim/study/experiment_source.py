@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.frameworks.deepspeed.settings.reader import require_deepspeed_file
 from zsim.reading import NULL, parse_toml
 from zsim.resources import EXAMPLE
 from zsim.specs.experiment.load import build_experiment, change_experiment, load_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import is_training_file, names_training_file
 from zsim.specs.key_index import takes_text
+from zsim.specs.strategy.config_file import config_file_of, config_kind
 from zsim.specs.user_code import UserCode
 
 _MAX_PARTS = 32
@@ -74,7 +74,7 @@ def _add_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
     """
     config = overrides.setdefault("strategy.config", str(path))
     if not is_training_file(config):
-        require_deepspeed_file(config)
+        config_file_of(config_kind()).require(config)
         for key in ("model", "cluster"):
             if key not in overrides:
                 raise InputError(f"{path.name} names no {key}: give it (--{key})")

@@ -12,7 +12,7 @@ from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest_gpu
 from zsim.plan.moments import JobMoment
-from zsim.report.job_features import framework_of
+from zsim.report.job_features import framework_title
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
@@ -50,7 +50,7 @@ class ProfiledJob:
     @property
     def verdict(self) -> Verdict:
         """Whether the job fits, judged by its tensors: torch's allocator is not simulated."""
-        return verdict_of(self.load, framework_of(self.job), is_mixture=has_experts(self.job.model))
+        return verdict_of(self.load, framework_title(self.job), is_mixture=has_experts(self.job.model))
 
 
 def profile_memory(experiment: Experiment) -> ProfiledJob:

@@ -9,7 +9,7 @@ from math import expm1
 from typing import Any
 
 from zsim.cost.flops import active_numel
-from zsim.specs.model.experts import Experts
+from zsim.operations.operation import Role, operations_of
 from zsim.specs.model.huggingface import load_model, read_model_config
 from zsim.specs.model.spec import Attention, ModelSpec
 from zsim.specs.presets import model_preset_names
@@ -109,12 +109,12 @@ def _runs_of(parameters: int, runs: Sequence[ValidatedRun]) -> list[ValidatedRun
 
 
 def _kind(model: ModelSpec) -> str:
-    op_specs = [module.op_spec for block in model.blocks for module in block.modules]
+    modules = [module for block in model.blocks for module in block.modules]
     if model.has_encoder:
         return "enc-dec"
-    if any(isinstance(op_spec, Experts) for op_spec in op_specs):
+    if any(module.role is Role.EXPERTS for module in modules):
         return "MoE"
-    cores = [op_spec for op_spec in op_specs if isinstance(op_spec, Attention)]
+    cores = operations_of(modules, Attention)
     return "dense" if any(core.is_causal for core in cores) else "encoder"
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from zsim.report.framework import report_role
 from zsim.report.job_features import network_fabric, node_fabric
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
+from zsim.specs.strategy.registry import kinds_in_order
 from zsim.validated.runs import ValidatedRun, validated_runs
 
-# Strategies that zsim simulates, as `strategy_name` names them; some of them also with their states in the
-# host's memory or on NVMe.
-_OFFLOADING = ("FSDP1", "FSDP2", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-STRATEGIES = (
-    "DDP", "FSDP1", "FSDP1 SHARD_GRAD_OP", "FSDP2", "HSDP", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3",
-    "ZeRO-3 + hpZ", "ZeRO-3 + qwZ", "ZeRO-3 + qgZ", "ZeRO-3 + hpZ + qwZ + qgZ", "MiCS",
-    "Megatron DDP", "Megatron, distributed optimizer",
-    *(f"ZeRO stage {stage}, the reference engine" for stage in range(4)),
-    *(f"{name} offloaded" for name in _OFFLOADING),
-)  # fmt: skip
+
+def strategies() -> tuple[str, ...]:
+    """The strategies that zsim simulates, as `strategy_name` names them. Some of them come also with their
+    states in the host's memory or on NVMe.
+    """
+    frameworks = [report_role(kind) for kind in kinds_in_order()]
+    return (
+        *(name for framework in frameworks for name in framework.strategy_names),
+        *(f"{name} offloaded" for framework in frameworks for name in framework.offloading_names),
+    )
 
 
 def unvalidated_names(names: Iterable[str], validated: Iterable[str]) -> tuple[str, ...]:
@@ -30,7 +32,7 @@ def unvalidated_names(names: Iterable[str], validated: Iterable[str]) -> tuple[s
 def unvalidated_strategies(runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:
     """Names of the strategies without a validated run."""
     runs = validated_runs() if runs is None else runs
-    return unvalidated_names(STRATEGIES, (run.features.strategy for run in runs))
+    return unvalidated_names(strategies(), (run.features.strategy for run in runs))
 
 
 def unvalidated_gpus(gpus: Iterable[str], runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.ui.animation import show_animation
 from zsim.ui.answer import Answer
 from zsim.ui.downloads import offer_files
-from zsim.ui.fields import STAGE, TOKENS
-from zsim.ui.form import KIND, Form, make_form
+from zsim.ui.field import STAGE, TOKENS
+from zsim.ui.fields import KIND
+from zsim.ui.form import Form, make_form
 from zsim.ui.layout import ANIMATION, COMPARED, CURVE, MAIN, RUN, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, setting_token
 from zsim.ui.process.backend import Backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zsim.ui.fields import Field
+from zsim.ui.field import Field
 from zsim.ui.layout import aria_label
 from zsim.ui.prediction import Prediction, differences
 from zsim.units import format_bytes, format_seconds

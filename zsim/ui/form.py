@@ -7,30 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.presets import model_preset_names, topology_preset_names
 from zsim.study.experiment_source import parse_setting
-from zsim.study.tune.axes import STAGE as JSON_STAGE
-from zsim.study.tune.axes import ZERO, parameter_offload_block, state_offload_block
-from zsim.study.tune.base import base_of
-from zsim.ui.fields import (
-    OFFLOAD_PARAMETERS,
-    OFFLOAD_STATES,
-    PARALLELISM,
-    RUN,
-    STAGE,
-    STRATEGY,
-    TOKENS,
-    TRAINING,
-    Field,
-)
+from zsim.study.tune.settings import base_of
+from zsim.ui.field import STAGE, TOKENS, Field
+from zsim.ui.fields import KIND, RUN, TRAINING, degree_fields, strategy_fields
+from zsim.ui.framework import fields_of
 
-KIND = "strategy.kind"
 SIZE = ("nodes", "gpus")
 DisplayedValues = Mapping[str, Any]
 
@@ -60,21 +47,20 @@ class Form:
         is_same_kind = kind == self._value(KIND, self.initial)
         data = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self.data.items()}
         changes: dict[str, Any] = {}
-        if not any(self.fields[field.key].is_available(kind, stage) for field in PARALLELISM):
+        if not any(self.fields[field.key].is_available(kind, stage) for field in degree_fields()):
             data.pop("parallelism", None)  # hidden, with the strategy that had it
         if not is_same_kind:
             data.pop("strategy", None)
             changes[KIND] = kind
+        strategy_keys = {field.key for field in strategy_fields()}
         has_run = self.has_run(field_values)
         if not has_run:
             data.pop("run", None)
         for key, field in self.fields.items():
             if key == KIND or not field.is_available(kind, stage) or (field.is_of_run and not has_run):
                 continue
-            is_strategy_key = key in (STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS) or key.startswith(
-                "strategy."
-            )
-            initial_value = self.initial[key] if is_same_kind or not is_strategy_key else field.empty
+            is_kept = is_same_kind or key not in strategy_keys
+            initial_value = self.initial[key] if is_kept else field.empty
             is_new = field_values.get(key) != initial_value or (key == STAGE and not is_same_kind)
             if not is_new:
                 continue
@@ -88,7 +74,12 @@ class Form:
         if any(key in changes for key in SIZE):
             changes |= {key: self._value(key, field_values) for key in SIZE}
         changes |= self._other_settings(other_settings)
-        return build_experiment(data, self._translate_deepspeed(data, changes), origin="settings")
+
+        def job_with(changes: Mapping[str, Any]) -> Job:
+            return resolve(build_experiment(data, changes, origin="settings"))
+
+        translated = fields_of(kind).translate(data, changes, job_with)
+        return build_experiment(data, translated, origin="settings")
 
     def has_run(self, field_values: DisplayedValues) -> bool:
         """Whether the page describes a complete run: by its tokens, or as the experiment has it."""
@@ -109,21 +100,6 @@ class Form:
                 raise InputError(f"other settings: {key} is there twice")
             settings[key] = value
         return settings
-
-    def _translate_deepspeed(self, data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-        """`changes` under the keys where DeepSpeed's JSON has its stage and offloading."""
-        translated = dict(changes)
-        strategy = data.get("strategy")
-        if STAGE in translated and isinstance(strategy, Mapping) and strategy.get("config") is not None:
-            translated[JSON_STAGE] = translated.pop(STAGE)
-        if OFFLOAD_STATES in translated:
-            translated[ZERO + OFFLOAD_STATES] = state_offload_block(translated.pop(OFFLOAD_STATES))
-        if OFFLOAD_PARAMETERS in translated:
-            device, numel = translated.pop(OFFLOAD_PARAMETERS), 0
-            if device == "nvme":
-                numel = _largest_shard_numel(resolve(build_experiment(data, translated, origin="settings")))
-            translated[ZERO + OFFLOAD_PARAMETERS] = parameter_offload_block(device, numel)
-        return translated
 
 
 def _remove_key(data: dict[str, Any], key: str) -> None:
@@ -171,7 +147,7 @@ def resolved_values(job: Job) -> dict[str, str]:
 
 
 def _fields() -> tuple[Field, ...]:
-    return (*_cluster_fields(), *TRAINING, *STRATEGY, *PARALLELISM, *RUN)
+    return (*_cluster_fields(), *TRAINING, *strategy_fields(), *degree_fields(), *RUN)
 
 
 def _cluster_fields() -> tuple[Field, ...]:
@@ -184,9 +160,9 @@ def _cluster_fields() -> tuple[Field, ...]:
 
 
 def _data(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as file-shaped data, including a DeepSpeed JSON, with its batch sizes in [training]."""
+    """The experiment as file-shaped data, with the framework's file, and its batch sizes in [training]."""
     table = experiment.strategy
-    if isinstance(table, DeepSpeedTable) and table.config is not None:
+    if table.has_settings_file:
         data = dict(base_of(experiment).data)
         if experiment.training.precision is None:
             data["training"] = {key: value for key, value in data["training"].items() if key != "precision"}
@@ -199,21 +175,17 @@ def _values(experiment: Experiment, job: Job) -> Iterator[tuple[str, Any]]:
     yield from ((key, getattr(experiment, key)) for key in ("model", "cluster", *SIZE))
     for field in TRAINING:
         yield field.key, getattr(experiment.training, field.key.partition(".")[2])
-    if isinstance(experiment.strategy, DeepSpeedTable) and experiment.strategy.config is not None:
+    if experiment.strategy.has_settings_file:
         yield "training.micro_batch_size", job.training.micro_batch_size
         yield "training.gradient_accumulation_steps", job.training.gradient_accumulation_steps
-    for field in STRATEGY:
+    for field in strategy_fields():
         name, table = field.key.partition(".")[2], experiment.strategy
         is_said = name == "kind" or name in table.model_fields_set
         yield field.key, getattr(table, name) if is_said else field.read(field.empty)
-    for field in PARALLELISM:
+    for field in degree_fields():
         yield field.key, getattr(experiment.parallelism, field.key.partition(".")[2])
     yield from _run_values(experiment)
-    if isinstance(job.strategy, DeepSpeedConfig):
-        zero = job.strategy.zero
-        yield STAGE, job.strategy.stage
-        yield OFFLOAD_STATES, zero.offload_optimizer and zero.offload_optimizer.device
-        yield OFFLOAD_PARAMETERS, zero.offload_param and zero.offload_param.device
+    yield from fields_of(job.kind).values(job)
 
 
 def _run_values(experiment: Experiment) -> Iterator[tuple[str, Any]]:
@@ -227,8 +199,3 @@ def _run_values(experiment: Experiment) -> Iterator[tuple[str, Any]]:
         yield "run.checkpoint.mode", run.checkpoint.mode
         yield "run.recovery.spares", run.recovery.spares or None
     yield "cost.gpu_hour_price", None if cost is None else cost.gpu_hour_price
-
-
-def _largest_shard_numel(job: Job) -> int:
-    """Elements of the largest parameter's shard, which NVMe buffers must hold."""
-    return -(-max(parameter.numel for _, parameter in job.model.named_parameters()) // job.world_size)

@@ -16,7 +16,7 @@ from zsim.report.report import Report
 from zsim.report.views.text.sentences import headline
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.ui.fields import Field
+from zsim.ui.field import Field
 from zsim.ui.form import Form
 from zsim.ui.process.size import check_size
 from zsim.validated.verdict import Tone

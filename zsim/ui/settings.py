@@ -7,22 +7,16 @@ from functools import partial
 from typing import Any
 
 from zsim.specs.formats.toml import toml_text
-from zsim.study.tune.axes import STAGE as JSON_STAGE
-from zsim.study.tune.axes import ZERO
 from zsim.ui.comparison import MAX_PINS, comparison
-from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE
+from zsim.ui.fields import KIND
 from zsim.ui.form import Form
+from zsim.ui.framework import fields_of
 from zsim.ui.layout import field_id
 from zsim.ui.prediction import Prediction, Predictions, setting_token
 from zsim.ui.process.backends import Backends
 from zsim.ui.words import remedy_buttons, run_safely
 
 Request = Mapping[str, Any]
-_FIELD_OF_KEY = {
-    JSON_STAGE: STAGE,
-    ZERO + OFFLOAD_STATES: OFFLOAD_STATES,
-    ZERO + OFFLOAD_PARAMETERS: OFFLOAD_PARAMETERS,
-}
 
 
 def keep_state(app: Any, form: Form) -> None:
@@ -182,14 +176,13 @@ def apply_remedy(
     form: Form, field_values: Mapping[str, Any], other_settings: str, overrides: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """The setting after `overrides`: in its field where a key has one, else a line of the other settings."""
+    framework = fields_of(form.fields[KIND].read(field_values[KIND]))
     new_fields, lines = dict(field_values), [line for line in other_settings.splitlines() if line.strip()]
     for key, value in overrides.items():
-        name = _FIELD_OF_KEY.get(key, key)
-        if name in (OFFLOAD_STATES, OFFLOAD_PARAMETERS):
-            value = value["device"] if isinstance(value, Mapping) else value
+        name, shown_value = framework.shown(key, value)
         field = form.fields.get(name)
         if field is not None:
-            new_fields[name] = field.show(value)
+            new_fields[name] = field.show(shown_value)
             continue
         lines = [line for line in lines if line.partition("=")[0].strip() != key]
         lines.append(f"{key} = {toml_text({'x': value}).partition('=')[2].strip()}")

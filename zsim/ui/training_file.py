@@ -6,22 +6,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import is_training_file, names_experiment, read_training_file
 from zsim.specs.formats.toml import inline_text
-from zsim.study.tune.axes import STAGE as JSON_STAGE
-from zsim.study.tune.axes import ZERO
-from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, RUN
+from zsim.ui.fields import KIND, RUN
 from zsim.ui.form import SIZE, DisplayedValues, Form, make_form
+from zsim.ui.framework import fields_of, kind_of_bare_files
 
 _PAGE_KEYS = ("sequence_length", "activation_checkpointing")  # kept where the file does not say
 _IGNORED_KEYS = ("notes", "program", "strategy.config_name", "schema")
@@ -81,7 +78,7 @@ def _file_experiment(page: Experiment, path: Path) -> Experiment:
     data["training"] = {key: value for key, value in training.items() if value is not None}
     overrides = {"strategy.config": str(path)}
     if not stated_keys:
-        overrides["strategy.kind"] = "deepspeed"
+        overrides[KIND] = kind_of_bare_files()
     return build_experiment(data, overrides, origin="settings")
 
 
@@ -89,9 +86,8 @@ def _extra_settings(
     file_values: Mapping[str, Any], field_values: Mapping[str, Any], form: Form
 ) -> Iterator[tuple[str, Any]]:
     """The settings of `file_values` beyond those that the fields say, by dotted key."""
-    field_keys = {
-        JSON_STAGE, f"{ZERO}{OFFLOAD_STATES}.device", f"{ZERO}{OFFLOAD_PARAMETERS}.device",
-    }  # fmt: skip
+    framework = fields_of(file_values[KIND])
+    field_keys = framework.shown_keys()
     for key, value in file_values.items():
         is_open = value is None or key in _IGNORED_KEYS or key in field_keys
         if (
@@ -101,11 +97,7 @@ def _extra_settings(
         ):
             continue
         yield key, value
-    precision_keys = [f"strategy.config.{name}.enabled" for name in ("bf16", "fp16")]
-    if any(key.startswith(ZERO) for key in file_values) and not any(
-        key in file_values for key in precision_keys
-    ):
-        yield precision_keys[0], False  # DeepSpeed's own default; a stage alone means bf16
+    yield from framework.unstated_settings(file_values)
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -122,19 +114,14 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _check_equal(file_job: Job, page_job: Job, name: str) -> None:
     """Raise InputError unless both are the same job."""
-    part_names = ("training", "strategy", "parallelism")
-    differ = [
-        part
-        for part in part_names
-        if _without_origins(getattr(file_job, part)) != _without_origins(getattr(page_job, part))
-    ]
+    pairs = {
+        "training": (file_job.training, page_job.training),
+        "strategy": (file_job.strategy.without_origins(), page_job.strategy.without_origins()),
+        "parallelism": (file_job.parallelism, page_job.parallelism),
+    }
+    differ = [part for part, (of_file, of_page) in pairs.items() if of_file != of_page]
     if differ:
         raise InputError(
             f"{name}: the page has no fields for all of its {' and '.join(differ)}; 'zsim ui {name}' starts "
             "the page with it"
         )
-
-
-def _without_origins(part: Any) -> Any:
-    """The part without its origins."""
-    return replace(part, name="", notes=(), origins=()) if isinstance(part, DeepSpeedConfig) else part

@@ -32,7 +32,7 @@ class Features:
     """The features of a job that its errors depend on."""
 
     framework: str
-    """FSDP, DeepSpeed, DDP ..."""
+    """The framework's name in reports."""
     strategy: str
     """A way of the framework ("ZeRO-3")."""
     gpu: str

@@ -15,8 +15,10 @@ from validation.cases.cases import ANY_CLUSTER
 from validation.checkpoints.cases import saved_cases
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp2.checkpoint import CHECKPOINT
+from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.torch import distributed_checkpoint as dcp
-from zsim.goodput.checkpoints.formats import dcp_layout, saved_files
+from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.pickled import archive_bytes
 from zsim.goodput.checkpoints.saved import COLUMNS, SavedFiles
 from zsim.goodput.checkpoints.tensors import collect_model_states
@@ -174,10 +176,12 @@ def test_megatron_saves_the_same_with_and_without_its_distributed_optimizer(dist
 def test_frozen_parameters_have_no_states() -> None:
     """All but the LM head frozen: 4 bytes for each parameter, 8 more for each of the head's."""
     job = job_of(strategy={"kind": "fsdp2"})
+    assert isinstance(job.strategy, Fsdp2Config)
     held = collect_model_states(job)
     (stage,) = held.tensors
     frozen = tuple(replace(tensor, is_trainable=tensor.name == "lm_head.weight") for tensor in stage)
-    saved = dcp.dcp_files(replace(held, tensors=(frozen,)), dcp_layout(job, held))
+    layout = CHECKPOINT.layout(job, job.strategy, held)
+    saved = dcp.dcp_files(replace(held, tensors=(frozen,)), layout)
     assert saved.categories["parameters"] == 4 * 8_030_261_248
     assert saved.categories["optimizer_states"] == 8 * 128_256 * 4096 + 4
 

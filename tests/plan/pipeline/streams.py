@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, MessageWait, Overlap, Step
+from zsim.plan.actions import Action, Kind, MessageCall, MessageWait, Overlap, Step
 
 Way = tuple[Any, int, int]  # communicator, sender, receiver
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.plan.pipeline.runtimes import steps_of
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
-from zsim.plan.pipeline.lowering import steps_of
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step
+from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step
 
 RECORDED = Path(__file__).parent / "recorded"
 Log = list[str]
@@ -86,7 +86,7 @@ def test_megatron_s_calls_are_megatron_s(version: str, waits_sends: bool) -> Non
         schedule = "interleaved-1f1b" if count["v"] > 1 else "1f1b"
         programs = steps_of(
             "megatron", schedule, count["p"], count["v"], count["m"],
-            megatron=settings(case, waits_sends=waits_sends),
+            settings=settings(case, waits_sends=waits_sends),
         )  # fmt: skip
         for rank, (steps, log) in enumerate(zip(programs, logs, strict=True)):
             assert written(rank, steps) == log, f"{case}, rank {rank}"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.plan.pipeline.runtimes import steps_of
 from zsim.errors import InputError
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
-from zsim.plan.pipeline.lowering import steps_of
 
 STEPS = "training.gradient_accumulation_steps: found"
 STAGES = "parallelism.virtual_stages: found"
@@ -57,7 +57,7 @@ def test_megatron_s_settings_are_refused(
 ) -> None:
     """Its own checks: p > 2 without overlap, n in [p, m], and m mod n 0 or at least p."""
     with pytest.raises(InputError, match=message):
-        steps_of("megatron", "interleaved-1f1b", ranks, 2, micro_batches, megatron=settings)
+        steps_of("megatron", "interleaved-1f1b", ranks, 2, micro_batches, settings=settings)
 
 
 def test_a_pass_s_count_is_named_for_all_passes() -> None:

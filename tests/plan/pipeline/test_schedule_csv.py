@@ -8,10 +8,12 @@ from typing import Any, Literal
 import pytest
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+from tests.plan.pipeline.runtimes import orders_of, parallelism_of, steps_of
 from tests.plan.pipeline.test_against_torch_schedules import settled, told
 from tests.plan.pipeline.torch_schedules import FakeStage, Log, run_schedule, torch_schedule
 from zsim.errors import InputError
-from zsim.plan.pipeline.lowering import orders_of, ranks_of, steps_of
+from zsim.plan.pipeline.csv_schedule import read_csv
+from zsim.plan.pipeline.lowering import ranks_of
 
 RANKS, VIRTUAL, MICRO_BATCHES = 3, 2, 6
 ZERO_BUBBLE = "0F0,0F1,,0I0,0W0,0B1\n1F0,1I0,1F1,1W0,1B1\n"  # 2 ranks, one stage each, 2 micro-batches
@@ -25,7 +27,7 @@ def test_a_file_runs_as_in_torch(
     """Torch writes one of its schedules and reads it back; both formats give the schedule's own steps."""
     file = tmp_path / "schedule.csv"
     torch_schedule(name, RANKS, VIRTUAL, MICRO_BATCHES)._dump_csv(str(file), kind)
-    rank_of = ranks_of(name, RANKS, VIRTUAL, MICRO_BATCHES)
+    rank_of = ranks_of(parallelism_of(name, RANKS, VIRTUAL), MICRO_BATCHES)
     programs = steps_of(
         "torch", "interleaved-1f1b", RANKS, VIRTUAL, MICRO_BATCHES, csv=file.read_text(), is_fsdp=True
     )
@@ -40,7 +42,8 @@ def test_a_file_runs_as_in_torch(
         schedule._load_csv(str(file), kind)
         run_schedule(schedule, MICRO_BATCHES, log)
         assert settled(told(steps)) == settled(log), rank
-    assert ranks_of("1f1b", RANKS, VIRTUAL, MICRO_BATCHES, file.read_text()) == rank_of
+    from_file = parallelism_of("1f1b", RANKS, VIRTUAL, csv=file.read_text())
+    assert ranks_of(from_file, MICRO_BATCHES) == rank_of
 
 
 def test_overlaps_are_read(tmp_path: Path) -> None:
@@ -49,7 +52,7 @@ def test_overlaps_are_read(tmp_path: Path) -> None:
     assert "OVERLAP_F_B" in file.read_text()
     counts = (RANKS, VIRTUAL, MICRO_BATCHES)
     orders = orders_of("torch", "dualpipe-v", *counts)
-    assert orders_of("torch", "1f1b", *counts, csv=file.read_text()) == orders
+    assert read_csv(file.read_text(), *counts).orders == orders
 
 
 def test_steps_that_wait_and_empty_cells_are_passed_over() -> None:

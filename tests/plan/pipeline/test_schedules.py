@@ -9,13 +9,11 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.plan.pipeline.runtimes import RUNTIMES, orders_of, parallelism_of, steps_of
 from tests.plan.pipeline.streams import Playing
 from zsim.errors import InputError
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
-from zsim.plan.pipeline.lowering import orders_of, ranks_of, steps_of
-from zsim.plan.pipeline.pipeline_checks import OFFERED
-from zsim.plan.pipeline.placement import rank_of_stage, ranks_of_stages, stage_of
-from zsim.plan.pipeline.schedules import (
+from zsim.plan.actions import (
     Action,
     Kind,
     MessageCall,
@@ -25,9 +23,11 @@ from zsim.plan.pipeline.schedules import (
     actions_of,
     no_pipeline,
 )
+from zsim.plan.pipeline.lowering import ranks_of
+from zsim.plan.pipeline.placement import rank_of_stage, ranks_of_stages, stage_of
 
 SINGLE, V_SHAPED = ("gpipe", "1f1b"), ("zbv-zero-bubble", "dualpipe-v")
-STYLED = [(style, schedule) for style, schedules in OFFERED.items() for schedule in schedules]
+STYLED = [(style, schedule) for style in RUNTIMES for schedule in RUNTIMES[style][0].schedules]
 SETTINGS = (
     MegatronPipeline(),
     MegatronPipeline(waits_sends=False, aligns_grad_reduce=True, aligns_param_gather=True),
@@ -171,7 +171,7 @@ def test_a_group_s_micro_batches_and_a_shorter_last_group() -> None:
 def test_stages_lie_in_loops_and_in_a_v() -> None:
     assert ranks_of_stages("interleaved-1f1b", 3, 2) == [0, 1, 2, 0, 1, 2]
     assert ranks_of_stages("zbv-zero-bubble", 3, 2) == [0, 1, 2, 2, 1, 0]
-    assert ranks_of("dualpipe-v", 3, 2, 6) == [0, 1, 2, 2, 1, 0]
+    assert ranks_of(parallelism_of("dualpipe-v", 3, 2), 6) == [0, 1, 2, 2, 1, 0]
     for schedule, ranks, chunk in product(("1f1b", "dualpipe-v"), (2, 3), (0, 1)):
         for rank in range(ranks):
             assert rank_of_stage(schedule, ranks, stage_of(schedule, ranks, rank, chunk)) == rank
@@ -183,9 +183,9 @@ def test_stages_lie_in_loops_and_in_a_v() -> None:
 def manners(style: str, ranks: int, virtual: int) -> list[dict[str, Any]]:
     """Options of `steps_of`: Megatron's settings, also with a group above the pipeline ranks."""
     if style != "megatron":
-        return [{"is_fsdp": True}]
+        return [{"is_fsdp": True}] if style == "torch" else [{}]
     groups = (None, ranks + 1) if virtual > 1 else (None,)
-    return [{"megatron": replace(one, group_size=group)} for one, group in product(SETTINGS, groups)]
+    return [{"settings": replace(one, group_size=group)} for one, group in product(SETTINGS, groups)]
 
 
 @pytest.mark.parametrize(("style", "schedule"), STYLED)
@@ -211,7 +211,7 @@ def test_programs_come_to_their_ends_and_compute_the_order(style: str, schedule:
                 [one for one in steps if isinstance(one, Action) and one.kind in DURATIONS]
                 for steps in programs
             ]
-            settings = options.get("megatron", MegatronPipeline())
+            settings = options.get("settings", MegatronPipeline())
             orders = orders_of(*counts, group_size=settings.group_size)
             assert computed == [actions(order) for order in orders], (counts, options)
             forwards = {one for order in computed for one in order if one.kind == "F"}
@@ -239,9 +239,9 @@ def test_a_program_that_would_hang_is_seen_to_hang() -> None:
     assert len(Playing(both, [0, 1]).play()) == 2
 
 
-@pytest.mark.parametrize("style", list(OFFERED))
+@pytest.mark.parametrize("style", list(RUNTIMES))
 def test_one_rank_has_no_pipeline(style: str) -> None:
-    steps = steps_of(style, "1f1b", 1, 1, 3)  # type: ignore[arg-type]
+    steps = steps_of(style, "1f1b", 1, 1, 3)
     assert steps == no_pipeline(3)
 
 

@@ -11,12 +11,14 @@ import pytest
 import zsim
 from tests.study.tune.conftest import tiny
 from zsim.errors import InputError
-from zsim.study.tune.axes import DETAILS
-from zsim.study.tune.base import RECOMPUTED, base_of, value_of
+from zsim.study.tune.axes import choices_of
+from zsim.study.tune.axis import RECOMPUTED
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, schedules_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.explain import TuningStep, explain
+from zsim.study.tune.framework import tuning_of
+from zsim.study.tune.settings import base_of, value_of
 from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import Tuning, tune
 from zsim.study.tune.verify import simulate_start
@@ -165,12 +167,12 @@ def test_labels_name_schedules_that_are_not_the_usual(make_tiny: Tiny) -> None:
 def test_the_order_of_the_mesh_is_a_detail_of_pipelines(make_tiny: Tiny) -> None:
     """4 pipeline ranks are neighbours, or the 2 data-parallel ranks."""
     made = make_tiny(MEGATRON, nodes=1, num_layers=4, gradient_accumulation_steps=8)
-    order = next(axis for axis in DETAILS if axis.name == "order")
+    order = next(axis for axis in tuning_of("megatron").details if axis.name == "order")
     base = base_of(with_degrees(made, pipeline=4))
-    assert [choice.overrides for choice in order.choices_of(base, {})] == [
+    assert [choice.overrides for choice in choices_of(order, base, {})] == [
         {ORDER: None},
         {ORDER: "tp-cp-pp-dp"},
     ]
-    assert order.choices_of(base, {PIPELINE: 1}) == []
-    assert order.choices_of(base_of(with_degrees(made, pipeline=4, tensor=2)), {}) == []
-    assert order.choices_of(base_of(made), {PIPELINE: 4}) == []
+    assert choices_of(order, base, {PIPELINE: 1}) == []
+    assert choices_of(order, base_of(with_degrees(made, pipeline=4, tensor=2)), {}) == []
+    assert choices_of(order, base_of(made), {PIPELINE: 4}) == []

@@ -9,10 +9,10 @@ import pytest
 import zsim
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.tune.axes import LOSS
-from zsim.study.tune.base import base_of
+from zsim.study.tune.axis import LOSS
 from zsim.study.tune.candidates import candidates
 from zsim.study.tune.refine import key_without_loss, split_losses
+from zsim.study.tune.settings import base_of
 from zsim.study.tune.text import tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import tune
 

@@ -11,7 +11,7 @@ import pytest
 
 from validation.published.tune import DOCUMENT, RESULTS, SETTINGS, TABLE, Setting, table_lines
 from zsim.api import simulate
-from zsim.study.tune.base import base_of
+from zsim.study.tune.settings import base_of
 from zsim.study.tune.tune import tune
 
 RECORDED = json.loads(RESULTS.read_text())

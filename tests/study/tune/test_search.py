@@ -11,11 +11,12 @@ import pytest
 import zsim
 from zsim.engine.micro_batches import NUM_SAMPLED, limit_micro_batches
 from zsim.errors import InputError, ZsimError
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE
-from zsim.study.tune.base import base_of
+from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.evaluate import Evaluator, memory_of
+from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.search import cheapest, fastest, search
+from zsim.study.tune.settings import base_of
 from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]
@@ -193,7 +194,7 @@ def test_attention_that_is_written_out_is_not_checkpointed_by_op() -> None:
 
 def test_every_axis_has_its_own_name_within_a_kind() -> None:
     for kind in ("deepspeed", "fsdp1", "fsdp2", "ddp"):
-        names = [axis.name for axis in STRUCTURE if not axis.kinds or kind in axis.kinds]
+        names = [axis.name for axis in tuning_of(kind).structure]
         assert len(names) == len(set(names))
 
 

@@ -9,11 +9,14 @@ import pytest
 import zsim
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, Program, find_config_mapping
-from zsim.study.tune.axes import DETAILS, STRUCTURE
-from zsim.study.tune.base import Base, base_of, change_kind, value_of
+from zsim.study.tune.axes import choices_of
+from zsim.study.tune.axis import TunedAxis
+from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import candidates
 from zsim.study.tune.config_mapping import script_changes
+from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.page import tuning_page
+from zsim.study.tune.settings import base_of, change_kind, value_of
 from zsim.study.tune.text import tuning_files, tuning_lines, tuning_to_dict
 from zsim.study.tune.tune import tune
 
@@ -29,9 +32,15 @@ JSON = {
 }
 
 
+def axes_of(kind: str) -> list[TunedAxis]:
+    tuning = tuning_of(kind)
+    return [*tuning.structure, *tuning.details]
+
+
 def labels(base: Base) -> str:
-    axes = [axis for axis in (*STRUCTURE, *DETAILS) if axis.name not in ("stage", "offload", "sharding")]
-    return " | ".join(candidate.label for axis in axes for candidate in candidates([base], [axis]))
+    axes = [axis for axis in axes_of(base.kind) if axis.name not in ("stage", "offload", "sharding")]
+    choices = [choice for axis in axes for choice in choices_of(axis, base, {})]
+    return " | ".join(choice.label for choice in choices)
 
 
 def of_program(experiment: zsim.Experiment, program: Program | None) -> Base:
@@ -84,8 +93,8 @@ def test_what_the_file_has_may_stay(make_tiny: Tiny) -> None:
 def test_nothing_that_is_proposed_is_unknown_to_the_table(make_tiny: Tiny, program: Program) -> None:
     for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed"):
         base = change_kind(of_program(make_tiny({"stage": 3}), program), kind)
-        for axis in (*STRUCTURE, *DETAILS):
-            for choice in axis.choices_of(base, {}):
+        for axis in axes_of(kind):
+            for choice in choices_of(axis, base, {}):
                 for key, value in choice.overrides.items():
                     is_told = find_config_mapping(base.program, base.kind, key, value) is not None
                     assert is_told or value == value_of(base, {}, key), (kind, key, value)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from zsim.cost.inference.layers import CachedAttention, EngineModel, ExpertsLayer, WeightProduct
+from zsim.cost.inference.layers import CachedAttention, ExpertsLayer, ServedModel, WeightProduct
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import arithmetic_seconds, kernel_seconds
 from zsim.dtypes import DTYPE_BYTES
@@ -76,7 +76,7 @@ class IterationPricer:
 
     def __init__(
         self,
-        model: EngineModel,
+        model: ServedModel,
         gpu: Gpu,
         host: HostRates,
         *,

@@ -67,8 +67,8 @@ class ExpertsLayer:
 
     def touched_experts(self, rows: float) -> float:
         """Expected number of local experts that `rows` tokens choose, all alike likely."""
-        share = self.top_k / self.num_experts
-        return self.local_experts * (1.0 - (1.0 - share) ** rows)
+        untouched: float = (1.0 - self.top_k / self.num_experts) ** rows
+        return self.local_experts * (1.0 - untouched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class CachedAttention:
 
 
 @dataclass(frozen=True)
-class EngineModel:
+class ServedModel:
     """The kernels of one pass through the model on one GPU, each with how often it runs."""
 
     layout: EngineLayout
@@ -123,7 +123,7 @@ class EngineModel:
         return sum(attention.cache_elements * count * size for attention, count in self.attentions.items())
 
 
-def engine_model(model: ModelSpec, layout: EngineLayout) -> EngineModel:
+def served_model(model: ModelSpec, layout: EngineLayout) -> ServedModel:
     """The model on one GPU of a replica.
 
     Raises NotSimulatedError for a model with layers that no engine of text generation here has.
@@ -154,7 +154,7 @@ def engine_model(model: ModelSpec, layout: EngineLayout) -> EngineModel:
             f"model '{model.name}': zsim simulates rollouts of decoders with a language model's head alone"
         )
     assert isinstance(head.op_spec, Linear)
-    return EngineModel(
+    return ServedModel(
         layout,
         products,
         experts,

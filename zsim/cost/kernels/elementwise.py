@@ -36,9 +36,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.specs.model.spec import Attention
+from zsim.cost.kernels.kernel import Kernel, elementwise
+from zsim.cost.kernels.shapes import WorkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,39 +201,11 @@ def activation_cost_of(name: str, *, is_gated: bool, options: WorkOptions) -> Ac
     """The cost of the activation `name` under `options`. nanotron's gated one is eager (9055c664
     models/llama.py `GLUActivation`): it splits the merged projection, so that backward concatenates the
     gradients of both halves, four tensors more."""
-    if options.layers == "nanotron" and is_gated:
+    if options.layers.splits_gates and is_gated:
         eager = activation_cost(name, is_gated=True, is_fused=False)
         backward = Passes(eager.backward.tensors + 4, eager.backward.launches + 1)
         return ActivationCost(eager.forward, backward, eager.saved)
     return activation_cost(name, is_gated=is_gated, is_fused=options.fuses_kernels)
-
-
-def layout_kernels(
-    spec: Attention, shape: BatchShape, options: WorkOptions, direction: int
-) -> tuple[Kernel, ...]:
-    """nanotron's copies around attention in one direction (0: forward, 1: backward). () of others.
-
-    In elements per token, with i of q, k and v, g of k and v, o of the output: forward makes q, k and v
-    contiguous (2 i), concatenates k and v (2 g) and turns them (2 g), and six small kernels count the lengths
-    of sequences in q's and k's masks. Backward joins the gradients of k and v (2 g), then those of q, k and v
-    (2 i). With several sequences the output, sequence first, is copied by its product forward (2 o), and
-    backward for the weight's gradient and on the way back (4 o). Source: nanotron 9055c664, models/llama.py,
-    `CausalSelfAttention.forward` and `CoreAttention.forward`.
-    """
-    if options.layers != "nanotron":
-        return ()
-    outputs = spec.num_heads * spec.v_head_dim
-    key_value_elements = spec.num_kv_heads * (spec.qk_head_dim + spec.v_head_dim)
-    inputs = spec.num_heads * spec.qk_head_dim + key_value_elements
-    moved_elements, launches = (
-        (2 * inputs + 4 * key_value_elements, 11)
-        if direction == 0
-        else (2 * inputs + 2 * key_value_elements, 2)
-    )
-    if shape.sequences > 1:
-        moved_elements, launches = moved_elements + (2, 4)[direction] * outputs, launches + 1 + direction
-    num_bytes = shape.tokens * moved_elements * options.activation_bytes
-    return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 
 
 def _add_fused_gate(passes: Passes, fused: Passes) -> Passes:
@@ -339,10 +310,17 @@ def norm_cost_of(kind: str, options: WorkOptions) -> NormCost:
     forward. Backward these again, the gradient of the input 2 (4 + e) + 4, of the weight 4 + e, and the cast
     back 4 + e, 44. It keeps the stream.
     """
-    if options.layers == "internevo" and options.liger:
+    if options.layers.casts_norms and options.liger:
         e = options.stream_bytes
         forward = (e + 4) + (8 + e)
         return NormCost(forward, 2, forward + (2 * (4 + e) + 4) + 2 * (4 + e), 6, e)
-    if options.compile and options.layers == "megatron-2" and kind == "layer":
+    if options.compile and options.layers.has_two_pass_layer_norm and kind == "layer":
         return norm_cost(kind, options.stream_bytes, is_fused=False)
     return norm_cost(kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.joins_norms)
+
+
+def autocast_cast(num_elements: int, options: WorkOptions) -> tuple[Kernel, ...]:
+    """Cast between fp32 and the type of the products, in one direction. None without autocast."""
+    if not options.autocast:
+        return ()
+    return (elementwise(num_elements * (4 + options.activation_bytes), options.kernel_dtype),)

@@ -22,39 +22,13 @@ Transformer Engine 2.17 and torchao 0.15:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import WorkOptions
-from zsim.specs.model.spec import Linear, Module
 from zsim.specs.strategy.fp8 import Fp8
 
 MarkedKernels = list[tuple[Kernel, bool]]
-_HEAD = "lm_head"
-_ENCODERS_HEAD = "cls."
-
-
-def is_quantized(module: Module, options: WorkOptions) -> bool:
-    """Whether the module's products run in fp8 or fp4. Recipes skip the LM head and need dimensions divisible
-    by 16.
-
-    Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output").
-    Megatron's output layer is no layer of Transformer Engine.
-    """
-    spec = module.op_spec
-    if options.dtype != "fp8" or not isinstance(spec, Linear) or module.name == _HEAD or spec.in_bf16:
-        return False
-    if ".lora_" in module.name:
-        return False
-    return spec.in_features % 16 == 0 and spec.out_features % 16 == 0
-
-
-def runs_in_transformer_engine(module: Module, options: WorkOptions) -> bool:
-    """Whether a product in 16 bits is one that Transformer Engine calls: of Megatron's blocks (Megatron-LM
-    d98e8a64 core/models/backends.py), but not of adapters (Megatron-Bridge src/megatron/bridge/peft/utils.py
-    `ParallelLinearAdapter`), and not of heads: those are Megatron's own layers, which call torch.matmul
-    (core/models/gpt/gpt_model.py `output_layer`, core/tensor_parallel/layers.py `_linear_forward`)."""
-    if not options.calls_engine or ".lora_" in module.name:
-        return False
-    return not (_HEAD in module.name or module.name.startswith(_ENCODERS_HEAD))
 
 
 def product(m: int, n: int, k: int, output_bytes: float, fp8: Fp8) -> Kernel:
@@ -65,55 +39,6 @@ def product(m: int, n: int, k: int, output_bytes: float, fp8: Fp8) -> Kernel:
     return Kernel(
         "gemm", flops, moved_bytes, fp8.dtype, (m, n, k), is_transformer_engine=fp8.is_transformer_engine
     )
-
-
-def forward_casts(module: Module, tokens: int, options: WorkOptions) -> list[Kernel]:
-    """Kernels before a product: those of its input, unless an earlier product has cast it, and of its
-    weight."""
-    work, fp8 = _linear(module), options.fp8
-    numel, weight = tokens * work.in_features, work.in_features * work.out_features
-    if not fp8.is_transformer_engine:
-        num_parts = _cast_parts(work.input_cast_ranks, fp8)
-        is_cast = module.shares_input and num_parts > 1  # before it was gathered, for an earlier product
-        input_casts = [] if is_cast else _torchao_casts(numel // num_parts, options, is_row=True)
-        return [
-            *input_casts,
-            *([] if fp8.has_quantized_weights else _torchao_casts(weight, options, is_row=True)),
-        ]
-    input_casts = [] if module.shares_input else _engine_input_casts(work, numel, options)
-    return [*input_casts, *weight_casts(weight, options, is_backward=False)]
-
-
-def backward_casts(module: Module, tokens: int, options: WorkOptions) -> MarkedKernels:
-    """Kernels before the two products of backward, each with whether it is for the weight's gradient."""
-    work, fp8 = _linear(module), options.fp8
-    outputs, inputs = tokens * work.out_features, tokens * work.in_features
-    weight = work.in_features * work.out_features
-    if fp8.is_transformer_engine:
-        gradient_casts = _operand_casts(outputs, work.gradient_cast_ranks, options, is_gradient=True)
-        casts = [(kernel, False) for kernel in gradient_casts]
-        casts += [(kernel, False) for kernel in weight_casts(weight, options, is_backward=True)]
-        if work.input_cast_ranks > 1 and fp8.has_one_scale and fp8.transposes:
-            casts.append((_elementwise(2 * inputs, options), True))  # gathered again, then transposed
-        return casts
-    is_gathered = _cast_parts(work.input_cast_ranks, fp8) > 1
-    gradient_casts_of_rows = _torchao_casts(
-        outputs // _cast_parts(work.gradient_cast_ranks, fp8), options, is_row=True
-    )
-    casts = [(kernel, False) for kernel in gradient_casts_of_rows]
-    if fp8.has_quantized_weights:
-        casts.append((_elementwise(2 * weight, options), False))
-    else:
-        casts += [(kernel, False) for kernel in _torchao_casts(weight, options, is_row=False)]
-    if fp8.has_one_scale:
-        casts.append((_elementwise(2 * outputs, options), True))
-    else:
-        casts += [(kernel, True) for kernel in _torchao_casts(outputs, options, is_row=False)]
-    if is_gathered:
-        casts.append((_elementwise(2 * inputs, options), True))
-    else:
-        casts += [(kernel, True) for kernel in _torchao_casts(inputs, options, is_row=False)]
-    return casts
 
 
 def cast(numel: int, options: WorkOptions) -> list[Kernel]:
@@ -138,26 +63,6 @@ def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list
     if not fp8.recasts_weights:
         return [] if is_backward else _engine_casts(numel, _directions(fp8), options)
     return _engine_casts(numel, _directions(fp8) if is_backward else 1, options)
-
-
-def kept_input_bytes(spec: Linear, numel: int, options: WorkOptions) -> int:
-    """Bytes of a quantised product's input of `numel` elements that backward needs. Under Transformer Engine,
-    which saves what it has cast, it is one direction. Under torchao it is 16 bits, except for what was
-    gathered in fp8.
-    """
-    fp8 = options.fp8
-    if fp8.is_transformer_engine or _cast_parts(spec.input_cast_ranks, fp8) > 1:
-        return fp8.operand_bytes(numel)
-    return numel * options.activation_bytes
-
-
-def kept_weight_bytes(spec: Linear, options: WorkOptions) -> int:
-    """Bytes of a weight's quantised copies that are kept from forward to backward: Transformer Engine's,
-    where they are neither kept all the time nor made again."""
-    fp8 = options.fp8
-    if not fp8.is_transformer_engine or fp8.keeps_weights or fp8.recasts_weights or fp8.has_quantized_weights:
-        return 0
-    return fp8.weight_copy_bytes(spec.in_features * spec.out_features)
 
 
 def norm_saving(numel: int, options: WorkOptions) -> int:
@@ -189,18 +94,6 @@ def sums_maxima(options: WorkOptions) -> bool:
 def _cast_parts(num_ranks: int, fp8: Fp8) -> int:
     """Ranks that each cast a part of an operand that is then gathered. 1 if it is gathered in 16 bits."""
     return num_ranks if fp8.gathers_quantized else 1
-
-
-def _engine_input_casts(spec: Linear, numel: int, options: WorkOptions) -> list[Kernel]:
-    """Casts of an input, which a fused norm has begun."""
-    fp8 = options.fp8
-    if not spec.follows_norm or fp8.recipe not in ("delayed", "current"):
-        return _operand_casts(numel, spec.input_cast_ranks, options, is_gradient=False)
-    needs_both_directions = fp8.transposes and spec.input_cast_ranks == 1
-    if fp8.recipe == "delayed":
-        return [_elementwise(2 * numel, options)] if needs_both_directions else []
-    part = numel // spec.input_cast_ranks
-    return [_scale(options), _elementwise(part * (4 if needs_both_directions else 3), options)]
 
 
 def _operand_casts(numel: int, num_parts: int, options: WorkOptions, *, is_gradient: bool) -> list[Kernel]:
@@ -248,6 +141,96 @@ def _elementwise(num_bytes: int, options: WorkOptions, launches: int = 1) -> Ker
     return Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches)
 
 
-def _linear(module: Module) -> Linear:
-    assert isinstance(module.op_spec, Linear)
-    return module.op_spec
+@dataclass(frozen=True, slots=True)
+class QuantizedProduct:
+    """A product of an input of `in_features` with a weight, both quantised."""
+
+    in_features: int
+    out_features: int
+    input_ranks: int
+    """The ranks that each cast a part of the input before it is gathered."""
+    gradient_ranks: int
+    """The ranks that each cast a part of the output's gradient before it is gathered."""
+    follows_norm: bool
+    """The norm before writes what the product reads."""
+
+    def forward_casts(self, tokens: int, options: WorkOptions, *, shares_input: bool) -> list[Kernel]:
+        """Kernels before a product: those of its input, unless an earlier product has cast it, and of its
+        weight."""
+        fp8 = options.fp8
+        numel, weight = tokens * self.in_features, self.in_features * self.out_features
+        if not fp8.is_transformer_engine:
+            num_parts = _cast_parts(self.input_ranks, fp8)
+            is_cast = shares_input and num_parts > 1  # before it was gathered, for an earlier product
+            input_casts = [] if is_cast else _torchao_casts(numel // num_parts, options, is_row=True)
+            return [
+                *input_casts,
+                *([] if fp8.has_quantized_weights else _torchao_casts(weight, options, is_row=True)),
+            ]
+        input_casts = [] if shares_input else self._engine_input_casts(numel, options)
+        return [*input_casts, *weight_casts(weight, options, is_backward=False)]
+
+    def backward_casts(self, tokens: int, options: WorkOptions) -> MarkedKernels:
+        """Kernels before the two products of backward, each with whether it is for the weight's gradient."""
+        fp8 = options.fp8
+        outputs, inputs = tokens * self.out_features, tokens * self.in_features
+        weight = self.in_features * self.out_features
+        if fp8.is_transformer_engine:
+            gradient_casts = _operand_casts(outputs, self.gradient_ranks, options, is_gradient=True)
+            casts = [(kernel, False) for kernel in gradient_casts]
+            casts += [(kernel, False) for kernel in weight_casts(weight, options, is_backward=True)]
+            if self.input_ranks > 1 and fp8.has_one_scale and fp8.transposes:
+                casts.append((_elementwise(2 * inputs, options), True))  # gathered again, then transposed
+            return casts
+        is_gathered = _cast_parts(self.input_ranks, fp8) > 1
+        gradient_casts_of_rows = _torchao_casts(
+            outputs // _cast_parts(self.gradient_ranks, fp8), options, is_row=True
+        )
+        casts = [(kernel, False) for kernel in gradient_casts_of_rows]
+        if fp8.has_quantized_weights:
+            casts.append((_elementwise(2 * weight, options), False))
+        else:
+            casts += [(kernel, False) for kernel in _torchao_casts(weight, options, is_row=False)]
+        if fp8.has_one_scale:
+            casts.append((_elementwise(2 * outputs, options), True))
+        else:
+            casts += [(kernel, True) for kernel in _torchao_casts(outputs, options, is_row=False)]
+        if is_gathered:
+            casts.append((_elementwise(2 * inputs, options), True))
+        else:
+            casts += [(kernel, True) for kernel in _torchao_casts(inputs, options, is_row=False)]
+        return casts
+
+    def kept_input_bytes(self, numel: int, options: WorkOptions) -> int:
+        """Bytes of a quantised product's input of `numel` elements that backward needs. Under Transformer
+        Engine, which saves what it has cast, it is one direction. Under torchao it is 16 bits, except for
+        what was gathered in fp8.
+        """
+        fp8 = options.fp8
+        if fp8.is_transformer_engine or _cast_parts(self.input_ranks, fp8) > 1:
+            return fp8.operand_bytes(numel)
+        return numel * options.activation_bytes
+
+    def kept_weight_bytes(self, options: WorkOptions) -> int:
+        """Bytes of a weight's quantised copies that are kept from forward to backward: Transformer Engine's,
+        where they are neither kept all the time nor made again."""
+        fp8 = options.fp8
+        if (
+            not fp8.is_transformer_engine
+            or fp8.keeps_weights
+            or fp8.recasts_weights
+            or fp8.has_quantized_weights
+        ):
+            return 0
+        return fp8.weight_copy_bytes(self.in_features * self.out_features)
+
+    def _engine_input_casts(self, numel: int, options: WorkOptions) -> list[Kernel]:
+        """Casts of an input, which a fused norm has begun."""
+        fp8 = options.fp8
+        if not self.follows_norm or fp8.recipe not in ("delayed", "current"):
+            return _operand_casts(numel, self.input_ranks, options, is_gradient=False)
+        needs_both_directions = fp8.transposes and self.input_ranks == 1
+        if fp8.recipe == "delayed":
+            return [_elementwise(2 * numel, options)] if needs_both_directions else []
+        part = numel // self.input_ranks
+        return [_scale(options), _elementwise(part * (4 if needs_both_directions else 3), options)]

@@ -1,7 +1,8 @@
-"""GPU kernels as work: FLOPs and bytes, independent of the hardware."""
+"""GPU kernels as work: FLOPs, HBM bytes and launches, independent of the hardware, no seconds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,3 +68,37 @@ class Kernel:
     def sequential_launches(self) -> int:
         """Launches that run one after the other, each with those that run at the same time."""
         return -(-self.launches // self.concurrent_launches)
+
+
+def gemm(
+    m: int,
+    n: int,
+    k: int,
+    element_bytes: int,
+    dtype: str,
+    layout: Layout = "nt",
+    *,
+    extra_bytes: int = 0,
+    is_transformer_engine: bool = False,
+) -> Kernel:
+    """One product of m x k by k x n: 2 m n k FLOPs, (m k + k n + m n) elements."""
+    moved_bytes = float((m * k + k * n + m * n) * element_bytes + extra_bytes)
+    return Kernel(
+        "gemm",
+        2.0 * m * n * k,
+        moved_bytes,
+        dtype,
+        (m, n, k),
+        layout=layout,
+        is_transformer_engine=is_transformer_engine,
+    )
+
+
+def elementwise(hbm_bytes: float, dtype: str, launches: int = 1) -> Kernel:
+    """Elementwise kernels that read and write so many bytes in all."""
+    return Kernel("elementwise", 0.0, float(hbm_bytes), dtype, (), launches)
+
+
+def total_flops(kernels: Iterable[Kernel]) -> float:
+    """FLOPs of all kernels."""
+    return sum(kernel.flops for kernel in kernels)

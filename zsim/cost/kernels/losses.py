@@ -36,7 +36,7 @@ checkpoints).
 fused: the kernels of torch.compile, flash-attn, Apex and Liger. Forward reads the logits twice (maximum and
 sum, then the label). Backward reads once and writes the gradient. Keeps the logits.
 
-Liger's "fused_linear" includes the LM head: `zsim.cost.kernels.fused_head`.
+Liger's "fused_linear" includes the LM head: `zsim.operations.fused_head`.
 
 # [Note: how often log-softmax reads a row]
 torch's kernel (`cunn_SoftMaxForward`, ATen/native/cuda/SoftMax.cu) goes over a row for its maximum, for the

@@ -69,7 +69,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zsim.cost.kernels.shapes import WorkOptions
-from zsim.specs.model.experts import Rearrange
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +127,23 @@ _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
 }  # fmt: skip
 
 
-def move_cost(work: Rearrange, options: WorkOptions) -> MoveCost:
+def move_cost(
+    kind: str, library: str, options: WorkOptions, num_experts: int = 1, padding: float = 1.0
+) -> MoveCost:
     """The passes of a rearrangement. Sorting the rows of several senders is a copy in each direction."""
-    if work.kind == "add":
+    if kind == "add":
         return _NO_COST
-    if work.library == "kempnerforge":
-        return _padded_cost(work)
-    if work.kind in ("sort", "unsort"):
-        return _COSTS.get((work.library, work.kind), _SORT_COST)
-    is_python = work.library in ("transformers", "torchtitan")
-    return _COSTS["compiled" if is_python and options.compile else work.library, work.kind]
+    if library == "kempnerforge":
+        return _padded_cost(kind, num_experts, padding)
+    if kind in ("sort", "unsort"):
+        return _COSTS.get((library, kind), _SORT_COST)
+    is_python = library in ("transformers", "torchtitan")
+    return _COSTS["compiled" if is_python and options.compile else library, kind]
 
 
-def _padded_cost(work: Rearrange) -> MoveCost:
+def _padded_cost(kind: str, count: int, padding: float) -> MoveCost:
     """[Note: rows that move], kempnerforge."""
-    count, padding = work.num_experts, work.padding
-    if work.kind == "permute":
+    if kind == "permute":
         backward_rows = 6 + 4 * count + 2 * count * padding
         return MoveCost(
             RowPasses(0, 4 + padding, 20 + count),

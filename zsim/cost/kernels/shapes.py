@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from zsim.specs.model.spec import Linear, Module
+from zsim.cost.kernels.layer_kernels import LayerKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, TrainingConfig
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, TrainingConfig
+
+
+class TokenPart(Protocol):
+    """The part of a micro-batch's tokens that a module sees, and its rows for each."""
+
+    @property
+    def token_shards(self) -> int: ...
+
+    @property
+    def rows_per_token(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,7 @@ class BatchShape:
         """The part of one of `shards` ranks."""
         return self if shards == 1 else replace(self, shards=self.shards * shards)
 
-    def seen_by(self, module: Module) -> BatchShape:
+    def seen_by(self, module: TokenPart) -> BatchShape:
         """The part of the micro-batch's tokens, or the rows, that a module sees."""
         local_shape = self.split(module.token_shards)
         return (
@@ -68,9 +79,9 @@ class WorkOptions:
     """The casts around products with dtype "fp8"."""
     micro_batches: int = 1
     """Micro-batches per step, for what is cast once a step."""
-    layers: LayerKernels = "torch"
-    """The library whose fused kernels `compile` stands for. With "nanotron" and "internevo", which differ in
-    a few kernels, it is `liger` that stands for them.
+    layers: LayerKernelSet = field(default_factory=LayerKernelSet)
+    """The library whose fused kernels `compile` stands for. Beside some libraries' it is `liger` that stands
+    for them.
     """
     deterministic_sms: int = 0
     writes_scores: bool = False
@@ -82,7 +93,7 @@ class WorkOptions:
     def joins_norms(self) -> bool:
         """Whether the residual add and its dropout are in the next norm's kernel, and the scores' dropout in
         that of softmax."""
-        return self.compile and self.layers == "torch"
+        return self.compile and self.layers.joins_norms
 
     @property
     def fuses_kernels(self) -> bool:
@@ -103,27 +114,3 @@ class WorkOptions:
     def kernel_dtype(self) -> str:
         """The type of everything but fp8 products."""
         return "bf16" if self.dtype == "fp8" else self.dtype
-
-    def seen_by(self, module: Module) -> WorkOptions:
-        """How a module computes: products, which cast what they read and make, as all others."""
-        is_fp32 = module.in_fp32 and not isinstance(module.op_spec, Linear)
-        return replace(self, dtype="fp32") if is_fp32 else self
-
-    @classmethod
-    def of(cls, training: TrainingConfig) -> WorkOptions:
-        return cls(
-            training.precision,
-            training.attention,
-            training.compile,
-            training.autocast,
-            training.liger,
-            training.cross_entropy,
-            training.fp8,
-            training.gradient_accumulation_steps if training.precision == "fp8" else 1,
-            training.layer_kernels,
-            training.deterministic_sms,
-            training.writes_scores,
-            training.expands_groups,
-            training.calls_engine,
-            training.has_fp32_stream,
-        )

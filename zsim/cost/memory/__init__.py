@@ -1,1 +1,1 @@
-"""Bytes that modules keep for backward, and the tensors they are allocated in."""
+"""Bytes of parameters, and what checkpointed blocks keep."""

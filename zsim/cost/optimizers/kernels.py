@@ -50,16 +50,6 @@ def update_kernels(
     return (Kernel("optimizer", 0.0, float(moved_bytes), "fp32", (), launches), *casts)
 
 
-def megatron_lion_kernels(numel: int, num_tensors: int) -> Kernels:
-    """Megatron's Lion on fp32 weights, moments and gradients, tensor by tensor: the decay (reads and writes
-    the weight), a compiled kernel (reads gradient and momentum, writes momentum and sign), the scaled sum
-    (reads weight and sign, writes the weight): nine times 4 bytes.
-
-    Source: NVIDIA's emerging_optimizers scalar_optimizers/lion.py, as Megatron-Core 0.17 imports it.
-    """
-    return (Kernel("optimizer", 0.0, 36.0 * numel, "fp32", (), 3 * num_tensors),) if numel else ()
-
-
 def _muon(
     tensors: Sequence[UpdatedTensor],
     implementation: OptimizerImplementation,

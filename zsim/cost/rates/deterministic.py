@@ -7,7 +7,7 @@ a dq of its own. n zeroed buffers are summed up at the end (Dao-AILab/flash-atte
 csrc/flash_attn/src/flash_bwd_launch_template.h `run_flash_bwd_seqk_parallel`, csrc/flash_attn/flash_api.cpp
 `mha_bwd`). One such block fills an SM (8 warps and 104 to 144 kB of shared memory), so that n b a blocks a
 little above S take two rounds, of which the second is nearly empty: 128 on the 108 SMs of an A100 for 32
-heads. The buffers' memory is gone after each layer (`zsim.cost.memory.activations`). That of packed documents
+heads. The buffers' memory is gone after each layer (`zsim.operations.attention`). That of packed documents
 is taken for that of full sequences, and under context parallelism it is not counted.
 
 cuDNN's on Hopper leaves dq to a second kernel: the gradient of all b a S_q S_k scores is a workspace of 2
@@ -21,17 +21,12 @@ from __future__ import annotations
 from math import ceil
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.operations.attention.kernels import num_buffers
 from zsim.specs.cluster.gpu import Gpu
 
 _KEYS = 128  # of a block, for heads up to 128 wide
 _KEYS_OF_WIDE_HEADS = 64
 _FP32 = 4
-SCORE_BYTES = 2  # of the gradient of a score that cuDNN writes
-
-
-def num_buffers(heads: int, sm_count: int) -> int:
-    """The dq buffers, ceil(S / (b a)), of `heads` heads of all sequences."""
-    return ceil(sm_count / heads)
 
 
 def slowdown(kernel: Kernel, gpu: Gpu) -> float:

@@ -7,6 +7,7 @@ from zsim.cost.kernels.score_blocks import ScoreBlock
 from zsim.cost.rates import deterministic
 from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction, occupied_fraction
 from zsim.errors import InputError
+from zsim.operations.attention.kernels import SCORE_BYTES
 from zsim.specs.cluster.gpu import Gpu
 
 # The field of `memory_bound` that bounds a kernel's HBM traffic; `elementwise_fraction` for all other kinds.
@@ -32,7 +33,7 @@ def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
         waiting += deterministic.extra_seconds(kernel, gpu)
     if kernel.kind == "attention_backward" and gpu.attention.writes_scores:
         scores = kernel.shape[0] * _pairs(kernel)
-        waiting += deterministic.scores_seconds(scores * deterministic.SCORE_BYTES, gpu)
+        waiting += deterministic.scores_seconds(scores * SCORE_BYTES, gpu)
     return max(arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)) + waiting
 
 

@@ -141,6 +141,7 @@ class PoolRuns:
 
     def __post_init__(self) -> None:
         self._reserved = self.memory.reserved_bytes
+        self._replays: dict[int, PoolReplay] = {}  # by the input, until a run does not grow
 
     def nth(self, number: int) -> PoolRun:
         """Run `number`, counted from 0. A run that does not grow equals all later runs with the same
@@ -155,15 +156,21 @@ class PoolRuns:
             ):
                 self.runs.append(last_run)
             else:
-                self._run(*(self.later_input if self.runs else self.first_input))
+                self._run(self.later_input if self.runs else self.first_input)
         return self.runs[number]
 
-    def _run(self, events: PoolEvents, positions: Ints, count_position: int) -> None:
+    def _run(self, run_input: tuple[PoolEvents, Ints, int]) -> None:
         memory = self.memory
         segments, active_before = memory.num_segments, memory.active_bytes
-        order = np.argsort(positions, kind="stable")
-        cut = int(np.searchsorted(positions[order], count_position))
-        replay = PoolReplay(memory, events, order, cut, finds_repeats=self.expects_repeats)
+        events, positions, count_position = run_input
+        replay = self._replays.pop(id(run_input), None)
+        if replay is None:
+            order = np.argsort(positions, kind="stable")
+            cut = int(np.searchsorted(positions[order], count_position))
+            replay = PoolReplay(memory, events, order, cut, finds_repeats=self.expects_repeats)
+        else:
+            replay.restart()
+        order, cut = replay.order, replay.cut
         initial_state = replay.state() if replay.half else None
         replay.make(0, cut)
         segments_before, position = memory.num_segments, cut
@@ -180,6 +187,8 @@ class PoolRuns:
         replay.make(position, len(order))
         replay.free_remaining()
         has_grown = memory.num_segments > segments
+        if has_grown:
+            self._replays[id(run_input)] = replay
         size_of = zeros_per_tensor(replay.tensors)
         size_of[replay.tensors[replay.is_request]] = replay.sizes
         self.runs.append(

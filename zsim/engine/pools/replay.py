@@ -59,7 +59,7 @@ class PoolReplay:
     def __init__(
         self, memory: CachingAllocator, events: PoolEvents, order: Ints, cut: int, *, finds_repeats: bool
     ) -> None:
-        self.memory = memory
+        self.memory, self.order, self.cut = memory, order, cut
         self.blocks: dict[int, MemoryBlock] = {}
         self.sizes: list[int] = []
         self.tensors, self.kinds = events.tensors[order], events.kinds[order]
@@ -85,6 +85,10 @@ class PoolReplay:
         is_passing[self.half - 1 : self.half] = False
         # of each change its tensor, its kind, and whether the next change frees what it allocates
         self._columns = self.tensors.tolist(), self.kinds.tolist(), is_passing.tolist()
+
+    def restart(self) -> None:
+        """Forget the result, to make the changes again."""
+        self.blocks, self.sizes = {}, []
 
     def _half(self, cut: int) -> int:
         half, remainder = divmod(len(self.kinds), 2)

@@ -22,7 +22,7 @@ from zsim.cost.collectives.rounds import (
 )
 from zsim.plan.ops import Collective, SplitSizes
 from zsim.specs.cluster.collectives import LIBRARIES, AlgorithmName, CollectiveCosts, ProtocolCosts
-from zsim.specs.model.op_specs import ExchangeLibrary
+from zsim.specs.model.spec import ExchangeLibrary
 
 _TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92; for cluster files without numbers of trees
 

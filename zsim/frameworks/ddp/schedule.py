@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Memory
@@ -35,7 +36,7 @@ from zsim.plan.shared.optimizer import (
 )
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
-from zsim.specs.model.spec import Embedding, Linear, Parameter
+from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.mesh import PIPELINE
 
 ALL_REDUCE = "all_reduce"
@@ -93,7 +94,7 @@ class DdpSchedule(Hooks):
         self.low_bytes = DTYPE_BYTES[self.low_dtype]
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
-        embeddings = [module for module in workload.model.before if isinstance(module.op_spec, Embedding)]
+        embeddings = [module for module in workload.model.before if module.role is Role.EMBEDDING]
         self._casts_embedding = any(
             self._is_cast(parameter) for module in embeddings for parameter in module.parameters
         )
@@ -164,7 +165,7 @@ class DdpSchedule(Hooks):
 
     def _cast_bytes(self, call: ModuleCall, *, is_cached: bool = False) -> int:
         """Bytes of a product's casts, or of those that autocast caches."""
-        if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.op_spec, Linear):
+        if self.low_dtype == self.training.stored_dtype or call.module.role is not Role.PRODUCT:
             return 0
         parameters = call.trainable_parameters if is_cached else call.parameters
         numel = sum(parameter.numel for parameter in parameters if self._is_cast(parameter))
@@ -227,7 +228,7 @@ class DdpSchedule(Hooks):
         builder, size = self.builder, call.trainable_numel * self.stored_bytes
         is_kept = not self._has_gradients and not self.has_views
         builder.allocate("gradients" if is_kept else "buffers", size)
-        if isinstance(call.module.op_spec, Linear):
+        if call.module.role is Role.PRODUCT:
             self._cast_gradient(call, call.trainable_numel)
         elif size == self._tied_bytes:
             builder.free("activations", self._tied_bytes)

@@ -34,3 +34,6 @@ class DdpConfig(StrategyConfig):
     first_bucket_cap_bytes: int = 2**20
     gradient_as_bucket_view: bool = False
     no_sync: bool = True
+
+    def label(self, world_size: int, ranks: int) -> str:
+        return "DDP"

@@ -20,6 +20,7 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.deepspeed.drive_files import aligned_numel, swap_floor_bytes
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.universal_checkpoint import add_universal_files
 from zsim.goodput.checkpoints.pickled import PickledFile
@@ -31,7 +32,6 @@ from zsim.goodput.checkpoints.tensors import (
     trainable_tensors,
     untied_tensors,
 )
-from zsim.plan.shared.host_side import aligned_numel, swap_floor_bytes
 
 _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
 GATHERED = "pytorch_model.bin"
@@ -81,7 +81,8 @@ def deepspeed_files(
             on_host[file.rank] += round(file.optimizer_states * states) + file.parameters * has_parameters
     saved = SavedFiles(
         "deepspeed", tuple(files), staged, writer.read(files), gathered=gathered,
-        copied=copied if copied.any() else None, on_host=on_host if on_host.any() else None,
+        is_committed_before_update=True, copied=copied if copied.any() else None,
+        on_host=on_host if on_host.any() else None,
     )  # fmt: skip
     return (
         add_universal_files(saved, model_states, config, has_steps=writer.has_steps)

@@ -15,6 +15,7 @@ from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.cpu_checkpointing import HostCheckpoints
 from zsim.frameworks.deepspeed.muon import step_matrices
+from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks
@@ -54,7 +55,7 @@ class DeepSpeedEngine(Hooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Sum over the ranks of AutoTP. See [Note: gradients that ranks of a model share]."""
-        if self.stage.parallelism.style != "autotp":
+        if self.stage.parallelism.style != AUTOTP:
             return
         for parameter in call.parameters:
             if parameter.summed_over == TENSOR:

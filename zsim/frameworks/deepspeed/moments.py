@@ -11,17 +11,15 @@ from collections.abc import Iterator
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.torch.moments import EVERY_RANK, PRETRAINED, evaluation
 from zsim.plan.moments import (
     BUILDING,
-    EVERY_RANK,
     GATHERED_SAVE,
     LOADING,
-    PRETRAINED,
     RESUMING,
     SAVING,
     BetweenSteps,
     JobMoment,
-    evaluation,
     loading,
 )
 

@@ -27,6 +27,7 @@ from zsim.frameworks.deepspeed.muon_kernels import matrix_kernels, products_flop
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
 from zsim.frameworks.deepspeed.stage12.partition_owners import FlatGroup
+from zsim.operations.operation import operations_of
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.specs.model.spec import Attention, ModelSpec
 
@@ -163,12 +164,8 @@ def _gather(
 
 def head_matrices(model: ModelSpec) -> dict[str, Shape]:
     """The shape (heads, width, columns) of each projection that is split by heads, by its name."""
-    attentions = [
-        module.op_spec
-        for block in model.unique_blocks
-        for module in block.modules
-        if isinstance(module.op_spec, Attention)
-    ]
+    modules = [module for block in model.unique_blocks for module in block.modules]
+    attentions = operations_of(modules, Attention)
     shapes: dict[str, Shape] = {}
     for name, parameter in model.named_parameters():
         components = name.split(".")

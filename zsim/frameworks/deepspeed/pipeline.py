@@ -22,17 +22,20 @@ replaced by its part, and the gradient. Without `grad_partitioned` gradients are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from zsim.cost.kernels.shapes import BatchShape
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.settings.schema import PipelineBlock
+from zsim.operations import Loss
+from zsim.operations.operation import operations_of
+from zsim.plan.actions import Action, MessageCall, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.ops import Memory, Message
 from zsim.plan.pipeline.messages import Messenger, input_of, output_of
-from zsim.plan.pipeline.schedules import Action, MessageCall, Step
+from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
-from zsim.specs.model.spec import Loss
 from zsim.specs.strategy.mesh import PIPELINE, TENSOR
 
 _LOSSES_BYTES = 2 * 4  # the replica's loss and the mean over the replicas, fp32
@@ -73,9 +76,7 @@ class DeepSpeedMessenger(Messenger):
     @property
     def _logits_bytes(self) -> int:
         """Bytes of the last stage's outputs, which Megatron-DeepSpeed's GPTModelPipe casts to fp32."""
-        losses = [
-            module.op_spec for module in self.stage.workload.model.after if isinstance(module.op_spec, Loss)
-        ]
+        losses = operations_of(self.stage.workload.model.after, Loss)
         tokens = BatchShape.of(self.stage.training).tokens
         return sum(tokens * loss.vocab_size * DTYPE_BYTES["fp32"] for loss in losses)
 
@@ -230,3 +231,18 @@ def _computation(ranks: int, rank: int, micro_batches: int, slot: int) -> Action
 
 def _lone_message(message: Action) -> MessageCall:
     return MessageCall((message,), is_batched=False, waits="stream")
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpeedRuntime(PipelineRuntime):
+    """`PipelineEngine`. `settings` is the JSON's `pipeline`."""
+
+    settings: PipelineBlock = field(default_factory=PipelineBlock)
+
+    def steps(self, micro_batches: int) -> list[list[Step]]:
+        return train_schedule_steps(self.parallelism.pipeline, micro_batches)
+
+    def messenger(
+        self, builder: PlanBuilder, stages: Mapping[int, Stage], ranks: Sequence[int], rank: int
+    ) -> DeepSpeedMessenger:
+        return DeepSpeedMessenger(builder, stages, ranks, rank, self.settings)

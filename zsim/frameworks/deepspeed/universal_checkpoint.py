@@ -29,7 +29,7 @@ from zsim.goodput.checkpoints.tensors import (
     untied_tensors,
 )
 
-EXTRACT_WORKERS, MERGE_WORKERS = 4, 2  # the converter's defaults
+_EXTRACT_WORKERS, _MERGE_WORKERS = 4, 2  # the converter's defaults
 _BYTES = 4  # of an element of masters and moments
 _GLOBAL_STATE = "zero/optimizer_state.pt"
 _GLOBAL_STATE_BYTES = 2013  # without tensors: recorded (traces/checkpoints/files.json)
@@ -56,7 +56,12 @@ def add_universal_files(
         *_common_files(saved, config),
         *_parameter_files(model_states, has_steps and config.stage < 3, config),
     )
-    return replace(saved, converted=files, read=_read_bytes(files, model_states, config))
+    return replace(
+        saved,
+        converted=files,
+        conversion_workers=(_EXTRACT_WORKERS, _MERGE_WORKERS),
+        read=_read_bytes(files, model_states, config),
+    )
 
 
 def _common_files(saved: SavedFiles, config: DeepSpeedConfig) -> Iterator[SavedFile]:

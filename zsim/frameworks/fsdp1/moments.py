@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.frameworks.torch.moments import sharded_moments
 from zsim.plan.moments import BetweenSteps, JobMoment
-from zsim.plan.shared.full_state import sharded_moments
 
 
 def fsdp1_moments(state: BetweenSteps) -> Iterator[JobMoment]:

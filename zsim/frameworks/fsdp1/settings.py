@@ -69,3 +69,6 @@ class Fsdp1Config(StrategyConfig):
     """
     use_orig_params: bool = True
     """A flat parameter may have frozen parts."""
+
+    def label(self, world_size: int, ranks: int) -> str:
+        return f"FSDP1 {self.sharding_strategy}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zsim.cost.memory.adapters import flat_numel, is_packed, quantisation_bytes
+from zsim.cost.memory.parameters import flat_numel, quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
@@ -96,7 +96,7 @@ def _flat_types(path: str, parameters: Sequence[Parameter], strategy: Fsdp1Confi
     """
     low_dtype = strategy.param_dtype if strategy.param_dtype != "fp32" else "bf16"
     dtypes = sorted(
-        {low_dtype if is_packed(parameter) else parameter.stored_dtype or stored for parameter in parameters}
+        {low_dtype if parameter.is_packed else parameter.stored_dtype or stored for parameter in parameters}
     )
     name = path or "the root"
     if len(dtypes) > 1:

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.memory.adapters import is_packed, stored_bytes
+from zsim.cost.memory.parameters import stored_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.operations.operation import Role
 from zsim.plan.builder import move_kernels
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
-from zsim.specs.model.experts import GroupedLinear, Rearrange
-from zsim.specs.model.spec import Exchange, Loss, Module, Parameter
+from zsim.specs.model.experts import Rearrange
+from zsim.specs.model.spec import Exchange, Module, Parameter
 from zsim.specs.strategy.mesh import EXPERT
 
 WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
@@ -111,7 +112,7 @@ class ParamGroup:
         if sizes is None:
             sizes = self._gathered[dtype] = tuple(
                 stored_bytes(weight, dtype, numel)
-                if is_packed(weight)
+                if weight.is_packed
                 else numel * _element_bytes(weight, dtype)
                 for weight, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
             )
@@ -133,7 +134,7 @@ class ParamGroup:
         return tuple(
             numel * _element_bytes(parameter, dtype)
             for parameter, numel in shards
-            if not is_packed(parameter) and (parameter.stored_dtype or self.stored) != dtype
+            if not parameter.is_packed and (parameter.stored_dtype or self.stored) != dtype
         )
 
     def copy_out_kernels(self, size: int) -> tuple[Kernel, ...]:
@@ -297,7 +298,7 @@ def _param_groups(
     ]  # fmt: skip
     is_titan = strategy.wrapping == "torchtitan" or blocks_match is not None
     has_loss = workload.model.captured is None or any(
-        isinstance(call.module.op_spec, Loss) for call in last_segment.calls
+        call.module.role is Role.LOSS for call in last_segment.calls
     )
     if is_titan and not workload.model.is_tied and not between:
         embedding = ParamGroup(
@@ -362,7 +363,7 @@ def _expert_group(block: ParamGroup, segment: Segment, mesh: MeshInfo) -> ParamG
     parameters = tuple(p for call in calls for p in call.parameters if p.rank_kind)
     if not parameters:
         return None
-    indices = [number for number, call in enumerate(calls) if isinstance(call.module.op_spec, GroupedLinear)]
+    indices = [number for number, call in enumerate(calls) if call.module.role is Role.EXPERT_PRODUCT]
     first, last = indices[0], indices[-1]
     while _is_dispatch(calls[first - 1].module):
         first -= 1

@@ -7,7 +7,7 @@ gradients reduce-scattered, as a whole. Every parameter is sharded on dim 0 and 
 
 from __future__ import annotations
 
-from zsim.cost.memory.adapters import quantisation_bytes
+from zsim.cost.memory.parameters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.offload import Fsdp2OffloadedShards
 from zsim.frameworks.fsdp2.param_groups import ParamGroup, dense_mesh, experts_mesh, make_param_groups
@@ -15,13 +15,13 @@ from zsim.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.fsdp2.states import ParamGroupGradient, ParamGroupState
 from zsim.frameworks.fsdp2.update import gathers_fp8, norm_sums, reduce_scales, update_param_groups
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
 from zsim.plan.shared.optimizer import lazy_states, optimizer_tensors
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.spec import Loss
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"
@@ -273,7 +273,7 @@ class Fsdp2Schedule(Hooks):
 
     def post_module(self, call: ModuleCall) -> None:
         self._exit_inner_group(call)
-        if isinstance(call.module.op_spec, Loss) and self.builder.phase == "backward":
+        if call.module.role is Role.LOSS and self.builder.phase == "backward":
             group = self._group_of_segment.get(call.segment)
             if group is not None and group.ends_before_loss:
                 self._pre_backward(group)

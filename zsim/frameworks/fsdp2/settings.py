@@ -60,3 +60,8 @@ class Fsdp2Config(StrategyConfig):
     """GPUs of the job that are on one node."""
     precomputes_scales: bool = False
     """The maxima of all fp8 weights are all-reduced in one collective after the update."""
+
+    def label(self, world_size: int, ranks: int) -> str:
+        if self.replicate > 1:
+            return f"HSDP {self.replicate} x {ranks // self.replicate}"
+        return "FSDP2"

@@ -13,7 +13,8 @@ mesh is larger than a node). X is sharded by rows, or by columns if the weight i
 X X^T is free by columns: a partial sum. By rows either X^T is gathered, or X and X^T change to columns by an
 all-to-all each. A partial sum A is all-reduced for A A, of which it makes a partial sum again. For X + B X by
 columns B is all-reduced. By rows B is reduce-scattered and X gathered, unless two all-to-alls and an
-all-reduce, which leave X by columns, are cheaper. `tests/plan/test_muon.py` has torch's own calls.
+all-reduce, which leave X by columns, are cheaper. `tests/frameworks/fsdp2/test_muon.py` has torch's
+own calls.
 
 # [Note: scales]
 Weights that FSDP2 gathers in fp8 have scales: maxima of sharded tensors, over all ranks that shard. Read in

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from math import lcm, prod
 
 from zsim.dtypes import DTYPE_BYTES
+from zsim.operations.operation import Role
 from zsim.plan.ops import Group, Memory
-from zsim.specs.model.experts import GroupedLinear
-from zsim.specs.model.spec import Linear, ModelSpec, Module
+from zsim.specs.model.spec import ModelSpec, Module
 
 _PARAMETER_ALIGNMENT, _BUCKET_ALIGNMENT = 64, 128  # elements
 
@@ -148,7 +148,7 @@ def placeholders(models: Iterable[ModelSpec], dtype: str) -> list[Memory]:
 
 
 def _shapes(module: Module) -> Iterable[tuple[int, ...]]:
-    if not isinstance(module.op_spec, Linear | GroupedLinear) or not module.trains_weight:
+    if module.role not in (Role.PRODUCT, Role.EXPERT_PRODUCT) or not module.trains_weight:
         return ()
     weights = (parameter.shape for parameter in module.parameters if len(parameter.shape) > 1)
     return [shape[-2:] for shape in weights]

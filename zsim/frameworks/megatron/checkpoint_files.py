@@ -66,6 +66,7 @@ def megatron_files(model_states: ModelStates, strategy: MegatronConfig) -> Saved
         "megatron", tuple(files), parameters + states, _read(model_states, strategy), items=shares.chunks,
         chunks=shares.chunks, read_items=shares.num_items, checked_items=shares.num_items,
         is_answered=False, has_local_plan=False, states=model_states.num_parameters, is_synced=True,
+        is_planned_at_once=True,
     )  # fmt: skip
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from zsim.frameworks.megatron.buffer import placeholders
+from zsim.frameworks.megatron.nanotron_pipeline import NanotronRuntime
+from zsim.frameworks.megatron.pipeline import MegatronPipeline
+from zsim.frameworks.megatron.pipeline_runtime import MegatronRuntime
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
+from zsim.plan.ops import Memory
+from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.stage import Stage
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 
 class MegatronHooks(FrameworkHooks[MegatronConfig]):
@@ -27,6 +37,19 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
         from zsim.frameworks.megatron.schedule import MegatronSchedule
 
         return MegatronSchedule(stage, config)
+
+    def fuses_whole_layers(self, config: MegatronConfig) -> bool:
+        """InternEvo's layers are left as they are."""
+        return not config.has_whole_tensor_owners
+
+    def pipeline(self, config: MegatronConfig, parallelism: ParallelismConfig) -> PipelineRuntime:
+        if config.is_nanotron:
+            return NanotronRuntime(parallelism)
+        return MegatronRuntime(parallelism, MegatronPipeline.of(config))
+
+    def resident(self, config: MegatronConfig, models: Sequence[ModelSpec]) -> list[Memory]:
+        memories = [Memory("buffers", size) for size in config.workspaces]
+        return memories + (placeholders(models, config.param_dtype) if config.keeps_placeholders else [])
 
 
 HOOKS = MegatronHooks()

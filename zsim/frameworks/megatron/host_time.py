@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.operations.operation import Role
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.op_specs import Attention, Exchange, Linear, Norm
+from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _TENSOR_RANK_EXPONENT = (
@@ -43,10 +44,10 @@ def enter_block(
         for extra_overhead, count in zip(item_overheads, counts, strict=True):
             if extra_overhead is not None and count:
                 builder.host(f"enter {segment.name}", overhead=extra_overhead, events=passes * count)
-    hops = parallelism.ring_hops if parallelism.style == "megatron" else 1
+    hops = parallelism.ring_hops if parallelism.style == MEGATRON else 1
     if hops > 1:
         builder.host(f"enter {segment.name}", overhead="megatron_core_hop", events=passes * hops)
-    if parallelism.style == "nanotron" and parallelism.pipeline > 1 and parallelism.tensor > 1:
+    if parallelism.style == NANOTRON and parallelism.pipeline > 1 and parallelism.tensor > 1:
         waits = round(passes * parallelism.tensor**_TENSOR_RANK_EXPONENT)
         builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
 
@@ -59,15 +60,13 @@ def unfused_norms(segment: Segment) -> tuple[int, int]:
     linear_qkv, before a dense linear_fc1 and before the second products of latent attention. `TENorm` is that
     of queries and keys, of a layer of experts, and the first with latent attention.
     """
-    op_specs = [
-        call.module.op_spec for call in segment.calls if not isinstance(call.module.op_spec, Exchange)
-    ]
-    norm_indices = [index for index, op_spec in enumerate(op_specs) if isinstance(op_spec, Norm)]
-    router = max((index for index, op_spec in enumerate(op_specs) if isinstance(op_spec, Router)), default=-1)
+    modules = [call.module for call in segment.calls if call.module.role is not Role.EXCHANGE]
+    norm_indices = [index for index, module in enumerate(modules) if module.role is Role.NORM]
+    router = max((index for index, module in enumerate(modules) if module.role is Role.ROUTER), default=-1)
     router_norms = [index for index in norm_indices if index < router][-1:]
-    is_latent = any(isinstance(op_spec, Attention) and op_spec.is_latent for op_spec in op_specs)
+    is_latent = any(module.op_spec.is_latent for module in modules)
     fused_indices = [
-        index for index, next_op_spec in enumerate(op_specs[1:]) if isinstance(next_op_spec, Linear)
+        index for index, next_module in enumerate(modules[1:]) if next_module.role is Role.PRODUCT
     ]
     unfused = [
         index
@@ -82,16 +81,14 @@ def extra_products(segment: Segment) -> tuple[int, int]:
     """Dense products of a block beyond those of a dense layer, whose attention has two and whose MLP two: of
     attention (latent attention has four or five), and of shared experts, for routed experts' products stand
     in for the MLP's."""
-    op_specs = [call.module.op_spec for call in segment.calls if ".lora_" not in call.name]
-    attention = max(
-        (index for index, op_spec in enumerate(op_specs) if isinstance(op_spec, Attention)), default=-1
-    )
-    product_indices = [index for index, op_spec in enumerate(op_specs) if isinstance(op_spec, Linear)]
+    modules = [call.module for call in segment.calls if ".lora_" not in call.name]
+    attention = max((index for index, module in enumerate(modules) if module.role is Role.MIXER), default=-1)
+    product_indices = [index for index, module in enumerate(modules) if module.role is Role.PRODUCT]
     attention_products = sum(index < attention for index in product_indices)
     mlp_products = len(product_indices) - attention_products
     if attention < 0:
         return 0, 0
-    is_routed = any(isinstance(op_spec, Router) for op_spec in op_specs)
+    is_routed = any(module.role is Role.ROUTER for module in modules)
     return max(attention_products - 1, 0), max(mlp_products - 1 - (0 if is_routed else 2), 0)
 
 
@@ -99,7 +96,7 @@ def enter_chunk(builder: PlanBuilder, strategy: MegatronConfig, parallelism: Par
     """Host time of a forward or backward of one of several chunks: the interleaved schedule's own Python.
     Where timers wait for every message it is not seen (see `megatron_chunk`)."""
     has_overhead = strategy.block_overhead is not None and not strategy.synchronizes_timers
-    if has_overhead and parallelism.style == "megatron" and parallelism.virtual_stages > 1:
+    if has_overhead and parallelism.style == MEGATRON and parallelism.virtual_stages > 1:
         builder.host("enter chunk", overhead="megatron_chunk")
 
 
@@ -113,9 +110,9 @@ def enter_experts(builder: PlanBuilder, strategy: MegatronConfig, call: ModuleCa
     presets/frameworks.toml.
     """
     work = call.module.op_spec
-    if not isinstance(work, Router | GroupedLinear) or ".lora_" in call.name:
+    if call.module.role not in (Role.ROUTER, Role.EXPERT_PRODUCT) or ".lora_" in call.name:
         return
-    overhead = strategy.expert_overheads[isinstance(work, GroupedLinear)]
+    overhead = strategy.expert_overheads[call.module.role is Role.EXPERT_PRODUCT]
     if overhead is not None:
         builder.host(f"enter {call.name}", overhead=overhead)
     is_forward = builder.phase in ("forward", "recompute")
@@ -137,11 +134,7 @@ def run_fsdp_hooks(builder: PlanBuilder, segment: Segment, *, is_backward: bool)
     builder.host(f"hooks of {segment.name}", overhead="megatron_fsdp_unit")
     owners = [call for call in segment.calls if call.parameters]
     if is_backward:
-        tensors = [
-            (call.module.op_spec.num_experts if isinstance(call.module.op_spec, GroupedLinear) else 1)
-            * len(call.trainable_parameters)
-            for call in owners
-        ]
+        tensors = [call.module.op_spec.num_weights * len(call.trainable_parameters) for call in owners]
         name, events = "megatron_fsdp_gradient", sum(tensors)
     else:
         name, events = "megatron_fsdp_module", len(owners)

@@ -20,16 +20,18 @@ from zsim.errors import NotSimulatedError
 from zsim.frameworks.megatron.buffer import Bucket, BufferLayout
 from zsim.frameworks.megatron.muon_kernels import MuonMatrix, muon_calls, muon_flops, transient_bytes
 from zsim.frameworks.megatron.settings.muon import MegatronMuon, MuonOrthogonalization
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.fusion import QKV
-from zsim.specs.model.spec import Activation, Attention, Embedding, Linear, Parameter
+from zsim.specs.model.spec import Attention, Embedding, Linear, Parameter
 from zsim.specs.strategy.mesh import EXPERT_TENSOR, TENSOR
 
 _TENSOR_ALIGNMENT, _BUCKET_ALIGNMENT = 64, 128  # elements
 _MIN_FILL_FRACTION = 0.9  # PADDING_FLOOR
+_CORES = (Role.MIXER, Role.ACTIVATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,13 @@ def _calls_with_roles(segment: Segment) -> Iterator[tuple[ModuleCall, bool, Atte
     """
     is_row = False
     for number, call in enumerate(segment.calls):
-        work = call.module.op_spec
-        if isinstance(work, Attention | Activation):
+        if call.module.role in _CORES:
             is_row = True
-        later_op_specs = (later_call.module.op_spec for later_call in segment.calls[number + 1 :])
-        reader = next(
-            (op_spec for op_spec in later_op_specs if isinstance(op_spec, Attention | Activation | Linear)),
-            None,
-        )
+        later_modules = (later_call.module for later_call in segment.calls[number + 1 :])
+        readers = (*_CORES, Role.PRODUCT)
+        reader = next((module.op_spec for module in later_modules if module.role in readers), None)
         yield call, is_row, reader if isinstance(reader, Attention) else None
-        if isinstance(work, Linear | GroupedLinear):
+        if call.module.role in (Role.PRODUCT, Role.EXPERT_PRODUCT):
             is_row = False
 
 
@@ -128,7 +127,7 @@ def _matrix(
 
 def _check_cut_dimensions(stage: Stage) -> None:
     op_specs = [call.module.op_spec for segment in stage.workload.segments for call in segment.calls]
-    is_latent = any(isinstance(op_spec, Attention) and op_spec.is_latent for op_spec in op_specs)
+    is_latent = any(op_spec.is_latent for op_spec in op_specs)
     if is_latent or stage.workload.model.trainable_numel < stage.workload.model.numel:
         subject = "multi-head latent attention" if is_latent else "adapters or frozen weights"
         raise NotSimulatedError(

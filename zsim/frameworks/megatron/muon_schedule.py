@@ -24,7 +24,6 @@ from functools import cached_property
 from itertools import chain
 
 from zsim.cost.kernels.update import cast_kernels, cat_launches
-from zsim.cost.optimizers.kernels import megatron_lion_kernels
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.errors import InputError
 from zsim.frameworks.megatron.buffer import Bucket, GroupBuffer, make_layout
@@ -37,7 +36,7 @@ from zsim.frameworks.megatron.muon import (
     muon_tensors,
     update_matrix,
 )
-from zsim.frameworks.megatron.optimizer_step import prepare_gradients
+from zsim.frameworks.megatron.optimizer_step import lion_kernels, prepare_gradients
 from zsim.frameworks.megatron.schedule import NCCL, MegatronSchedule
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import COMPUTE, move_kernels
@@ -200,7 +199,7 @@ class MuonSchedule(MegatronSchedule):
             return
         if self.muon.scalar_optimizer == "lion":
             casts = cast_kernels(sum(other_numels), "fp32", self.strategy.param_dtype) if is_low else ()
-            kernels = (*megatron_lion_kernels(sum(other_numels), len(other_numels)), *casts)
+            kernels = (*lion_kernels(sum(other_numels), len(other_numels)), *casts)
             builder.kernels(UPDATE, kernels, overhead="optimizer_step")
             return
         training = replace(self.training, optimizer="adam")

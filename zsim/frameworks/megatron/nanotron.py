@@ -18,6 +18,7 @@ at once, and copies ranks x parameters pieces back, each a kernel after Python's
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, norm_kernels, scale_kernels
@@ -40,6 +41,10 @@ class NanotronSchedule(MegatronSchedule):
         self._tied_bytes = 0
         self._gradient_bytes = 0  # bytes of the gradients in `.grad`
         self._wraps = not strategy.distributed_optimizer and self.ranks > 1
+
+    def action_state(self) -> Hashable | None:
+        state = super().action_state()
+        return None if state is None else (state, self._tied_bytes, self._gradient_bytes)
 
     @property
     def _syncs(self) -> bool:

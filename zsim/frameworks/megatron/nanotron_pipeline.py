@@ -6,7 +6,11 @@ Source: nanotron (commit 2411b022) `src/nanotron/parallel/pipeline_parallel/`: `
 
 from __future__ import annotations
 
-from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, Step
+from dataclasses import dataclass
+
+from zsim.plan.actions import Action, Kind, MessageCall, Step
+from zsim.plan.pipeline.pipeline_checks import check_micro_batches
+from zsim.plan.pipeline.runtime import PipelineRuntime
 
 _SHAPES = 2  # `_send_meta`: seven numbers, then sizes and strides; the receiver's host reads both
 
@@ -64,3 +68,19 @@ def _lone_message(kind: Kind, ranks: int, rank: int, number: int) -> list[Step]:
             (Action(kind, rank, number),), is_batched=False, waits="stream", num_shape_messages=_SHAPES
         )
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class NanotronRuntime(PipelineRuntime):
+    """nanotron's `pipeline_parallel/engine.py`."""
+
+    def check(self, micro_batches: int) -> None:
+        least = self.parallelism.pipeline - 1
+        if self.parallelism.schedule == "1f1b":
+            expected = f"at least pipeline ranks - 1, {least}"
+            check_micro_batches(self.parallelism, micro_batches, expected, lambda number: number >= least)
+
+    def steps(self, micro_batches: int) -> list[list[Step]]:
+        if self.parallelism.schedule == "gpipe":
+            return all_forward_all_backward_steps(self.parallelism.pipeline, micro_batches)
+        return one_forward_one_backward_steps(self.parallelism.pipeline, micro_batches)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
-from zsim.cost.optimizers.kernels import megatron_lion_kernels
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.frameworks.megatron.low_precision_states import update_low_precision
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.shared.host_reads import read_scalar
+from zsim.plan.host_reads import read_scalar
 from zsim.plan.shared.optimizer import UPDATE, update
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -49,7 +49,7 @@ def update_parameters(
         builder.free("gradients", copies)
         return
     if training.optimizer == "lion":
-        kernels = megatron_lion_kernels(numel, len(numels))
+        kernels = lion_kernels(numel, len(numels))
         casts = cast_kernels(numel, "fp32", strategy.param_dtype) if is_low and copies_back else ()
         builder.kernels(UPDATE, (*kernels, *casts), overhead="optimizer_step")
         builder.free("gradients", copies)
@@ -92,3 +92,13 @@ def prepare_gradients(
             builder.kernels("gradient norm", norm_kernels(sum(tensor_numels), dtype, len(tensor_numels)))
             read_scalar(builder, "gradient norm", "fp32", groups)
     return copies
+
+
+def lion_kernels(numel: int, num_tensors: int) -> tuple[Kernel, ...]:
+    """Megatron's Lion on fp32 weights, moments and gradients, tensor by tensor: the decay (reads and writes
+    the weight), a compiled kernel (reads gradient and momentum, writes momentum and sign), the scaled sum
+    (reads weight and sign, writes the weight): nine times 4 bytes.
+
+    Source: NVIDIA's emerging_optimizers scalar_optimizers/lion.py, as Megatron-Core 0.17 imports it.
+    """
+    return (Kernel("optimizer", 0.0, 36.0 * numel, "fp32", (), 3 * num_tensors),) if numel else ()

@@ -1,4 +1,4 @@
-"""Steps of Megatron-Core's 1F1B without interleaving. `megatron_interleaved.py` has the interleaved one.
+"""Steps of Megatron-Core's 1F1B without interleaving. `pipeline_interleaved.py` has the interleaved one.
 
 Source: `forward_backward_pipelining_without_interleaving` of Megatron-Core 0.16.1
 `core/pipeline_parallel/schedules.py`, `P2PCommunicator` of `core/pipeline_parallel/p2p_communication.py`.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.plan.pipeline.schedules import Action, MessageCall, Step
+from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.plan.actions import Action, MessageCall, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,28 @@ class MegatronPipeline:
     """`--overlap-moe-expert-parallel-comm`: a forward and a backward run side by side, and one forward more
     is ahead (`get_pp_rank_microbatches` of Megatron-LM d98e8a64).
     """
+    delays_weights: bool = False
+    """`--delay-wgrad-compute`: of pairs, the gradients of weights are issued separately."""
+    scatters_messages: bool = False
+    """Without sequence parallelism, tensor-parallel ranks send a part of every message each."""
+    synchronizes_timers: bool = False
+    """Timers wait for the device around every forward, backward and exchange of messages."""
+
+    @classmethod
+    def of(cls, config: MegatronConfig) -> MegatronPipeline:
+        """The settings of a strategy."""
+        return cls(
+            group_size=config.micro_batch_group,
+            overlaps_p2p=config.overlap_p2p,
+            flushes_ahead=config.overlap_p2p_warmup_flush,
+            waits_sends=config.waits_sends,
+            aligns_grad_reduce=config.overlap_grad_reduce and config.align_grad_reduce,
+            aligns_param_gather=config.overlap_param_gather and config.align_param_gather,
+            pairs=config.overlap_expert_parallel,
+            delays_weights=config.delay_wgrad_compute,
+            scatters_messages=config.scatters_messages,
+            synchronizes_timers=config.synchronizes_timers,
+        )
 
 
 def one_forward_one_backward_steps(

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Literal
 
+from zsim.operations.operation import Role
+from zsim.plan.actions import Action, Overlap, Step
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Phase
-from zsim.plan.pipeline.schedules import Action, Overlap
 from zsim.plan.walk import Walk
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Exchange
 
 EXCHANGES = "expert exchanges"
@@ -35,7 +35,7 @@ def nodes_of(segment: Segment) -> dict[str, Node]:
     """The node of every call of a layer, by name: see [Note: one layer of each]. The exchange of the rows'
     counts belongs to the first.
     """
-    products = [n for n, call in enumerate(segment.calls) if isinstance(call.module.op_spec, GroupedLinear)]
+    products = [n for n, call in enumerate(segment.calls) if call.module.role is Role.EXPERT_PRODUCT]
     moving = [n for n, call in enumerate(segment.calls) if _moves_rows(call)]
     dispatching = [n for n in moving if products and n < products[0]]
     combining = [n for n in moving if products and n > products[-1]]
@@ -131,6 +131,17 @@ class PairedPass:
         builder.phase, builder.micro_batch = self.phase, self.walk.micro_batch
         if not builder.actions or builder.actions[-1][1] != self.action:
             builder.begin(self.action)
+
+
+def paired_without_pipeline(micro_batches: int) -> list[Step]:
+    """The first forward, then every backward at the same time as the next forward, then the last backward
+    (`combined_1f1b_schedule_for_no_pipelining`, Megatron-LM d98e8a64
+    megatron/core/pipeline_parallel/combined_1f1b.py).
+    """
+    pairs = [
+        Overlap(Action("F", 0, number + 1), Action("B", 0, number)) for number in range(micro_batches - 1)
+    ]
+    return [Action("F", 0, 0), *pairs, Action("B", 0, micro_batches - 1)]
 
 
 def run_pair(

@@ -12,8 +12,8 @@ from collections import deque
 from typing import Literal
 
 from zsim.frameworks.megatron.pipeline import MegatronPipeline
+from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step
 from zsim.plan.pipeline.orders import interleaved_lists, interleaved_table, num_interleaved_warmup
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step
 
 _BATCH_ORDER = ("SEND_B", "RECV_F", "SEND_F", "RECV_B")  # the previous rank's first, a send before a receive
 

@@ -40,6 +40,8 @@ own: equality, whether all are, and the host waits for the answer.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.megatron.buffer import Bucket, GroupBuffer, make_layout, owned_numels
@@ -48,16 +50,16 @@ from zsim.frameworks.megatron.host_time import enter_block, enter_chunk, enter_e
 from zsim.frameworks.megatron.low_precision_states import state_sizes
 from zsim.frameworks.megatron.optimizer_step import update_parameters
 from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.hooks import BlockTimedHooks
+from zsim.plan.host_reads import read_scalar
 from zsim.plan.ops import CollectiveKind, Group, Memory
-from zsim.plan.shared.host_reads import read_scalar
 from zsim.plan.shared.optimizer import frozen_bytes, partition_states
 from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear
-from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.mesh import TENSOR
 
 _PAIR = 2  # the norms of queries and of keys have parameters alike
@@ -130,6 +132,15 @@ class MegatronSchedule(BlockTimedHooks):
             numels, bucket_size, ranks, is_sharded=strategy.distributed_optimizer, first=first
         )
         return GroupBuffer(layout, ranks, shard, full_group, replicate, holds_experts=True)
+
+    def action_state(self) -> Hashable | None:
+        """The gathered and the reduced buckets, and the gradients that wait. Without a contiguous buffer the
+        first micro-batch allocates the gradients.
+        """
+        if not self.strategy.is_contiguous or self._joined is not None:
+            return None
+        gathered = frozenset(self._ready), frozenset(self._gathers)
+        return gathered, len(self._reduced), frozenset(self._is_reduced), self._tied.held_numel
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -263,7 +274,7 @@ class MegatronSchedule(BlockTimedHooks):
 
     def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         builder, strategy = self.builder, self.strategy
-        is_weight = isinstance(call.module.op_spec, Linear | GroupedLinear) and parameter.name == "weight"
+        is_weight = call.module.role in (Role.PRODUCT, Role.EXPERT_PRODUCT) and parameter.name == "weight"
         if strategy.fuses_accumulation and is_weight:
             return
         size = parameter.numel * self.param_bytes

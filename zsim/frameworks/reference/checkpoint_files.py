@@ -40,7 +40,7 @@ def reference_files(model_states: ModelStates, model: ModelSpec) -> SavedFiles:
     items = _STATES * len(units) * ranks
     return SavedFiles(
         "reference", tuple(files), staged, staged, items=items, chunks=items, read_items=items,
-        is_synced=True,
+        is_synced=True, is_copied_ahead=True,
     )  # fmt: skip
 
 

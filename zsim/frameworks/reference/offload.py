@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.deepspeed.settings.config import AioConfig
 from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.frameworks.reference.units import EngineUnit
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Device, Group, HostWork, Memory
-from zsim.plan.shared.host_side import CPU, HostSide
+from zsim.plan.shared.host_side import CPU, DriveAccess, HostSide
 from zsim.plan.stage import Stage
 
 _DEVICES: dict[str, Device] = {"device": "gpu", "host": "host", "nvme": "nvme"}
 # validation/zero/files.py: one thread reads, one writes, a whole buffer at a time
-_FILES = AioConfig(2**20, 1, 1, use_gds=False)
+_FILES = DriveAccess(2**20, 1, 1)
 _STATE_BYTES = 12  # master weight and both moments
 
 

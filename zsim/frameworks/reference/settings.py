@@ -70,3 +70,6 @@ class ReferenceConfig(StrategyConfig):
     """The memory that holds optimizer states and reduced gradients."""
     parameter_place: MemoryTier = "device"
     """The memory that holds stage 3's parameter shards."""
+
+    def label(self, world_size: int, ranks: int) -> str:
+        return f"ZeRO stage {self.stage}, the reference engine"

@@ -118,6 +118,7 @@ def dcp_files(model_states: ModelStates, layout: DcpLayout) -> SavedFiles:
     return SavedFiles(
         "dcp", (metadata, *files), staged=local, read=local, items=items, chunks=chunks,
         read_items=items, states=model_states.num_parameters, is_synced=True,
+        is_copied_ahead=True, is_staged_by_item=True,
         on_host=local if layout.is_on_host else None,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ Source: torch 2.13 `torch/distributed/pipelining/schedules.py`.
 
 from __future__ import annotations
 
-from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, MessageWait, Step
+from zsim.plan.actions import Action, Kind, MessageCall, MessageWait, Step
 
 _KINDS: tuple[Kind, Kind] = ("F", "B")
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from zsim.errors import InputError
-from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, Order, Overlap, Step, actions_of
+from zsim.plan.actions import Action, Kind, MessageCall, Order, Overlap, Step, actions_of
 
 MAX_ACTIVE_STAGES = 3  # `max_active_stages` of `_add_unshard_reshard`, which no caller sets
 _BACKWARDS: tuple[Kind, ...] = ("B", "I")

@@ -54,10 +54,9 @@ from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.deepspeed.universal_checkpoint import EXTRACT_WORKERS, MERGE_WORKERS
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.framework import framework_checkpoint
 from zsim.goodput.checkpoints.machine import OverlappedStep, SavingMachine, overlapped_step
 from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates, saving_rates
 from zsim.goodput.checkpoints.saved import SavedFiles
@@ -71,6 +70,7 @@ from zsim.goodput.checkpoints.store import (
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode, CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
+from zsim.specs.strategy.registry import framework_of
 
 _STAGED: tuple[CheckpointMode, ...] = ("async", "in-memory", "local-then-remote")
 
@@ -116,7 +116,7 @@ def checkpoint_of(
     table = table if mode is None else table.model_copy(update={"mode": mode})
     storage = resolve_storage(None if run is None else run.storage)
     saved = saved or saved_files(job, table.format, threads=table.threads)
-    _check_mode(table, saved)
+    _check_mode(job, table, saved)
     return cost_of(job, saved, table, storage, overlapped_step(result, simulator))
 
 
@@ -157,9 +157,7 @@ def phases_of(
     )
     is_staged = table.mode in _STAGED
     copies = saved.staged if is_staged else written
-    hidden = (
-        saved.format in ("dcp", "reference") and threads == 1 and not is_staged
-    )  # copied ahead of writing
+    hidden = saved.is_copied_ahead and threads == 1 and not is_staged
     pinned = is_staged and table.staging == "pinned"
     in_host = 1.0 if machine.is_cpu else saved.host_fractions
     if is_staged:
@@ -168,7 +166,7 @@ def phases_of(
         stage = 0.0
     else:  # torch.save writes what is in host memory from where it is
         stage = machine.copy_seconds(_scale_amounts(copies, 1 - in_host), is_pinned=False)
-    if is_staged and saved.format == "dcp":
+    if is_staged and saved.is_staged_by_item:
         stage += saved.items / len(saved.staged) * rates.staging_seconds
     limits = _write_limits(machine, table, storage)
     per_writer = np.isfinite(limits.rank)
@@ -285,7 +283,7 @@ def _conversion_seconds(
     rates, store = machine.rates, size / min(reading.node, reading.total)
     store += size / min(writing.node, writing.total)
     seconds_per_file = size / rates.unarchive_bandwidth + size / rates.file_bandwidth
-    return sum(max(seconds_per_file / workers, store) for workers in (EXTRACT_WORKERS, MERGE_WORKERS))
+    return sum(max(seconds_per_file / workers, store) for workers in saved.conversion_workers)
 
 
 def _metadata_bytes(machine: SavingMachine, saved: SavedFiles) -> int:
@@ -311,7 +309,7 @@ def _overlapped_save(
     step: OverlappedStep,
 ) -> tuple[float, float]:
     """(seconds that the step waits, seconds that are added to the steps while the save is written)."""
-    if saved.format == "deepspeed" and table.mode == "async":  # [Note: DeepSpeed's decoupled writer]
+    if saved.is_committed_before_update and table.mode == "async":  # [Note: DeepSpeed's decoupled writer]
         background_seconds = phases.plan + phases.stage + phases.writing
         return phases.gather + phases.copy + max(0.0, background_seconds - step.copying_seconds), 0.0
     if table.staging == "pinned":  # beside forward and backward, and awaited before the update
@@ -319,7 +317,7 @@ def _overlapped_save(
     else:
         blocking = phases.gather + phases.stage
     plan = phases.plan
-    if saved.format == "megatron":  # plans before it goes on, and commits in the training process
+    if saved.is_planned_at_once:
         blocking, plan = blocking + phases.plan + _commit_seconds(saved, machine, table), 0.0
     slowdown = _card_slowdown(machine, saved, table, phases, step)
     if table.writer == "thread" and table.mode == "async":
@@ -336,8 +334,7 @@ def _interpreter_slowdown(
     """
     rates = machine.rates
     archive = _archive_seconds(saved, rates, table.threads)
-    is_overlapped = saved.format != "megatron"  # which commits in the training process
-    commit = _commit_seconds(saved, machine, table) if is_overlapped else 0.0
+    commit = 0.0 if saved.is_planned_at_once else _commit_seconds(saved, machine, table)
     exposed = commit - step.seconds / 2 if commit > step.seconds else commit**2 / (2 * step.seconds)
     lost_seconds = (plan + exposed) * _lost_fraction(step, rates.planning_wait)
     return lost_seconds + archive * _lost_fraction(step, rates.archiving_wait)
@@ -365,11 +362,11 @@ def _card_slowdown(
     return phases.store / step.seconds * machine.step_delay_seconds(fraction, step)
 
 
-def _check_mode(table: CheckpointTable, saved: SavedFiles) -> None:
+def _check_mode(job: Job, table: CheckpointTable, saved: SavedFiles) -> None:
     if saved.copied is not None and table.mode in TWO_TIERS:
         raise NotSimulatedError(
-            f"run.checkpoint.mode: found '{table.mode}' with states on NVMe, which DeepSpeed copies to the "
-            "store file by file; expected 'sync' or 'async'"
+            f"run.checkpoint.mode: found '{table.mode}' with states on NVMe, which "
+            f"{framework_of(job.kind).title} copies to the store file by file; expected 'sync' or 'async'"
         )
     if table.mode == "async" and saved.format == "full":
         raise InputError(
@@ -445,10 +442,6 @@ def _rates(machine: SavingMachine, table: CheckpointTable | None) -> PlanningRat
     """The planner's rates, [Note: cycles]. `table` is a save's, None for a load."""
     strategy = machine.job.strategy
     is_separate_process = table is not None and table.mode == "async" and table.writer == "process"
-    if (
-        isinstance(strategy, Fsdp2Config)
-        and strategy.wrapping.startswith("torchtitan")
-        and not is_separate_process
-    ):
-        return machine.rates.planning_uncollected
-    return machine.rates.planning
+    if is_separate_process or framework_checkpoint(strategy.kind).looks_for_cycles(strategy):
+        return machine.rates.planning
+    return machine.rates.planning_uncollected

@@ -78,6 +78,16 @@ class SavedFiles:
     """
     converted: tuple[SavedFile, ...] = ()
     """Files that one machine makes of the save before it is loaded. `read` is of these then."""
+    conversion_workers: tuple[int, ...] = ()
+    """The number of processes of each pass of that conversion."""
+    is_copied_ahead: bool = False
+    """A rank that training waits for copies tensors to the host while it writes earlier ones."""
+    is_staged_by_item: bool = False
+    """Every item is found and copied separately when an asynchronous save is staged."""
+    is_committed_before_update: bool = False
+    """An asynchronous save ends before the next update, which waits for it."""
+    is_planned_at_once: bool = False
+    """The training process plans and commits an asynchronous save before it goes on."""
     on_host: Ints | None = None
     """Bytes of `staged` that are states in host memory (offloaded ones). None if there are none."""
 

@@ -8,10 +8,11 @@ from functools import cached_property
 from math import prod
 
 from zsim.arrays import Ints
+from zsim.operations.operation import Role
 from zsim.plan.make import stages_of
 from zsim.plan.pipeline.lowering import ranks_of
 from zsim.specs.experiment.job import Job
-from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE, TENSOR
 
 # torch 2.13 optim/adamw.py, adam.py, sgd.py: states per parameter, and keys of a parameter group.
@@ -137,10 +138,7 @@ def collect_model_states(job: Job) -> ModelStates:
         for named_parameter in model.named_parameters()
     )
     micro_batches = job.training.gradient_accumulation_steps // parallelism.passes
-    pipeline_ranks = ranks_of(
-        parallelism.schedule, parallelism.pipeline, parallelism.virtual_stages, micro_batches,
-        parallelism.schedule_text,
-    )  # fmt: skip
+    pipeline_ranks = ranks_of(parallelism, micro_batches)
     tensors: list[tuple[StateTensor, ...]] = [() for _ in range(parallelism.pipeline)]
     for model, pipeline_rank in zip(models, pipeline_ranks, strict=True):
         stage_tensors = []
@@ -188,5 +186,5 @@ def _tied_head(model: ModelSpec, tensors: list[StateTensor]) -> Iterator[StateTe
     if not model.is_tied or not model.before:
         return
     for module in model.after:
-        if isinstance(module.op_spec, Linear) and not module.parameters:
+        if module.role is Role.PRODUCT and not module.parameters:
             yield replace(tensors[0], name=f"{module.name}.weight", tied_to=tensors[0].name)

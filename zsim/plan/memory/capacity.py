@@ -9,7 +9,6 @@ from math import inf
 import numpy as np
 
 from zsim.arrays import Ints
-from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.memory.communicators import communicator_bytes, least_communicator_bytes
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.node_types import gpu_of
@@ -67,8 +66,7 @@ def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
 
 def workspaces_bytes(job: Job, gpu: Gpu) -> int:
     """Bytes of cuBLAS's workspaces that the plan does not hold. They are 0 on GPUs that are not NVIDIA's."""
-    is_in_plan = isinstance(job.strategy, MegatronConfig) and bool(job.strategy.workspaces)
-    if is_in_plan or gpu.compute_capability is None:
+    if job.strategy.plans_workspaces or gpu.compute_capability is None:
         return 0
     return NUM_HANDLES * workspace_bytes(gpu.compute_capability)
 

@@ -9,22 +9,15 @@ most often the oldest first.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import chain, compress
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Bools, Ints
+from zsim.arrays import Bools, Ints, factorize
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import (
-    MemoryColumns,
-    Owner,
-    change_indices_per_owner,
-    memory_columns,
-    op_columns,
-    owner_change_indices,
-)
+from zsim.plan.columns import MemoryColumns, change_origins, memory_columns, op_columns
 from zsim.plan.ops import Program
 from zsim.plan.passes.repeated_step import repeat_program
 
@@ -179,20 +172,16 @@ def tensor_columns(program: Program, times: int = 1) -> TensorColumns:
     A block belongs to the stream that the next work is issued to: frameworks allocate just before they issue,
     inside `with torch.cuda.stream(...)`. Activations are allocated on the compute stream.
     """
-    columns, changes_per_owner = program.memoize(memory_columns), program.memoize(owner_change_indices)
-    if any(device != "gpu" for device, *_ in changes_per_owner):
-        gpu_changes = [change for change in program.memory if change.device == "gpu"]
-        columns = MemoryColumns(*zip(*gpu_changes, strict=True))
-        changes_per_owner = change_indices_per_owner(columns)
-    change_indices, tensor, sizes = _match_tensors(columns, changes_per_owner)
+    changes = program.memoize(_gpu_changes)
+    change_indices, tensor, sizes = _match_tensors(changes)
     if times == 1:
-        return _assign_streams(columns, change_indices, tensor, sizes, _next_streams(program, COMPUTE))
+        return _assign_streams(changes, change_indices, tensor, sizes, _next_streams(program, COMPUTE))
     if len(change_indices) != 2 * len(sizes):  # a tensor is not freed before the second time
         return tensor_columns(program.memoize(repeat_program))
     first_step = _assign_streams(
-        columns, change_indices, tensor, sizes, _next_streams(program, _first_stream(program))
+        changes, change_indices, tensor, sizes, _next_streams(program, _first_stream(program))
     )
-    steady_step = _assign_streams(columns, change_indices, tensor, sizes, _next_streams(program, COMPUTE))
+    steady_step = _assign_streams(changes, change_indices, tensor, sizes, _next_streams(program, COMPUTE))
     count = len(program.ops)
     second_step = steady_step._replace(
         op=steady_step.op + count,
@@ -202,44 +191,118 @@ def tensor_columns(program: Program, times: int = 1) -> TensorColumns:
     return first_step.concatenate(second_step)
 
 
+class _Changes(NamedTuple):
+    """A program's changes of GPU memory."""
+
+    columns: MemoryColumns
+    op: Ints
+    until: Ints
+    owner: Ints
+    """Equal for changes of one category, owner, part and micro-batch."""
+    kind: Ints
+    """Equal for changes of the same bytes and tensors."""
+    size: Ints
+    stream: Ints
+    """The index of the change's own stream in `streams`. -1: that of the next work."""
+    streams: list[str]
+
+
+def _gpu_changes(program: Program) -> _Changes:
+    """The changes of GPU memory, for `Program.memoize`. What repeats is looked at once."""
+    columns, origins = program.memoize(memory_columns), program.memoize(change_origins)
+    if any(device != "gpu" for device in columns.device):
+        gpu_changes = [change for change in program.memory if change.device == "gpu"]
+        columns = MemoryColumns(*zip(*gpu_changes, strict=True)) if gpu_changes else MemoryColumns()
+        origins = np.arange(len(gpu_changes))
+    count = len(origins)
+    is_original = origins == np.arange(count)
+    mask = is_original.tolist()
+
+    def unroll(values: Ints) -> Ints:
+        column = np.zeros(count, dtype=np.int64)
+        column[is_original] = values
+        unrolled: Ints = column[origins]
+        return unrolled
+
+    def indices(column: Sequence[Any]) -> tuple[list[Any], Ints]:
+        return factorize(list(compress(column, mask)))
+
+    categories, category_of = indices(columns.category)
+    owners, owner_of = indices(columns.owner)
+    parts, part_of = indices(columns.part)
+    sizes, size_of = indices(columns.bytes)
+    tensors, tensors_of = indices(columns.tensors)
+    streams, stream_of = indices(columns.stream)
+    own_streams, streams = streams, list(dict.fromkeys([COMPUTE, *streams]))
+    stream_of = np.array([streams.index(stream) for stream in own_streams], dtype=np.int64)[stream_of]
+    if "" in streams:
+        stream_of[stream_of == streams.index("")] = -1
+    if "activations" in categories:
+        stream_of[category_of == categories.index("activations")] = 0
+    micro_batch = np.fromiter(columns.micro_batch, np.int64, count)
+    owner_of = (category_of * len(owners) + owner_of) * len(parts) + part_of
+    return _Changes(
+        columns,
+        np.fromiter(columns.op, np.int64, count),
+        np.fromiter(columns.until, np.int64, count),
+        unroll(owner_of) * (micro_batch.max(initial=-1) + 2) + micro_batch + 1,
+        unroll(size_of * len(tensors) + tensors_of),
+        unroll(np.array(sizes, dtype=np.int64)[size_of]),
+        unroll(stream_of),
+        streams,
+    )
+
+
 def _assign_streams(
-    columns: MemoryColumns, change_indices: Ints, tensor: Ints, sizes: Ints, next_streams: Sequence[str]
+    changes: _Changes, change_indices: Ints, tensor: Ints, sizes: Ints, next_streams: Sequence[str]
 ) -> TensorColumns:
     """The changes at `change_indices` with each `tensor`. Their streams are `next_streams` by op, unless the
     changes name their own.
     """
-    streams = [
-        COMPUTE if category == "activations" else own_stream or next_streams[op]
-        for op, category, own_stream in zip(columns.op, columns.category, columns.stream, strict=True)
-    ]
-    index_of_stream = {stream: index for index, stream in enumerate(dict.fromkeys(streams))}
-    stream_of = map(index_of_stream.__getitem__, streams)
-    ops, counts, until_ops, stream_indices = (
-        np.fromiter(column, np.int64, len(streams))[change_indices]
-        for column in (columns.op, columns.bytes, columns.until, stream_of)
+    all_streams = [*changes.streams, *dict.fromkeys(next_streams)]
+    numbers = {stream: all_streams.index(stream) for stream in all_streams}
+    next_numbers = np.fromiter(map(numbers.__getitem__, next_streams), np.int64, len(next_streams))
+    stream_of = np.where(changes.stream >= 0, changes.stream, next_numbers[changes.op])
+    used, first = np.unique(stream_of, return_index=True)
+    used = used[np.argsort(first)]  # in the order in which they come first
+    new_index = np.zeros(len(all_streams), dtype=np.int64)
+    new_index[used] = np.arange(len(used))
+    return TensorColumns(
+        changes.op[change_indices],
+        tensor,
+        np.where(changes.size[change_indices] > 0, sizes[tensor], 0),
+        new_index[stream_of][change_indices],
+        changes.until[change_indices],
+        tuple(all_streams[number] for number in used.tolist()),
     )
-    allocated_bytes = np.where(counts > 0, sizes[tensor], 0)
-    return TensorColumns(ops, tensor, allocated_bytes, stream_indices, until_ops, tuple(index_of_stream))
 
 
-def _match_tensors(
-    columns: MemoryColumns, changes_per_owner: Mapping[Owner, Sequence[int]]
-) -> tuple[Ints, Ints, Ints]:
+def _match_tensors(changes: _Changes) -> tuple[Ints, Ints, Ints]:
     """The index of each change with each tensor that it allocates or frees, and the bytes of the tensors.
-    `changes_per_owner` holds the indices of each owner's changes.
 
-    Owners whose changes are identical (of equal blocks) have identical tensors, which are matched once for
-    all of them.
+    Owners whose changes are identical (of equal blocks and micro-batches) have identical tensors, which are
+    matched once for all of them.
     """
-    changes = list(zip(columns.bytes, columns.tensors, strict=True))
-    owners_per_changes: dict[tuple[tuple[int, tuple[int, ...]], ...], list[Sequence[int]]] = {}
-    for indices in changes_per_owner.values():
-        owners_per_changes.setdefault(tuple([changes[index] for index in indices]), []).append(indices)
+    by_owner = np.argsort(changes.owner, kind="stable")
+    is_first = np.diff(changes.owner[by_owner], prepend=-1) != 0
+    starts = np.flatnonzero(is_first)
+    ends = np.append(starts[1:], len(by_owner))
+    kinds = changes.kind[by_owner]
+    data, width = kinds.tobytes(), kinds.itemsize
+    starts_per_changes: dict[bytes, list[int]] = {}
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        starts_per_changes.setdefault(data[width * start : width * end], []).append(start)
     pieces, first = [(np.zeros(0, dtype=np.int64),) * 4], 0
-    for owner_changes, owners in owners_per_changes.items():
-        moves, owner_indices = _Tensors().make(owner_changes), np.array(owners)
-        first_tensors = first + len(moves.sizes) * np.arange(len(owners))
-        first += len(moves.sizes) * len(owners)
+    for owner_kinds, owner_starts in starts_per_changes.items():
+        count = len(owner_kinds) // width
+        first_indices = by_owner[owner_starts[0] : owner_starts[0] + count].tolist()
+        owner_changes = [
+            (changes.columns.bytes[index], changes.columns.tensors[index]) for index in first_indices
+        ]
+        moves = _Tensors().make(owner_changes)
+        owner_indices = by_owner[np.array(owner_starts)[:, None] + np.arange(count)]
+        first_tensors = first + len(moves.sizes) * np.arange(len(owner_starts))
+        first += len(moves.sizes) * len(owner_starts)
         tensors = first_tensors[:, None] + moves.tensors
         allocating_changes, change_indices = (
             owner_indices[:, moves.allocating_changes],
@@ -248,7 +311,7 @@ def _match_tensors(
         pieces.append(
             (
                 allocating_changes.ravel(),
-                np.tile(moves.sizes, len(owners)),
+                np.tile(moves.sizes, len(owner_starts)),
                 change_indices.ravel(),
                 tensors.ravel(),
             )

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zsim.operations.operation import Role
 from zsim.plan.parallel.sharded_parameters import shard_parameter
 from zsim.specs.model.experts import Experts, GroupedKernel, GroupedLinear, MergedWeights
 from zsim.specs.model.spec import (
@@ -83,7 +84,7 @@ def add_adapters(products: Sequence[Module], experts: Module, split: ExpertSplit
     assert isinstance(work, Experts)
     if work.adapters is None:
         return list(products)
-    last = max(n for n, product in enumerate(products) if isinstance(product.op_spec, GroupedLinear))
+    last = max(n for n, product in enumerate(products) if product.role is Role.EXPERT_PRODUCT)
     modules: list[Module] = []
     for number, module in enumerate(products):
         rank = work.adapters.second if number == last else work.adapters.first

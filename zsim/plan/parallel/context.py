@@ -15,19 +15,10 @@ them (DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py `UlyssesSPDataLoa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
-from zsim.specs.model.spec import Attention, ContextSharding, ModelSpec, Module
-from zsim.specs.strategy.parallelism import ParallelismConfig, Style
-
-_LIBRARIES: Mapping[Style, Literal["te", "torch", "deepspeed"]] = {
-    "megatron": "te",
-    "torch": "torch",
-    "deepspeed": "deepspeed",
-    "autotp": "deepspeed",
-}
+from zsim.specs.model.spec import ContextSharding, ModelSpec, Module
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 
 def context_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSpec:
@@ -35,9 +26,12 @@ def context_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelS
     ranks = parallelism.context
     if ranks == 1:
         return model
-    library = _LIBRARIES[parallelism.style]
     share = ContextSharding(
-        ranks, parallelism.context_method, library, parallelism.context_inner, parallelism.context_masks
+        ranks,
+        parallelism.context_method,
+        parallelism.style.context_library,
+        parallelism.context_inner,
+        parallelism.context_masks,
     )
     return replace(
         model.map_blocks(lambda block: replace(block, modules=_split_modules(block.modules, share))),
@@ -52,7 +46,5 @@ def _split_modules(modules: tuple[Module, ...], share: ContextSharding) -> tuple
 
 
 def _split_module(module: Module, share: ContextSharding) -> Module:
-    work = module.op_spec
-    if isinstance(work, Attention):
-        work = replace(work, context=share)
+    work = module.op_spec.cut_sequences(share)
     return replace(module, op_spec=work, token_shards=module.token_shards * share.ranks)

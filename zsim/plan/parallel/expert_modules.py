@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from zsim.operations.operation import Role
 from zsim.specs.model.experts import Experts, ExpertsLibrary, GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Linear, Module, Parameter
+from zsim.specs.strategy.expert_library import ExpertLibrary
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT_DATA
 
@@ -22,8 +24,8 @@ def router_of(module: Module, split: ExpertSplit) -> Module:
     in_fp32 = work.in_fp32 if split.gate_in_fp32 is None else split.gate_in_fp32
     router = replace(
         work,
-        library=split.library,
-        in_fp32=in_fp32 and not split.is_megatron,
+        library=split.library.name,
+        in_fp32=in_fp32 and not split.library.casts_gate_output,
         has_fp32_output=in_fp32,
         has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
     )
@@ -63,10 +65,10 @@ def part_of_stacked(
 
 
 def sequential_experts(
-    experts: Module, count: int, rows: float, *, has_separate_inputs: bool
+    experts: Module, library: ExpertLibrary, count: int, rows: float, *, has_separate_inputs: bool
 ) -> list[Module]:
-    """`count` of the model's `experts`, each on `rows` rows per token. With `has_separate_inputs` both of its
-    first products read a copy of their own.
+    """`count` of the model's `experts` as a library has them, each on `rows` rows per token. With
+    `has_separate_inputs` both of its first products read a copy of their own.
     """
     work, modules = experts.op_spec, []
     assert isinstance(work, Experts)
@@ -76,7 +78,7 @@ def sequential_experts(
     if work.is_gated:
         products.insert(0, ("gate_proj", hidden, features))
     for number in range(count):
-        name = f"{experts.name}.deepspeed_experts.{number}"
+        name = f"{experts.name}.{library.expert_list}.{number}"
         expert_modules = []
         for index, (product_name, in_features, out_features) in enumerate(products):
             shapes: dict[str, tuple[int, ...]] = {"weight": (out_features, in_features)}
@@ -105,7 +107,7 @@ def pad_quantised_products(products: Sequence[Module], split: ExpertSplit) -> li
     product, and the padding is taken off again after the last.
     """
     padded = list(products)
-    grouped = [n for n, product in enumerate(padded) if isinstance(product.op_spec, GroupedLinear)]
+    grouped = [n for n, product in enumerate(padded) if product.role is Role.EXPERT_PRODUCT]
     positions: tuple[tuple[int, Literal["first", "last"]], ...] = (
         (grouped[0], "first"),
         (grouped[-1], "last"),

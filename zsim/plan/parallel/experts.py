@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.operations.operation import Role
 from zsim.plan.parallel.adapters import add_adapters
 from zsim.plan.parallel.expert_modules import (
     pad_quantised_products,
@@ -37,12 +38,12 @@ from zsim.plan.parallel.shared_expert_overlap import mark_fork, overlap_shared_e
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_layer import expert_module_range, has_experts, share_layer_input, shared_output
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
-from zsim.specs.model.op_specs import ExchangeLibrary
 from zsim.specs.model.spec import (
     Activation,
     Block,
     Exchange,
     ExchangeKind,
+    ExchangeLibrary,
     ModelSpec,
     Module,
     Parameter,
@@ -63,8 +64,8 @@ def _expand_block(block: Block, split: ExpertSplit) -> Block:
     if not run:
         return block
     layer_modules = block.modules[run.start : run.stop]
-    experts = next(module for module in layer_modules if isinstance(module.op_spec, Experts))
-    router = next(module for module in layer_modules if isinstance(module.op_spec, Router))
+    experts = next(module for module in layer_modules if module.role is Role.EXPERTS)
+    router = next(module for module in layer_modules if module.role is Role.ROUTER)
     layer = _Layer(experts, router_of(router, split), split, layer_modules)
     modules = (*block.modules[: run.start], *layer.modules(), *block.modules[run.stop :])
     registration = block.registration
@@ -74,8 +75,8 @@ def _expand_block(block: Block, split: ExpertSplit) -> Block:
             for parameter_owner in modules
             if parameter_owner.parameters and parameter_owner.name.startswith(f"{experts.name}.")
         ]
-        if split.library == "autoep":
-            owners.sort()  # w1, w2, w3, as `GroupedExperts` registers them
+        if split.library.sorts_parameters:
+            owners.sort()  # w1, w2, w3
         registration = tuple(
             registered for name in registration for registered in (owners if name == experts.name else [name])
         )
@@ -110,6 +111,11 @@ class _Layer:
         return "fp32" if self.choice.has_fp32_output else ""
 
     @property
+    def sends_scores(self) -> bool:
+        """Whether scores go with the rows to their experts' ranks."""
+        return self.split.library.dispatch == "rows and scores"
+
+    @property
     def shared(self) -> SharedOutput:
         """How the output of shared experts is added."""
         return shared_output(self.run)
@@ -120,14 +126,14 @@ class _Layer:
         """
         modules: list[Module] = []
         for module in self.run:
-            if isinstance(module.op_spec, Router):
+            if module.role is Role.ROUTER:
                 modules.append(self.router)
-            elif isinstance(module.op_spec, Experts):
+            elif module.role is Role.EXPERTS:
                 modules += self._routed_modules()
             else:
                 modules.append(module)
-        if self.split.is_megatron:
-            shared = [module for module in self.run if not isinstance(module.op_spec, Router | Experts)]
+        if self.split.library.runs_shared_first:
+            shared = [module for module in self.run if module.role not in (Role.ROUTER, Role.EXPERTS)]
             modules = [*shared, self.router, *self._routed_modules()]
             if self.split.overlaps_shared and shared:
                 modules = overlap_shared_experts(
@@ -139,11 +145,11 @@ class _Layer:
 
     def _routed_modules(self) -> list[Module]:
         split, rows = self.split, self.work.top_k * self.split.sent_fraction
-        if split.library == "deepspeed-moe":
+        if split.library.dispatch == "slots":
             return self._capacity_slots(rows)
-        if split.members == 1 or (split.ranks == 1 and not split.is_megatron):
+        if split.members == 1 or (split.ranks == 1 and not self.sends_scores):
             products = self._products(rows * split.padding)
-            if split.library == "autoep":
+            if split.library.sorts_local_rows:
                 products = [
                     self._move("sort", 1.0, rows_per_token=rows),
                     *products,
@@ -184,8 +190,8 @@ class _Layer:
             self.work.top_k * split.imbalance * split.tensor,
         )
         exchanged_rows = self.work.top_k * split.exchanged_fraction
-        is_shared_by_all = split.is_megatron and split.tensor > 1
-        if not split.is_megatron:
+        is_shared_by_all = self.sends_scores and split.tensor > 1
+        if not self.sends_scores:
             computed_rows = self.work.top_k * split.imbalance
         counts = self._count_exchange()
         modules = [
@@ -194,11 +200,11 @@ class _Layer:
             *counts,
         ]
         modules.append(self._all_to_all("rows", exchanged_rows, width, waits=bool(counts)))
-        if split.is_megatron:
+        if self.sends_scores:
             modules.append(self._all_to_all("scores", exchanged_rows, 1, self.score))
         if is_shared_by_all:
             modules.append(self._tensor_exchange("all_gather", "reduce_scatter", computed_rows))
-        sorts = not split.is_megatron or self.work.num_experts > split.ranks
+        sorts = not self.sends_scores or self.work.num_experts > split.ranks
         if sorts:
             modules.append(self._move("sort", 1.0, rows_per_token=computed_rows, shards=shards))
         modules += self._products(computed_rows, shards)
@@ -225,7 +231,7 @@ class _Layer:
         if has_separate_inputs:
             modules.append(self._move("sort", 1.0, rows_per_token=rows))
         modules += sequential_experts(
-            self.experts, local, rows / local, has_separate_inputs=has_separate_inputs
+            self.experts, split.library, local, rows / local, has_separate_inputs=has_separate_inputs
         )
         modules.append(self._move("unsort", 1.0, rows_per_token=rows))
         if split.ranks > 1:
@@ -236,7 +242,7 @@ class _Layer:
         """torchtitan's sum of the rows' gradients, of which each rank that shares an expert's products has a
         part (`TensorParallel`, `ExpertTensorParallel` of distributed/expert_parallel.py)."""
         split = self.split
-        if split.is_megatron or split.tensor == 1:
+        if self.sends_scores or split.tensor == 1:
             return []
         work = Exchange(None, "all_reduce", self.work.in_features, split.tensor, EXPERT_TENSOR)
         return [self._exchange("all_reduce rows", work, rows)]
@@ -292,11 +298,11 @@ class _Layer:
         split, experts = self.split, self.work.num_experts
         if not split.host_waits:
             return []
-        if split.is_megatron:
+        if self.sends_scores:
             total, group = experts * split.members, self._layer_group()
             work = Exchange("all_gather", None, 0, split.members, group, dtype="int64", numel=total)
             return [self._exchange("all_gather counts", work)]
-        dtype = "int32" if split.library == "autoep" else "int64"
+        dtype = "int32" if split.library.has_int32_counts else "int64"
         work = Exchange("all_to_all", None, 0, split.ranks, EXPERT, dtype=dtype, numel=experts)
         return [self._exchange("all_to_all counts", work)]
 
@@ -367,7 +373,13 @@ class _Layer:
     ) -> Module:
         split = self.split
         work = Rearrange(
-            kind, self.work.in_features, rows, split.library, shared, self.work.num_experts, split.padding
+            kind,
+            self.work.in_features,
+            rows,
+            split.library.name,
+            shared,
+            self.work.num_experts,
+            split.padding,
         )
         return Module(
             f"{self.experts.name}.{kind}",
@@ -386,7 +398,7 @@ class _Layer:
             [parameter for parameter in stacked if ("down" in parameter.name) == is_down]
             for is_down in (True, False)
         )
-        if split.library in ("torchtitan", "autoep") and work.is_gated:
+        if split.library.separates_gate and work.is_gated:
             first = [self._grouped("w1", hidden, features, ups), self._grouped("w3", hidden, features, ups)]
             first[1] = replace(first[1], shares_input=True)
             last = self._grouped("w2", features, hidden, downs)
@@ -394,10 +406,12 @@ class _Layer:
             wide = features * (2 if work.is_gated else 1)
             first = [self._grouped("gate_up_proj", hidden, wide, ups)]
             last = self._grouped("down_proj", features, hidden, downs)
-        act = "clamped_quick_gelu" if split.is_megatron and work.act == "swiglu_oai" else work.act
+        act = (
+            "clamped_quick_gelu" if split.library.clamps_quick_gelu and work.act == "swiglu_oai" else work.act
+        )
         middle = Module(f"{name}.act_fn", Activation(features, work.is_gated, act))
         has_bias = any(parameter.name == "bias" for parameter in last.parameters)
-        if has_bias and split.is_megatron and split.kernel == "streams":
+        if has_bias and split.library.scales_biases and split.kernel == "streams":
             assert isinstance(last.op_spec, GroupedLinear)
             in_fp32 = self.choice.has_fp32_output or split.dispatcher in DEDUPLICATING_DISPATCHERS
             last = replace(last, op_spec=replace(last.op_spec, scored_bias_bytes=4 if in_fp32 else 2))

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.specs.model.experts import GroupedLinear, Rearrange
-from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module
+from zsim.operations.operation import Role
+from zsim.specs.model.experts import Rearrange
+from zsim.specs.model.spec import Block, Exchange, Linear, Module
 
 # Among one rank: no collective, but a function of autograd, at which the streams wait for each other.
 _STREAM_SYNC = Exchange(None, None, 0, 1)
@@ -28,14 +29,14 @@ def overlap_shared_experts(
     """The modules of a layer in the order in which forward launches them: its `shared` experts, its router,
     and the modules that stand for the routed experts, whose names begin with `name`.
     """
-    core = next(n for n, module in enumerate(shared) if isinstance(module.op_spec, Activation))
+    core = next(n for n, module in enumerate(shared) if module.role is Role.ACTIVATION)
     gates = [
         replace(module, shares_input=True)  # which the router keeps
         for module in shared
-        if _is_gate(module)
+        if module.op_spec.is_gate
     ]
     inner, outer = (
-        [module for module in modules if not _is_gate(module)]
+        [module for module in modules if not module.op_spec.is_gate]
         for modules in (shared[:core], shared[core + 1 :])
     )
     input_modules = [*gates, *_input_gathers(inner)]
@@ -45,18 +46,16 @@ def overlap_shared_experts(
         isinstance(input_modules[-1].op_spec, Exchange) and input_modules[-1].op_spec.forward == "all_gather"
     )
     products = [
-        _drop_collectives(module, shares=not is_gathered)
-        for module in inner
-        if isinstance(module.op_spec, Linear)
+        _drop_collectives(module, shares=not is_gathered) for module in inner if module.role is Role.PRODUCT
     ]
     output_modules = [
-        module if isinstance(module.op_spec, Linear) else replace(module, is_first_in_backward=True)
+        module if module.role is Role.PRODUCT else replace(module, is_first_in_backward=True)
         for module in outer
     ]
-    if not outer or not isinstance(outer[-1].op_spec, Exchange):
+    if not outer or outer[-1].role is not Role.EXCHANGE:
         output_modules.append(Module(f"{name} shared output", _STREAM_SYNC, is_first_in_backward=True))
     input_modules[-1] = replace(
-        input_modules[-1], is_first_in_backward=isinstance(input_modules[-1].op_spec, Exchange)
+        input_modules[-1], is_first_in_backward=input_modules[-1].role is Role.EXCHANGE
     )
     rows = [
         replace(module, is_first_in_backward=True)
@@ -102,24 +101,18 @@ def _mark_side_stream(modules: Sequence[Module], *, first: str = "", last: str =
 def _input_gathers(inner: Sequence[Module]) -> list[Module]:
     """The exchange that gathers the input of tensor-parallel ranks, once, and sums up its gradient."""
     for module in inner:
-        beneath = module.op_spec.overlapped_collectives if isinstance(module.op_spec, Linear) else None
-        if isinstance(module.op_spec, Linear) and beneath is not None:
-            ranks, width = module.op_spec.input_cast_ranks, module.op_spec.in_features
-            ranks = max(ranks, beneath.input_shards)
+        product = module.op_spec
+        beneath = product.overlapped_collectives if isinstance(product, Linear) else None
+        if isinstance(product, Linear) and beneath is not None:
+            ranks, width = max(product.input_cast_ranks, beneath.input_shards), product.in_features
             is_split = beneath.reduces == "reduce_scatter"
             work = Exchange("all_gather" if is_split else None, beneath.reduces, width, ranks)
-            exchange = next(
-                (candidate for candidate in inner if isinstance(candidate.op_spec, Exchange)), None
-            )
+            exchange = next((candidate for candidate in inner if candidate.role is Role.EXCHANGE), None)
             if exchange is not None:
                 assert isinstance(exchange.op_spec, Exchange)
                 return [replace(exchange, op_spec=replace(exchange.op_spec, backward=beneath.reduces))]
             return [Module(f"{module.name} {beneath.reduces}", work)]
-    return [module for module in inner if isinstance(module.op_spec, Exchange)]
-
-
-def _is_gate(module: Module) -> bool:
-    return isinstance(module.op_spec, Linear) and module.op_spec.out_features == 1
+    return [module for module in inner if module.role is Role.EXCHANGE]
 
 
 def _drop_collectives(module: Module, *, shares: bool) -> Module:
@@ -135,4 +128,4 @@ def _first_after_dispatch(routed: Sequence[Module]) -> int:
     ]
     if exchanges:
         return exchanges[-1] + 1
-    return next(n for n, module in enumerate(routed) if isinstance(module.op_spec, GroupedLinear))
+    return next(n for n, module in enumerate(routed) if module.role is Role.EXPERT_PRODUCT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.specs.model.spec import Block, Embedding, Linear, ModelSpec, Module, Parameter
+from zsim.operations.operation import Role, operations_of
+from zsim.specs.model.spec import Block, Embedding, ModelSpec, Module, Parameter
 
 
 def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[ModelSpec]:
@@ -49,9 +50,7 @@ def _require_input_gradients(blocks: Sequence[Block]) -> tuple[Block, ...]:
 def register_head_first(stage: ModelSpec) -> ModelSpec:
     """The last stage with its head registered before the blocks, where DeepSpeed's PipelineModule has its
     tied layers (`tied_modules`, DeepSpeed 0.19.8 `runtime/pipe/module.py`)."""
-    heads = tuple(
-        module.name for module in stage.after if isinstance(module.op_spec, Linear) and module.parameters
-    )
+    heads = tuple(module.name for module in stage.after if module.role is Role.PRODUCT and module.parameters)
     return replace(stage, registered_before_blocks=heads)
 
 
@@ -60,27 +59,24 @@ def tied_numel(model: ModelSpec) -> int:
     prediction, on this rank. 0 if it shares none.
     """
     is_shared = model.is_tied or model.num_prediction_layers > 0
-    return next(
-        (module.numel for module in model.before if is_shared and isinstance(module.op_spec, Embedding)), 0
-    )
+    return next((module.numel for module in model.before if is_shared and module.role is Role.EMBEDDING), 0)
 
 
 def _modules_after_blocks(model: ModelSpec) -> tuple[Module, ...]:
     """The last stage's modules after the blocks. Of several that share a weight, one has a copy of it."""
     modules = [_add_head_weight(module) if model.is_tied else module for module in model.after]
-    embeddings = [
-        number for number, candidate in enumerate(modules) if isinstance(candidate.op_spec, Embedding)
-    ]
+    embeddings = [number for number, candidate in enumerate(modules) if candidate.role is Role.EMBEDDING]
     for number in embeddings[: 0 if model.is_tied else 1]:
-        work = modules[number].op_spec
-        assert isinstance(work, Embedding)
-        modules[number] = replace(modules[number], parameters=(Parameter("weight", (work.rows, work.width)),))
+        (table,) = operations_of(modules[number : number + 1], Embedding)
+        modules[number] = replace(
+            modules[number], parameters=(Parameter("weight", (table.rows, table.width)),)
+        )
     return tuple(modules)
 
 
 def _add_head_weight(module: Module) -> Module:
-    work = module.op_spec
-    if not isinstance(work, Linear) or any(parameter.name == "weight" for parameter in module.parameters):
+    if not module.op_spec.may_borrow_weight or module.has_weight:
         return module
-    weight = Parameter("weight", (work.out_features, work.in_features))
+    inputs, outputs = module.op_spec.product_features
+    weight = Parameter("weight", (outputs, inputs))
     return replace(module, parameters=(weight, *module.parameters))

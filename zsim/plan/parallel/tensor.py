@@ -28,16 +28,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.frameworks.deepspeed.settings.autotp import count_kv_heads, first_rank_features
+from zsim.operations import Attention
+from zsim.operations.operation import Role, operations_of
+from zsim.operations.sharding import FeatureCut
 from zsim.plan.parallel.adapters import shard_adapter
 from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
-from zsim.specs.model.adapters import is_adapter_part
 from zsim.specs.model.expert_layer import expert_module_range
-from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.prediction import PREDICTION_ENTRY
 from zsim.specs.model.spec import (
     Activation,
-    Attention,
     Block,
     ChunkedOverlap,
     Embedding,
@@ -52,23 +51,28 @@ from zsim.specs.model.spec import (
     Parameter,
 )
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.style import ModelParallelStyle
 
 TENSOR = "tensor"
-# Of a pipelined reduce-scatter: `num_splits` of Transformer Engine 2.17 pytorch/module/base.py.
-_SCATTERED_PIECES = 4
 
 
 def tensor_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSpec:
     """The model of one tensor-parallel rank. For routed experts see `zsim.plan.parallel.experts`."""
     if parallelism.tensor == 1:
         return model
-    sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, count_kv_heads(model))
+    sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, _count_kv_heads(model))
     return replace(
         model.map_blocks(sharder.shard_block),
         before=tuple(sharder.shard_before_blocks(model.before)),
         after=tuple(sharder.shard_after_blocks(model.after)),
         token_shards=sharder.token_shards,
     )
+
+
+def _count_kv_heads(model: ModelSpec) -> int:
+    """Key/value heads of the model's first attention, or 1 without one."""
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    return next((attention.num_kv_heads for attention in operations_of(modules, Attention)), 1)
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,10 @@ class _TensorSharder:
     vocab_size: int
     hidden_size: int
     num_kv_heads: int
+
+    @property
+    def style(self) -> ModelParallelStyle:
+        return self.parallelism.style
 
     @property
     def ranks(self) -> int:
@@ -94,39 +102,31 @@ class _TensorSharder:
 
     @property
     def overlaps(self) -> bool:
-        style, is_async = self.parallelism.style, self.parallelism.async_tensor
-        if style in ("megatron", "deepspeed"):
+        overlap = self.style.tensor_overlap
+        if overlap == "always":
             return self.shards_tokens or self.parallelism.overlap_tensor_reduce
-        return style in ("nanotron", "autotp") and is_async
+        return overlap == "async_tensor" and self.parallelism.async_tensor
 
     @property
     def cuts_products(self) -> bool:
         """Whether products overlap their own collectives: `--tp-comm-overlap`, torch's asynchronous tensor
         parallelism."""
-        offered = self.parallelism.style in ("megatron", "torch")
-        return offered and self.parallelism.async_tensor and self.shards_tokens
+        return self.style.cuts_products and self.parallelism.async_tensor and self.shards_tokens
 
     @property
     def runs_local_rows_first(self) -> bool:
         """Whether products run on the rank's own rows while the others' are gathered."""
-        return self.parallelism.style == "nanotron" and self.parallelism.async_tensor and self.shards_tokens
-
-    @property
-    def cuts_vocabulary(self) -> bool:
-        return self.parallelism.style != "autotp"
+        return self.style.runs_local_rows_first and self.parallelism.async_tensor and self.shards_tokens
 
     @property
     def cuts_loss(self) -> bool:
         """Whether the loss sees a part of the vocabulary. Otherwise logits are gathered."""
-        return self.cuts_vocabulary and self.parallelism.loss_parallel
+        return self.style.cuts_vocabulary and self.parallelism.loss_parallel
 
     def features_per_rank(self, total: int, name: str) -> int:
-        """This rank's features of a module with `total`: an equal part, under AutoTP the first rank's."""
-        if self.parallelism.style == "autotp":
-            return first_rank_features(
-                total, self.ranks, name, self.num_kv_heads, self.parallelism.tensor_grain
-            )
-        return total // self.ranks
+        """This rank's features of a module with `total`, the largest of all ranks' parts."""
+        grain = self.parallelism.tensor_grain
+        return self.style.features_of_rank(total, self.ranks, name, self.num_kv_heads, grain)
 
     def shard(self, module: Module, parameter: Parameter, dimension: int) -> Parameter:
         return resize_parameter(
@@ -139,14 +139,14 @@ class _TensorSharder:
         """The block with its products cut, and exchanges around each pair of column and row."""
         modules: list[Module] = []
         has_column = has_core = is_row = False
-        routed = expert_module_range(block) if self.parallelism.style == "torch" else range(0)
+        routed = expert_module_range(block) if self.style.gathers_for_experts else range(0)
         for number, module in enumerate(block.modules):
             work = module.op_spec
             if number in routed:
                 modules += self._shard_in_expert_layer(block, number, routed)
-            elif is_adapter_part(module):
+            elif module.is_adapter_part:
                 modules += shard_adapter(module, self.ranks, self.token_shards, is_row=is_row)
-            elif isinstance(work, Router | Experts) or (isinstance(work, Linear) and work.out_features == 1):
+            elif module.role in (Role.ROUTER, Role.EXPERTS) or work.is_gate:
                 modules.append(self._shard_tokens(module))
             elif isinstance(work, Linear) and module.name == PREDICTION_ENTRY:
                 modules += self._prediction_entry(module, work)
@@ -157,13 +157,9 @@ class _TensorSharder:
             elif isinstance(work, Linear):
                 modules += self._row(module, work)
                 has_column, has_core, is_row = False, False, True
-            elif isinstance(work, Attention):
+            elif module.role in (Role.MIXER, Role.ACTIVATION):
                 parameters = tuple(self.shard(module, parameter, 0) for parameter in module.parameters)
-                modules.append(replace(module, op_spec=self._heads(work), parameters=parameters))
-                has_core = True
-            elif isinstance(work, Activation):
-                width = self.features_per_rank(work.width, module.name)
-                modules.append(replace(module, op_spec=replace(work, width=width)))
+                modules.append(replace(self._cut_features(module), parameters=parameters))
                 has_core = True
             elif isinstance(work, Norm) and has_column:
                 modules.append(self._head_norm(module, work))
@@ -181,19 +177,16 @@ class _TensorSharder:
         work, modules = module.op_spec, [module]
         if isinstance(work, Linear) and work.out_features > 1:
             is_row = any(
-                isinstance(layer_module.op_spec, Activation)
-                for layer_module in block.modules[run.start : number]
+                layer_module.role is Role.ACTIVATION for layer_module in block.modules[run.start : number]
             )
             sharded = self._row(module, work) if is_row else self._column(module, work, is_first=False)
             modules = [
-                sharded_module
-                for sharded_module in sharded
-                if not isinstance(sharded_module.op_spec, Exchange)
+                sharded_module for sharded_module in sharded if sharded_module.role is not Role.EXCHANGE
             ]
             if not is_row:
                 modules.insert(0, self._exchange(module.name, None, "all_reduce", width))
-        elif isinstance(work, Activation):
-            modules = [replace(module, op_spec=replace(work, width=work.width // self.ranks))]
+        elif module.role is Role.ACTIVATION:
+            modules = [self._cut_features(module)]
         if number == run.start:
             gather = [self._exchange(module.name, "all_gather", None, width)] if self.shards_tokens else []
             modules = [*gather, *modules]
@@ -233,9 +226,9 @@ class _TensorSharder:
                 return [product]
             gather = self._exchange(module.name, "all_gather", None, width, follows_precision=reads_fp8)
             return [gather, product]
-        if self.parallelism.style == "autotp":
+        if self.style.reduces_per_product:
             return [self._exchange(module.name, None, "all_reduce", width), sharded]
-        if self.parallelism.style == "nanotron" and self.shards_tokens and not module.shares_input:
+        if self.style.reduces_in_line and self.shards_tokens and not module.shares_input:
             beneath = OverlappedCollectives("reduce_scatter", self.token_shards, is_sequential=True)
             product = replace(sharded, op_spec=replace(local, overlapped_collectives=beneath))
             return [self._exchange(module.name, "all_gather", None, width), product]
@@ -270,7 +263,7 @@ class _TensorSharder:
             ),
         )
         if self.cuts_products:
-            scattered = shares if self.parallelism.style == "torch" else _SCATTERED_PIECES
+            scattered = self.style.scattered_pieces or shares
             pieces = ChunkedOverlap(shares, "backward", scattered)
             return [replace(sharded, op_spec=replace(local, chunked_overlap=pieces))]
         if self.runs_local_rows_first:
@@ -296,13 +289,14 @@ class _TensorSharder:
         column = self._column(module, work, is_first=True)
         return [*column, self._exchange(f"{module.name} out", "all_gather", backward, work.out_features)]
 
-    def _heads(self, work: Attention) -> Attention:
-        """The heads of one rank, with at least one key/value head."""
-        if self.parallelism.style == "autotp":
-            groups = -(-work.num_kv_heads // self.ranks)
-            return replace(work, num_heads=work.num_heads // work.num_kv_heads * groups, num_kv_heads=groups)
-        groups = max(1, work.num_kv_heads // self.ranks)
-        return replace(work, num_heads=work.num_heads // self.ranks, num_kv_heads=groups)
+    def _cut_features(self, module: Module) -> Module:
+        """This rank's part of what is between a column and a row."""
+
+        def features(total: int) -> int:
+            return self.features_per_rank(total, module.name)
+
+        cut = FeatureCut(self.ranks, features, is_first_rank=self.style.cuts_unevenly)
+        return replace(module, op_spec=module.op_spec.cut_features(cut))
 
     def _head_norm(self, module: Module, work: Norm) -> Module:
         """A norm of queries or keys: each rank sums its heads' gradient. A norm over all heads is cut."""
@@ -333,11 +327,11 @@ class _TensorSharder:
         (Megatron-Core 0.16.1 core/models/common/embeddings/language_model_embedding.py).
         """
         sharded: list[Module] = []
-        tables = [module for module in modules if isinstance(module.op_spec, Embedding)]
+        tables = [module for module in modules if module.role is Role.EMBEDDING]
         has_positions, is_scattered = len(tables) > 1, not self.shards_tokens
         for module in modules:
             work = module.op_spec
-            if isinstance(work, Embedding) and work.rows == self.vocab_size and self.cuts_vocabulary:
+            if isinstance(work, Embedding) and work.rows == self.vocab_size and self.style.cuts_vocabulary:
                 rows = replace(work, rows=work.rows // self.ranks)
                 parameters = tuple(
                     shard_parameter(parameter, 0, self.ranks) for parameter in module.parameters
@@ -405,7 +399,7 @@ class _TensorSharder:
         follows_precision: bool = False,
         repeats: bool = False,
     ) -> Module:
-        kind, copies = forward or backward, self.parallelism.style == "torch"
+        kind, copies = forward or backward, self.style.has_dtensors
         work = Exchange(forward, backward, width, self.ranks, follows_precision=follows_precision)
         return Module(f"{name} {kind}", replace(work, repeats=repeats, copies=copies))
 

@@ -15,7 +15,7 @@ from io import StringIO
 from typing import cast, get_args
 
 from zsim.errors import InputError
-from zsim.plan.pipeline.schedules import Action, Kind, Order, Overlap, actions_of
+from zsim.plan.actions import Action, Kind, Order, Overlap, actions_of
 
 _WHERE = "parallelism.schedule_csv"
 _COMPUTES: tuple[Kind, ...] = ("F", "B", "I", "W")

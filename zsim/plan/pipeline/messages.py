@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from zsim.plan.actions import Action, Kind, MessageCall
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Memory, Message
-from zsim.plan.pipeline.schedules import Action, Kind, MessageCall
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
-from zsim.specs.strategy.mesh import PIPELINE, TENSOR
+from zsim.specs.strategy.mesh import PIPELINE
 
 Direction = Literal["send", "recv"]
 _NEXT: frozenset[Kind] = frozenset({"SEND_F", "RECV_B"})  # with the stage behind; others with the one before
@@ -200,31 +200,3 @@ def input_of(stage: int) -> str:
 def output_of(stage: int) -> str:
     """The owner of the memory of a stage's output."""
     return f"output of stage {stage}"
-
-
-class PartitioningMessenger(Messenger):
-    """Messages of Megatron-LM 2.1 to 3.0 without sequence parallelism. Each tensor-parallel rank sends its
-    part of an activation or gradient, and the receivers gather all of it
-    (`scatter_gather_tensors_in_pipeline`, Narayanan et al. 2021, arXiv 2104.04473, section 4.1;
-    megatron/p2p_communication.py).
-    """
-
-    def pre_forward(self, stage: int, micro_batch: int) -> None:
-        super().pre_forward(stage, micro_batch)
-        if not self.stages[stage].is_first:
-            self._gather("input", stage)
-
-    def pre_backward(self, stage: int, micro_batch: int) -> None:
-        super().pre_backward(stage, micro_batch)
-        if not self.stages[stage].is_last:
-            self._gather("gradient", stage)
-
-    def _gather(self, label: str, stage: int) -> None:
-        receiver = self.stages[stage]
-        self.builder.collective(
-            "all_gather", receiver.message_bytes, receiver.message_dtype, TENSOR, stream=COMPUTE,
-            name=f"all_gather {label} of stage {stage}",
-        )  # fmt: skip
-
-    def _bytes(self, message: Action) -> int:
-        return super()._bytes(message) // self.stages[message.stage].parallelism.tensor

@@ -2,13 +2,13 @@
 
 Every function returns one list of actions per pipeline rank, without messages. There are `ranks` pipeline
 ranks with `virtual` stages each, and `micro_batches` per pipeline. Functions assume the counts that their
-framework demands (`pipeline_checks.py`).
+framework demands (`PipelineRuntime.check`).
 """
 
 from __future__ import annotations
 
+from zsim.plan.actions import Action, Kind, Order
 from zsim.plan.pipeline.placement import stage_of
-from zsim.plan.pipeline.schedules import Action, Kind, Order
 
 _LOOP = "1f1b"
 
@@ -62,9 +62,9 @@ def interleaved_table(micro_batches: int, virtual: int, group_size: int) -> list
     ]
 
 
-def torch_group_size(ranks: int, micro_batches: int) -> int:
-    """Micro-batches that a torch interleaved schedule runs through one chunk at a time: micro-batches over
-    rounds, max(1, micro_batches // ranks) of them (`ScheduleInterleaved1F1B` of torch 2.13)."""
+def chunk_group_size(ranks: int, micro_batches: int) -> int:
+    """Micro-batches that an interleaved schedule runs through one chunk at a time: micro-batches over rounds,
+    max(1, micro_batches // ranks) of them (`ScheduleInterleaved1F1B` of torch 2.13)."""
     return micro_batches // max(1, micro_batches // ranks)
 
 
@@ -92,7 +92,7 @@ def num_interleaved_warmup(
 
 def interleaved(ranks: int, virtual: int, micro_batches: int, group_size: int) -> list[Order]:
     """Interleaved 1F1B (arXiv 2104.04473, section 2.2), as torch's and Megatron's: they differ in
-    `group_size`, Megatron's `microbatch_group_size_per_vp_stage` and torch's `torch_group_size`."""
+    `group_size`, Megatron's `microbatch_group_size_per_vp_stage` and torch's `chunk_group_size`."""
     orders: list[Order] = []
     for rank in range(ranks):
         forwards, backwards = interleaved_lists(ranks, rank, virtual, micro_batches, group_size)

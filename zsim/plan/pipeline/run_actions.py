@@ -1,23 +1,17 @@
-"""The step of a pipeline rank: its steps in order, then the optimizer.
-
-# [Note: timers that wait]
-Megatron's timers wait for the device when they start and when they stop (`torch.cuda.synchronize`,
-Megatron-LM d98e8a64 megatron/core/timers.py). Level 2 times every forward, every backward and every exchange
-of messages (core/pipeline_parallel/schedules.py, p2p_communication.py), so that messages which would be
-waited for at their use are waited for where they are posted. What level 1 times, around all micro-batches and
-in the optimizer, ends where the host waits anyway. Its barriers are left out.
-"""
+"""The step of a pipeline rank: its steps in order, then the optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
-from zsim.frameworks.megatron.pipeline_combined import run_pair
+from zsim.plan.actions import Action, MessageCall, MessageWait, Overlap, Step, actions_of
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
+from zsim.plan.loops import ActionLoops
 from zsim.plan.pipeline.messages import Messenger
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step, actions_of
+from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.walk import Walk
 
 _SHARDING_ACTIONS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
@@ -28,20 +22,19 @@ def run_actions(
     hooks_of_stage: Mapping[int, Hooks],
     steps: Sequence[Step],
     messenger: Messenger | None = None,
-    *,
-    delays_weights: bool = False,
-    synchronizes: bool = False,
+    runtime: PipelineRuntime | None = None,
 ) -> None:
     """Issue all steps of `steps`, and then the optimizer's, to `builder`.
 
     `hooks_of_stage` are the hooks around the computation of each stage. `messenger` issues the rank's
-    messages and is None without a pipeline. `delays_weights` is the `is_delayed` of pairs (`run_pair`). For
-    `synchronizes` see [Note: timers that wait].
+    messages and is None without a pipeline. `runtime` is the framework's, and left out it is that of one
+    without pipelines.
 
     If `steps` hold an UNSHARD, RESHARD or REDUCE_GRAD of a stage, all its backwards run with
     `schedule_manages_sharding`, as torch's pipelines tell FSDP (`backward_maybe_with_nosync` of torch 2.13
     distributed/pipelining/stage.py).
     """
+    runtime = runtime or PipelineRuntime()
     stage_hooks = tuple(hooks_of_stage.values())
     builder.phase = "forward"
     builder.host("begin step", overhead="step")
@@ -53,10 +46,11 @@ def run_actions(
     if messenger is not None:
         messenger.begin_step()
     actions = [action for step in steps if isinstance(step, Action | Overlap) for action in actions_of(step)]
+    loops = ActionLoops(builder)
     scheduled_stages = {action.stage for action in actions if action.kind in _SHARDING_ACTIONS}
     last = {action.stage: action for action in actions if action.kind in ("B", "W")}
     for step in steps:
-        is_timed = synchronizes and (isinstance(step, Overlap | MessageCall) or _is_computation(step))
+        is_timed = runtime.synchronizes and (isinstance(step, Overlap | MessageCall) or _is_computation(step))
         if is_timed:
             builder.synchronize()
         if isinstance(step, Action):
@@ -65,6 +59,7 @@ def run_actions(
                 hooks_of_stage[step.stage],
                 step,
                 messenger,
+                loops,
                 is_last=is_last,
                 schedule_manages_sharding=step.stage in scheduled_stages,
             )
@@ -73,13 +68,12 @@ def run_actions(
             is_last = last.get(stage) == step.backward
             walks = _walk_of(hooks_of_stage, step.forward), _walk_of(hooks_of_stage, step.backward)
             with _messages_around(messenger, step):
-                run_pair(
+                runtime.run_pair(
                     builder,
                     step,
                     walks,
                     is_last=is_last,
                     schedule_manages_sharding=stage in scheduled_stages,
-                    is_delayed=delays_weights,
                 )
         elif messenger is not None and isinstance(step, MessageCall):
             messenger.post(step)
@@ -130,6 +124,7 @@ def _run_action(
     hooks: Hooks,
     action: Action,
     messenger: Messenger | None,
+    loops: ActionLoops,
     *,
     is_last: bool,
     schedule_manages_sharding: bool,
@@ -147,7 +142,7 @@ def _run_action(
         if kind == "F":
             if messenger is not None:
                 messenger.pre_forward(stage, micro_batch)
-            walk.forward()
+            loops.issue((kind, stage), hooks, micro_batch, walk.forward)
             if messenger is not None:
                 messenger.post_forward(stage, micro_batch)
             return
@@ -156,8 +151,13 @@ def _run_action(
         makes_input = kind == "B" or (kind == "W" if hooks.stage.is_first else kind == "I")
         if messenger is not None and makes_input:
             messenger.begin_gradients(stage, micro_batch)
-        if kind == "B":
-            walk.backward(is_last=is_last, schedule_manages_sharding=schedule_manages_sharding)
+        if kind == "B" and not is_last:
+            backward = partial(
+                walk.backward, is_last=False, schedule_manages_sharding=schedule_manages_sharding
+            )
+            loops.issue((kind, stage, schedule_manages_sharding), hooks, micro_batch, backward)
+        elif kind == "B":
+            walk.backward(is_last=True, schedule_manages_sharding=schedule_manages_sharding)
         elif kind == "I":
             walk.backward_inputs(schedule_manages_sharding=schedule_manages_sharding)
         else:

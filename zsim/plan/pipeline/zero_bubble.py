@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from zsim.plan.pipeline.orders import interleaved_lists, num_interleaved_warmup, torch_group_size
+from zsim.plan.actions import Action, Kind, Order, Overlap
+from zsim.plan.pipeline.orders import chunk_group_size, interleaved_lists, num_interleaved_warmup
 from zsim.plan.pipeline.placement import stage_of
-from zsim.plan.pipeline.schedules import Action, Kind, Order, Overlap
 
 
 def interleaved_zero_bubble(ranks: int, virtual: int, micro_batches: int) -> list[Order]:
     """Interleaved 1F1B with one forward ahead per hop instead of two. Rank r runs the W of a micro-batch r
     backwards after its I, and the last ones at the end.
     """
-    size = torch_group_size(ranks, micro_batches)
+    size = chunk_group_size(ranks, micro_batches)
     orders: list[Order] = []
     for rank in range(ranks):
         forwards, backwards = interleaved_lists(ranks, rank, virtual, micro_batches, size)

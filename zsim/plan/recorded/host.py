@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zsim.plan.recorded.work import HostCall
+from zsim.plan.recorded_work import HostCall
 from zsim.trace.trace import SpanInfo
 
 MAX_QUEUED_GAP_SECONDS = 10e-6

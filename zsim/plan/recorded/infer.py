@@ -39,7 +39,7 @@ import numpy as np
 from zsim.plan.ops import Op, Phase, Program
 from zsim.plan.recorded.host import MAX_LAG_SECONDS, MAX_QUEUED_GAP_SECONDS, HostPart, HostReader, host_parts
 from zsim.plan.recorded.rank import RecordedRank
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.recorded_work import RecordedWork
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 _TOLERANCE = 2e-6  # seconds: the accuracy of launches and clocks

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.plan.recorded.rank import RecordedRank
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.recorded_work import RecordedWork
 from zsim.trace.trace import COLLECTIVES
 
 GPU_KERNELS = frozenset({"compute", "optimizer", "copy"})

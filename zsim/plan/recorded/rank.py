@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from zsim.plan.ops import Op, Program
 from zsim.plan.passes.repeated_step import repeat_program
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.recorded_work import RecordedWork
 
 
 @dataclass(frozen=True)

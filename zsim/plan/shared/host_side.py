@@ -6,29 +6,24 @@ is asynchronous until the host waits for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.cost.kernels.update import OptimizerImplementation, update_bytes
 from zsim.cost.rates.cpu_optimizer import cast_bytes, scale_bytes
-from zsim.frameworks.deepspeed.settings.config import AioConfig
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Copy, DriveIo, HostWork
 
 CPU, READ, WRITE = "cpu", "nvme_read", "nvme_write"
-_MIN_SWAP_BYTES = 2**20  # MIN_AIO_BYTES of DeepSpeed's swap_tensor/utils.py
-_ALIGNMENT_BYTES = 1024  # AIO_ALIGNED_BYTES of the same file, per thread
 
 
-def swap_floor_bytes(aio: AioConfig) -> int:
-    """The size in bytes below which tensors stay in memory."""
-    return max(_MIN_SWAP_BYTES, aio.block_size_bytes)
+@dataclass(frozen=True, slots=True)
+class DriveAccess:
+    """How a framework reads and writes the drives: the settings of every `DriveIo`."""
 
-
-def aligned_numel(numel: int, element_bytes: int, aio: AioConfig) -> int:
-    """Elements of the file of a tensor of `numel` elements: padded to aligned pieces of equal size per
-    thread."""
-    alignment = _ALIGNMENT_BYTES * aio.intra_op_parallelism // element_bytes
-    return -(-numel // alignment) * alignment
+    block_bytes: int
+    queue_depth: int
+    threads: int
 
 
 class HostSide:
@@ -37,10 +32,10 @@ class HostSide:
     """
 
     def __init__(
-        self, builder: PlanBuilder, aio: AioConfig | None = None, *, runs_in_other_thread: bool = False
+        self, builder: PlanBuilder, drives: DriveAccess | None = None, *, runs_in_other_thread: bool = False
     ) -> None:
         self.builder = builder
-        self.aio = aio
+        self.drives = drives
         self.runs_in_other_thread = runs_in_other_thread
 
     def copy(
@@ -120,11 +115,9 @@ class HostSide:
     ) -> int | None:
         if size <= 0:
             return None
-        aio = self.aio
-        assert aio is not None
-        work = DriveIo(
-            direction, size, aio.block_size_bytes, aio.queue_depth, aio.intra_op_parallelism, is_direct
-        )
+        drives = self.drives
+        assert drives is not None
+        work = DriveIo(direction, size, drives.block_bytes, drives.queue_depth, drives.threads, is_direct)
         return self.builder.add(name, READ if direction == "read" else WRITE, work, module=module)
 
     def wait(self, event: int | None, name: str) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.cost.kernels import modules as work
-from zsim.cost.kernels.update import OptimizerImplementation
-from zsim.cost.memory.adapters import quantisation_bytes, stored_bytes
+from zsim.cost.kernels.update import OptimizerImplementation, cast_kernels, norm_kernels, scale_kernels
+from zsim.cost.memory.parameters import quantisation_bytes, stored_bytes
 from zsim.cost.optimizers.kernels import update_kernels
 from zsim.cost.optimizers.states import state_tensors
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Copy, Memory
 from zsim.plan.workload.workload import Workload
-from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -36,7 +36,7 @@ def lazy_states(training: TrainingConfig, tensors: Sequence[UpdatedTensor]) -> M
 
 def paged_states(training: TrainingConfig, tensors: Sequence[UpdatedTensor]) -> list[Memory]:
     """States in unified memory that is on the host between steps: see [Note: paged states] of
-    `zsim.plan.memory.paging`."""
+    `zsim.plan.paging`."""
     paged_tensors = [tensor for tensor in tensors if _is_paged(training, tensor)]
     return (
         [Memory("optimizer_states", _state_bytes(training, paged_tensors), "host")] if paged_tensors else []
@@ -64,7 +64,7 @@ def optimizer_tensors(
     of the blocks' products are the matrices that Muon treats separately.
     """
     blocks = (call for segment in workload.segments if segment.kind == "block" for call in segment.calls)
-    linear_calls = (call for call in blocks if isinstance(call.module.op_spec, Linear))
+    linear_calls = (call for call in blocks if call.module.role is Role.PRODUCT)
     matrices = {
         id(parameter) for call in linear_calls for parameter in call.parameters if len(parameter.shape) == 2
     }
@@ -106,13 +106,13 @@ def clip_gradients(
     if training.gradient_clipping <= 0:
         return
     numel, num_tensors = sum(numels), len(numels)
-    builder.kernels("gradient norm", work.norm_kernels(numel, dtype, num_tensors))
+    builder.kernels("gradient norm", norm_kernels(numel, dtype, num_tensors))
     for name, size in sums:
         if name in builder.groups and builder.groups[name].size > 1:
             builder.collective(
                 "all_reduce", size, "fp32", name, stream=COMPUTE, name="all_reduce gradient norm"
             )
-    builder.kernels("clip gradients", work.scale_kernels(numel, dtype, num_tensors))
+    builder.kernels("clip gradients", scale_kernels(numel, dtype, num_tensors))
 
 
 def update(
@@ -140,7 +140,7 @@ def update(
             _update_one(builder, training, tensor, gradient, stored, name, overhead)
             overhead = None
         if low_precision_copy:
-            builder.kernels(f"{name}: cast", work.cast_kernels(_numel(tensors), stored, "bf16"))
+            builder.kernels(f"{name}: cast", cast_kernels(_numel(tensors), stored, "bf16"))
         return
     kernels = update_kernels(
         training.optimizer,

@@ -9,26 +9,27 @@ gathers it with that unit.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.fsdp1.settings import Fsdp1Config
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.plan.ops import Memory
+from zsim.plan.ops import Device, Memory
 from zsim.specs.model.spec import ModelSpec, Parameter
-from zsim.specs.strategy.training import TrainingConfig
-
-NOTE = "PEFT's frozen originals of modules_to_save are in memory, but not in what FSDP gathers"
 
 
-def originals(
-    models: Iterable[ModelSpec], strategy: Any, training: TrainingConfig, ranks: int
-) -> list[Memory]:
-    """Memory of the originals in a rank's stages, among `ranks` data-parallel ranks. [] if no module is
-    copied.
-    """
+@dataclass(frozen=True, slots=True)
+class FrozenStorage:
+    """How a framework stores a frozen parameter."""
+
+    dtype: str
+    """The type of one that the model does not keep in a type of its own."""
+    shards: int = 1
+    """The number of ranks over which it is cut."""
+    device: Device = "gpu"
+
+
+def originals(models: Iterable[ModelSpec], storage: FrozenStorage) -> list[Memory]:
+    """Memory of the originals in a rank's stages. [] if no module is copied."""
     trained_models = [model for model in models if model.trainable_numel < model.numel]
     parameters = [
         parameter
@@ -38,15 +39,11 @@ def originals(
     ]
     if not parameters:
         return []
-    shards = _shards(strategy, ranks)
-    default_dtype = strategy.param_dtype if isinstance(strategy, DeepSpeedConfig) else training.stored_dtype
     size = sum(
-        _numel(parameter, shards) * DTYPE_BYTES[_dtype(parameter, default_dtype)] for parameter in parameters
+        _numel(parameter, storage.shards) * DTYPE_BYTES[_dtype(parameter, storage.dtype)]
+        for parameter in parameters
     )
-    is_offloaded = getattr(strategy, "cpu_offload", False)
-    if isinstance(strategy, DeepSpeedConfig):
-        is_offloaded = strategy.zero.offload_param is not None
-    return [Memory("parameters", size, "host" if is_offloaded else "gpu")]
+    return [Memory("parameters", size, storage.device)]
 
 
 def _dtype(parameter: Parameter, default_dtype: str) -> str:
@@ -63,14 +60,3 @@ def _numel(parameter: Parameter, shards: int) -> int:
     """
     rows, *other_dimensions = parameter.shape or (1,)
     return -(-rows // shards) * prod(other_dimensions)
-
-
-def _shards(strategy: Any, ranks: int) -> int:
-    """The ranks over which a frozen parameter is cut."""
-    if isinstance(strategy, DeepSpeedConfig):
-        if strategy.stage < 3:
-            return 1
-        return strategy.zero.mics_shard_size if strategy.zero.is_mics else ranks
-    if isinstance(strategy, Fsdp1Config) and strategy.sharding_strategy == "NO_SHARD":
-        return 1
-    return ranks // strategy.replicate if isinstance(strategy, Fsdp1Config | Fsdp2Config) else 1

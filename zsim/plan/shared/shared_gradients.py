@@ -57,21 +57,21 @@ class TiedGradient:
 
     def __init__(self, builder: PlanBuilder, dtype: str, owner: str = "") -> None:
         self._builder, self._dtype, self._owner = builder, dtype, owner
-        self._held_numel = 0
+        self.held_numel = 0
 
     def add(self, call: ModuleCall) -> None:
         """Hold the gradient that `call` makes for the weight it borrows."""
         numel = call.borrowed_gradient_numel
         self._builder.allocate("activations", numel * DTYPE_BYTES[self._dtype], owner=self._owner)
-        if self._held_numel:
+        if self.held_numel:
             self._add_and_free(call, numel)
-        self._held_numel = numel
+        self.held_numel = numel
 
     def finish(self, call: ModuleCall, numel: int) -> None:
         """Add the held gradient to that of a parameter of `numel` elements, if it is of this parameter."""
-        if self._held_numel and numel == self._held_numel:
+        if self.held_numel and numel == self.held_numel:
             self._add_and_free(call, numel)
-            self._held_numel = 0
+            self.held_numel = 0
 
     def _add_and_free(self, call: ModuleCall, numel: int) -> None:
         kernels = accumulate_kernels(numel, self._dtype, self._dtype)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.specs.model.spec import Exchange, Module
+from zsim.operations.operation import Role
+from zsim.specs.model.spec import Module
 
 SIDE_STREAM_MARKS = ("begins", "continues", "ends")
 
@@ -33,7 +34,7 @@ def _interleave(modules: Sequence[Module], side_modules: list[int], main_modules
     order: list[int] = []
     while side_modules or main_modules:
         ready = [*side_modules[:1], *main_modules[:1]]
-        if len(main_modules) > 1 and all(isinstance(modules[n].op_spec, Exchange) for n in main_modules[:2]):
+        if len(main_modules) > 1 and all(modules[n].role is Role.EXCHANGE for n in main_modules[:2]):
             ready.append(main_modules[1])
         chosen = max(ready, key=lambda n: (modules[n].is_first_in_backward, n))
         (side_modules if chosen in side_modules else main_modules).remove(chosen)

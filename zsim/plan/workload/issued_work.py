@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from zsim.cost.kernels import fp8
-from zsim.cost.kernels import modules as work
-from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import copy_kernels
 from zsim.dtypes import DTYPE_BYTES
+from zsim.operations.attention.context import SharedAttention
+from zsim.operations.operation import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, SplitSizes
 from zsim.plan.workload.context import heads, torch_attention, transformer_engine
@@ -37,6 +36,7 @@ from zsim.plan.workload.product_pieces import (
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import (
     Attention,
+    ChunkedOverlap,
     ContextSharding,
     Exchange,
     ExchangeKind,
@@ -78,41 +78,41 @@ def num_launches(kernels: tuple[Kernel, ...]) -> int:
     return sum([kernel.launches for kernel in kernels])
 
 
-def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> IssuedWork:
+def forward_of(module: Module, shape: BatchShape, options: WorkOptions) -> IssuedWork:
     """The work of a module's forward."""
-    if isinstance(module.op_spec, Exchange):
-        return _exchange_parts(module.op_spec, module.op_spec.forward, shape, options, is_forward=True)
-    if isinstance(module.op_spec, Attention) and module.op_spec.context is not None:
-        return shared_forward(module.op_spec, shape, options)
-    pieces = module.op_spec.chunked_overlap if isinstance(module.op_spec, Linear) else None
-    if isinstance(module.op_spec, Linear) and pieces is not None:
-        if not pieces.starts_with_local_rows:
-            return product_forward(module, module.op_spec, pieces, shape, options)
-        if pieces.gathers == "forward":
-            return column_forward(module, module.op_spec, pieces, shape, options)
-    return Kernels(work.forward_kernels(module, shape, options))
+    match module.op_spec:
+        case Exchange() as exchange:
+            return _exchange_parts(exchange, exchange.forward, shape, options, is_forward=True)
+        case Attention(context=ContextSharding()) as attention:
+            return shared_forward(attention, shape, options)
+        case Linear(chunked_overlap=ChunkedOverlap() as pieces) as product:
+            if not pieces.starts_with_local_rows:
+                return product_forward(module, product, pieces, shape, options)
+            if pieces.gathers == "forward":
+                return column_forward(module, product, pieces, shape, options)
+    return Kernels(module.kernels(FORWARD, shape, options))
 
 
-def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> IssuedWork:
+def backward_of(module: Module, shape: BatchShape, options: WorkOptions) -> IssuedWork:
     """The work of a module's backward. See [Note: beneath the products]."""
-    if isinstance(module.op_spec, Exchange):
-        return _exchange_parts(module.op_spec, module.op_spec.backward, shape, options, is_forward=False)
-    if isinstance(module.op_spec, Attention) and module.op_spec.context is not None:
-        return shared_backward(module.op_spec, shape, options)
-    pieces = module.op_spec.chunked_overlap if isinstance(module.op_spec, Linear) else None
-    if isinstance(module.op_spec, Linear) and pieces is not None and pieces.gathers == "backward":
-        backward = row_backward if pieces.starts_with_local_rows else product_backward
-        return backward(module, module.op_spec, pieces, shape, options)
-    if isinstance(module.op_spec, Linear) and module.op_spec.overlapped_collectives is not None:
-        return _around_products(module, module.op_spec, module.op_spec.overlapped_collectives, shape, options)
-    return Kernels(work.backward_kernels(module, shape, options))
+    match module.op_spec:
+        case Exchange() as exchange:
+            return _exchange_parts(exchange, exchange.backward, shape, options, is_forward=False)
+        case Attention(context=ContextSharding()) as attention:
+            return shared_backward(attention, shape, options)
+        case Linear(chunked_overlap=ChunkedOverlap(gathers="backward") as pieces) as product:
+            backward = row_backward if pieces.starts_with_local_rows else product_backward
+            return backward(module, product, pieces, shape, options)
+        case Linear(overlapped_collectives=OverlappedCollectives() as beneath) as product:
+            return _around_products(module, product, beneath, shape, options)
+    return Kernels(module.kernels(BACKWARD, shape, options))
 
 
 def _exchange_parts(
     exchange: Exchange,
     kind: ExchangeKind | None,
-    shape: work.BatchShape,
-    options: work.WorkOptions,
+    shape: BatchShape,
+    options: WorkOptions,
     *,
     is_forward: bool,
 ) -> tuple[WorkPart, ...]:
@@ -145,7 +145,7 @@ def _exchange_parts(
     return _add_copy(collective, exchange, shape)
 
 
-def _add_copy(collective: Collective, exchange: Exchange, shape: work.BatchShape) -> tuple[WorkPart, ...]:
+def _add_copy(collective: Collective, exchange: Exchange, shape: BatchShape) -> tuple[WorkPart, ...]:
     """The collective, in line, after or before the copy that `exchange` makes of its full tensor."""
     if not exchange.copies or shape.sequences == 1 or collective.kind not in ("all_gather", "reduce_scatter"):
         return (WorkPart(collective),)
@@ -165,17 +165,18 @@ def _around_products(
     module: Module,
     product: Linear,
     beneath: OverlappedCollectives,
-    shape: work.BatchShape,
-    options: work.WorkOptions,
+    shape: BatchShape,
+    options: WorkOptions,
 ) -> tuple[WorkPart, ...]:
     numel = shape.tokens * product.in_features
     size, dtype = numel * options.activation_bytes, options.kernel_dtype
-    input_gradient_kernels, weight_gradient_kernels = work.split_backward(module, shape, options)
+    input_gradient_kernels = module.kernels(BACKWARD_INPUT, shape, options)
+    weight_gradient_kernels = module.kernels(BACKWARD_WEIGHT, shape, options)
     group = beneath.group
     is_frozen = (
         not weight_gradient_kernels
     )  # nothing reads the input again, and nothing runs beside the reduction
-    is_low = options.dtype == "fp8" and not fp8.is_quantized(module, options)
+    is_low = options.dtype == "fp8" and not module.is_quantized(options)
     gather_options = replace(options, dtype="bf16") if is_low else options
     if beneath.is_sequential:
         gathers = beneath.input_shards > 1 and not is_frozen

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from zsim.cost.kernels import modules as work
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
-from zsim.cost.memory.tensors import ModuleTensors, module_tensors, remove_bytes, split_into_tensors
+from zsim.operations.operation import BACKWARD_INPUT, BACKWARD_WEIGHT, RECOMPUTE, Role
+from zsim.operations.tensors import ModuleTensors, remove_bytes, split_into_tensors
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued_work import IssuedWork, backward_of, forward_of, launches_of, num_launches
 from zsim.plan.workload.product_pieces import gathered_input
-from zsim.specs.model.experts import GroupedLinear
-from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module, Residual
+from zsim.specs.model.spec import Block, Linear, Module
 from zsim.specs.strategy.training import Checkpointing
 
 
@@ -59,18 +59,18 @@ ModuleWorks = tuple[ModuleWork, ...]
 
 
 def module_work(
-    module: Module, shape: work.BatchShape, options: work.WorkOptions, *, is_selective: bool = False
+    module: Module, shape: BatchShape, options: WorkOptions, *, is_selective: bool = False
 ) -> ModuleWork:
     """The work of a module by itself. With `is_selective` attention is recomputed in backward (policy
     "selective").
     """
-    shape, options = shape.seen_by(module), options.seen_by(module)
+    shape, options = shape.seen_by(module), module.work_options(options)
     forward, backward = forward_of(module, shape, options), backward_of(module, shape, options)
-    is_product = isinstance(module.op_spec, Linear | GroupedLinear)
-    input_gradient, weight_gradient = work.split_backward(module, shape, options) if is_product else ((), ())
-    saved_bytes = footprint.saved_bytes(module, shape, options)
-    kept_bytes = footprint.saved_bytes_selective(module, shape, options) if is_selective else saved_bytes
-    tensors = module_tensors(module, shape, options)
+    weight_gradient = module.kernels(BACKWARD_WEIGHT, shape, options)
+    input_gradient = module.kernels(BACKWARD_INPUT, shape, options) if weight_gradient else ()
+    saved_bytes = module.saved_bytes(shape, options)
+    kept_bytes = module.selective_bytes(shape, options) if is_selective else saved_bytes
+    tensors = module.tensors(shape, options)
     return ModuleWork(
         forward=forward,
         backward=backward,
@@ -86,7 +86,7 @@ def module_work(
 
 
 def reuse_stream_gradient(
-    modules: Sequence[Module], module_works: ModuleWorks, shape: work.BatchShape, options: work.WorkOptions
+    modules: Sequence[Module], module_works: ModuleWorks, shape: BatchShape, options: WorkOptions
 ) -> ModuleWorks:
     """The work of a block's modules with gradients reused: a Linear whose output is added to the residual
     stream without dropout reuses the stream's gradient as its output gradient, so none is allocated.
@@ -95,13 +95,11 @@ def reuse_stream_gradient(
         return module_works  # autograd casts the gradient
     reused = list(module_works)
     for number, reader in enumerate(modules[1:]):
-        product = modules[number].op_spec
-        if (
-            isinstance(product, Linear)
-            and isinstance(reader.op_spec, Residual)
-            and not reader.op_spec.dropout
-        ):
-            gradient_bytes = shape.seen_by(reader).tokens * product.out_features * options.activation_bytes
+        product = modules[number]
+        is_reused = reader.role is Role.RESIDUAL and reader.op_spec.saves_nothing
+        if product.role is Role.PRODUCT and is_reused:
+            _, outputs = product.op_spec.product_features
+            gradient_bytes = shape.seen_by(reader).tokens * outputs * options.activation_bytes
             backward = remove_bytes(module_works[number].tensors.backward, gradient_bytes)
             tensors = replace(module_works[number].tensors, backward=backward)
             reused[number] = replace(module_works[number], tensors=tensors)
@@ -134,8 +132,8 @@ def checkpoint_block(
     block: Block,
     module_works: ModuleWorks,
     policy: Checkpointing,
-    shape: work.BatchShape,
-    options: work.WorkOptions,
+    shape: BatchShape,
+    options: WorkOptions,
     *,
     stops_early: bool,
 ) -> BlockWork:
@@ -161,14 +159,14 @@ def checkpoint_block(
             recomputed.append(_skip_kernels(checkpointed, module, shape, options))
             forward_works.append(_keep_outputs(checkpointed, module, shape, options))
             continue
-        is_scattered = (
-            reader is not None and reader.name in kept_names and isinstance(reader.op_spec, Exchange)
-        )
-        skips = is_scattered and options.compile and isinstance(module.op_spec, Linear)
+        is_scattered = reader is not None and reader.name in kept_names and reader.role is Role.EXCHANGE
+        skips = is_scattered and options.compile and module.role is Role.PRODUCT
         recomputed.append(_skip_kernels(checkpointed, module, shape, options) if skips else checkpointed)
         size = footprint.kept_quantised_input(module, shape.seen_by(module), options) if keeps_outputs else 0
         kept_work = replace(checkpointed, kept_outputs=(size,)) if size else checkpointed
-        forward_works.append(_overwrite_input(kept_work) if _is_compiled(module, options) else kept_work)
+        forward_works.append(
+            _overwrite_input(kept_work) if module.op_spec.overwrites_input(options) else kept_work
+        )
     return BlockWork(tuple(forward_works), tuple(recomputed[:count]))
 
 
@@ -179,44 +177,38 @@ def _drop_saved(original: ModuleWork, count: int) -> ModuleWork:
 
 
 def _keep_outputs(
-    original: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
+    original: ModuleWork, module: Module, shape: BatchShape, options: WorkOptions
 ) -> ModuleWork:
     """The work with its outputs kept by the checkpoint."""
-    outputs = footprint.kept_outputs(module, shape.seen_by(module), options)
+    outputs = module.op_spec.kept_outputs(shape.seen_by(module), options)
     return replace(_drop_output(original, outputs[0]), kept_outputs=outputs)
 
 
 def _skip_kernels(
-    original: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
+    original: ModuleWork, module: Module, shape: BatchShape, options: WorkOptions
 ) -> ModuleWork:
     """The work in recomputation when its output is kept: fused attention recomputes its rotary embedding
     only, an exchange nothing, a product nothing unless it gathers the input that its weight's gradient
     needs."""
     shape = shape.seen_by(module)
-    output = footprint.kept_outputs(module, shape, options)[0]
-    if isinstance(module.op_spec, Exchange):
+    output = module.op_spec.kept_outputs(shape, options)[0]
+    if module.role is Role.EXCHANGE:
         return replace(_drop_output(original, output), forward=())
     if isinstance(module.op_spec, Linear) and module.op_spec.gathers_input:
         gathered = (gathered_input(module.op_spec, shape, options),)
         return replace(_drop_output(original, output), forward=gathered, forward_launches=0)
-    forward = work.recomputed_kernels(module, shape, options)
+    forward = module.kernels(RECOMPUTE, shape, options)
     return replace(
         _drop_output(original, output), forward=Kernels(forward), forward_launches=num_launches(forward)
     )
 
 
-def _is_compiled(module: Module, options: work.WorkOptions) -> bool:
-    """Whether the module is an activation that torch.compile generates. Liger's gated kernel is not."""
-    if not isinstance(module.op_spec, Activation):
-        return False
-    return options.compile and not (options.liger and module.op_spec.gated)
-
-
-def _overwrite_input(activation_work: ModuleWork) -> ModuleWork:
-    """The work of an activation that torch.compile generates: it overwrites an input that is not needed later
-    (torch 2.13's `inplace_buffers`, _inductor/config.py), so its output is not allocated."""
-    output = activation_work.forward_extra_bytes
-    return _drop_output(activation_work, output) if activation_work.saved_bytes >= output else activation_work
+def _overwrite_input(original: ModuleWork) -> ModuleWork:
+    """The work of an operation that overwrites an input that is not needed later, so that its output is not
+    allocated.
+    """
+    output = original.forward_extra_bytes
+    return _drop_output(original, output) if original.saved_bytes >= output else original
 
 
 def _drop_output(original: ModuleWork, count: int) -> ModuleWork:

@@ -26,24 +26,22 @@ rows. The plan is that of rank t // 2, as of the ranks that share a context.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from zsim.cost.kernels import fp8
-from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations.operation import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Pass
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, Message, PointToPoint
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import ChunkedOverlap, Linear, Module
 
-_KernelsOf = Callable[[Module, work.BatchShape, work.WorkOptions], tuple[Kernel, ...]]
-
 Parts = tuple[WorkPart, ...]
 
 
 def gather(
-    numel: int, ranks: int, group: str, options: work.WorkOptions, *, is_gradient: bool = False
+    numel: int, ranks: int, group: str, options: WorkOptions, *, is_gradient: bool = False
 ) -> Collective:
     """The all-gather of an operand of `numel` elements, quantised where the recipe of fp8 training does
     so."""
@@ -52,14 +50,14 @@ def gather(
     return Collective("all_gather", size, dtype, group)
 
 
-def scale_agreement(group: str, options: work.WorkOptions) -> Parts:
+def scale_agreement(group: str, options: WorkOptions) -> Parts:
     """() or the all-reduce of an operand's maximum, 4 bytes, before it is gathered."""
     if not fp8.sums_maxima(options):
         return ()
     return (WorkPart(Collective("all_reduce", 4, "fp32", group), "maximum"),)
 
 
-def gathered_input(product: Linear, shape: work.BatchShape, options: work.WorkOptions) -> WorkPart:
+def gathered_input(product: Linear, shape: BatchShape, options: WorkOptions) -> WorkPart:
     """The full input of a product that gathers it, in line."""
     pieces = product.chunked_overlap
     assert pieces is not None
@@ -67,16 +65,16 @@ def gathered_input(product: Linear, shape: work.BatchShape, options: work.WorkOp
 
 
 def product_forward(
-    module: Module, product: Linear, pieces: ChunkedOverlap, shape: work.BatchShape, options: work.WorkOptions
+    module: Module, product: Linear, pieces: ChunkedOverlap, shape: BatchShape, options: WorkOptions
 ) -> Parts:
     """The forward of a product that gathers its input, or scatters its output. See [Note: rings and
     pipelines].
     """
     if pieces.gathers == "forward":
-        casts, kernels = _pieces(work.forward_kernels, module, shape, pieces.ranks, options)
+        casts, kernels = _pieces(FORWARD, module, shape, pieces.ranks, options)
         collective = gather(shape.tokens * product.in_features, pieces.ranks, pieces.group, options)
         return (*scale_agreement(pieces.group, options), *casts, *_ring_parts(kernels, pieces, collective))
-    casts, kernels = _pieces(work.forward_kernels, module, shape, pieces.scatters, options)
+    casts, kernels = _pieces(FORWARD, module, shape, pieces.scatters, options)
     size = shape.tokens * product.out_features * options.activation_bytes // pieces.scatters
     scatter = Collective("reduce_scatter", size, options.kernel_dtype, pieces.group)
     work_parts = [*casts]
@@ -87,13 +85,13 @@ def product_forward(
 
 
 def product_backward(
-    module: Module, product: Linear, pieces: ChunkedOverlap, shape: work.BatchShape, options: work.WorkOptions
+    module: Module, product: Linear, pieces: ChunkedOverlap, shape: BatchShape, options: WorkOptions
 ) -> Parts:
     """The backward of a product whose output was scattered. The output's gradient goes around the ring
     beneath the product for the input's gradient. The product for the weight's gradient reads all of it.
     """
-    casts, input_gradient = _pieces(_input_gradient_kernels, module, shape, pieces.ranks, options)
-    _, weight_gradient = work.split_backward(module, shape, options)
+    casts, input_gradient = _pieces(BACKWARD_INPUT, module, shape, pieces.ranks, options)
+    weight_gradient = module.kernels(BACKWARD_WEIGHT, shape, options)
     numel = shape.tokens * product.out_features
     collective = gather(numel, pieces.ranks, pieces.group, options, is_gradient=True)
     ring = _ring_parts(input_gradient, pieces, collective)
@@ -106,30 +104,24 @@ def product_backward(
 
 
 def _pieces(
-    kernels_of: Callable[[Module, work.BatchShape, work.WorkOptions], tuple[Kernel, ...]],
+    in_pass: Pass,
     module: Module,
-    shape: work.BatchShape,
+    shape: BatchShape,
     count: int,
-    options: work.WorkOptions,
+    options: WorkOptions,
 ) -> tuple[Parts, tuple[Kernel, ...]]:
     """The casts of the operands, once, and the products of one of `count` pieces of the tokens. See [Note:
     pieces share waves].
     """
-    full_kernels = kernels_of(module, shape, options)
+    full_kernels = module.kernels(in_pass, shape, options)
     casts = tuple(kernel for kernel in full_kernels if kernel.kind != "gemm")
     shapes = [kernel.shape for kernel in full_kernels if kernel.kind == "gemm"]
-    kernels = kernels_of(module, shape.split(count), options)
+    kernels = module.kernels(in_pass, shape.split(count), options)
     piece_products = [kernel for kernel in kernels if kernel.kind == "gemm"]
     products = tuple(
         replace(piece, shape=full_shape) for piece, full_shape in zip(piece_products, shapes, strict=True)
     )
     return ((WorkPart(Kernels(casts), "casts"),) if casts else ()), products
-
-
-def _input_gradient_kernels(
-    module: Module, shape: work.BatchShape, options: work.WorkOptions
-) -> tuple[Kernel, ...]:
-    return work.split_backward(module, shape, options)[0]
 
 
 def _ring_parts(kernels: tuple[Kernel, ...], pieces: ChunkedOverlap, collective: Collective) -> Parts:
@@ -150,34 +142,28 @@ def _ring_parts(kernels: tuple[Kernel, ...], pieces: ChunkedOverlap, collective:
 
 
 def column_forward(
-    module: Module, product: Linear, pieces: ChunkedOverlap, shape: work.BatchShape, options: work.WorkOptions
+    module: Module, product: Linear, pieces: ChunkedOverlap, shape: BatchShape, options: WorkOptions
 ) -> Parts:
     """The forward of a column, its input gathered."""
-    return _gather_by_rows(work.forward_kernels, module, product.in_features, pieces, shape, options)
+    return _gather_by_rows(FORWARD, module, product.in_features, pieces, shape, options)
 
 
 def row_backward(
-    module: Module, product: Linear, pieces: ChunkedOverlap, shape: work.BatchShape, options: work.WorkOptions
+    module: Module, product: Linear, pieces: ChunkedOverlap, shape: BatchShape, options: WorkOptions
 ) -> Parts:
     """The backward of a row, its output's gradient gathered."""
-    _, weight_gradient = work.split_backward(module, shape, options)
-    rows = _gather_by_rows(_row_gradient_kernels, module, product.out_features, pieces, shape, options)
+    weight_gradient = module.kernels(BACKWARD_WEIGHT, shape, options)
+    rows = _gather_by_rows(BACKWARD_INPUT, module, product.out_features, pieces, shape, options)
     return (*rows, WorkPart(Kernels(weight_gradient), "weight")) if weight_gradient else rows
 
 
-def _row_gradient_kernels(
-    module: Module, shape: work.BatchShape, options: work.WorkOptions
-) -> tuple[Kernel, ...]:
-    return work.split_backward(module, shape, options)[0]
-
-
 def _gather_by_rows(
-    kernels_of: _KernelsOf,
+    in_pass: Pass,
     module: Module,
     width: int,
     pieces: ChunkedOverlap,
-    shape: work.BatchShape,
-    options: work.WorkOptions,
+    shape: BatchShape,
+    options: WorkOptions,
 ) -> Parts:
     size = shape.tokens * width * options.activation_bytes
     gather = Collective("all_gather", size, options.kernel_dtype, pieces.group)
@@ -188,7 +174,7 @@ def _gather_by_rows(
         part = replace(
             shape, sequence_length=shape.sequence_length * ranks, shards=shape.shards * pieces.ranks
         )
-        return Kernels(kernels_of(module, part, options))
+        return Kernels(module.kernels(in_pass, part, options))
 
     return (
         WorkPart(gather, "gather", pieces.group, COMPUTE),

@@ -22,12 +22,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from zsim.errors import NotSimulatedError
+from zsim.operations.operation import Role
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued_work import kernels_of, launches_of
 from zsim.plan.workload.modules import ModuleWork, ModuleWorks, Rerun
 from zsim.specs.model.expert_layer import mlp_module_range
 from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.spec import Activation, Attention, Linear, Module, Norm
+from zsim.specs.model.spec import Activation, Linear, Module
 
 _READERS = Linear | Router | GroupedLinear
 _UP_PROJECTIONS = ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj")
@@ -43,7 +44,7 @@ def apply_reruns(
     if "mla_up_proj" in names:
         _rerun_projections(modules, changed)
     norm, mlp = mlp_module_range(modules)
-    router = next((n for n in mlp if isinstance(modules[n].op_spec, Router)), None)
+    router = next((n for n in mlp if modules[n].role is Role.ROUTER), None)
     is_routed = router is not None
     _check_mlp(modules, mlp, names)
     if router is not None and "moe" in names:
@@ -58,8 +59,8 @@ def apply_reruns(
             changed[reader] = _remake_input(changed[reader], changed[norm])
         if "moe_act" in names:
             for number in mlp:
-                is_last = isinstance(modules[number].op_spec, GroupedLinear)
-                if is_last and isinstance(modules[number - 1].op_spec, Activation):
+                is_last = modules[number].role is Role.EXPERT_PRODUCT
+                if is_last and modules[number - 1].role is Role.ACTIVATION:
                     changed[number - 1 : number + 1] = _rerun_activation(
                         modules[number - 1], *changed[number - 1 : number + 1]
                     )
@@ -68,7 +69,7 @@ def apply_reruns(
 
 def _check_mlp(modules: Sequence[Module], mlp: range, names: Collection[str]) -> None:
     """Raises NotSimulatedError where `names` run an MLP again that has its norm after it."""
-    is_routed = any(isinstance(module.op_spec, Router) for module in modules)
+    is_routed = any(module.role is Role.ROUTER for module in modules)
     requested = sorted({*names} & ({"moe", "shared_experts", "moe_act"} if is_routed else {"mlp"}))
     if requested and not mlp and any(isinstance(module.op_spec, _READERS) for module in modules):
         raise NotSimulatedError(
@@ -108,10 +109,9 @@ def _remake_input(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
 
 def _rerun_norms(modules: Sequence[Module], module_works: list[ModuleWork]) -> None:
     """Make the input of latent attention again. Nothing changes where attention is not latent."""
-    core = next((n for n, module in enumerate(modules) if isinstance(module.op_spec, Attention)), 0)
-    attention = modules[core].op_spec
-    if isinstance(attention, Attention) and attention.is_latent:
-        norm = next(n for n in range(core) if isinstance(modules[n].op_spec, Norm))
+    core = next((n for n, module in enumerate(modules) if module.role is Role.MIXER), 0)
+    if modules[core].op_spec.is_latent:
+        norm = next(n for n in range(core) if modules[n].role is Role.NORM)
         reader = _reader(modules, range(norm + 1, core))
         module_works[reader] = _remake_input(module_works[reader], module_works[norm])
 
@@ -120,20 +120,14 @@ def _rerun_projections(modules: Sequence[Module], module_works: list[ModuleWork]
     """Latent attention keeps the tensors that its up-projections' norms keep, and makes the others again
     before its backward. Nothing changes where attention is not latent.
     """
-    core = next((n for n, module in enumerate(modules) if isinstance(module.op_spec, Attention)), None)
-    if core is None:
-        return
-    attention = modules[core].op_spec
-    assert isinstance(attention, Attention)
-    if not attention.is_latent:
+    core = next((n for n, module in enumerate(modules) if module.role is Role.MIXER), None)
+    if core is None or not modules[core].op_spec.is_latent:
         return
     remade = [n for n in range(core) if modules[n].name.endswith(_UP_PROJECTIONS)]
     kernels_again = tuple(kernel for n in remade for kernel in kernels_of(module_works[n].forward).kernels)
-    dropped = sum(
-        sum(module_works[n].tensors.saved) for n in remade if isinstance(modules[n].op_spec, Linear)
-    )
+    dropped = sum(sum(module_works[n].tensors.saved) for n in remade if modules[n].role is Role.PRODUCT)
     for number in remade:
-        if isinstance(modules[number].op_spec, Linear):
+        if modules[number].role is Role.PRODUCT:
             module_works[number] = replace(
                 module_works[number], tensors=replace(module_works[number].tensors, saved=())
             )

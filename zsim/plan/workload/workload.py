@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from zsim.cost.kernels.fused_head import fused_head, head_index
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
 from zsim.memo import Memo
+from zsim.operations.fused_head import fused_head, head_index
+from zsim.operations.operation import Role
+from zsim.operations.traced import Extent
 from zsim.plan.ops import Kernels
-from zsim.plan.shared.trainer_logs import MetricLog, metric_log
 from zsim.plan.workload.autograd import backward_order
 from zsim.plan.workload.modules import (
     NO_WORK,
@@ -28,9 +29,10 @@ from zsim.plan.workload.modules import (
     reuse_stream_gradient,
 )
 from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
-from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, join_names
-from zsim.specs.model.traced import Extent
+from zsim.plan.workload.trainer_logs import MetricLog, metric_log
+from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
+from zsim.specs.strategy.work_options import work_options
 
 _MOST_CACHED = 8  # models under a training
 
@@ -73,10 +75,8 @@ class ModuleCall:
     @property
     def borrowed_numel(self) -> int:
         """Elements of another module's weight that this module multiplies by (a tied head), else 0."""
-        layer = self.module.op_spec
-        if not isinstance(layer, Linear) or any(parameter.name == "weight" for parameter in self.parameters):
-            return 0
-        return layer.in_features * layer.out_features
+        borrows = self.module.op_spec.may_borrow_weight and not self.module.has_weight
+        return self.module.op_spec.weight_numel if borrows else 0
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ def make_workload(model: ModelSpec, training: TrainingConfig) -> Workload:
 
 def make_workloads(stages: Sequence[ModelSpec], training: TrainingConfig) -> list[Workload]:
     """The workloads of the stages of a model, which share the work of the modules that they share."""
-    deriver = _Deriver(BatchShape.of(training), WorkOptions.of(training), training)
+    deriver = _Deriver(BatchShape.of(training), work_options(training), training)
     return [_workload(stage, deriver, training) for stage in stages]
 
 
 def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> Workload:
-    shape, options = BatchShape.of(training), WorkOptions.of(training)
+    shape, options = BatchShape.of(training), work_options(training)
     stream = shape.split(model.token_shards)
     head = deriver.fuse_head(model.after) if training.cross_entropy == "fused_linear" else ""
     segments = [deriver.segment("before", "before", "", model.before)]
@@ -343,7 +343,7 @@ def _is_run_again(module: Module) -> bool:
     """Whether "selective" runs the module again in backward: the core of attention, where it has a
     backward.
     """
-    return isinstance(module.op_spec, Attention) and module.has_backward
+    return module.role is Role.MIXER and module.has_backward
 
 
 class Workloads:

@@ -7,25 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
-from zsim.programs.torchtitan.parallel_degrees import ROTATE_METHODS
+from zsim.programs.accelerate.keys import FSDP_KEYS, KEYS, PARALLELISM, SHARDING
+from zsim.programs.torchtitan.keys import ROTATE_METHODS
 from zsim.reading import parse_whole_number
+from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.training_file import TrainingFile
 
-SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-_PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 _WRAPPING = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _IDLE = (
     "fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type", "fsdp_sync_module_states",
     "fsdp_use_orig_params", "fsdp_transformer_layer_cls_to_wrap",
 )  # fmt: skip
-_KEYS = (
-    "fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_backward_prefetch",
-    "fsdp_forward_prefetch", "fsdp_auto_wrap_policy", "fsdp_min_num_params", "fsdp_offload_params",
-    "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload", "fsdp_limit_all_gathers",
-    "fsdp_ignored_modules",
-)  # fmt: skip
 _IGNORED_IN_FSDP2 = ("fsdp_backward_prefetch", "fsdp_sharding_strategy", "fsdp_limit_all_gathers")
-_PARALLELISM = "parallelism_config_"
 
 
 def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mapping[str, Any]) -> None:
@@ -35,7 +28,7 @@ def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mappin
     """
     keys = {key if str(key).startswith("fsdp_") else f"fsdp_{key}": value for key, value in config.items()}
     note_idle_keys(file, "fsdp_config: ", keys, _IDLE)
-    note_unknown_keys(file, "fsdp_config: ", keys, (*_KEYS, *_IDLE))
+    note_unknown_keys(file, "fsdp_config: ", keys, (*FSDP_KEYS, *_IDLE))
     if keys.get("fsdp_ignored_modules"):
         raise NotSimulatedError(f"{file.name}: fsdp_ignored_modules: zsim shards every module")
     if _flag(file, keys, "fsdp_activation_checkpointing_offload"):
@@ -43,8 +36,7 @@ def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mappin
             f"{file.name}: fsdp_activation_checkpointing_offload: zsim does not simulate checkpoints that "
             "FSDP2 keeps on the host yet"
         )
-    if _flag(file, keys, "fsdp_activation_checkpointing"):
-        file.settings["training.activation_checkpointing"] = "full"
+    _read_plain(file, keys, "fsdp_activation_checkpointing")
     file.defaults["strategy.no_sync"] = True  # `accelerator.accumulate` and the Trainer
     precision = file.settings.get("training.precision", "fp32")
     low_dtype = "bf16" if precision == "fp8" else precision
@@ -88,17 +80,15 @@ def _read_fsdp1(file: TrainingFile, keys: Mapping[str, Any]) -> None:
                 f"fsdp_reshard_after_forward {reshard_strategy}: no effect: `accelerate launch` also passes "
                 "fsdp_sharding_strategy, FULL_SHARD by default, which wins; give fsdp_sharding_strategy"
             )
-    settings["strategy.sharding_strategy"] = strategy.replace("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2")
-    prefetch = _word(
-        file, "fsdp_backward_prefetch", keys.get("fsdp_backward_prefetch", "NO_PREFETCH"), _PREFETCH
+    _read_plain(
+        file,
+        keys,
+        "fsdp_sharding_strategy",
+        "fsdp_backward_prefetch",
+        "fsdp_forward_prefetch",
+        "fsdp_limit_all_gathers",
+        "fsdp_offload_params",
     )
-    table = settings if "fsdp_backward_prefetch" in keys else file.defaults
-    table["strategy.backward_prefetch"] = "none" if prefetch == "NO_PREFETCH" else prefetch
-    for key in ("forward_prefetch", "limit_all_gathers"):
-        if f"fsdp_{key}" in keys:
-            settings[f"strategy.{key}"] = _flag(file, keys, f"fsdp_{key}")
-    if _flag(file, keys, "fsdp_offload_params"):
-        settings["strategy.cpu_offload"] = True
     wrapping = _wrapping(file, keys)
     if wrapping == "NO_WRAP":
         settings["strategy.wrapping"] = "none"
@@ -120,11 +110,7 @@ def _read_fsdp2(file: TrainingFile, keys: Mapping[str, Any], parallelism: Mappin
         file.note(f"fsdp_config: no effect with fsdp_version 2: {', '.join(idle)}")
     if _flag(file, keys, "fsdp_forward_prefetch"):
         raise InputError(f"{file.name}: fsdp_forward_prefetch: Accelerate refuses it with fsdp_version 2")
-    key = "fsdp_reshard_after_forward"
-    table = settings if key in keys else file.defaults
-    table["strategy.reshard_after_forward"] = _flag(file, keys, key, default=True)
-    if _flag(file, keys, "fsdp_offload_params"):
-        settings["strategy.cpu_offload"] = True
+    _read_plain(file, keys, "fsdp_reshard_after_forward", "fsdp_offload_params")
     wrapping = _wrapping(file, keys)
     if wrapping != "TRANSFORMER_BASED_WRAP":
         raise NotSimulatedError(
@@ -147,21 +133,21 @@ def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> Non
     method = sizes.pop("cp_comm_strategy", "allgather")
     for key in sizes:
         if not key.startswith(("tp_", "cp_", "sp_")):
-            raise InputError(f"{file.name}: parallelism_config: unknown key '{_PARALLELISM}{key}'")
+            raise InputError(f"{file.name}: parallelism_config: unknown key '{PARALLELISM}{key}'")
     if sequence > 1:
         raise InputError(
-            f"{file.name}: {_PARALLELISM}sp_size: found {sequence} with FSDP; its backend is DeepSpeed's "
-            f"Ulysses: expected distributed_type DEEPSPEED, or {_PARALLELISM}cp_size {sequence}"
+            f"{file.name}: {PARALLELISM}sp_size: found {sequence} with FSDP; its backend is DeepSpeed's "
+            f"Ulysses: expected distributed_type DEEPSPEED, or {PARALLELISM}cp_size {sequence}"
         )
     if replicate > 1 and shard == 1:
         raise InputError(
-            f"{file.name}: {_PARALLELISM}dp_shard_size: found 1 with {replicate} replicas, which "
+            f"{file.name}: {PARALLELISM}dp_shard_size: found 1 with {replicate} replicas, which "
             "Accelerate refuses with fsdp_version 2; expected at least 2"
         )
     if tensor > 1 and shard == 1 and context == 1:
         raise InputError(
-            f"{file.name}: {_PARALLELISM}tp_size: found {tensor}, which leaves FSDP no ranks to shard over; "
-            f"expected a {_PARALLELISM}dp_shard_size above 1"
+            f"{file.name}: {PARALLELISM}tp_size: found {tensor}, which leaves FSDP no ranks to shard over; "
+            f"expected a {PARALLELISM}dp_shard_size above 1"
         )
     if not parallelism:
         return
@@ -170,12 +156,12 @@ def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> Non
     if tensor > 1:
         file.settings |= {"parallelism.tensor": tensor, "parallelism.sequence_parallel": False}
         file.note(
-            f"{_PARALLELISM}tp_size: simulated as torchtitan splits layers, without sequence parallelism"
+            f"{PARALLELISM}tp_size: simulated as torchtitan splits layers, without sequence parallelism"
         )
     if context > 1:
         if method not in ROTATE_METHODS:
             raise InputError(
-                f"{file.name}: {_PARALLELISM}cp_comm_strategy: found {method!r}, expected "
+                f"{file.name}: {PARALLELISM}cp_comm_strategy: found {method!r}, expected "
                 f"{' or '.join(ROTATE_METHODS)}"
             )
         file.settings |= {
@@ -186,11 +172,11 @@ def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> Non
 
 def _sizes(file: TrainingFile, parallelism: Mapping[str, Any]) -> dict[str, Any]:
     """The keys without their prefix. A size that is missing or null is 1."""
-    sizes = {str(key).removeprefix(_PARALLELISM): value for key, value in parallelism.items()}
+    sizes = {str(key).removeprefix(PARALLELISM): value for key, value in parallelism.items()}
     for key, value in sizes.items():
         if not key.endswith("_size"):
             continue
-        name = f"parallelism_config: {_PARALLELISM}{key}"
+        name = f"parallelism_config: {PARALLELISM}{key}"
         if not isinstance(value, int | None) or isinstance(value, bool):
             raise InputError(f"{file.name}: {name}: found {value!r}, expected a whole number")
         if value is not None and value < 1:
@@ -209,14 +195,26 @@ def read_sequence_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]
     for key in ("tp_size", "cp_size"):
         if sizes.get(key, 1) > 1:
             alternative = (
-                "tensor_parallel.autotp_size in the JSON" if key == "tp_size" else f"{_PARALLELISM}sp_size"
+                "tensor_parallel.autotp_size in the JSON" if key == "tp_size" else f"{PARALLELISM}sp_size"
             )
             raise InputError(
-                f"{file.name}: {_PARALLELISM}{key}: found {sizes[key]} with DEEPSPEED, which reads none; "
+                f"{file.name}: {PARALLELISM}{key}: found {sizes[key]} with DEEPSPEED, which reads none; "
                 f"expected {alternative}"
             )
     if sizes.get("sp_size", 1) > 1:
         file.settings["parallelism.context"] = sizes["sp_size"]
+
+
+def _read_plain(file: TrainingFile, values: Mapping[str, Any], *keys: str) -> None:
+    """Write the settings of plain keys, as the launcher parses them."""
+
+    def parse(key: ProgramKey, value: Any) -> Any:
+        if key.type is bool:
+            return _flag(file, {key.key: value}, key.key)
+        return _word(file, key.key, value, tuple(key.values or ()))
+
+    for key in keys:
+        KEYS[key].read(file, values, parse)
 
 
 def _wrapping(file: TrainingFile, keys: Mapping[str, Any]) -> str:
@@ -239,8 +237,8 @@ def _word(file: TrainingFile, key: str, value: Any, choices: tuple[str, ...]) ->
     return word
 
 
-def _flag(file: TrainingFile, keys: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
-    value = keys.get(key, default)
+def _flag(file: TrainingFile, keys: Mapping[str, Any], key: str) -> bool:
+    value = keys.get(key, False)
     word = str(value).lower()
     if word not in ("true", "false", "yes", "no", "1", "0"):
         raise InputError(f"{file.name}: {key}: found {value!r}, expected true or false")

@@ -19,6 +19,7 @@ from zsim.programs.accelerate.fsdp_keys import (
     read_fsdp,
     read_sequence_parallelism,
 )
+from zsim.programs.accelerate.keys import TOP_KEYS
 from zsim.programs.accelerate.megatron_keys import read_megatron_lm
 from zsim.reading import read_text
 from zsim.specs.formats.safe_yaml import load_yaml
@@ -30,10 +31,6 @@ _IDLE = (
     "main_process_ip", "main_process_port", "main_training_function", "rdzv_backend", "same_network",
     "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_zone", "use_cpu", "command_file",
     "commands", "ipex_config", "mpirun_config",
-)  # fmt: skip
-_READ = (
-    "distributed_type", "mixed_precision", "num_machines", "num_processes", "deepspeed_config", "fsdp_config",
-    "fp8_config", "parallelism_config", "dynamo_config", "dynamo_backend", "megatron_lm_config", "fp16",
 )  # fmt: skip
 _DEEPSPEED_IDLE = (
     "zero3_init_flag", "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",
@@ -62,8 +59,8 @@ def read_accelerate(path: str) -> TrainingFile:
         raise InputError(f"{path}: expected the keys of `accelerate config` at the top")
     file = TrainingFile(path, program="accelerate")
     for key in data:  # ClusterConfig refuses them
-        if key not in (*_READ, *_IDLE):
-            raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*_READ, *_IDLE))}")
+        if key not in (*TOP_KEYS, *_IDLE):
+            raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*TOP_KEYS, *_IDLE))}")
     note_idle_keys(file, "", data, _IDLE)
     _read_machines(file, data)
     _read_precision(file, data)

@@ -7,25 +7,78 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.reference.settings import ReferenceConfig
-from zsim.programs.torchtitan.parallel_degrees import ROTATE_METHODS
+from zsim.programs.accelerate.keys import KEYS, PARALLELISM
+from zsim.programs.deepspeed.write import DEEPSPEED_FILE
+from zsim.programs.torch.write import checkpointing_call
 from zsim.specs.experiment.job import Job
+from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
-DEEPSPEED_FILE = "ds_config.json"
+_FILE = "accelerate.yaml"
 
 
-def why_not_accelerate(job: Job) -> str | None:
+class YamlWriter(ProgramWriter):
+    """Writes accelerate.yaml."""
+
+    def write(self, job: Job) -> ProgramFile | None:
+        reason = _why_not_accelerate(job)
+        if reason is not None:
+            return ProgramFile(_FILE, reason=reason)
+        return ProgramFile(_FILE, accelerate_yaml(job), notes=tuple(_notes(job)))
+
+
+WRITER = YamlWriter()
+
+
+def _notes(job: Job) -> Iterator[str]:
+    if isinstance(job.strategy, DeepSpeedConfig):
+        yield f"{_FILE}: start it in its own folder, where {DEEPSPEED_FILE} lies"
+    else:
+        yield f"{_FILE}: the script's: {', '.join(_calls(job))}"
+    if job.num_nodes > 1:
+        yield (
+            f"{_FILE}: every node's own: accelerate launch --machine_rank NUMBER "
+            "--main_process_ip ADDRESS_OF_NODE_0 --main_process_port 29500"
+        )
+
+
+def _calls(job: Job) -> list[str]:
+    """Settings that Accelerate takes from the script and not from its YAML, under PyTorch's own engines."""
+    training, strategy = job.training, job.strategy
+    calls = [f"DataLoader(batch_size={training.micro_batch_size})"]
+    if training.gradient_accumulation_steps > 1:
+        calls.append(f"Accelerator(gradient_accumulation_steps={training.gradient_accumulation_steps})")
+    if training.gradient_clipping:
+        calls.append(f"accelerator.clip_grad_norm_(model.parameters(), {training.gradient_clipping:g})")
+    if not isinstance(strategy, DdpConfig):
+        return calls
+    options = []
+    if strategy.bucket_cap_bytes != DdpConfig().bucket_cap_bytes:
+        options.append(f"bucket_cap_mb={strategy.bucket_cap_bytes / 2**20:g}")
+    if strategy.gradient_as_bucket_view:
+        options.append("gradient_as_bucket_view=True")
+    if options:
+        calls.append(f"kwargs_handlers=[DistributedDataParallelKwargs({', '.join(options)})]")
+    if training.block_checkpointing:
+        calls.append("activation checkpointing, which differs by block")
+    elif training.activation_checkpointing != "none":
+        calls.append(checkpointing_call(job))
+    return calls
+
+
+def _why_not_accelerate(job: Job) -> str | None:
     """The reason why Accelerate's YAML cannot express this job, or None if it can."""
     strategy, training = job.strategy, job.training
     if training.precision == "fp8":
         return "float8 needs a recipe of its own (fp8_config)"
     if isinstance(strategy, DeepSpeedConfig):
-        if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != "autotp"):
+        if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != AUTOTP):
             return "it prepares whole models for DeepSpeed, without a pipeline or layers split by the model"
         return None
     if isinstance(strategy, MegatronConfig):
@@ -115,15 +168,19 @@ def accelerate_yaml(job: Job) -> str:
 def _sizes(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
     parallelism = job.parallelism
     sizes: dict[str, Any] = {
-        "parallelism_config_dp_replicate_size": strategy.replicate,
-        "parallelism_config_dp_shard_size": job.data_parallel_size // strategy.replicate,
-        "parallelism_config_tp_size": parallelism.tensor,
-        "parallelism_config_cp_size": parallelism.context,
+        PARALLELISM + "dp_replicate_size": strategy.replicate,
+        PARALLELISM + "dp_shard_size": job.data_parallel_size // strategy.replicate,
+        PARALLELISM + "tp_size": parallelism.tensor,
+        PARALLELISM + "cp_size": parallelism.context,
     }
     if parallelism.context > 1:
-        methods = {method: name for name, method in ROTATE_METHODS.items()}
-        sizes["parallelism_config_cp_comm_strategy"] = methods[parallelism.context_method]
+        sizes |= _plain(job, PARALLELISM + "cp_comm_strategy")
     return sizes
+
+
+def _plain(job: Job, *keys: str) -> dict[str, Any]:
+    """The entries of keys that are written as they are declared."""
+    return {key: KEYS[key].write(job) for key in keys}
 
 
 def _fsdp2(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
@@ -132,20 +189,22 @@ def _fsdp2(job: Job, strategy: Fsdp2Config) -> dict[str, Any]:
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_reshard_after_forward": True if reshard is None else reshard,
-        "fsdp_offload_params": strategy.cpu_offload,
-        "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
+        **_plain(job, "fsdp_offload_params", "fsdp_activation_checkpointing"),
     }
 
 
 def _fsdp1(job: Job, strategy: Fsdp1Config) -> dict[str, Any]:
-    block: dict[str, Any] = {
+    block = {
         "fsdp_version": 1,
-        "fsdp_sharding_strategy": strategy.sharding_strategy.removeprefix("_"),
-        "fsdp_backward_prefetch": strategy.backward_prefetch.replace("none", "NO_PREFETCH"),
-        "fsdp_forward_prefetch": strategy.forward_prefetch,
-        "fsdp_offload_params": strategy.cpu_offload,
+        **_plain(
+            job,
+            "fsdp_sharding_strategy",
+            "fsdp_backward_prefetch",
+            "fsdp_forward_prefetch",
+            "fsdp_offload_params",
+        ),
         "fsdp_use_orig_params": True,
-        "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
+        **_plain(job, "fsdp_activation_checkpointing"),
     }
     if strategy.wrapping.startswith("size:"):
         return block | {

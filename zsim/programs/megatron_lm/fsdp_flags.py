@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.programs.megatron_lm.arguments import Arguments
+from zsim.programs.megatron_lm.keys import PRECISION_AWARE
 from zsim.specs.formats.training_file import TrainingFile
 
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -99,7 +100,7 @@ def precision_aware_flags(table: MegatronTable) -> Iterator[str]:
     """The flags of a table's precision-aware optimizer."""
     if not table.precision_aware_optimizer:
         return
-    yield "--use-precision-aware-optimizer"
+    yield PRECISION_AWARE.key
     for key in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         if getattr(table, key) != "fp32":
             yield f"--{key.replace('_', '-')} {getattr(table, key)}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from zsim.operations import Embedding
+from zsim.operations.operation import Role, operations_of
 from zsim.specs.model.experts import Experts, Router
-from zsim.specs.model.spec import Activation, Attention, Block, Embedding, Linear, ModelSpec, Module, Norm
+from zsim.specs.model.spec import Activation, Attention, Block, ModelSpec, Module, Norm
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
 _GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
@@ -19,20 +21,18 @@ class _Network:
     def __init__(self, model: ModelSpec) -> None:
         self.block = model.blocks[0]
         modules = self.block.modules
-        self.cores = [module.op_spec for module in modules if isinstance(module.op_spec, Attention)]
-        self.activations = [module.op_spec for module in modules if isinstance(module.op_spec, Activation)]
-        self.experts = next(
-            (module.op_spec for module in modules if isinstance(module.op_spec, Experts)), None
-        )
-        self.router = next((module.op_spec for module in modules if isinstance(module.op_spec, Router)), None)
+        self.cores = operations_of(modules, Attention)
+        self.activations = operations_of(modules, Activation)
+        self.experts = next(iter(operations_of(modules, Experts)), None)
+        self.router = next(iter(operations_of(modules, Router)), None)
         self.shared_width = self.activations[0].width if self.experts and self.activations else 0
-        self.has_shared_gate = any(_is_gate(module) for module in modules)
+        self.has_shared_gate = any(module.op_spec.is_gate for module in modules)
         if self.experts is not None:
             expert_activation = Activation(
                 self.experts.expert_features, self.experts.is_gated, self.experts.act
             )
             self.activations = [expert_activation]
-        self.norms = [module for module in modules if isinstance(module.op_spec, Norm)]
+        self.norms = [module for module in modules if module.role is Role.NORM]
         self.position_tables = [
             module
             for module in model.before
@@ -41,19 +41,19 @@ class _Network:
 
     @property
     def products(self) -> list[Module]:
-        return [module for module in self.block.modules if isinstance(module.op_spec, Linear)]
+        return [module for module in self.block.modules if module.role is Role.PRODUCT]
 
     @property
     def head_norms(self) -> list[Module]:
         """The norms of queries and keys, which stand between their products and the core of attention."""
         modules = list(self.block.modules)
         first, core = modules.index(self.products[0]), self.core_index
-        return [module for module in modules[first:core] if isinstance(module.op_spec, Norm)]
+        return [module for module in modules[first:core] if module.role is Role.NORM]
 
     @property
     def core_index(self) -> int:
         modules = self.block.modules
-        return next(index for index, module in enumerate(modules) if isinstance(module.op_spec, Attention))
+        return next(index for index, module in enumerate(modules) if module.role is Role.MIXER)
 
     @property
     def biases(self) -> tuple[bool | None, bool | None]:
@@ -69,17 +69,8 @@ class _Network:
         return next(dropouts, 0.0)
 
 
-def _is_gate(module: Module) -> bool:
-    """Whether a module is the gate of shared experts, which gives one number per token."""
-    return isinstance(module.op_spec, Linear) and module.op_spec.out_features == 1
-
-
 def _has_bias(modules: Sequence[Module]) -> bool | None:
-    biases = {
-        any(parameter.name == "bias" for parameter in module.parameters)
-        for module in modules
-        if isinstance(module.op_spec, Linear)
-    }
+    biases = {module.has_bias for module in modules if module.role is Role.PRODUCT}
     return biases.pop() if len(biases) == 1 else None
 
 
@@ -92,19 +83,18 @@ def why_not_network(model: ModelSpec) -> str | None:
         return f"it has no layer like {network.block.kind}"
     if network.cores[0].qk_head_dim != network.cores[0].v_head_dim:
         return "its heads are as wide for values as for keys"
-    if any(norm.op_spec.kind not in _NORMS for norm in network.norms if isinstance(norm.op_spec, Norm)):
+    if any(norm.kind not in _NORMS for norm in operations_of(network.norms, Norm)):
         return f"it has no norm like those of {network.block.kind}"
     if len(network.norms) - len(network.head_norms) != 2 or _is_parallel(network.block):
         return "it has two norms in a layer, one after the other"
     if any(
-        norm.op_spec.kind == "layer" and len(norm.parameters) < 2
+        isinstance(norm.op_spec, Norm) and norm.op_spec.kind == "layer" and len(norm.parameters) < 2
         for norm in network.norms
-        if isinstance(norm.op_spec, Norm)
     ):
         return "its LayerNorm has a weight and a bias"
     if network.biases not in _BIASES:
         return "it has biases on all products, on those of attention's input, or on none"
-    if any(isinstance(module.op_spec, Norm) for module in model.before):
+    if any(module.role is Role.NORM for module in model.before):
         return "it has no norm behind the embedding"
     if any(
         parameter.name == "bias"
@@ -121,7 +111,7 @@ def why_not_network(model: ModelSpec) -> str | None:
 
 
 def _is_parallel(block: Block) -> bool:
-    return any(module.shares_input for module in block.modules if isinstance(module.op_spec, Norm))
+    return any(module.shares_input for module in block.modules if module.role is Role.NORM)
 
 
 def network_flags(model: ModelSpec, vocabulary: int, min_positions: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ from zsim.programs.megatron_lm.degrees import read_degrees
 from zsim.programs.megatron_lm.expert_flags import read_experts
 from zsim.programs.megatron_lm.flags import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
 from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_fsdp
+from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES
 from zsim.programs.megatron_lm.muon_flags import MUONS, read_muon
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
@@ -27,7 +28,7 @@ _RECIPES: dict[str, Fp8Recipe] = {
 }  # fmt: skip
 _OPTIMIZERS = ("adam", "sgd", "lion")
 _EMERGING = ("soap", "adaptive_muon")  # core/optimizer/emerging_optimizers.py
-_INTERLEAVED = ("overlap_p2p", "align_param_gather")
+_INTERLEAVED = ("strategy.overlap_p2p", "strategy.align_param_gather")
 _CONNECTIONS, _ALLOCATOR = "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -231,26 +232,10 @@ def _read_graphs(arguments: Arguments, file: TrainingFile) -> None:
 def _read_data_parallelism(arguments: Arguments, file: TrainingFile) -> None:
     settings = file.settings
     is_interleaved = settings.get("parallelism.virtual_stages", 1) > 1
-    for flag, key in (
-        ("use-distributed-optimizer", "distributed_optimizer"),
-        ("overlap-grad-reduce", "overlap_grad_reduce"),
-        ("overlap-param-gather", "overlap_param_gather"),
-        ("ddp-average-in-collective", "average_in_collective"),
-        ("use-precision-aware-optimizer", "precision_aware_optimizer"),
-        ("deterministic-mode", "deterministic_mode"),
-        ("test-mode", "test_mode"),
-    ):
-        if arguments.has(flag):
-            settings[f"strategy.{key}"] = True
-    for flag, key in (
-        ("no-gradient-accumulation-fusion", "gradient_accumulation_fusion"),
-        ("no-check-for-nan-in-loss-and-grad", "check_for_nan"),
-        ("no-overlap-p2p-communication", "overlap_p2p"),
-        ("no-align-grad-reduce", "align_grad_reduce"),
-        ("no-align-param-gather", "align_param_gather"),
-    ):
-        if arguments.has(flag) and not (key in _INTERLEAVED and not is_interleaved):
-            settings[f"strategy.{key}"] = False
+    for key in (*ON_SWITCHES, *OFF_SWITCHES):
+        is_given = arguments.has(key.key.removeprefix("--"))
+        if is_given and (is_interleaved or key.setting not in _INTERLEAVED):
+            key.read(file, {key.key: True})
     if arguments.integer("timing-log-level", 0, minimum=0) == 2:
         settings["strategy.timing_log_level"] = 2
     group = arguments.integer("microbatch-group-size-per-virtual-pipeline-stage")

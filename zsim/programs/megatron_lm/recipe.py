@@ -19,7 +19,7 @@ from zsim.programs.megatron_lm.read import settings_of
 from zsim.reading import read_text
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.fusion import MEGATRON_PRODUCTS
+from zsim.specs.model.fusion import FUSED_PRODUCTS
 
 _MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "MODEL_ARGS")
 # Field -> flag, where the names differ.
@@ -89,7 +89,7 @@ _LORA = {
     "dim": ("rank", 32),
     "alpha": ("alpha", 32),
     "dropout": ("dropout", 0.0),
-    "target_modules": ("targets", [*MEGATRON_PRODUCTS]),
+    "target_modules": ("targets", [*FUSED_PRODUCTS]),
     "share_expert_adapters": ("share_expert_adapters", True),
 }
 _LORA_DEFAULTS: dict[str, Any] = {
@@ -98,12 +98,8 @@ _LORA_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def is_recipe(path: Path) -> bool:
-    """Whether a YAML has fields of Megatron-Core's configurations."""
-    try:
-        data = load_yaml(read_text(path), str(path))
-    except (OSError, UnicodeDecodeError, InputError):
-        return False
+def is_recipe(data: Any) -> bool:
+    """Whether the content of a YAML has fields of Megatron-Core's configurations."""
     return isinstance(data, Mapping) and any(
         path.rpartition(".")[2] in _MARKS or "MODEL_ARGS" in path for path, _ in _leaves(data)
     )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from zsim.frameworks.megatron.settings.config import MegatronConfig, is_core
 from zsim.frameworks.megatron.settings.table import VOCABULARY_MULTIPLE, MegatronTable
 from zsim.programs.megatron_lm.degrees import CONTEXT_METHODS
 from zsim.programs.megatron_lm.expert_flags import DISPATCHERS
 from zsim.programs.megatron_lm.fsdp_flags import fsdp_flags, precision_aware_flags
+from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES, PRECISION_AWARE
 from zsim.programs.megatron_lm.muon_flags import muon_flags
 from zsim.programs.megatron_lm.network_flags import network_flags, why_not_network
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.kernel_choices import attention_of
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.attention import attention_of
+from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.formats.program_key import ProgramKey
+from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.library import Library
 from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.fp8_layers import unmark_fp8_layers
@@ -21,14 +24,27 @@ from zsim.specs.model.prediction import remove_prediction_layers
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
-SCRIPT = "megatron.sh"
+_FILE = "megatron.sh"
 _METHODS = {method: name for name, method in CONTEXT_METHODS.items()}
 _ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
 _LOSSES = ("megatron", "megatron-fused", "fused")
 _RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
 
 
-def why_not_megatron(job: Job) -> str | None:
+class ScriptWriter(ProgramWriter):
+    """Writes megatron.sh."""
+
+    def write(self, job: Job) -> ProgramFile | None:
+        if not isinstance(job.strategy, MegatronConfig):
+            return None
+        reason = _why_not_megatron(job)
+        return ProgramFile(_FILE, "" if reason is not None else megatron_script(job), reason)
+
+
+WRITER = ScriptWriter()
+
+
+def _why_not_megatron(job: Job) -> str | None:
     """The reason why Megatron's command line cannot express this Megatron job, or None if it can."""
     table, training, parallelism = job.experiment.strategy, job.training, job.parallelism
     assert isinstance(table, MegatronTable)
@@ -227,20 +243,18 @@ def _stages(job: Job) -> Iterator[str]:
         yield "--account-for-loss-in-pipeline-split"
 
 
+def _switches(table: MegatronTable, keys: Iterable[ProgramKey]) -> Iterator[str]:
+    """The switches that the table's settings need."""
+    for key in keys:
+        if key.value_of(getattr(table, key.setting.removeprefix("strategy."))):
+            yield key.key
+
+
 def _data_parallelism(job: Job) -> Iterator[str]:
     table, strategy = job.experiment.strategy, job.strategy
     assert isinstance(table, MegatronTable)
     assert isinstance(strategy, MegatronConfig)
-    for key, flag in (
-        ("distributed_optimizer", "--use-distributed-optimizer"),
-        ("overlap_grad_reduce", "--overlap-grad-reduce"),
-        ("overlap_param_gather", "--overlap-param-gather"),
-        ("average_in_collective", "--ddp-average-in-collective"),
-        ("deterministic_mode", "--deterministic-mode"),
-        ("test_mode", "--test-mode"),
-    ):
-        if getattr(table, key):
-            yield flag
+    yield from _switches(table, [key for key in ON_SWITCHES if key is not PRECISION_AWARE])
     if strategy.param_dtype == "bf16" and strategy.grad_dtype == "bf16":
         if table.main_grads_dtype == "fp32":
             yield "--grad-reduce-in-bf16"
@@ -254,17 +268,7 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         yield f"--ddp-bucket-size {table.bucket_size}"
     if table.optimizer_instances > 1:
         yield f"--num-distributed-optimizer-instances {table.optimizer_instances}"
-    if not table.gradient_accumulation_fusion:
-        yield "--no-gradient-accumulation-fusion"
-    if not table.check_for_nan:
-        yield "--no-check-for-nan-in-loss-and-grad"
-    for key, flag in (
-        ("overlap_p2p", "--no-overlap-p2p-communication"),
-        ("align_grad_reduce", "--no-align-grad-reduce"),
-        ("align_param_gather", "--no-align-param-gather"),
-    ):
-        if not getattr(table, key):
-            yield flag
+    yield from _switches(table, OFF_SWITCHES)
     if table.overlap_p2p_warmup_flush:
         yield "--overlap-p2p-communication-warmup-flush"
     if table.micro_batch_group is not None:

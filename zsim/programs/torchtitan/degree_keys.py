@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.programs.torchtitan.parallel_degrees import COMM_BACKENDS, ROTATE_METHODS, SCHEDULES
+from zsim.programs.torchtitan.keys import KEYS
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.parallelism import SINGLE_STAGE, ParallelismConfig
 
@@ -53,15 +53,15 @@ def degrees_of(job: Job) -> dict[str, Any]:
     if parallelism.pipeline > 1:
         keys |= {"pipeline_parallel_degree": parallelism.pipeline, **_pipeline(job)}
     if parallelism.context > 1:
-        methods = {method: name for name, method in ROTATE_METHODS.items()}
         keys["context_parallel_degree"] = parallelism.context
-        keys[ROTATE] = methods[parallelism.context_method]
+        keys[ROTATE] = KEYS[f"parallelism.{ROTATE}"].write(job)
     experts = parallelism.experts
     if experts.ranks > 1:
-        backends = {backend: name for name, backend in COMM_BACKENDS.items()}
         keys["expert_parallel_degree"] = experts.ranks
         keys["expert_tensor_parallel_degree"] = experts.tensor
-        keys["expert_parallel_comm_backend"] = backends[experts.dispatcher]
+        keys["expert_parallel_comm_backend"] = KEYS["parallelism.expert_parallel_comm_backend"].value_of(
+            experts.dispatcher
+        )
     return keys
 
 
@@ -70,9 +70,8 @@ def _pipeline(job: Job) -> dict[str, Any]:
     where that is enough.
     """
     parallelism, table = job.parallelism, job.experiment.parallelism
-    schedules = {schedule: name for name, schedule in SCHEDULES.items()}
     keys: dict[str, Any] = {
-        "pipeline_parallel_schedule": schedules[parallelism.schedule],
+        "pipeline_parallel_schedule": KEYS["parallelism.pipeline_parallel_schedule"].write(job),
         "pipeline_parallel_microbatch_size": job.training.micro_batch_size,
     }
     if parallelism.schedule_csv:

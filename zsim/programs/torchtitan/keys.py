@@ -7,6 +7,11 @@ registered functions).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+
 # Old key -> key in 0.2 and 0.3.
 RENAMED = {
     "training.batch_size": "training.local_batch_size",
@@ -40,38 +45,21 @@ RENAMED = {
 TENSOR_DEGREE = "parallelism.tensor_parallel_degree"
 PIPELINE_DEGREE = "parallelism.pipeline_parallel_degree"
 CONTEXT_DEGREE = "parallelism.context_parallel_degree"
-
 EXPERT_DEGREE = "parallelism.expert_parallel_degree"
 EXPERT_TENSOR_DEGREE = "parallelism.expert_tensor_parallel_degree"
 
-# Keys that have an effect only with a degree above 1, with the types of their values.
-TENSOR_KEYS: dict[str, type | tuple[type, ...]] = {
-    "parallelism.disable_loss_parallel": bool,
-    "parallelism.enable_loss_parallel": bool,
-    "parallelism.enable_sequence_parallel": bool,
-    "parallelism.enable_async_tensor_parallel": bool,
-    "compile.enable_async_tensor_parallel": bool,
+# torch 2.13's `get_schedule_class`, which compares in lower case.
+SCHEDULES = {
+    "1F1B": "1f1b",
+    "GPipe": "gpipe",
+    "Interleaved1F1B": "interleaved-1f1b",
+    "LoopedBFS": "looped-bfs",
+    "InterleavedZeroBubble": "interleaved-zero-bubble",
+    "ZBVZeroBubble": "zbv-zero-bubble",
+    "DualPipeV": "dualpipe-v",
 }
-PIPELINE_KEYS: dict[str, type | tuple[type, ...]] = {
-    "parallelism.pipeline_parallel_schedule": str,
-    "parallelism.pipeline_parallel_schedule_csv": str,
-    "parallelism.pipeline_parallel_microbatch_size": int,
-    "parallelism.pipeline_parallel_microbatches": int,
-    "parallelism.num_pp_microbatches": int,
-    "parallelism.pipeline_parallel_layers_per_stage": int,
-    "parallelism.pipeline_parallel_first_stage_less_layers": int,
-    "parallelism.pipeline_parallel_last_stage_less_layers": int,
-    "parallelism.pipeline_parallel_split_points": list,
-    "parallelism.module_fqns_per_model_part": list,
-}
-EXPERT_KEYS: dict[str, type | tuple[type, ...]] = {
-    EXPERT_TENSOR_DEGREE: int,
-    "parallelism.expert_parallel_comm_backend": str,
-}
-CONTEXT_KEYS: dict[str, type | tuple[type, ...]] = {
-    "parallelism.context_parallel_rotate_method": str,
-    "parallelism.context_parallel_load_balancer": str,
-}
+COMM_BACKENDS = {"standard": "all-to-all", "deepep": "deepep"}
+ROTATE_METHODS = {"allgather": "all-gather", "alltoall": "p2p"}
 
 # Switches that change a step in a way that zsim does not simulate.
 REFUSED_SWITCHES = {
@@ -81,46 +69,199 @@ REFUSED_SWITCHES = {
     "float8.emulate": "emulated float8",
 }
 
-# Keys that a step depends on, with the types of their values.
-KEYS: dict[str, type | tuple[type, ...]] = {
-    "training.local_batch_size": int,
-    "training.global_batch_size": int,
-    "training.seq_len": int,
-    "training.max_norm": (int, float),
-    "training.mixed_precision_param": str,
-    "training.mixed_precision_reduce": str,
-    "training.enable_cpu_offload": bool,
-    "training.dtype": str,
-    "parallelism.data_parallel_replicate_degree": int,
-    "parallelism.data_parallel_shard_degree": int,
-    "parallelism.fsdp_reshard_after_forward": str,
-    "parallelism.fsdp_defer_gradient_reduction": bool,
-    "activation_checkpoint.mode": str,
-    "activation_checkpoint.selective_ac_option": (str, int),
-    "activation_checkpoint.early_stop": bool,
-    "compile.enable": bool,
-    "compile.components": list,
-    "optimizer.name": str,
-    "optimizer.implementation": str,
-    "optimizer.fused": bool,
-    "model.name": str,
-    "model.flavor": str,
-    "model.converters": list,
-    "float8.enable_float8_linear": bool,
-    "float8.enable_fsdp_float8_all_gather": bool,
-    "float8.precompute_float8_dynamic_scale_for_fsdp": bool,
-    "float8.recipe_name": str,
-    "mx.recipe_name": str,
-    TENSOR_DEGREE: int,
-    PIPELINE_DEGREE: int,
-    CONTEXT_DEGREE: int,
-    **TENSOR_KEYS,
-    **PIPELINE_KEYS,
-    **CONTEXT_KEYS,
-    EXPERT_DEGREE: int,
-    **EXPERT_KEYS,
-    **dict.fromkeys(REFUSED_SWITCHES, bool),
+_TITAN = "torchtitan 0.2, config/job_config.py"
+_TITAN_DEGREES = "torchtitan 0.2.2, config/job_config.py, distributed/pipeline_parallel.py"
+
+# Keys that have an effect only with a degree above 1.
+TENSOR_KEYS = (
+    ProgramKey(
+        "parallelism.disable_loss_parallel", bool, "whether the loss takes whole logits",
+        "parallelism.loss_parallel", tuned=(), instruction="disable_loss_parallel", source=_TITAN_DEGREES,
+    ),
+    ProgramKey("parallelism.enable_loss_parallel", bool, "the same, until 0.1"),
+    ProgramKey(
+        "parallelism.enable_sequence_parallel", bool, "norms and residuals have a part of the sequence",
+        "parallelism.sequence_parallel", is_plain=True, default=True, tuned=(True, None),
+        instruction="always", source="torchtitan 0.2.2, models/llama3/infra/parallelize.py",
+    ),
+    ProgramKey(
+        "parallelism.enable_async_tensor_parallel", bool, "whether products and their collectives overlap",
+        "parallelism.async_tensor", tuned=(), source=_TITAN_DEGREES,
+        instruction="enable_async_tensor_parallel, with compile.enable",
+    ),
+    ProgramKey("compile.enable_async_tensor_parallel", bool, "the same, from 0.3 on"),
+)  # fmt: skip
+PIPELINE_KEYS = (
+    ProgramKey(
+        "parallelism.pipeline_parallel_schedule", str, "the order of forwards and backwards",
+        "parallelism.schedule", values=SCHEDULES, tuned=(), instruction="pipeline_parallel_schedule",
+        source=_TITAN_DEGREES,
+    ),
+    ProgramKey(
+        "parallelism.pipeline_parallel_schedule_csv", str, "a file with that order",
+        "parallelism.schedule_csv", tuned=(), instruction="pipeline_parallel_schedule_csv",
+        source=_TITAN_DEGREES,
+    ),
+    ProgramKey("parallelism.pipeline_parallel_microbatch_size", int, "sequences of a micro-batch"),
+    ProgramKey("parallelism.pipeline_parallel_microbatches", int, "micro-batches of a pass, until 0.1"),
+    ProgramKey("parallelism.num_pp_microbatches", int, "micro-batches of a pass, after 0.3"),
+    ProgramKey("parallelism.pipeline_parallel_layers_per_stage", int, "layers of a stage"),
+    ProgramKey(
+        "parallelism.pipeline_parallel_first_stage_less_layers", int, "layers that the first stage lacks",
+        "parallelism.first_stage_less_layers", is_plain=True, default=1, tuned=(),
+        instruction="pipeline_parallel_first_stage_less_layers", source=_TITAN_DEGREES,
+    ),
+    ProgramKey(
+        "parallelism.pipeline_parallel_last_stage_less_layers", int, "layers that the last stage lacks",
+        "parallelism.last_stage_less_layers", is_plain=True, default=1, tuned=(),
+        instruction="pipeline_parallel_last_stage_less_layers", source=_TITAN_DEGREES,
+    ),
+    ProgramKey("parallelism.pipeline_parallel_split_points", list, "first layers of the stages, until 0.1"),
+    ProgramKey(
+        "parallelism.module_fqns_per_model_part", list, "modules of every stage",
+        "parallelism.layers_per_stage", tuned=(), instruction="module_fqns_per_model_part",
+        source=_TITAN_DEGREES,
+    ),
+)  # fmt: skip
+CONTEXT_KEYS = (
+    ProgramKey(
+        "parallelism.context_parallel_rotate_method", str, "how ranks see the keys and values of others",
+        "parallelism.context_method", is_plain=True, values=ROTATE_METHODS, default="allgather", tuned=(),
+        instruction="context_parallel_rotate_method", source=_TITAN_DEGREES,
+    ),
+    ProgramKey("parallelism.context_parallel_load_balancer", str, "which tokens a rank has"),
+)  # fmt: skip
+EXPERT_KEYS = (
+    ProgramKey(
+        EXPERT_TENSOR_DEGREE, int, "ranks that share an expert's products", "parallelism.expert_tensor",
+        is_plain=True,
+    ),
+    ProgramKey(
+        "parallelism.expert_parallel_comm_backend", str, "the library that dispatches tokens",
+        "parallelism.dispatcher", is_plain=True, values=COMM_BACKENDS,
+    ),
+)  # fmt: skip
+_DEGREES = (
+    ProgramKey(
+        TENSOR_DEGREE, int, "ranks that share a layer's products", "parallelism.tensor", tuned=(),
+        instruction="tensor_parallel_degree", source=_TITAN_DEGREES,
+    ),
+    ProgramKey(
+        PIPELINE_DEGREE, int, "ranks of a pipeline", "parallelism.pipeline", tuned=(),
+        instruction="pipeline_parallel_degree", source=_TITAN_DEGREES,
+    ),
+    ProgramKey(
+        CONTEXT_DEGREE, int, "ranks that share a sequence", "parallelism.context", tuned=(),
+        instruction="context_parallel_degree", source=_TITAN_DEGREES,
+    ),
+)  # fmt: skip
+
+# Keys that a step depends on.
+_STEP_KEYS = (
+    ProgramKey(
+        "training.local_batch_size", int, "sequences of a rank in a pass", "training.micro_batch_size",
+        is_plain=True, default=8, tuned=(), source=_TITAN,
+    ),
+    ProgramKey(
+        "training.global_batch_size", int, "sequences of a step",
+        "training.gradient_accumulation_steps", tuned=(), source=_TITAN,
+    ),
+    ProgramKey(
+        "training.seq_len", int, "tokens of a sequence", "training.sequence_length", is_plain=True,
+        default=2048,
+    ),
+    ProgramKey(
+        "training.max_norm", (int, float), "norm that gradients are clipped to",
+        "training.gradient_clipping", is_plain=True, default=1.0,
+    ),
+    ProgramKey("training.mixed_precision_param", str, "the type of products and of what is gathered"),
+    ProgramKey("training.mixed_precision_reduce", str, "the type in which gradients are reduced"),
+    ProgramKey(
+        "training.enable_cpu_offload", bool, "whether states are on the host between uses",
+        "strategy.cpu_offload", is_plain=True, default=False, tuned=(), source=_TITAN,
+    ),
+    ProgramKey(
+        "training.dtype", str, "the type that parameters are kept in", "training.stored_dtype",
+        is_plain=True, values={"float32": "fp32", "bfloat16": "bf16"}, tuned=(), source=_TITAN,
+    ),
+    ProgramKey(
+        "parallelism.data_parallel_replicate_degree", int, "replicas of the sharded model",
+        "strategy.replicate", is_plain=True, default=1, tuned=(), source=_TITAN,
+    ),
+    ProgramKey("parallelism.data_parallel_shard_degree", int, "ranks that shard it"),
+    ProgramKey(
+        "parallelism.fsdp_reshard_after_forward", str, "whether a unit is freed between forward and backward",
+        "strategy.reshard_after_forward", is_plain=True,
+        values={"default": None, "always": True, "never": False}, default="default", tuned=(True, False),
+        source=_TITAN,
+    ),
+    ProgramKey(
+        "parallelism.fsdp_defer_gradient_reduction", bool, "whether the last micro-batch alone reduces",
+        "strategy.no_sync", is_plain=True, default=False, tuned=(False,), instruction="every micro-batch",
+        source="torchtitan 0.2, train.py",
+    ),
+    ProgramKey(
+        "activation_checkpoint.mode", str, "what backward computes again",
+        "training.activation_checkpointing", tuned=("none", "full", "selective-op"), source=_TITAN,
+    ),
+    ProgramKey(
+        "activation_checkpoint.selective_ac_option", (str, int), "every how many blocks, or by op",
+        "training.checkpoint_every", tuned=(), source=_TITAN,
+    ),
+    ProgramKey(
+        "activation_checkpoint.early_stop", bool, "whether recomputing ends with what backward needs",
+        "training.checkpoint_stops_early",
+    ),
+    ProgramKey("compile.enable", bool, "whether torch.compile is used", "training.compile"),
+    ProgramKey(
+        "compile.components", list, "on the model, the loss, or both", "training.cross_entropy",
+        tuned=("fused",), instruction='compile.enable with compile.components = ["loss"]',
+        source="torchtitan 0.2, components/loss.py",
+    ),
+    ProgramKey("optimizer.name", str, "the optimizer", "training.optimizer"),
+    ProgramKey("optimizer.implementation", str, "its kernels", "training.optimizer_implementation"),
+    ProgramKey("optimizer.fused", bool, "the same, until 0.1"),
+    ProgramKey("model.name", str, "the model"),
+    ProgramKey("model.flavor", str, "its size"),
+    ProgramKey("model.converters", list, "what replaces its layers, such as float8"),
+    ProgramKey("float8.enable_float8_linear", bool, "whether products are in fp8, until 0.0"),
+    ProgramKey("float8.enable_fsdp_float8_all_gather", bool, "whether weights are gathered in fp8"),
+    ProgramKey(
+        "float8.precompute_float8_dynamic_scale_for_fsdp", bool, "whether their scales are agreed on at once"
+    ),
+    ProgramKey("float8.recipe_name", str, "the scales of fp8", "training.fp8_recipe"),
+    ProgramKey("mx.recipe_name", str, "the scales of mxfp8", "training.fp8_recipe"),
+)  # fmt: skip
+KEYS: Mapping[str, ProgramKey] = {
+    key.key: key
+    for key in (
+        *_STEP_KEYS,
+        *_DEGREES,
+        *TENSOR_KEYS,
+        *PIPELINE_KEYS,
+        *CONTEXT_KEYS,
+        ProgramKey(EXPERT_DEGREE, int, "ranks that share the experts", "parallelism.expert"),
+        *EXPERT_KEYS,
+        *(ProgramKey(key, bool, feature) for key, feature in REFUSED_SWITCHES.items()),
+    )
 }
+# Settings that need a key of another.
+_MORE = (
+    ProgramKey(
+        "parallelism.module_fqns_per_model_part", list, "modules of every stage",
+        "parallelism.virtual_stages", tuned=(), instruction="module_fqns_per_model_part",
+        source=_TITAN_DEGREES,
+    ),
+    ProgramKey(
+        "training.global_batch_size", int, "sequences of a step", "parallelism.passes", tuned=(),
+        source=_TITAN_DEGREES,
+    ),
+)  # fmt: skip
+CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings((*KEYS.values(), *_MORE))
+# Keys of [parallelism] as 0.3 has them too, which always gathers for context parallelism.
+DEGREES = tuple(
+    row for row in CONFIG_MAPPINGS if row.source == _TITAN_DEGREES and row.key != "parallelism.context_method"
+)
 
 # Sections without effect on a step in its steady state.
 IDLE_SECTIONS = (

@@ -22,25 +22,14 @@ from zsim.programs.torchtitan.keys import (
     EXPERT_TENSOR_DEGREE,
     PIPELINE_DEGREE,
     PIPELINE_KEYS,
+    SCHEDULES,
     TENSOR_DEGREE,
     TENSOR_KEYS,
 )
 from zsim.programs.torchtitan.settings import TitanSettings
 
-# torch 2.13's `get_schedule_class`, which compares in lower case.
-SCHEDULES = {
-    "1F1B": "1f1b",
-    "GPipe": "gpipe",
-    "Interleaved1F1B": "interleaved-1f1b",
-    "LoopedBFS": "looped-bfs",
-    "InterleavedZeroBubble": "interleaved-zero-bubble",
-    "ZBVZeroBubble": "zbv-zero-bubble",
-    "DualPipeV": "dualpipe-v",
-}
 _SINGLE = ("1f1b", "gpipe")
 _CSV_CLASSES = {"pipelineschedulesingle": 1, "pipelineschedulemulti": 2, "_pipelinescheduleruntime": 2}
-COMM_BACKENDS = {"standard": "all-to-all", "deepep": "deepep"}
-ROTATE_METHODS = {"allgather": "all-gather", "alltoall": "p2p"}
 _PREFIX = "parallelism.pipeline_parallel_"
 SCHEDULE, SCHEDULE_CSV = f"{_PREFIX}schedule", f"{_PREFIX}schedule_csv"
 MICRO_BATCH, MICRO_BATCHES = f"{_PREFIX}microbatch_size", f"{_PREFIX}microbatches"
@@ -77,7 +66,7 @@ def read_degrees(settings: TitanSettings) -> None:
             settings.file.settings[_SETTINGS[key]] = degree
             reader(settings)
         else:
-            idle += [idle_key for idle_key in keys if idle_key in settings.values]
+            idle += [idle_key.key for idle_key in keys if idle_key.key in settings.values]
     if idle:
         settings.file.note(f"no effect without the parallelism that they belong to: {', '.join(idle)}")
 
@@ -94,8 +83,7 @@ def _read_tensor(settings: TitanSettings) -> None:
     keys = ("parallelism.disable_loss_parallel", "parallelism.enable_loss_parallel")
     if settings.get(keys[0], False) or not settings.get(keys[1], True):
         settings.put("parallelism.loss_parallel", False, *keys)
-    key = "parallelism.enable_sequence_parallel"
-    settings.put("parallelism.sequence_parallel", settings.get(key, True), key)
+    settings.read("parallelism.enable_sequence_parallel")
     keys = ("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel")
     if not any(settings.get(key, False) for key in keys):
         return
@@ -111,8 +99,7 @@ def _read_tensor(settings: TitanSettings) -> None:
 
 
 def _read_context(settings: TitanSettings) -> None:
-    key = "parallelism.context_parallel_rotate_method"
-    settings.put("parallelism.context_method", settings.choose(key, "allgather", ROTATE_METHODS), key)
+    settings.read("parallelism.context_parallel_rotate_method")
     key = "parallelism.context_parallel_load_balancer"
     if settings.get(key, "headtail") != "headtail":
         raise NotSimulatedError(
@@ -125,11 +112,7 @@ def _read_experts(settings: TitanSettings) -> None:
     """Read the ranks of an expert's products, and the library that dispatches tokens
     (`expert_parallel_comm_backend`).
     """
-    if EXPERT_TENSOR_DEGREE in settings.values:
-        settings.put("parallelism.expert_tensor", settings.get(EXPERT_TENSOR_DEGREE, 1), EXPERT_TENSOR_DEGREE)
-    key = "parallelism.expert_parallel_comm_backend"
-    if key in settings.values:
-        settings.put("parallelism.dispatcher", settings.choose(key, "standard", COMM_BACKENDS), key)
+    settings.read(EXPERT_TENSOR_DEGREE, "parallelism.expert_parallel_comm_backend")
 
 
 def _read_pipeline(settings: TitanSettings) -> None:
@@ -144,13 +127,10 @@ def _read_pipeline(settings: TitanSettings) -> None:
     if schedule is not None:
         settings.put("parallelism.schedule", schedule, SCHEDULE)
     stages = virtual or (1 if schedule in _SINGLE else 2)
-    for key, setting in (
-        (FIRST_LESS, "first_stage_less_layers"),
-        (LAST_LESS, "last_stage_less_layers"),
-    ):
+    for key in (FIRST_LESS, LAST_LESS):
         if settings.get(key, 1) < 0:
             raise InputError(f"{file.name}: {key}: found {settings.get(key, 1)}, expected at least 0")
-        settings.put(f"parallelism.{setting}", settings.get(key, 1), key)
+        settings.read(key)
     if MODULES in settings.values:
         _read_modules(settings, pipeline)
     elif settings.get(SPLIT_POINTS, []):

@@ -85,7 +85,7 @@ def _check_keys(file: TrainingFile, settings: dict[str, Any]) -> None:
 
 
 def _check_type(file: TrainingFile, key: str, value: Any) -> None:
-    expected = KEYS[key]
+    expected = KEYS[key].type
     kinds = expected if isinstance(expected, tuple) else (expected,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         words = {
@@ -105,10 +105,7 @@ def _refuse(file: TrainingFile, settings: dict[str, Any]) -> None:
 
 
 def _read_batch(settings: TitanSettings) -> None:
-    settings.put(
-        "training.micro_batch_size", settings.get("training.local_batch_size", 8), "training.local_batch_size"
-    )
-    settings.put("training.sequence_length", settings.get("training.seq_len", 2048), "training.seq_len")
+    settings.read("training.local_batch_size", "training.seq_len")
     global_batch_size = settings.get("training.global_batch_size", -1)
     if global_batch_size == 0:
         raise InputError(
@@ -117,9 +114,7 @@ def _read_batch(settings: TitanSettings) -> None:
         )
     if global_batch_size > 0:
         settings.file.global_batch_size = global_batch_size
-    settings.put(
-        "training.gradient_clipping", float(settings.get("training.max_norm", 1.0)), "training.max_norm"
-    )
+    settings.read("training.max_norm")
 
 
 def _read_precision(settings: TitanSettings) -> None:
@@ -127,9 +122,7 @@ def _read_precision(settings: TitanSettings) -> None:
     key = "training.mixed_precision_param"
     precision = settings.choose(key, "bfloat16", {"bfloat16": "bf16", "float32": "fp32"})
     settings.choose("training.mixed_precision_reduce", "float32", {"float32": "fp32"})
-    stored = settings.choose("training.dtype", "float32", {"float32": "fp32", "bfloat16": "bf16"})
-    if "training.dtype" in settings.values:
-        settings.file.settings["training.stored_dtype"] = stored
+    settings.read("training.dtype")
     is_fp8 = settings.get("float8.enable_float8_linear", False)
     is_mx = False
     for converter in converters:
@@ -203,13 +196,8 @@ def _read_sharding(settings: TitanSettings, is_new: bool) -> None:
         _read_ddp(settings, replicate)
         return
     settings.file.settings["strategy.kind"] = "fsdp2"
-    settings.put("strategy.replicate", replicate, replicate_key)
-    policy = settings.choose(
-        "parallelism.fsdp_reshard_after_forward", "default", {"default": None, "always": True, "never": False}
-    )
-    if policy is not None:
-        settings.put("strategy.reshard_after_forward", policy, "parallelism.fsdp_reshard_after_forward")
-    if policy is True:
+    settings.read(replicate_key, "parallelism.fsdp_reshard_after_forward")
+    if settings.file.settings.get("strategy.reshard_after_forward"):
         settings.file.note(
             "fsdp_reshard_after_forward 'always': norm and head are simulated as kept after forward"
         )
@@ -219,10 +207,7 @@ def _read_sharding(settings: TitanSettings, is_new: bool) -> None:
             "units as in torchtitan 0.2 (embedding alone; norm and head together); 0.1's are "
             "strategy.wrapping=torchtitan-0.1"
         )
-    key = "training.enable_cpu_offload"
-    settings.put("strategy.cpu_offload", settings.get(key, False), key)
-    key = "parallelism.fsdp_defer_gradient_reduction"
-    settings.put("strategy.no_sync", settings.get(key, False), key)
+    settings.read("training.enable_cpu_offload", "parallelism.fsdp_defer_gradient_reduction")
 
 
 def _read_ddp(settings: TitanSettings, replicate: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
+from zsim.programs.torchtitan.keys import KEYS
+from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.training_file import TrainingFile
 
 
@@ -24,6 +26,16 @@ class TitanSettings:
         """
         is_explicit = any(source in self.values for source in sources)
         (self.file.settings if is_explicit else self.file.defaults)[target] = value
+
+    def read(self, *keys: str) -> None:
+        """Set the settings of plain keys."""
+        for key in keys:
+            KEYS[key].read(self.file, self.values, self._parse)
+
+    def _parse(self, key: ProgramKey, value: Any) -> Any:
+        if key.values is not None:
+            self.choose(key.key, value, dict(key.values))
+        return float(value) if key.type == (int, float) else value
 
     def choose(self, key: str, default: str, options: dict[str, Any]) -> Any:
         value = self.get(key, default)

@@ -78,15 +78,6 @@ def _add_checkpointing_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "activation_checkpoint": {**(policy or {}), "mode": mode}}
 
 
-def is_saved_config(path: Path) -> bool:
-    """Whether a JSON was saved by torchtitan 0.3."""
-    try:
-        data = parse_json(read_text(path), path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and "parallelism" in data and "training" in data
-
-
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         if isinstance(value, Mapping):
@@ -189,7 +180,8 @@ def _check_section(key: str) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    if KEYS.get(RENAMED.get(key, key)) is list:
+    declared_key = KEYS.get(RENAMED.get(key, key))
+    if declared_key is not None and declared_key.type is list:
         return [entry for entry in text.strip("[]").replace('"', "").split(",") if entry]
     if text in ("True", "False"):
         return text == "True"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.dtypes import ELEMENT_TYPES
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.programs.torchtitan.degree_keys import (
     ASYNC,
@@ -15,20 +16,49 @@ from zsim.programs.torchtitan.degree_keys import (
     local_batch_size,
     why_not_degrees,
 )
-from zsim.programs.torchtitan.keys import PRESETS
+from zsim.programs.torchtitan.keys import KEYS, PRESETS
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.toml import toml_text
+from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.strategy.training import TrainingConfig
 
+_FILE = "torchtitan.toml"
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
 _LOSSES = ("eager", "fused")  # "fused" if it is compiled
 CLIPS_NOTHING = 1e9  # torchtitan computes the norm in any case
 _RECIPES = ("torchao-tensorwise", "torchao-rowwise", "mxfp8")
 _NOT_IN_0_2 = {("llama3", "1B")}  # a flavor of 0.3
-_POLICIES = {None: "default", True: "always", False: "never"}
 
 
-def why_not_torchtitan(job: Job) -> str | None:
+class TomlWriter(ProgramWriter):
+    """Writes torchtitan.toml."""
+
+    def write(self, job: Job) -> ProgramFile | None:
+        if isinstance(job.strategy, DeepSpeedConfig):
+            return None
+        reason = _why_not_torchtitan(job)
+        if reason is not None:
+            return ProgramFile(_FILE, reason=reason)
+        return ProgramFile(_FILE, torchtitan_toml(job), notes=tuple(_notes(job)))
+
+
+WRITER = TomlWriter()
+
+
+def _notes(job: Job) -> Iterator[str]:
+    if torchtitan_model(job) is None:
+        yield (
+            f"torchtitan.toml: torchtitan 0.2 has no flavor that is {job.model.name}: without model.name and "
+            "model.flavor it trains its debugmodel"
+        )
+    if not job.training.gradient_clipping:
+        yield (
+            "torchtitan.toml: torchtitan always takes the gradients' norm, the simulated step does not; "
+            "max_norm = 1e9 clips nothing"
+        )
+
+
+def _why_not_torchtitan(job: Job) -> str | None:
     """The reason why torchtitan's TOML cannot express this job, or None if it can."""
     strategy, training = job.strategy, job.training
     if not isinstance(strategy, Fsdp2Config):
@@ -94,8 +124,6 @@ def _options_of_0_3(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple
 def _sections(job: Job) -> dict[str, dict[str, Any]]:
     strategy, training = job.strategy, job.training
     assert isinstance(strategy, Fsdp2Config)
-    reshard = strategy.reshard_after_forward
-    assert reshard is None or isinstance(reshard, bool)
     checkpoint: dict[str, Any] = {"mode": _MODES[training.activation_checkpointing]}
     if training.activation_checkpointing == "selective-op":
         checkpoint["selective_ac_option"] = "op"
@@ -113,17 +141,17 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
             "global_batch_size": (
                 training.micro_batch_size * training.gradient_accumulation_steps * job.data_parallel_size
             ),
-            "seq_len": training.sequence_length,
+            "seq_len": KEYS["training.seq_len"].write(job),
             "max_norm": training.gradient_clipping or CLIPS_NOTHING,
-            **({"dtype": "bfloat16"} if training.stored_dtype == "bf16" else {}),
+            **({} if training.stored_dtype == "fp32" else {"dtype": KEYS["training.dtype"].write(job)}),
             "mixed_precision_param": ELEMENT_TYPES["fp32" if training.precision == "fp32" else "bf16"].torch,
             "mixed_precision_reduce": "float32",
-            "enable_cpu_offload": strategy.cpu_offload,
+            "enable_cpu_offload": KEYS["training.enable_cpu_offload"].write(job),
         },
         "parallelism": {
-            "data_parallel_replicate_degree": strategy.replicate,
+            "data_parallel_replicate_degree": KEYS["parallelism.data_parallel_replicate_degree"].write(job),
             "data_parallel_shard_degree": job.data_parallel_size // strategy.replicate,
-            "fsdp_reshard_after_forward": _POLICIES[reshard],
+            "fsdp_reshard_after_forward": KEYS["parallelism.fsdp_reshard_after_forward"].write(job),
             **degrees_of(job),
         },
         "activation_checkpoint": checkpoint,

@@ -11,30 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
-from zsim.programs.accelerate.fsdp_keys import SHARDING, read_fsdp
+from zsim.programs.accelerate.fsdp_keys import read_fsdp
+from zsim.programs.accelerate.keys import SHARDING
+from zsim.programs.trainer.keys import KEYS, LENGTH_KEYS
 from zsim.reading import parse_json, read_text
+from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
-
-_IDENTIFYING_KEYS = ("per_device_train_batch_size", "fsdp_config", "gradient_checkpointing")
-_LENGTHS = ("max_length", "max_seq_length", "cutoff_len")  # of TRL, older TRL, LLaMA-Factory
-_OPTIMIZERS = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
-_READ = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "bf16", "fp16", "optim",
-    "gradient_checkpointing", "activation_checkpointing", "torch_compile", "use_liger_kernel", "deepspeed",
-    "fsdp", "fsdp_config", "ddp_bucket_cap_mb", *_LENGTHS,
-)  # fmt: skip
-
-
-def is_training_arguments(path: Path) -> bool:
-    """Whether a file has keys of TrainingArguments at the top level."""
-    try:
-        data = _load(path)
-    except InputError:
-        return False
-    if not isinstance(data, Mapping) or "distributed_type" in data:  # Accelerate's
-        return False
-    return any(mark in data for mark in _IDENTIFYING_KEYS)
 
 
 def _load(path: Path) -> Any:
@@ -60,56 +43,54 @@ def read_training_arguments(path: str) -> TrainingFile:
     _read_batch(file, data)
     precision = "bf16" if data.get("bf16") else "fp16" if data.get("fp16") else "fp32"
     file.settings["training.precision"] = precision
-    if data.get("gradient_checkpointing") or data.get("activation_checkpointing"):
-        file.settings["training.activation_checkpointing"] = "full"
-    if data.get("torch_compile"):
-        file.settings["training.compile"] = True
-    if data.get("use_liger_kernel"):
-        file.settings["training.liger"] = True
+    for key in ("gradient_checkpointing", "activation_checkpointing", "torch_compile", "use_liger_kernel"):
+        _read_plain(file, data, key)
     folder = Path(path).parent
     if data.get("deepspeed"):
         _read_deepspeed(file, data["deepspeed"], folder)
     else:
-        _read_optimizer(file, data)
+        _read_plain(file, data, "optim")
         _read_sharding(file, data, folder)
-    unread_keys = [str(key) for key in data if key not in _READ]
+    unread_keys = [str(key) for key in data if key not in KEYS]
     if unread_keys:
         file.note(f"not read: {', '.join(unread_keys)}")
     return file
 
 
 def _read_batch(file: TrainingFile, data: Mapping[str, Any]) -> None:
-    for key, target, default in (
-        ("per_device_train_batch_size", "training.micro_batch_size", 8),
-        ("gradient_accumulation_steps", "training.gradient_accumulation_steps", 1),
-    ):
-        value = data.get(key, default)
-        if value == "auto":
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number of at least 1")
-        (file.settings if key in data else file.defaults)[target] = value
-    table = file.settings if "max_grad_norm" in data else file.defaults
-    table["training.gradient_clipping"] = _number(file, "max_grad_norm", data.get("max_grad_norm", 1.0))
-    length = next((data[key] for key in _LENGTHS if isinstance(data.get(key), int)), None)
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if data.get(key) != "auto":
+            _read_plain(file, data, key)
+    _read_plain(file, data, "max_grad_norm")
+    length = next((data[key.key] for key in LENGTH_KEYS if isinstance(data.get(key.key), int)), None)
     if length is not None:
         file.settings["training.sequence_length"] = length
 
 
-def _number(file: TrainingFile, key: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InputError(f"{file.name}: {key}: found {value!r}, expected a number")
-    return float(value)
+def _read_plain(file: TrainingFile, data: Mapping[str, Any], key: str) -> None:
+    """Write the setting of a plain key.
 
+    Raises InputError for another type, and NotSimulatedError for another word than those that are declared.
+    """
 
-def _read_optimizer(file: TrainingFile, data: Mapping[str, Any]) -> None:
-    name = data.get("optim", "adamw_torch_fused")
-    if str(name) not in _OPTIMIZERS:
-        raise NotSimulatedError(
-            f"{file.name}: optim: zsim does not simulate '{name}' yet; expected {', '.join(_OPTIMIZERS)}"
-        )
-    table = file.settings if "optim" in data else file.defaults
-    table["training.optimizer_implementation"] = _OPTIMIZERS[name]
+    def parse(plain_key: ProgramKey, value: Any) -> Any:
+        if plain_key.type is bool:
+            return bool(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if plain_key.type is float and is_number:
+            return float(value)
+        if plain_key.type is float:
+            raise InputError(f"{file.name}: {key}: found {value!r}, expected a number")
+        if plain_key.type is int and not (is_number and isinstance(value, int) and value >= 1):
+            raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number of at least 1")
+        if plain_key.values is not None and str(value) not in plain_key.values:
+            raise NotSimulatedError(
+                f"{file.name}: {key}: zsim does not simulate '{value}' yet; expected "
+                f"{', '.join(plain_key.values)}"
+            )
+        return value
+
+    KEYS[key].read(file, data, parse)
 
 
 def _read_deepspeed(file: TrainingFile, config: Any, folder: Path) -> None:
@@ -131,9 +112,7 @@ def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) ->
     if not fsdp:
         file.settings["strategy.kind"] = "ddp"
         if data.get("ddp_bucket_cap_mb"):
-            file.settings["strategy.bucket_cap_mb"] = _number(
-                file, "ddp_bucket_cap_mb", data["ddp_bucket_cap_mb"]
-            )
+            _read_plain(file, data, "ddp_bucket_cap_mb")
         return
     config = data.get("fsdp_config") or {}
     if isinstance(config, str):

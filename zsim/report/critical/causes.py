@@ -26,7 +26,7 @@ from zsim.plan.ops import (
     Work,
     offload_kind,
 )
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.recorded_work import RecordedWork
 from zsim.report.critical.chain import ALLOCATOR, HOST, OTHERS, Chain, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu

@@ -19,7 +19,7 @@ class Box(NamedTuple):
     """One action of a pipeline rank from its first kernel to its last, on the trace's clock."""
 
     kind: str
-    """F, B, I or W as in `zsim.plan.pipeline.schedules.Action`, "" for the optimizer. The optimizer is cut
+    """F, B, I or W as in `zsim.plan.actions.Action`, "" for the optimizer. The optimizer is cut
     where it waits for other ranks, and its stage, chunk and micro-batch are -1.
     """
     stage: int

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from zsim.operations.operation import Operation, Role
+from zsim.operations.traced import TracedModule
 from zsim.specs.capture.formula_matcher import FormulaMatch, FormulaMatcher
 from zsim.specs.capture.groups import OperatorGroup
 from zsim.specs.capture.kernels import kernels, traced
 from zsim.specs.capture.recording import ModuleRecording, Operator, ParameterRecord
-from zsim.specs.model.spec import Attention, Linear, Loss, Module, Parameter, Residual
-from zsim.specs.model.traced import TracedModule
+from zsim.specs.model.spec import Module, Parameter
 
 
 @dataclass
@@ -155,17 +156,13 @@ def _relative(path: str, root: str) -> str:
     return "" if path == root else path.removeprefix(root + ".")
 
 
-def _function_name(group: OperatorGroup, op_spec: object) -> str:
+_LABELS = {Role.MIXER: "core", Role.RESIDUAL: "residual", Role.LOSS: "loss", Role.PRODUCT: "product"}
+
+
+def _function_name(group: OperatorGroup, op_spec: Operation) -> str:
     """The name of a function between modules, by what it computes."""
-    if isinstance(op_spec, Attention):
-        label = "core"
-    elif isinstance(op_spec, Residual):
-        label = "residual"
-    elif isinstance(op_spec, Loss):
-        label = "loss"
-    elif isinstance(op_spec, Linear):
-        label = "product"
-    else:
+    label = _LABELS.get(op_spec.role)
+    if label is None:
         operators = group.forward or group.backward
         label = operators[0].name.strip("_").replace(" ", "_")
     return f"{group.path}.{label}" if group.path else label

@@ -20,7 +20,7 @@ from zsim.specs.model.spec import (
     Linear,
     Loss,
     Norm,
-    OpSpec,
+    Operation,
     Residual,
 )
 
@@ -41,7 +41,7 @@ _LABELS = {"constant_pad_nd", "clone", "slice", "fill", "full", "_to_copy", "cop
 class FormulaMatch:
     """An op spec with a formula, which a group of operators matches."""
 
-    op_spec: OpSpec
+    op_spec: Operation
     shares_input: bool = False
     """As in `Module`."""
     summed_numel: int = 0

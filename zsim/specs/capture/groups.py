@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from zsim.operations.traced import Extent
 from zsim.specs.capture.recording import ModuleRecording, Operator, Storage
-from zsim.specs.model.traced import Extent
 
 
 @dataclass

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from zsim.operations.traced import Extent, TracedKernel, TracedModule
 from zsim.specs.capture.groups import OperatorGroup, extent_of, make_extent
 from zsim.specs.capture.recording import ModuleRecording, Operator, Product
-from zsim.specs.model.traced import Extent, TracedKernel, TracedModule
 
 _NOTHING = Extent()
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zsim.errors import InputError
+from zsim.operations.operation import Role, operations_of
+from zsim.operations.traced import CaptureInfo, Extent, TracedModule
 from zsim.specs.capture.assembly import ModuleAssembler
 from zsim.specs.capture.formula_matcher import FormulaMatcher
 from zsim.specs.capture.groups import groups_of
 from zsim.specs.capture.recording import ModuleRecording
 from zsim.specs.capture.repeats import block_paths
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, Norm
-from zsim.specs.model.traced import CaptureInfo, Extent, TracedModule
 
 
 def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
@@ -132,7 +133,7 @@ def _registration_order(recording: ModuleRecording, path: str, modules: Sequence
 
 def _is_tied(recording: ModuleRecording, before: Sequence[Module], after: Sequence[Module]) -> bool:
     """Whether a product after the blocks uses the weight of an embedding before them."""
-    tables = [module.numel for module in before if isinstance(module.op_spec, Embedding)]
+    tables = [module.numel for module in before if module.role is Role.EMBEDDING]
     return any(
         isinstance(module.op_spec, Linear)
         and not any(parameter.name == "weight" for parameter in module.parameters)
@@ -145,8 +146,8 @@ def _hidden_size(recording: ModuleRecording, modules: Sequence[Module]) -> int:
     """The width of most norms, else the input width of most products, else the output width of most
     weights.
     """
-    widths = Counter(module.op_spec.width for module in modules if isinstance(module.op_spec, Norm))
-    inputs = Counter(module.op_spec.in_features for module in modules if isinstance(module.op_spec, Linear))
+    widths = Counter(norm.width for norm in operations_of(modules, Norm))
+    inputs = Counter(product.in_features for product in operations_of(modules, Linear))
     rows = Counter(parameter.shape[0] for parameter in recording.parameters if len(parameter.shape) > 1)
     is_sequence = positions_of(recording) > 1
     counts = (widths or inputs or rows) if is_sequence else rows or widths
@@ -154,8 +155,8 @@ def _hidden_size(recording: ModuleRecording, modules: Sequence[Module]) -> int:
 
 
 def _vocabulary(modules: Sequence[Module]) -> int:
-    losses = [module.op_spec.vocab_size for module in modules if isinstance(module.op_spec, Loss)]
-    tables = [module.op_spec.rows for module in modules if isinstance(module.op_spec, Embedding)]
+    losses = [loss.vocab_size for loss in operations_of(modules, Loss)]
+    tables = [table.rows for table in operations_of(modules, Embedding)]
     return max([*losses, *tables], default=1)
 
 

@@ -5,8 +5,10 @@ capture.
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.model.spec import Attention, ModelSpec
-from zsim.specs.model.traced import CaptureInfo
+from zsim.operations.operation import Role
+from zsim.operations.traced import CaptureInfo
+from zsim.specs.experiment.training.framework_training import training_of
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -40,12 +42,7 @@ def check_captured(
     if model.captured is None:
         return
     where = f"model '{model.name}' was captured from a torch module"
-    if kind == "megatron":
-        raise InputError(
-            f"strategy.kind: found 'megatron', but {where}, and Megatron trains layers of its own; "
-            "expected ddp, "
-            "fsdp1, fsdp2 or deepspeed"
-        )
+    training_of(kind).check_any_model(where)
     if not parallelism.is_trivial:
         raise NotSimulatedError(
             f"parallelism: {where}, which zsim cuts along data parallelism only; expected degrees of 1, or a "
@@ -61,7 +58,7 @@ def check_captured(
     for policy in _NEED_ATTENTION:
         blocks = [block for block in model.blocks if block.is_wrapped]
         if policy in policies and not all(
-            any(isinstance(module.op_spec, Attention) for module in block.modules) for block in blocks
+            any(module.role is Role.MIXER for module in block.modules) for block in blocks
         ):
             raise InputError(
                 f"training.activation_checkpointing: found '{policy}', which runs causal attention of "

@@ -288,6 +288,11 @@ class Cluster(BaseModel):
         return np.repeat(np.arange(len(self.nodes)), [node.count for node in self.nodes])
 
     @property
+    def default_precision(self) -> Literal["bf16", "fp16"]:
+        """bf16 where all GPUs have it, else fp16."""
+        return "bf16" if all(gpu.peak.bf16 is not None for gpu in self.gpus) else "fp16"
+
+    @property
     def gpu_label(self) -> str:
         """The names of its GPUs."""
         return " + ".join(dict.fromkeys(gpu.name for gpu in self.gpus))

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.deepspeed.settings.zeropp import deepspeed_label
-from zsim.frameworks.megatron.settings.config import MegatronConfig
-from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR
 from zsim.specs.strategy.training import TrainingConfig
@@ -16,24 +12,7 @@ from zsim.units import format_gpus
 
 def strategy_label(job: Job) -> str:
     """Label of the strategy: "ZeRO-3 + hpZ 8", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
-    strategy = job.strategy
-    if isinstance(strategy, DeepSpeedConfig):
-        return deepspeed_label(strategy, job.world_size)
-    if job.kind == "ddp":
-        return "DDP"
-    if isinstance(strategy, MegatronConfig):
-        if strategy.fsdp is not None:
-            return f"Megatron-FSDP {strategy.fsdp.sharding}"
-        if strategy.muon is not None and strategy.shards_states:
-            return "Megatron, layer-wise Muon"
-        return "Megatron, distributed optimizer" if strategy.distributed_optimizer else "Megatron DDP"
-    if isinstance(strategy, ReferenceConfig):
-        return f"ZeRO stage {strategy.stage}, the reference engine"
-    replicate = getattr(strategy, "replicate", 1)
-    if job.kind == "fsdp2":
-        ranks = job.mesh.size(DATA, CONTEXT)
-        return f"HSDP {replicate} x {ranks // replicate}" if replicate > 1 else "FSDP2"
-    return f"FSDP1 {getattr(strategy, 'sharding_strategy', '')}"
+    return job.strategy.label(job.world_size, job.mesh.size(DATA, CONTEXT))
 
 
 def gpus_label(job: Job) -> str:
@@ -91,5 +70,4 @@ def training_label(job: Job) -> str:
             core = () if policy == "none" else ("core_attn",)
             checkpointing = f"selective ({', '.join((*core, *training.recompute_modules))})"
         checkpointing += f" (1 block of {interval})" if interval > 1 and policy != "none" else ""
-    precision = job.strategy.precision if isinstance(job.strategy, DeepSpeedConfig) else training.precision
-    return f"{precision}, {checkpointing} activation checkpointing"
+    return f"{training.precision}, {checkpointing} activation checkpointing"

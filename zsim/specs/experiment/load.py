@@ -21,6 +21,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import merge_training_file
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.config_file import config_kind
 from zsim.specs.strategy.registry import STRATEGIES, is_strategy
 from zsim.specs.user_code import UserCode, load_named_model, load_user_models
 from zsim.units import AS_IN_FILES
@@ -98,10 +99,10 @@ def build_experiment(
         allowed = STRATEGIES[str(new_kind)].model_fields
         data["strategy"] = {key: value for key, value in data["strategy"].items() if key in allowed}
     if "strategy.config" in overrides and isinstance(data.get("strategy"), dict):
-        if data["strategy"].get("kind", "deepspeed") != "deepspeed":
+        if data["strategy"].get("kind", config_kind()) != config_kind():
             data["strategy"] = {}
         data["strategy"].pop("stage", None)
-        data["strategy"].setdefault("kind", "deepspeed")
+        data["strategy"].setdefault("kind", config_kind())
     for count_key, other_key in (("nodes", "gpus"), ("gpus", "nodes")):
         if count_key in overrides and other_key not in overrides:
             data.pop(other_key, None)

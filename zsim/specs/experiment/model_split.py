@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.operation import operations_of
 from zsim.specs.cluster.gpu import Gpu
-from zsim.specs.model.spec import Activation, Attention, Block, ModelSpec
+from zsim.specs.experiment.framework_resolver import FrameworkResolver
+from zsim.specs.model.spec import Activation, Attention, Block, ContextMethod, ModelSpec
 from zsim.specs.strategy.mesh import CONTEXT
-from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, ParallelismConfig
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.sentences import alternatives, phrase
 from zsim.specs.strategy.training import TrainingConfig
 
+_WINDOW_METHODS: tuple[ContextMethod, ...] = ("all-gather", "all-to-all")  # that know windows
 _MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZE
 
 
-def check_split(model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
+def check_split(
+    framework: FrameworkResolver[Any, Any],
+    model: ModelSpec,
+    training: TrainingConfig,
+    parallelism: ParallelismConfig,
+) -> None:
     """Raises InputError for heads, widths or micro-batches that do not divide among the ranks.
 
-    It also raises InputError for settings that torch refuses with its schedules and its asynchronous tensor
-    parallelism. Raises NotSimulatedError for checkpoints of which torch recomputes a block once per
-    parameter.
+    It also raises for parallelism that the framework refuses.
     """
     _check_loss(parallelism)
     _check_gathers(parallelism)
     _check_encoder_decoder(model, parallelism)
-    _check_async(training, parallelism)
-    if parallelism.style == "torch":
-        _check_split_backward(training, parallelism)
-        if parallelism.pipeline > 1 and model.is_tied:
-            raise InputError(
-                f"parallelism.pipeline: found {parallelism.pipeline}, but '{model.name}' ties its head to "
-                "its embedding, and torchtitan's pipelines share no weight; expected pipeline = 1, or "
-                "strategy 'megatron'"
-            )
-    if parallelism.tensor > 1 and parallelism.style != "autotp":  # see `strategy.deepspeed.autotp`
+    framework.check_split(model, training, parallelism)
+    if parallelism.tensor > 1 and not parallelism.style.cuts_unevenly:
         for block in model.unique_blocks:
             _check_block(block, model, parallelism)
     if parallelism.context > 1:
@@ -71,20 +71,20 @@ def _check_encoder_decoder(model: ModelSpec, parallelism: ParallelismConfig) -> 
 
 
 def _check_loss(parallelism: ParallelismConfig) -> None:
-    if not parallelism.loss_parallel and (parallelism.style != "torch" or parallelism.tensor == 1):
+    if not parallelism.loss_parallel and not parallelism.has_dtensors:
         raise InputError(
-            "parallelism.loss_parallel: found false, which torchtitan alone has, for tensor ranks; expected "
-            "true, or strategy 'fsdp2' with tensor above 1"
+            f"parallelism.loss_parallel: found false, which {phrase('parallelism.loss_parallel')} alone has, "
+            f"for tensor ranks; expected true, or {alternatives('parallelism.loss_parallel')}"
         )
 
 
 def _check_gathers(parallelism: ParallelismConfig) -> None:
     if not parallelism.gather_per_product:
         return
-    if parallelism.style != "torch" or parallelism.tensor == 1:
+    if not parallelism.has_dtensors:
         raise InputError(
             "parallelism.gather_per_product: found true, which torch's DTensors alone have, for tensor "
-            "ranks; expected false, or strategy 'fsdp2' with tensor above 1"
+            f"ranks; expected false, or {alternatives('parallelism.gather_per_product')}"
         )
     if parallelism.async_tensor:
         raise NotSimulatedError(
@@ -93,68 +93,14 @@ def _check_gathers(parallelism: ParallelismConfig) -> None:
         )
 
 
-def _check_async(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
-    """Checks asynchronous tensor parallelism as the frameworks do.
-
-    Sources: torchtitan v0.2.2 distributed/tensor_parallel.py. torch 2.13
-    _inductor/fx_passes/micro_pipeline_tp.py, which knows gathers and scatters. Megatron-Core 0.16.1
-    training/arguments.py `validate_args`.
-    """
-    if not parallelism.async_tensor or parallelism.style not in ("torch", "megatron"):
-        return
-    if parallelism.tensor == 1 and parallelism.style == "torch":
-        raise InputError("parallelism.async_tensor: has no effect with tensor = 1; expected tensor above 1")
-    if parallelism.style == "megatron" and parallelism.tensor > 1 and not parallelism.sequence_parallel:
-        raise InputError(
-            "parallelism.async_tensor: found true without sequence parallelism, which Megatron's "
-            "--tp-comm-overlap asserts; expected sequence_parallel = true"
-        )
-    if parallelism.style != "torch":
-        return
-    if not training.compile:
-        raise InputError(
-            "parallelism.async_tensor: torch.compile makes it, and training.compile is false; expected "
-            "training.compile = true"
-        )
-    if not parallelism.sequence_parallel:
-        raise InputError(
-            "parallelism.async_tensor: torch.compile fuses all-gathers and reduce-scatters with products, "
-            "not all-reduces; expected sequence_parallel = true"
-        )
-
-
-_SPLIT_BACKWARDS = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
-
-
-def _check_split_backward(training: TrainingConfig, parallelism: ParallelismConfig) -> None:
-    """Each parameter's gradient is a graph task of its own where a schedule splits backward
-    (`stage_backward_weight` of torch 2.13 distributed/pipelining/_backward.py), and a checkpoint recomputes
-    per graph task (utils/checkpoint.py), or, with selective contexts, raises at the second."""
-    policies = {training.activation_checkpointing, *training.block_checkpointing} - {"none"}
-    if parallelism.pipeline == 1 or parallelism.schedule not in _SPLIT_BACKWARDS or not policies:
-        return
-    what = (
-        f"training.activation_checkpointing: found '{min(policies)}' with schedule '{parallelism.schedule}'"
-    )
-    if "selective-op" in policies:
-        raise InputError(
-            f"{what}, whose backward is in two parts; torch takes selective checkpoints through one backward "
-            "only; expected 'none'"
-        )
-    raise NotSimulatedError(
-        f"{what}, whose backward is in two parts: torch recomputes a block for each of its parameters, which "
-        "zsim does not simulate; expected 'none', or schedule 'interleaved-1f1b'"
-    )
-
-
 def _check_block(block: Block, model: ModelSpec, parallelism: ParallelismConfig) -> None:
-    tensor, name = parallelism.tensor, FRAMEWORK_NAMES[parallelism.style]
+    tensor, name = parallelism.tensor, parallelism.style.title
     for module in block.modules:
         work = module.op_spec
         if isinstance(work, Attention):
             heads, groups = work.num_heads, work.num_kv_heads
             _check_divides("heads", heads, tensor, model)
-            if parallelism.style == "megatron":
+            if parallelism.style.repeats_kv_heads:
                 if groups % tensor and tensor % groups:
                     raise InputError(
                         f"parallelism.tensor: '{model.name}' has {groups} key/value heads, and {name} wants "
@@ -169,7 +115,7 @@ def _check_block(block: Block, model: ModelSpec, parallelism: ParallelismConfig)
 
 def _is_zigzag(parallelism: ParallelismConfig) -> bool:
     """Whether each rank has one chunk from the front and one from the back of every sequence."""
-    return parallelism.context > 1 and parallelism.style in ("torch", "megatron")
+    return parallelism.context > 1 and parallelism.style.has_zigzag
 
 
 def _check_divides(dimension: str, count: int, tensor: int, model: ModelSpec) -> None:
@@ -212,7 +158,7 @@ def resolve_context_masks(
     """The parallelism with torch's FlexAttention in place of its ring where a layer has a window."""
     op_specs = [module.op_spec for block in model.unique_blocks for module in block.modules]
     has_windows = any(isinstance(work, Attention) and _has_window(work, sequence_length) for work in op_specs)
-    uses_masks = parallelism.style == "torch" and parallelism.context > 1 and has_windows
+    uses_masks = parallelism.style.masks_windows and parallelism.context > 1 and has_windows
     return replace(parallelism, context_masks=uses_masks)
 
 
@@ -251,24 +197,23 @@ def _check_context(model: ModelSpec, training: TrainingConfig, parallelism: Para
 
     Raises NotSimulatedError for windows, and for behaviour of a framework that zsim does not know.
     """
-    name = FRAMEWORK_NAMES[parallelism.style]
-    if parallelism.style == "nanotron":
-        raise NotSimulatedError("parallelism.context: zsim does not simulate nanotron's ring attention")
+    name = parallelism.style.title
+    if not parallelism.style.has_simulated_context:
+        raise NotSimulatedError(f"parallelism.context: zsim does not simulate {name}'s ring attention")
     if training.attention == "math":
         raise InputError(
             f"training.attention: found 'math' with parallelism.context = {parallelism.context}, but {name} "
             "shares sequences among ranks by fused kernels only; expected 'flash'"
         )
     for block in model.unique_blocks:
-        for module in block.modules:
-            if isinstance(module.op_spec, Attention):
-                _check_attention(module.op_spec, model, training, parallelism)
+        for attention in operations_of(block.modules, Attention):
+            _check_attention(attention, model, training, parallelism)
 
 
 def _check_attention(
     work: Attention, model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig
 ) -> None:
-    method, name = parallelism.context_method, FRAMEWORK_NAMES[parallelism.style]
+    method, name = parallelism.context_method, parallelism.style.title
     if work.unpads:
         raise NotSimulatedError(
             f"parallelism.context: zsim does not simulate it with the padding mask of '{model.name}'"
@@ -279,11 +224,11 @@ def _check_attention(
             f"parallelism.context: the attention of '{model.name}' {trait}, which zsim does not simulate "
             f"with {name}'s context parallelism; expected context = 1"
         )
-    if _has_window(work, training.sequence_length) and method not in ("all-to-all", "all-gather"):
-        accepted_methods = "'all-gather'" if parallelism.style == "torch" else "'all-gather' or 'all-to-all'"
+    if _has_window(work, training.sequence_length) and method not in _WINDOW_METHODS:
+        accepted_methods = [name for name in _WINDOW_METHODS if name in parallelism.style.context_methods]
         raise InputError(
             f"parallelism.context_method: '{model.name}' attends to a window of {work.window:,} tokens, "
-            f"which {name} refuses with '{method}'; expected {accepted_methods}"
+            f"which {name} refuses with '{method}'; expected {' or '.join(map(repr, accepted_methods))}"
         )
     _check_mask_blocks(training, parallelism)
     if method in ("all-to-all", "a2a+p2p"):
@@ -320,7 +265,7 @@ def _check_heads(work: Attention, model: ModelSpec, parallelism: ParallelismConf
     is_inner = parallelism.context_method == "a2a+p2p"
     ranks, tensor = parallelism.context_inner if is_inner else parallelism.context, parallelism.tensor
     heads, groups = work.num_heads // tensor, max(1, work.num_kv_heads // tensor)
-    repeats = parallelism.style in ("deepspeed", "autotp") and ranks % groups == 0
+    repeats = parallelism.style.repeats_kv_heads_in_context and ranks % groups == 0
     for head_kind, count in (("heads", heads), ("key/value heads", groups)):
         if count % ranks and not (repeats and count == groups):
             rank_phrase = " on a tensor-parallel rank" if tensor > 1 else ""

@@ -1,6 +1,6 @@
 """Dotted overrides of an experiment: `training.precision`, and keys inside files that an experiment names.
 
- strategy.config.zero_optimization.reduce_bucket_size    a key of the DeepSpeed JSON, or of `stage`'s default
+ strategy.config.zero_optimization.reduce_bucket_size    a key of the framework's own file
  model.num_hidden_layers                                 a key of the model's config.json
  cluster.nvme.drives, cluster.gpu.memory.capacity        a number of the topology, of its GPU (gpu.*)
 
@@ -14,18 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
-from zsim.frameworks.deepspeed.settings.text import load_object
-from zsim.frameworks.deepspeed.settings.zero_schema import ZeroBlock
 from zsim.reading import NULL, restore_nulls
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.model.huggingface import model_from_config, read_model_config
+from zsim.specs.strategy.config_file import change_config
 
 _CONFIG = "strategy.config."
 _MODEL = "model."
 _CLUSTER = "cluster."
-# With a stage alone, batch size and precision are the experiment's, or as Hugging Face fills "auto".
-_STAGE_DEFAULTS = {"train_micro_batch_size_per_gpu": "auto"}
-_AUTO_PRECISION = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,8 +46,8 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     if nested_overrides[_CLUSTER]:
         new_data["cluster"] = _apply_cluster_overrides(new_data.get("cluster"), nested_overrides[_CLUSTER])
     if nested_overrides[_CONFIG]:
-        new_data["strategy"] = _apply_config_overrides(
-            new_data.get("strategy"), nested_overrides[_CONFIG], overrides
+        new_data["strategy"] = change_config(
+            new_data.get("strategy"), nested_overrides[_CONFIG], overrides, prefix=_CONFIG
         )
     return new_data
 
@@ -72,52 +68,6 @@ def set_dotted_key(data: dict[str, Any], dotted: str, value: Any, *, prefix: str
         table.pop(key, None)
     else:
         table[key] = value
-
-
-def _apply_config_overrides(
-    strategy: Any, changes: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """`[strategy]` with the content of the DeepSpeed JSON as `config`, with `changes` applied."""
-    table: dict[str, Any] = dict(strategy) if isinstance(strategy, Mapping) else {}
-    first = _CONFIG + next(iter(changes))
-    kind = table.get("kind", "deepspeed")
-    if kind != "deepspeed":
-        raise InputError(
-            f"--set {first}: is a key of DeepSpeed's JSON, but strategy.kind is '{kind}'; "
-            "set strategy.stage or strategy.config too, for kind 'deepspeed'"
-        )
-    table["kind"] = "deepspeed"
-    base = table.get("config")
-    if base is None:
-        config: dict[str, Any] = dict(_STAGE_DEFAULTS)
-        if not any(key.split(".")[0] in ("bf16", "fp16", "bfloat16") for key in changes):
-            config |= _copy(_AUTO_PRECISION)
-        if table.get("stage") is not None:
-            config["zero_optimization"] = {"stage": table["stage"]}
-        name = "DeepSpeed config"
-    else:
-        name, config = load_object(base, table.get("config_name"))
-    for key, value in changes.items():
-        path = _existing_spelling(config, key)
-        set_dotted_key(config, path, value, prefix=_CONFIG)
-        if key == "zero_optimization.stage" and "strategy.stage" not in overrides:
-            table.pop("stage", None)
-    return {**table, "config": config, "config_name": name}
-
-
-def _existing_spelling(config: Mapping[str, Any], key: str) -> str:
-    """`key` in the spelling that the JSON already uses: `stage3_x` or `x`, `bfloat16` or `bf16`."""
-    block, _, subkey = key.partition(".")
-    if block in ("bf16", "bfloat16"):
-        return f"{'bfloat16' if 'bfloat16' in config else 'bf16'}.{subkey}" if subkey else block
-    zero = config.get(block)
-    if block != "zero_optimization" or not isinstance(zero, Mapping):
-        return key
-    for bare, info in ZeroBlock.model_fields.items():
-        if subkey in (bare, info.alias):
-            json_spelling = next((spelling for spelling in (bare, info.alias) if spelling in zero), subkey)
-            return f"{block}.{json_spelling}"
-    return key
 
 
 def _apply_model_overrides(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,48 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.deepspeed.settings.autotp import set_tensor_grain, uneven_shards_note
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.deepspeed.settings.experts import check_experts
-from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.megatron.settings.config import check_megatron_layout
-from zsim.frameworks.megatron.settings.experts import (
-    check_overlap,
-    check_router_padding,
-    norms_note,
-    shared_overlap_note,
-)
-from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.capture.settings import captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.colocated_jobs import expand_colocated_jobs, place_jobs
 from zsim.specs.experiment.data.micro_batches import apply_lengths
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.fp8.recipe import check_fp8_shapes, infer_fp8_precision, resolve_fp8
+from zsim.specs.experiment.framework_resolver import StrategyRequest, resolver_of
 from zsim.specs.experiment.jitter import resolve_jitter
-from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
-from zsim.specs.experiment.kernel_choices import (
-    apply_megatron_deepspeed_defaults,
-    apply_megatron_defaults,
-    check_stored_types,
-    has_grouped_heads,
-    layer_kernels_of,
-    limit_device_connections,
-)
+from zsim.specs.experiment.job import Job, job_topology, slowdowns_of
 from zsim.specs.experiment.layout import Layout, resolve_layout
 from zsim.specs.experiment.model_split import check_split, check_tokens, flex_note, resolve_context_masks
 from zsim.specs.experiment.placement import Placement, resolve_placement
-from zsim.specs.experiment.strategies import (
-    apply_launcher_threads,
-    expert_replicas,
-    resolve_deepspeed,
-    resolve_experts,
-    resolve_strategy,
-)
-from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.trainer import apply_trainer
 from zsim.specs.experiment.training.adapted_experts import check_adapted_experts
+from zsim.specs.experiment.training.attention import has_grouped_heads
 from zsim.specs.experiment.training.batch import (
     micro_batch_sizes_of,
     micro_batches_of,
@@ -54,13 +28,17 @@ from zsim.specs.experiment.training.batch import (
     uneven_micro_batches,
     uneven_sequences,
 )
-from zsim.specs.experiment.training.checkpointing import apply_pipeline_interval, resolve_recomputation
+from zsim.specs.experiment.training.checkpointing import resolve_recomputation
+from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.optimizer_choice import choose_optimizer
 from zsim.specs.experiment.training.quantisation import is_prepared
-from zsim.specs.experiment.training.resolve import check_size, resolve_training
+from zsim.specs.experiment.training.resolve import check_size, layer_kernels_of, resolve_training
+from zsim.specs.experiment.training.stored_types import check_stored_types
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.experiment.training.trained_model import apply_training
 from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
 from zsim.specs.library import Library
+from zsim.specs.model.expert_layer import has_experts
 from zsim.specs.model.expert_loop import unstack_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import check_names
@@ -71,6 +49,9 @@ from zsim.specs.strategy.expert_degrees import (
 )
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.sentences import alternatives
+from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
 
 
@@ -128,43 +109,33 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
         layout.full_cluster,
         placement,
     )
-    requested = _apply_framework_settings(experiment, layout, micro_batch_sizes)
-    deepspeed: DeepSpeedConfig | None = None
-    if isinstance(table, DeepSpeedTable):
-        deepspeed = resolve_deepspeed(table, requested, layout.model, layout.cluster, placement, parallelism)
-        parallelism = set_tensor_grain(parallelism, deepspeed)
-        notes += deepspeed.notes
+    requested = _apply_batch(experiment, layout, micro_batch_sizes)
+    framework = resolver_of(table.kind)
+    settings = framework.resolve_file(
+        table, requested, layout.model, layout.cluster, placement, layout.parallelism
+    )
+    config, parallelism = settings.config, settings.parallelism
+    notes += settings.notes
     layout = replace(layout, parallelism=parallelism)
-    requested = apply_pipeline_interval(requested, deepspeed, parallelism)
-    training, model, expert_split = _resolve_trained_model(experiment, requested, layout, deepspeed, notes)
+    requested = training_of(table.kind).fill_training(requested, table, config, parallelism, layout.cluster)
+    training, model, expert_split = _resolve_trained_model(experiment, requested, layout, config, notes)
     check_tokens(training, parallelism)
-    parallelism = _apply_expert_degrees(experiment, layout, expert_split, model, training, deepspeed)
+    parallelism = _apply_expert_degrees(experiment, layout, expert_split, model, training, config)
     parallelism = resolve_context_masks(parallelism, model, training.sequence_length)
-    notes += _check_tables(experiment, layout.cluster, model, training, parallelism, deepspeed)
-    strategy: Strategy
-    cluster = layout.full_cluster
-    if deepspeed is not None:
-        strategy = deepspeed
-    else:
-        ranks = layout.replicas * parallelism.context
-        strategy, cluster = resolve_strategy(table, training, ranks, cluster, len(placement.nodes))
-    if isinstance(strategy, Fsdp2Config):
-        strategy = replace(strategy, job_gpus_per_node=placement.gpus_per_node)
-    cluster, threads_note = apply_launcher_threads(strategy, cluster, placement.gpus_per_node)
-    notes += threads_note
-    if isinstance(table, MegatronTable):
-        queues = training.device_max_connections
-        check_megatron_layout(table, parallelism.pipeline, parallelism.experts.ranks, queues)
+    notes += _check_tables(experiment, layout.cluster, model, training, parallelism, config)
+    request = StrategyRequest(table, config, training, parallelism, layout.full_cluster, placement)
+    resolution = framework.resolve(request)
+    notes += resolution.notes
     sequences = None
     if not micro_batch_sizes:
         sequences = sequences_of(experiment.training.global_batch_size, training, layout.replicas)
     return Job(
         experiment,
         apply_trainer(model, experiment.trainer),
-        cluster,
+        resolution.cluster,
         placement,
         training,
-        strategy,
+        resolution.config,
         tuple(notes),
         parallelism=parallelism,
         sequences=sequences,
@@ -180,35 +151,34 @@ def _resolve_trained_model(
     experiment: Experiment,
     requested: TrainingTable,
     layout: Layout,
-    deepspeed: DeepSpeedConfig | None,
+    config: StrategyConfig | None,
     notes: list[str],
 ) -> tuple[TrainingConfig, ModelSpec, ExpertSplit]:
     """The training that the experiment asks for, the model as it is trained, and the split of its routed
     experts, which says whose code runs them.
     """
     table, model, parallelism = experiment.strategy, layout.model, layout.parallelism
-    optimizer = choose_optimizer(requested, table, deepspeed)
-    training = resolve_training(requested, model, layout.cluster, deepspeed, notes, optimizer.name)
+    optimizer = choose_optimizer(requested, table, config)
+    training = resolve_training(requested, model, layout.cluster, notes, optimizer.name)
     training = replace(
         training,
         layer_kernels=layer_kernels_of(requested, table, parallelism),
         expands_groups=layout.runs_flash_2 and has_grouped_heads(model),
-        calls_engine=isinstance(table, MegatronTable) and table.runs_transformer_engine,
+        calls_engine=training_of(table.kind).has_engine_products(table),
     )
-    expert_split = resolve_experts(model, table, layout.requested_parallelism)
+    expert_split = _split_experts(model, table, layout.requested_parallelism)
     if runs_experts_one_by_one(model, requested.transformers, table, expert_split, notes):
         model = unstack_experts(model)
     training = replace(training, has_fp32_stream=is_prepared(requested, table.kind, model))
     model = apply_training(
         model,
         requested,
-        table.kind,
+        table,
         training.precision,
         parallelism,
         expert_split,
         notes,
-        is_offloaded=getattr(table, "cpu_offload", False),
-        deepspeed=deepspeed,
+        config,
     )
     if training.precision == "fp8":
         fp8, model = resolve_fp8(requested, table, layout.cluster.gpu, model, notes)
@@ -226,11 +196,31 @@ def _resolve_trained_model(
     if requested.lengths is not None:
         expert_ranks = expert_members(layout.requested_parallelism, parallelism, expert_split)
         counts = layout.replicas, len(layout.placement.nodes)
-        length_arguments = requested.lengths, model, table, parallelism, *counts, deepspeed, expert_ranks
+        length_arguments = requested.lengths, model, table, parallelism, *counts, config, expert_ranks
         training = apply_lengths(training, *length_arguments)
     check_stored_types(training, requested, table)
     check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     return training, model, expert_split
+
+
+def _split_experts(model: ModelSpec, table: StrategyTable, requested: ParallelismTable) -> ExpertSplit:
+    """The split of the model's routed experts, which says whose code runs them. `requested` has their
+    degrees.
+
+    Models without experts all have the same value. Raises for what the framework does not support with
+    experts.
+    """
+    framework = resolver_of(table.kind)
+    if not has_experts(model):
+        return ExpertSplit()
+    if not requested.expert_padding:
+        return framework.split_experts(table, requested, model)
+    if framework.padded_experts is None:
+        raise InputError(
+            f"parallelism.expert_padding: found true with strategy '{table.kind}', which pads no expert to "
+            f"the fullest; expected it left out, or {alternatives('parallelism.expert_padding')}"
+        )
+    return ExpertSplit(library=framework.padded_experts, has_auxiliary_loss=True)
 
 
 def _apply_expert_degrees(
@@ -239,7 +229,7 @@ def _apply_expert_degrees(
     expert_split: ExpertSplit,
     model: ModelSpec,
     training: TrainingConfig,
-    deepspeed: DeepSpeedConfig | None,
+    config: StrategyConfig | None,
 ) -> ParallelismConfig:
     """The layout's parallelism with the degrees of the model's experts. `model` is the model as it is
     trained.
@@ -253,11 +243,10 @@ def _apply_expert_degrees(
         placement.world_size,
         training.micro_batch_tokens,
         placement.gpus_per_node,
-        expert_replicas(table),
+        resolver_of(table.kind).expert_replicas(table),
         placement.nodes_per_domain(layout.full_cluster.node_link),
     )
-    if deepspeed is not None:
-        check_experts(deepspeed, split, parallelism)
+    resolver_of(table.kind).check_experts(config, split, parallelism)
     check_adapted_experts(model, table, split)
     return replace(parallelism, experts=split)
 
@@ -268,60 +257,46 @@ def _check_tables(
     model: ModelSpec,
     training: TrainingConfig,
     parallelism: ParallelismConfig,
-    deepspeed: DeepSpeedConfig | None,
+    config: StrategyConfig | None,
 ) -> list[str]:
     """Notes about settings without effect, after all tables have been checked against each other."""
     table = experiment.strategy
-    notes: list[str | None] = []
-    if isinstance(table, MegatronTable):
-        check_overlap(table, parallelism, training)
-        check_router_padding(table, parallelism.experts, training, model)
-        notes += norms_note(table, model), shared_overlap_note(table, parallelism, training, model)
+    framework = resolver_of(table.kind)
+    notes = framework.check_layers(table, model, training, parallelism)
     check_captured(model, table.kind, training, parallelism)
-    check_split(model, training, parallelism)
-    notes += (
-        uneven_shards_note(model, parallelism, deepspeed),
+    check_split(framework, model, training, parallelism)
+    notes += framework.describe_parts(config, model, parallelism)
+    others = (
         flex_note(parallelism, cluster.gpus, model, training),
         assumed_loads_note(parallelism.experts, model),
     )
     check_fp8_shapes(model, training, parallelism)
-    return [note for note in notes if note]
+    return [*notes, *(note for note in others if note)]
 
 
-def _apply_framework_settings(
-    experiment: Experiment, layout: Layout, sizes: tuple[int, ...]
-) -> TrainingTable:
-    """`[training]` with the settings of the framework's layers.
+def _apply_batch(experiment: Experiment, layout: Layout, sizes: tuple[int, ...]) -> TrainingTable:
+    """`[training]` with the micro-batches of a step.
 
     `sizes` are the micro-batches by type of nodes, if they differ. Raises InputError for a global batch that
     is not made of the micro-batches.
     """
-    full_cluster, placement, parallelism = layout.full_cluster, layout.placement, layout.parallelism
+    full_cluster, placement = layout.full_cluster, layout.placement
     per_micro_batch = uneven_sequences(sizes, full_cluster, placement) if sizes else None
     training_table = _resolve_micro_batches(experiment, layout.replicas, per_micro_batch)
     if experiment.training.micro_batch_sizes:
         training_table = _apply_first_size(training_table, full_cluster, placement)
-    if parallelism.style == "deepspeed" and parallelism.has_megatron_layers:
-        training_table = apply_megatron_deepspeed_defaults(training_table)
-    if parallelism.style == "megatron" and parallelism.tensor * parallelism.context > 1:
-        table = experiment.strategy
-        is_fsdp = isinstance(table, MegatronTable) and table.fsdp_sharding is not None
-        training_table = (
-            training_table if is_fsdp else limit_device_connections(training_table, layout.cluster)
-        )
     return training_table
 
 
 def _resolve_micro_batches(
     experiment: Experiment, replicas: int, per_micro_batch: int | None = None
 ) -> TrainingTable:
-    """`[training]` with the number of micro-batches of its global batch, and with Megatron's defaults under
-    Megatron.
+    """`[training]` with the number of micro-batches of its global batch.
 
     Each of `replicas` has a part of the global batch. `per_micro_batch` is the number of sequences of all
     replicas in one micro-batch, where they differ.
     """
-    table, strategy = infer_fp8_precision(experiment.training), experiment.strategy
+    table = infer_fp8_precision(experiment.training)
     if table.global_batch_size is not None and per_micro_batch is not None:
         steps = uneven_micro_batches(table.global_batch_size, per_micro_batch)
         if table.gradient_accumulation_steps not in (None, steps):
@@ -334,9 +309,7 @@ def _resolve_micro_batches(
     elif table.global_batch_size is not None and table.gradient_accumulation_steps is None:
         steps = micro_batches_of(table.global_batch_size, table.micro_batch_size or 1, replicas)
         table = table.model_copy(update={"gradient_accumulation_steps": steps})
-    if not isinstance(strategy, MegatronTable):
-        return table
-    return apply_megatron_defaults(table, strategy.engine, strategy.version)
+    return table
 
 
 def _apply_first_size(table: TrainingTable, cluster: Cluster, placement: Placement) -> TrainingTable:

@@ -8,7 +8,7 @@ every name up and fills every default in.
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -16,14 +16,10 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
-    field_validator,
-    model_validator,
 )
 from pydantic_core import core_schema
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, expected_text
-from zsim.frameworks.fsdp2.settings import Fsdp2Table
-from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
@@ -32,27 +28,18 @@ from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
-from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.formats.detect import is_training_file, merge_training_file
 from zsim.specs.key_index import nearest_key
 from zsim.specs.lazy_model import Lazy, LazyKinds, LazyModel
 from zsim.specs.messages import format_problems, mark_misplaced_booleans, problems_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable_names
+from zsim.specs.strategy.choices import default_kind
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
-from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.registry import STRATEGIES, is_strategy
 from zsim.specs.strategy.table import Count, StrategyTable, StrictTable
-from zsim.specs.strategy.training import (
-    DEFAULT_CONNECTIONS,
-    MAX_CONNECTIONS,
-    Checkpointing,
-    CrossEntropy,
-    LayerKernels,
-    Precision,
-    RecomputeModule,
-)
 from zsim.specs.user_code import UserCode, load_user_models
 
 if TYPE_CHECKING:
@@ -65,19 +52,6 @@ else:
     _RlTable = Annotated[Any, LazyModel("zsim.specs.experiment.rl.table:RlTable")]
     _RunTable = Annotated[Any, LazyModel("zsim.specs.experiment.run.run:TrainingRunTable")]
 
-AttentionChoice = Literal[
-    "flash",
-    "flash1",
-    "flash1-triton",
-    "flash2",
-    "flash2-deterministic",
-    "flash3",
-    "flash4",
-    "cudnn",
-    "cudnn-deterministic",
-    "math",
-]
-
 
 class _InstanceSchema:
     """Annotation of an object that no file spells. pydantic's `InstanceOf` describes all its fields too."""
@@ -89,164 +63,6 @@ class _InstanceSchema:
 _Model = Annotated[
     ModelSpec, _InstanceSchema(), PlainSerializer(lambda model: model), WithJsonSchema({"type": "object"})
 ]
-
-
-class TrainingTable(StrictTable):
-    """`[training]`. `liger` is linkedin/Liger-Kernel."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _sizes_by_type(cls, data: Any) -> Any:
-        """`micro_batch_size = { dgx-h100 = 4, dgx-a100-80gb = 2 }` is `micro_batch_sizes`."""
-        if isinstance(data, Mapping) and isinstance(data.get("micro_batch_size"), Mapping):
-            other_keys = {key: value for key, value in data.items() if key != "micro_batch_size"}
-            return {"micro_batch_sizes": data["micro_batch_size"], **other_keys}
-        return data
-
-    @field_validator("transformers", mode="before")
-    @classmethod
-    def _reads_numbers(cls, value: object) -> object:
-        """Turns a release without quotes, such as 4.51, into text. Only its major number is read."""
-        return str(value) if type(value) in (int, float) else value
-
-    sequence_length: Count | None = Field(
-        default=None, description="tokens of a sequence; left out: the model's longest up to 4096"
-    )
-    micro_batch_size: Count | None = Field(
-        default=None,
-        description="sequences that a data-parallel rank computes at a time; left out: 1, or as DeepSpeed's "
-        "JSON says",
-    )
-    micro_batch_sizes: dict[str, Count] = Field(
-        default={}, description="sequences in a micro-batch by type of the cluster's nodes, where they differ"
-    )
-    gradient_accumulation_steps: Count | None = Field(
-        default=None,
-        description="micro-batches of a step; of a pipeline, its micro-batches; left out: 1, what "
-        "`global_batch_size` takes, or as DeepSpeed's JSON says",
-    )
-    global_batch_size: Count | None = Field(
-        default=None,
-        description="sequences in a step of all ranks: how many micro-batches, and how small the last one "
-        "is; left out: what the sizes above make",
-    )
-    precision: Precision | None = Field(
-        default=None, description="the type of products; left out: bf16 where the GPU has it"
-    )
-    fp8_recipe: Fp8Recipe | None = Field(
-        default=None,
-        description='how products are cast with precision "fp8": the scales, and whose kernels; left out: '
-        '"delayed" under Megatron, else "torchao-tensorwise"',
-    )
-    """A given recipe implies precision "fp8". The default under Megatron is that of its command line."""
-    lengths: Lazy[LengthsTable] | None = Field(
-        default=None, description="documents of different lengths, packed or padded"
-    )
-    bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
-    bf16_last_layers: int = Field(default=0, ge=0, strict=True, description="the same, at the end")
-    activation_checkpointing: Checkpointing = Field(
-        default="none",
-        description="what backward computes again: nothing, the core of attention, every second "
-        "product, or whole blocks",
-    )
-    attention: AttentionChoice | None = Field(
-        default=None,
-        description="fused attention, of a generation by name, or written out; left out: the best "
-        "that the GPU's file knows",
-    )
-    """The default is flash where the GPU supports it, of the generation that its file is calibrated for. That
-    is FlashAttention-2 on NVIDIA's GPUs. "flash3" on Hopper and "flash4" on Blackwell are asked for by name.
-    The default is "cudnn" under Megatron on Hopper and Blackwell. It is also "cudnn" under torch on Hopper
-    where torch's scaled_dot_product_attention takes cuDNN's. That is so in torch 2.11 and later for attention
-    that is causal or has no mask, without documents kept apart, with heads up to 128 wide or 192 with values
-    of 128, and with dropout in sixteenths. Under Megatron in deterministic mode the default is
-    "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out. On Hopper it is
-    "cudnn-deterministic".
-    """
-    transformers: str | None = Field(
-        default=None,
-        description="the release of Hugging Face's transformers that runs routed experts: up to 4.57 one by "
-        "one, each three linear layers, from 5 on stacked; left out: 5, or 4 beside a DeepSpeed of before "
-        "2026",
-    )
-    compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
-    layer_kernels: LayerKernels | None = Field(
-        default=None,
-        description="whose fused kernels compiled blocks have: torch.compile's, Megatron-LM's, or those of "
-        "its releases before 3.0; with `liger`, nanotron's or InternEvo's; left out: the framework's",
-    )
-    liger: bool = Field(
-        default=False, description="Liger's fused kernels, as transformers' `use_liger_kernel`"
-    )
-    cross_entropy: CrossEntropy | None = Field(
-        default=None, description="whose kernels compute the loss; left out: those of the framework"
-    )
-    """The default is "fused_linear" with Liger, "megatron" under Megatron, "fused" with `compile`, and else
-    "eager".
-    """
-    optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
-    lora: Lazy[LoraTable] | None = None
-    frozen: tuple[str, ...] = Field(
-        default=(),
-        description='what is not trained, by name with wildcards: "model.embed_tokens"',
-    )
-    frozen_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
-        default=None,
-        description="what frozen weights are kept in; left out: as the weights that are trained; under LoRA "
-        "in the type of products",
-    )
-    paged_states: Literal["gpu", "host"] | None = Field(
-        default=None,
-        description="where a paged optimizer's states are between steps; left out: on the GPU where they "
-        "have room, else in host memory",
-    )
-    stochastic_rounding: bool = Field(default=False, description="torchao's optimizers write bf16 weights so")
-    gradient_clipping: float | None = Field(
-        default=None,
-        ge=0,
-        allow_inf_nan=False,
-        description="norm that gradients are clipped to, 0 for none; left out: off, 1.0 under "
-        "Megatron, as DeepSpeed's release has it",
-    )
-    checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
-    block_checkpointing: dict[str, Checkpointing] = Field(
-        default={}, description='blocks of another policy, by number: {"0-15" = "full", "16,18" = "none"}'
-    )
-    recompute_modules: tuple[RecomputeModule, ...] | None = Field(
-        default=None,
-        description='modules that "selective" runs again, by Megatron\'s names; left out: the core of '
-        "attention",
-    )
-    recompute_method: Literal["uniform", "block"] | None = Field(
-        default=None,
-        description='"full" in groups of layers, or for the first layers of every stage; left out: every '
-        "layer by itself",
-    )
-    recompute_layers: Count | None = Field(
-        default=None, description="how many layers a group, or the first of a stage, are; left out: 1"
-    )
-    checkpoint_stops_early: bool = Field(
-        default=True, description="recompute only until all that backward needs is there"
-    )
-    checkpoint_is_reentrant: bool = Field(
-        default=False, description="hold a block's second output during its backward: `use_reentrant=True`"
-    )
-    optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
-        default="fused", description="torch's kernels of the optimizer; DeepSpeed brings its own"
-    )
-    autocast: bool = Field(
-        default=False, description="FSDP1 leaves weights in fp32, and torch.autocast casts at every product"
-    )
-    stored_dtype: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="what DDP and FSDP keep weights, gradients and optimizer states in"
-    )
-    expandable_segments: bool = Field(
-        default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    )
-    device_max_connections: int = Field(
-        default=DEFAULT_CONNECTIONS, ge=1, le=MAX_CONNECTIONS, strict=True,
-        description="the run has CUDA_DEVICE_MAX_CONNECTIONS so: hardware queues that its streams share",
-    )  # fmt: skip
 
 
 class ExperimentFile(StrictTable):
@@ -301,13 +117,16 @@ class ExperimentFile(StrictTable):
     simulation: Lazy[SimulationTable] = Field(
         default=SimulationTable.model_construct(), description="how much is simulated"
     )
-    strategy: Annotated[StrategyTable, LazyKinds(STRATEGIES)] = Fsdp2Table.model_construct(kind="fsdp2")
+    strategy: Annotated[StrategyTable, LazyKinds(STRATEGIES)] = STRATEGIES[default_kind()].model_construct(
+        kind=default_kind()
+    )
     cost: Lazy[CostTable] | None = Field(default=None, description="prices and power, for money and energy")
     run: _RunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"
     )
     rl: _RlTable | None = Field(
-        default=None, description="reinforcement learning with this job's trainer: rollouts, then updates"
+        default=None,
+        description="reinforcement learning: an engine's rollouts, then updates by this job",
     )
     notes: tuple[str, ...] = Field(default=(), description="said again by every report")
     program: Program | None = Field(
@@ -414,7 +233,7 @@ def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[d
             f"strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
             f"{did_you_mean(str(kind), STRATEGIES)}"
         )
-        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+        return {**data, "strategy": {"kind": default_kind()}}, problems
     known_keys = set(STRATEGIES[kind].model_fields) if kind else set()
     for key in sorted(keys - known_keys):
         owners = [name for name, model in STRATEGIES.items() if key in model.model_fields]
@@ -430,12 +249,14 @@ def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[d
     if kind is None:
         if not problems:
             problems.append(f"strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
-        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+        return {**data, "strategy": {"kind": default_kind()}}, problems
     kept_table = {key: value for key, value in table.items() if str(key) in known_keys}
     return {**data, "strategy": {**kept_table, "kind": kind}}, problems
 
 
 def _infer_kind(keys: set[str]) -> str | None:
-    """The kind that has these keys. FSDP2 if several have them, None if no kind has all."""
+    """The kind that has these keys. The default one if several have them, None if no kind has all."""
     candidates = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
-    return "fsdp2" if "fsdp2" in candidates else candidates[0] if candidates else None
+    if default_kind() in candidates:
+        return default_kind()
+    return candidates[0] if candidates else None

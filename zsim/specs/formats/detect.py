@@ -1,7 +1,7 @@
 """Training files of other programs that an experiment names, and the settings that they fill in.
 
-Besides a DeepSpeed JSON, `strategy.config` may be an Accelerate YAML, a torchtitan TOML or its command line,
-or a script that starts Megatron or its arguments.
+Besides a file of the strategy's own framework, `strategy.config` may be a training file of another program,
+the command line that starts it, or a script with such a line.
 
 The file fills in what the experiment leaves open. Two different explicit values are an error that names both.
 A value given by `--set` wins over either. Readers are imported only when a file is named, since most runs
@@ -12,40 +12,36 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, read_toml
 from zsim.specs.experiment.overrides import apply_overrides
+from zsim.specs.experiment.programs import listed_programs, programs
+from zsim.specs.formats.program import ProgramSource, TrainingProgram
+from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.library import Library
 
-if TYPE_CHECKING:
-    from zsim.specs.formats.training_file import TrainingFile
-
-    Reader = Callable[[str], TrainingFile]
+Words = str | Sequence[str]
 
 
 def is_training_file(config: Any) -> bool:
-    """Whether `strategy.config` is another program's file or command line, not a DeepSpeed JSON."""
-    return _is_arguments(config) or (isinstance(config, str) and _reader(config) is not None)
-
-
-def _is_arguments(config: Any) -> bool:
-    """Whether `strategy.config` is a list of arguments, which only Megatron has."""
-    return isinstance(config, list | tuple) and all(isinstance(word, str) for word in config)
+    """Whether `strategy.config` is another program's file or command line, not a file of the strategy's
+    own framework.
+    """
+    source = _source_of(config)
+    return source is not None and _reader_of(source) is not None
 
 
 def names_training_file(path: str | Path) -> bool:
-    """Whether a file given in place of an experiment is a training file (or a DeepSpeed JSON)."""
-    from zsim.programs.megatron_lm.arguments import names_script
-
-    if Path(path).suffix.lower() in (".yaml", ".yml", ".json") or names_script([str(path)]):
+    """Whether a file given in place of an experiment is another program's."""
+    path = Path(path)
+    if any(program.names_file(path) for program in programs()):
         return True
-    data = _toml_tables(path)
-    return "cluster" not in data and (isinstance(data.get("model"), Mapping) or "parallelism" in data)
+    tables = _toml_tables(path)
+    return "cluster" not in tables and any(program.has_tables(tables) for program in programs())
 
 
 def names_experiment(path: str | Path) -> bool:
@@ -60,56 +56,46 @@ def _toml_tables(path: str | Path) -> dict[str, Any]:
     return read_toml(path) if path.suffix.lower() == ".toml" and os.path.isfile(path) else {}
 
 
-def read_training_file(config: str | Sequence[str]) -> TrainingFile:
+def read_training_file(config: Words) -> TrainingFile:
     """The settings in a training file or command line of another program.
 
     Raises InputError if it is neither, or has keys that its program would refuse.
     """
-    from zsim.programs.megatron_lm.read import read_megatron
-
-    if not isinstance(config, str):
-        return read_megatron(config)
-    reader = _reader(config)
-    if reader is None:
-        raise InputError(
-            f"{config}: expected an Accelerate YAML, a torchtitan TOML, a script that starts Megatron, or a "
-            "command line such as 'train.toml --training.seq_len=4096'"
-        )
-    return reader(config)
+    source = _source_of(config)
+    reader = None if source is None else _reader_of(source)
+    if source is None or reader is None:
+        expected = ", ".join(program.reads for program in listed_programs() if program.reads)
+        example = next(program.example for program in programs() if program.example)
+        raise InputError(f"{config}: expected {expected}, or a command line such as '{example}'")
+    return reader.read(source)
 
 
-def _reader(config: str) -> Reader | None:
-    from zsim.programs.accelerate.read import read_accelerate
-    from zsim.programs.megatron_lm.arguments import is_command_line, names_script
-    from zsim.programs.megatron_lm.read import read_megatron
-    from zsim.programs.megatron_lm.recipe import is_recipe, read_recipe
-    from zsim.programs.torchtitan.read import read_torchtitan
-    from zsim.programs.torchtitan.text import is_saved_config
-    from zsim.programs.trainer.read import is_training_arguments, read_training_arguments
-
-    suffix = Path(config).suffix.lower()
-    if suffix in (".yaml", ".yml", ".json") and is_training_arguments(Path(config)):
-        return read_training_arguments
-    if suffix in (".yaml", ".yml"):
-        return read_recipe if is_recipe(Path(config)) else read_accelerate
-    if suffix == ".json" and is_saved_config(Path(config)):
-        return read_torchtitan
-    if suffix == ".toml" and len(_words(config)) == 1:
-        return read_torchtitan
-    if names_script(_words(config)) or is_command_line(_words(config)):
-        return read_megatron
-    if any(word.startswith("--") for word in _words(config)):
-        return read_torchtitan
+def _source_of(config: Any) -> ProgramSource | None:
+    """The source that `strategy.config` names. None if it is the content of a file."""
+    if isinstance(config, str):
+        return ProgramSource(config)
+    if isinstance(config, list | tuple) and all(isinstance(word, str) for word in config):
+        return ProgramSource("", arguments=tuple(config))
     return None
 
 
-def _words(config: str) -> list[str]:
-    if os.path.isfile(config):  # False, too, for a command line too long to be a path
-        return [config]
-    try:
-        return shlex.split(config)
-    except ValueError:
-        return [config]
+def _reader_of(source: ProgramSource) -> TrainingProgram | None:
+    """The program that reads a file or a command line.
+
+    It is the first that recognises it. Of what none recognises, a file is of the program that usually has
+    files of this ending, and options are of the program that takes any.
+    """
+    for program in programs():
+        if program.recognises(source):
+            return program
+    if source.arguments is not None:
+        return None
+    for program in programs():
+        if program.is_default_reader(source):
+            return program
+    if any(word.startswith("--") for word in source.words):
+        return next((program for program in programs() if program.takes_any_options), None)
+    return None
 
 
 def merge_training_file(

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.specs.experiment.programs import Program
-
 
 @dataclass
 class TrainingFile:
@@ -24,8 +22,8 @@ class TrainingFile:
     """Ranks that shard the model states. It is resolved once the number of GPUs is known."""
     global_batch_size: int | None = None
     """Sequences of a step. It is resolved once the number of GPUs is known."""
-    program: Program | None = None
-    """The program that reads the file."""
+    program: str | None = None
+    """The name of the program that reads the file."""
     micro_batches_per_pass: int | None = None
     """Micro-batches of a pipeline that runs from start to end for each accumulation step."""
     resolve_stages: Callable[[int], Mapping[str, Any]] | None = None

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.errors import InputError
+from zsim.operations.operation import Role
 from zsim.specs.model.expert_adapters import (
     ExpertTarget,
     adaptable_products,
     add_expert_adapters,
     add_router_adapter,
 )
-from zsim.specs.model.experts import ExpertAdapterKind, Experts, Router
+from zsim.specs.model.experts import ExpertAdapterKind
 from zsim.specs.model.spec import AdapterInput, AdapterSum, Block, Linear, ModelSpec, Module, Parameter
 
 ALL_LINEAR = "all-linear"
@@ -81,9 +82,7 @@ class Adapters:
 
     def is_target(self, module: Module, name: str) -> bool:
         """Whether the module with the full name `name` gets an adapter."""
-        is_linear = isinstance(module.op_spec, Linear) or (
-            self.routers_are_linear and isinstance(module.op_spec, Router)
-        )
+        is_linear = module.role is Role.PRODUCT or (self.routers_are_linear and module.role is Role.ROUTER)
         if not is_linear or self.is_excluded(name):
             return False
         if self.targets == (ALL_LINEAR,):
@@ -94,7 +93,7 @@ class Adapters:
 
     def expert_targets(self, module: Module, name: str) -> tuple[tuple[ExpertTarget, int], ...]:
         """The products of a layer of routed experts that get an adapter, each with its rank."""
-        if self.experts is None or not isinstance(module.op_spec, Experts):
+        if self.experts is None or module.role is not Role.EXPERTS:
             return ()
         targets = self.parameters if self.experts == "merged" else self.targets
         return tuple(
@@ -105,7 +104,7 @@ class Adapters:
 
     def is_on_router(self, module: Module, name: str) -> bool:
         """Whether a router's weight gets an adapter."""
-        is_merged = self.experts == "merged" and isinstance(module.op_spec, Router)
+        is_merged = self.experts == "merged" and module.role is Role.ROUTER
         return is_merged and is_named_by(f"{name}.weight", self.parameters)
 
 
@@ -139,16 +138,14 @@ def add_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, froze
             for module, name in zip(block.modules, names, strict=True)
         )
         adapted_names |= {
-            f"{name}.weight"
-            if isinstance(module.op_spec, Router) and not adapters.routers_are_linear
-            else name
+            f"{name}.weight" if module.role is Role.ROUTER and not adapters.routers_are_linear else name
             for module, name, is_adapted in zip(block.modules, names, flags, strict=True)
             if is_adapted
         }
         stacked = {
             module.name: adapters.expert_targets(module, name) if is_adapted_layer else ()
             for module, name in zip(block.modules, names, strict=True)
-            if isinstance(module.op_spec, Experts)
+            if module.role is Role.EXPERTS
         }
         adapted_names |= {product.name for products in stacked.values() for product, _ in products}
         key = id(block), (*flags, *(rank for products in stacked.values() for _, rank in products))
@@ -174,7 +171,7 @@ def _adapted_block(
     expanded: dict[str, list[str]] = {}
     holds_input = False  # whether an earlier module of the same input keeps it for backward
     for module, name, is_adapted in zip(block.modules, names, flags, strict=True):
-        if isinstance(module.op_spec, Linear | Router) and not module.shares_input:
+        if module.role in (Role.PRODUCT, Role.ROUTER) and not module.shares_input:
             holds_input = False
         if adapters.experts and (products := stacked.get(module.name)):
             casts = bool(adapters.compute_dtype or adapters.recasts)
@@ -184,7 +181,7 @@ def _adapted_block(
         if not is_adapted:
             modules.append(module)
             continue
-        if isinstance(module.op_spec, Router) and not adapters.routers_are_linear:
+        if module.role is Role.ROUTER and not adapters.routers_are_linear:
             casts, rank = bool(adapters.compute_dtype or adapters.recasts), adapters.rank_of(f"{name}.weight")
             adapted_modules = add_router_adapter(module, rank, adapters.stored_dtype, casts=casts)
         else:
@@ -210,10 +207,7 @@ def _keeps_plain_input(adapters: Adapters) -> bool:
 def _adapter_modules(
     module: Module, name: str, adapters: Adapters, *, holds_input: bool = False
 ) -> list[Module]:
-    op_spec = module.op_spec
-    assert isinstance(op_spec, Linear | Router)
-    rank, inputs = adapters.rank_of(name), op_spec.in_features
-    outputs = op_spec.num_experts if isinstance(op_spec, Router) else op_spec.out_features
+    rank, (inputs, outputs) = adapters.rank_of(name), module.op_spec.product_features
     if rank > min(inputs, outputs):
         raise InputError(
             f"training.lora.rank: found {rank:,}, but '{name}' is a product of {inputs:,} x {outputs:,}; "
@@ -256,8 +250,3 @@ def is_frozen(name: str, patterns: Sequence[str]) -> bool:
         fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
         for pattern in patterns
     )
-
-
-def is_adapter_part(module: Module) -> bool:
-    """Whether a module is a part of an adapter."""
-    return isinstance(module.op_spec, AdapterInput | AdapterSum) or ".lora_" in module.name

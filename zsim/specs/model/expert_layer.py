@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.specs.model.experts import Experts, Router, SharedOutput
-from zsim.specs.model.spec import Activation, Block, Exchange, Linear, ModelSpec, Module, Norm, Residual
+from zsim.operations.operation import Role, operations_of
+from zsim.specs.model.experts import Experts, SharedOutput
+from zsim.specs.model.spec import Block, ModelSpec, Module
 
 
 def has_experts(model: ModelSpec) -> bool:
     """Whether any layer routes tokens to experts."""
-    return any(
-        isinstance(module.op_spec, Router) for block in model.unique_blocks for module in block.modules
-    )
+    return any(module.role is Role.ROUTER for block in model.unique_blocks for module in block.modules)
 
 
 def stacked_experts(model: ModelSpec) -> Experts | None:
@@ -21,8 +20,8 @@ def stacked_experts(model: ModelSpec) -> Experts | None:
 
     None also where experts are modules of their own (`zsim.specs.model.expert_loop`).
     """
-    op_specs = (module.op_spec for block in model.unique_blocks for module in block.modules)
-    return next((op_spec for op_spec in op_specs if isinstance(op_spec, Experts)), None)
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    return next(iter(operations_of(modules, Experts)), None)
 
 
 def mlp_module_range(modules: Sequence[Module]) -> tuple[int, range]:
@@ -30,10 +29,8 @@ def mlp_module_range(modules: Sequence[Module]) -> tuple[int, range]:
 
     The range is empty in a block whose norm follows the MLP.
     """
-    last = max((n for n, module in enumerate(modules) if isinstance(module.op_spec, Norm)), default=-1)
-    end = next(
-        (n for n in range(last + 1, len(modules)) if isinstance(modules[n].op_spec, Residual)), last + 1
-    )
+    last = max((n for n, module in enumerate(modules) if module.role is Role.NORM), default=-1)
+    end = next((n for n in range(last + 1, len(modules)) if modules[n].role is Role.RESIDUAL), last + 1)
     return last, range(last + 1, end)
 
 
@@ -44,28 +41,26 @@ def expert_module_range(block: Block) -> range:
     a dense block.
     """
     modules = block.modules
-    experts_index = next((n for n, module in enumerate(modules) if isinstance(module.op_spec, Experts)), None)
+    experts_index = next((n for n, module in enumerate(modules) if module.role is Role.EXPERTS), None)
     if experts_index is None:
         return range(0)
-    first = max(n for n in range(experts_index) if isinstance(modules[n].op_spec, Norm | Residual)) + 1
-    end = next(
-        n for n in range(experts_index, len(modules)) if isinstance(modules[n].op_spec, Norm | Residual)
-    )
+    first = max(n for n in range(experts_index) if modules[n].role in (Role.NORM, Role.RESIDUAL)) + 1
+    end = next(n for n in range(experts_index, len(modules)) if modules[n].role in (Role.NORM, Role.RESIDUAL))
     return range(first, end)
 
 
 def shared_modules(block: Block) -> list[Module]:
     """The modules of a layer of experts that see every token: its shared experts and their gate."""
     run = [block.modules[n] for n in expert_module_range(block)]
-    return [module for module in run if not isinstance(module.op_spec, Router | Experts)]
+    return [module for module in run if module.role not in (Role.ROUTER, Role.EXPERTS)]
 
 
 def shared_output(run: Sequence[Module]) -> SharedOutput:
     """The way in which the output of shared experts is added to that of routed ones, by a layer's modules."""
-    products = [module.op_spec for module in run if isinstance(module.op_spec, Linear)]
+    products = [module.op_spec for module in run if module.role is Role.PRODUCT]
     if not products:
         return "none"
-    return "gated" if any(op_spec.out_features == 1 for op_spec in products) else "added"
+    return "gated" if any(op_spec.is_gate for op_spec in products) else "added"
 
 
 def share_layer_input(modules: Sequence[Module], experts: str) -> list[Module]:
@@ -77,11 +72,11 @@ def share_layer_input(modules: Sequence[Module], experts: str) -> list[Module]:
     updated: list[Module] = []
     is_kept = False
     for number, module in enumerate(modules):
-        is_product = isinstance(module.op_spec, Linear) and not module.name.startswith(experts)
+        is_product = module.role is Role.PRODUCT and not module.name.startswith(experts)
         has_separate_rules = ".lora_" in module.name or bool(module.side_stream)  # kept by rules of their own
         is_product = is_product and not has_separate_rules
         is_product = is_product and not _follows_activation(modules, number)
-        if isinstance(module.op_spec, Router) or is_product:
+        if module.role is Role.ROUTER or is_product:
             module = replace(module, shares_input=is_kept)
             is_kept = True
         updated.append(module)
@@ -89,5 +84,5 @@ def share_layer_input(modules: Sequence[Module], experts: str) -> list[Module]:
 
 
 def _follows_activation(modules: Sequence[Module], number: int) -> bool:
-    before = [module for module in modules[:number] if not isinstance(module.op_spec, Exchange)]
-    return bool(before) and isinstance(before[-1].op_spec, Activation)
+    before = [module for module in modules[:number] if module.role is not Role.EXCHANGE]
+    return bool(before) and before[-1].role is Role.ACTIVATION

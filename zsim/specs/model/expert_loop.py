@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.operations.operation import Role
 from zsim.specs.model.expert_layer import (
     expert_module_range,
     has_experts,
@@ -76,11 +77,11 @@ def _unstack_block(block: Block, family: str) -> Block:
     before, expert_layer, after = (
         block.modules[: run.start], block.modules[run.start : run.stop], block.modules[run.stop :],
     )  # fmt: skip
-    stacked = next(module for module in expert_layer if isinstance(module.op_spec, Experts))
+    stacked = next(module for module in expert_layer if module.role is Role.EXPERTS)
     layer = stacked.name.rpartition(".")[0]
     unstacked: list[Module] = []
     for module in expert_layer:
-        unstacked += _expert_modules(module, family) if isinstance(module.op_spec, Experts) else [module]
+        unstacked += _expert_modules(module, family) if module.role is Role.EXPERTS else [module]
     shared = shared_output(expert_layer)
     if shared != "none":
         unstacked.append(_rearrange(stacked, "add", 0.0, shared=shared))

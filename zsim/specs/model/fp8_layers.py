@@ -40,22 +40,12 @@ def unmark_fp8_layers(model: ModelSpec) -> ModelSpec:
 
 
 def _unmark_module(module: Module) -> Module:
-    op_spec = module.op_spec
-    if isinstance(op_spec, Linear):
-        op_spec = replace(op_spec, in_bf16=False, follows_norm=False)
-    elif isinstance(op_spec, Norm):
-        op_spec = replace(op_spec, writes_fp8=False)
     parameters = tuple(replace(parameter, in_fp8=False) for parameter in module.parameters)
-    return replace(module, op_spec=op_spec, parameters=parameters)
+    return replace(module, op_spec=module.op_spec.unmark_fp8(), parameters=parameters)
 
 
 def _keep_block_in_bf16(block: Block) -> Block:
-    modules = [
-        replace(module, op_spec=replace(module.op_spec, in_bf16=True))
-        if isinstance(module.op_spec, Linear)
-        else module
-        for module in block.modules
-    ]
+    modules = [replace(module, op_spec=module.op_spec.keep_in_bf16()) for module in block.modules]
     return replace(block, modules=tuple(modules))
 
 
@@ -63,10 +53,7 @@ def _quantize_block(block: Block, *, fuses_norms: bool) -> Block:
     modules: list[Module] = []
     for module in block.modules:
         op_spec = module.op_spec
-        is_aligned = isinstance(op_spec, Linear) and not (
-            op_spec.in_features % ALIGNED or op_spec.out_features % ALIGNED
-        )
-        if isinstance(op_spec, Linear) and is_aligned and ".lora_" not in module.name:
+        if isinstance(op_spec, Linear) and op_spec.takes_fp8 and not module.is_adapter_product:
             marked = tuple(
                 replace(parameter, in_fp8=True) if len(parameter.shape) == 2 else parameter
                 for parameter in module.parameters

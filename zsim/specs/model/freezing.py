@@ -11,21 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zsim.errors import InputError, did_you_mean
+from zsim.operations.operation import Role
 from zsim.specs.model.adapters import is_frozen
-from zsim.specs.model.experts import Router
 from zsim.specs.model.spec import (
-    Activation,
-    AdapterInput,
-    AdapterSum,
-    Attention,
     Block,
-    Embedding,
-    Linear,
     ModelSpec,
     Module,
-    Norm,
     Parameter,
-    Residual,
 )
 
 
@@ -109,7 +101,7 @@ def freeze_parameters(model: ModelSpec, frozen: FrozenParameters) -> ModelSpec:
         blocks.append(frozen_blocks[key])
     lenders = before if model.is_tied else after
     after = [
-        _mark_borrowed_weight(module, before if isinstance(module.op_spec, Embedding) else lenders)
+        _mark_borrowed_weight(module, before if module.role is Role.EMBEDDING else lenders)
         for module in after
     ]
     frozen_model = replace(model, before=tuple(before), blocks=tuple(blocks), after=tuple(after))
@@ -124,29 +116,21 @@ def _mark_borrowed_weight(module: Module, lenders: Sequence[Module]) -> Module:
     Such modules are a tied head, and the head and embedding of multi-token prediction. The weight is the
     first of its size, not a later one of positions or types.
     """
-    numel = _weight_numel(module)
-    if not numel or any(parameter.name == "weight" for parameter in module.parameters):
+    numel = module.op_spec.weight_numel
+    if not numel or module.has_weight:
         return module
     weights = (
         parameter
         for lender in lenders
-        if isinstance(lender.op_spec, Linear | Embedding)
+        if lender.role in (Role.PRODUCT, Role.EMBEDDING)
         for parameter in lender.parameters
-        if parameter.name == "weight" or isinstance(lender.op_spec, Embedding)
+        if parameter.name == "weight" or lender.role is Role.EMBEDDING
     )
     if next((parameter.trainable for parameter in weights if parameter.numel == numel), True):
         return module
-    if isinstance(module.op_spec, Embedding):
+    if module.role is Role.EMBEDDING:
         return replace(module, borrows_frozen=True, input_gradient=False)
     return replace(module, borrows_frozen=True)
-
-
-def _weight_numel(module: Module) -> int:
-    """Elements of the weight of a product or an embedding, its own or another's."""
-    op_spec = module.op_spec
-    if isinstance(op_spec, Linear):
-        return op_spec.in_features * op_spec.out_features
-    return op_spec.rows * op_spec.width if isinstance(op_spec, Embedding) else 0
 
 
 def _freeze_module(module: Module, name: str, frozen: FrozenParameters) -> Module:
@@ -159,8 +143,8 @@ def _freeze_module(module: Module, name: str, frozen: FrozenParameters) -> Modul
 
 
 def _freeze_block_module(module: Module, name: str, frozen: FrozenParameters) -> Module:
-    kinds = (Linear, Router) if frozen.quantises_routers else Linear
-    is_product = isinstance(module.op_spec, kinds) and ".lora_" not in module.name
+    roles = (Role.PRODUCT, Role.ROUTER) if frozen.quantises_routers else (Role.PRODUCT,)
+    is_product = module.role in roles and not module.is_adapter_product
     module = _freeze_module(module, name, frozen)
     if not frozen.product_dtype or not is_product or module.trains_weight:
         return module
@@ -179,13 +163,12 @@ def _mark_fp32(modules: Iterable[Module]) -> Iterator[Module]:
     """
     is_wide = False
     for module in modules:
-        op_spec = module.op_spec
-        if isinstance(op_spec, Norm | Attention):
-            is_wide = isinstance(op_spec, Norm)
-        is_packed = isinstance(op_spec, Linear) and any(
-            parameter.stored_dtype[:3] == "nf4" for parameter in module.parameters
+        if module.role in (Role.NORM, Role.MIXER):
+            is_wide = module.role is Role.NORM
+        is_packed = module.role is Role.PRODUCT and any(
+            parameter.is_packed for parameter in module.parameters
         )
-        keeps = is_packed or isinstance(op_spec, Activation | AdapterInput | AdapterSum)
+        keeps = is_packed or module.op_spec.keeps_input_type
         yield replace(module, in_fp32=True) if is_wide and keeps else module
 
 
@@ -211,7 +194,7 @@ def _mark_gradient_flow(model: ModelSpec, *, starts: bool) -> ModelSpec:
         flows = block.trainable_numel > 0
     after = model.after if flows else _mark_missing_gradients(model.after)
     before = tuple(
-        replace(module, input_gradient=False) if isinstance(module.op_spec, Embedding) else module
+        replace(module, input_gradient=False) if module.role is Role.EMBEDDING else module
         for module in model.before
     )
     return replace(model, before=before, blocks=tuple(blocks), after=tuple(after))
@@ -229,21 +212,15 @@ def _mark_missing_gradients(modules: Sequence[Module]) -> tuple[Module, ...]:
 def _iterate_marked(modules: Iterable[Module]) -> Iterable[Module]:
     stream = branch = shared = False
     for module in modules:
-        op_spec = module.op_spec
-        if isinstance(op_spec, Residual):
+        is_product = module.role is Role.PRODUCT
+        if module.role is Role.RESIDUAL:
             needs = stream or branch
             stream, branch = needs, False
-        elif (
-            isinstance(op_spec, AdapterInput)
-            or (isinstance(op_spec, Linear) and op_spec.is_adapter)
-            or (isinstance(op_spec, Linear) and module.shares_input)
-        ):
+        elif module.op_spec.reads_adapted_input or (is_product and module.shares_input):
             needs = shared
-        elif isinstance(op_spec, Attention | Activation | AdapterSum):
-            needs = stream or branch
         else:
             needs = stream or branch
-            is_first = isinstance(op_spec, Linear) and ".lora_B." not in module.name
+            is_first = is_product and ".lora_B." not in module.name
             shared = needs if is_first else shared
         branch |= needs or module.trainable_numel > 0
         yield module if needs else replace(module, input_gradient=False)

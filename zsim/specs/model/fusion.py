@@ -11,22 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from zsim.specs.model.experts import Experts, Router
+from zsim.operations import Linear
+from zsim.operations.operation import Role, operations_of
 from zsim.specs.model.spec import (
-    Activation,
-    Attention,
     Block,
-    Linear,
     ModelSpec,
     Module,
     Parameter,
-    Residual,
     join_names,
 )
 
 QKV, FC1 = "linear_qkv", "linear_fc1"
 PROJ, FC2 = "linear_proj", "linear_fc2"
-MEGATRON_PRODUCTS = (QKV, PROJ, FC1, FC2)
+FUSED_PRODUCTS = (QKV, PROJ, FC1, FC2)
 
 
 def fuse_projections(model: ModelSpec) -> ModelSpec:
@@ -35,7 +32,7 @@ def fuse_projections(model: ModelSpec) -> ModelSpec:
     return model.map_blocks(_fuse_block)
 
 
-def fuse_megatron_products(model: ModelSpec) -> ModelSpec:
+def fuse_named_products(model: ModelSpec) -> ModelSpec:
     """The model with fused projections, and Megatron's names of the products around attention and around an
     activation.
 
@@ -48,9 +45,9 @@ def fuse_megatron_products(model: ModelSpec) -> ModelSpec:
 def _rename_products(block: Block) -> Block:
     names: dict[str, str] = {}
     for number, module in enumerate(block.modules):
-        if not isinstance(module.op_spec, Attention | Activation):
+        if module.role not in (Role.MIXER, Role.ACTIVATION):
             continue
-        before, after = (QKV, PROJ) if isinstance(module.op_spec, Attention) else (FC1, FC2)
+        before, after = (QKV, PROJ) if module.role is Role.MIXER else (FC1, FC2)
         inner = _product_names(reversed(block.modules[:number]))
         outer = _product_names(block.modules[number + 1 :])
         if len(inner) == 1 and outer:
@@ -67,9 +64,9 @@ def _product_names(modules: Iterable[Module]) -> list[str]:
     """The products of a run of modules, up to one that ends a pair of products."""
     names: list[str] = []
     for module in modules:
-        if isinstance(module.op_spec, Attention | Activation | Residual | Router | Experts):
+        if module.role in (Role.MIXER, Role.ACTIVATION, Role.RESIDUAL, Role.ROUTER, Role.EXPERTS):
             break
-        if isinstance(module.op_spec, Linear):
+        if module.role is Role.PRODUCT:
             names.append(module.name)
     return names
 
@@ -84,12 +81,7 @@ def _fuse_block(block: Block) -> Block:
             names |= {module.name: fused.name for module in run}
             modules = [fused if module is run[0] else module for module in modules if module not in run[1:]]
         index += 1
-    modules = [
-        replace(module, op_spec=replace(module.op_spec, splits_fused_qkv=True))
-        if isinstance(module.op_spec, Attention)
-        else module
-        for module in modules
-    ]
+    modules = [replace(module, op_spec=module.op_spec.split_fused_projection()) for module in modules]
     registration = block.registration
     if registration is not None:
         registration = tuple(dict.fromkeys(names[name] for name in registration))
@@ -102,16 +94,16 @@ def _shared_input_products(modules: Sequence[Module], index: int) -> list[Module
     Those of latent attention stay separate, as in Megatron (core/transformer/multi_latent_attention.py).
     """
     first = modules[index]
-    if not isinstance(first.op_spec, Linear):
+    if first.role is not Role.PRODUCT:
         return []
     reader = _reader_after(modules, index)
-    if reader is not None and isinstance(reader.op_spec, Attention) and reader.op_spec.is_latent:
+    if reader is not None and reader.op_spec.is_latent:
         return [first]
     run = [first]
     for module in modules[index + 1 :]:
-        if isinstance(module.op_spec, Linear) and module.shares_input:
+        if module.role is Role.PRODUCT and module.shares_input:
             run.append(module)
-        elif isinstance(module.op_spec, Linear | Router | Experts) or _is_core(module):
+        elif module.role in (Role.PRODUCT, Role.ROUTER, Role.EXPERTS) or _is_core(module):
             break
     return run
 
@@ -127,10 +119,10 @@ def _reader_after(modules: Sequence[Module], index: int) -> Module | None:
 
 def _fuse_products(run: Sequence[Module], reader: Module | None) -> Module:
     """One product for several that share an input."""
-    products = [module.op_spec for module in run if isinstance(module.op_spec, Linear)]
+    products = operations_of(run, Linear)
     total = sum(op_spec.out_features for op_spec in products)
     prefix = run[0].name.rpartition(".")[0]
-    product_name = QKV if reader is not None and isinstance(reader.op_spec, Attention) else FC1
+    product_name = QKV if reader is not None and reader.role is Role.MIXER else FC1
     in_fp8 = any(parameter.in_fp8 for parameter in run[0].parameters)
     trains = any(module.trainable_numel for module in run)
     parameters = [Parameter("weight", (total, products[0].in_features), trainable=trains, in_fp8=in_fp8)]

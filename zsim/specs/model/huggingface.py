@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from zsim.specs.model.families import (
     grouped_query,
     latent,
     llama,
-    megatron,
     moe,
     moe_variants,
     nope,
@@ -34,6 +33,7 @@ from zsim.specs.model.families import (
 )
 from zsim.specs.model.families import llama_variants as variants
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.registry import kinds_with, role_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class ModelFamily:
 
     build: Callable[[ConfigReader], ModelSpec]
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    listed_before: str = ""
+    """The family before which messages list it. Empty for the place where it is."""
 
 
 _N_NAMES = {
@@ -58,7 +60,7 @@ _T5_NAMES = {
 }
 _MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_experts",)}
 
-FAMILIES: dict[str, ModelFamily] = {
+_FAMILIES: dict[str, ModelFamily] = {
     "llama": ModelFamily(llama.llama),
     "mistral": ModelFamily(llama.mistral),
     "mixtral": ModelFamily(moe.mixtral, _MOE_NAMES),
@@ -111,7 +113,6 @@ FAMILIES: dict[str, ModelFamily] = {
         },
     ),
     "opt": ModelFamily(classic.opt),
-    "megatron": ModelFamily(megatron.megatron),
     "nemotron": ModelFamily(grouped_query.nemotron),
     "starcoder2": ModelFamily(grouped_query.starcoder2),
     "granite": ModelFamily(variants.granite),
@@ -129,6 +130,36 @@ FAMILIES: dict[str, ModelFamily] = {
     "t5": ModelFamily(t5.t5, _T5_NAMES),
 }
 
+
+class _Families(Mapping[str, ModelFamily]):
+    """The families above, and those that frameworks have (`FAMILIES` in their module `model_families`).
+
+    A framework's are imported only when they are needed.
+    """
+
+    def __getitem__(self, model_type: str) -> ModelFamily:
+        family = _FAMILIES.get(model_type)
+        return self._of_frameworks()[model_type] if family is None else family
+
+    def __iter__(self) -> Iterator[str]:
+        inserted = self._of_frameworks()
+        for model_type in _FAMILIES:
+            yield from (name for name, family in inserted.items() if family.listed_before == model_type)
+            yield model_type
+
+    def __len__(self) -> int:
+        return len(_FAMILIES) + len(self._of_frameworks())
+
+    def _of_frameworks(self) -> dict[str, ModelFamily]:
+        kinds = kinds_with("model_families")
+        return {
+            name: family
+            for kind in kinds
+            for name, family in role_of(kind, "model_families", "FAMILIES").items()
+        }
+
+
+FAMILIES: Mapping[str, ModelFamily] = _Families()
 
 _LINEAR = "most of its layers have linear attention by the gated delta rule, which has no price in zsim"
 _STATE_SPACES = "most of its layers are state spaces, which have no price in zsim"

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.operations.operation import Role
 from zsim.specs.model.families.builders import linear, rms_norm
-from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, join_names
+from zsim.specs.model.spec import Block, ModelSpec, Module, join_names
 
 PREDICTION_ENTRY = "eh_proj"
 """The product that brings a token's embedding and its hidden state together."""
@@ -26,9 +27,9 @@ def add_prediction_layers(model: ModelSpec, count: int) -> ModelSpec:
     head.
     """
     last, hidden = model.blocks[-1], model.hidden_size
-    table = next(module.op_spec for module in model.before if isinstance(module.op_spec, Embedding))
-    head = next(module for module in model.after if isinstance(module.op_spec, Linear))
-    loss = next(module for module in model.after if isinstance(module.op_spec, Loss))
+    table = next(module.op_spec for module in model.before if module.role is Role.EMBEDDING)
+    head = next(module for module in model.after if module.role is Role.PRODUCT)
+    loss = next(module for module in model.after if module.role is Role.LOSS)
     entry = (
         rms_norm("enorm", hidden),
         rms_norm("hnorm", hidden),

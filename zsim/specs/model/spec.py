@@ -10,30 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
-from typing import Literal
 
-from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.op_specs import (
-    Activation,
-    AdapterInput,
-    AdapterSum,
-    Attention,
-    ChunkedOverlap,
-    ContextMethod,
-    ContextSharding,
-    Embedding,
-    Exchange,
-    ExchangeKind,
-    Linear,
-    Loss,
-    Norm,
-    OpSpec,
-    OverlappedCollectives,
-    Residual,
-    ScoreBias,
-)
-from zsim.specs.model.traced import CaptureInfo, Extent
+from zsim.operations.activation import Activation
+from zsim.operations.adapter_parts import AdapterInput, AdapterSum
+from zsim.operations.attention.attention import Attention
+from zsim.operations.attention.core import ScoreBias
+from zsim.operations.embedding import Embedding
+from zsim.operations.exchange import Exchange, ExchangeKind, ExchangeLibrary
+from zsim.operations.linear import ChunkedOverlap, Linear, OverlappedCollectives
+from zsim.operations.loss import Loss
+from zsim.operations.norm import Norm
+from zsim.operations.operation import Module, Operation, Parameter, Role, join_names
+from zsim.operations.residual import Residual
+from zsim.operations.sharding import ContextLibrary, ContextMethod, ContextSharding
+from zsim.operations.traced import CaptureInfo, Extent
 
 __all__ = [
     "Activation",
@@ -42,129 +32,25 @@ __all__ = [
     "Attention",
     "Block",
     "ChunkedOverlap",
+    "ContextLibrary",
     "ContextMethod",
     "ContextSharding",
     "Embedding",
     "Exchange",
     "ExchangeKind",
+    "ExchangeLibrary",
     "Linear",
     "Loss",
     "ModelSpec",
     "Module",
     "Norm",
-    "OpSpec",
+    "Operation",
     "OverlappedCollectives",
     "Parameter",
     "Residual",
     "ScoreBias",
     "join_names",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One tensor, in the framework's layout (FSDP2 shards its first dimension)."""
-
-    name: str
-    shape: tuple[int, ...]
-    summed_over: str = ""
-    """The kind of group whose ranks each compute a part of its gradient, from their part of the tokens
-    ("tensor").
-    """
-    trainable: bool = True
-    """`requires_grad`. A frozen parameter has no gradient and no optimizer states."""
-    rank_kind: str = ""
-    """The kind of ranks that have it, where they are others than those of data parallelism ("expert_data").
-    Its gradient is reduced over them.
-    """
-    stored_dtype: str = ""
-    """The type it is kept in, if that is not the framework's: "fp32", "bf16", "nf4" or "nf4-single" (4 bits,
-    with scales that are quantised again or not).
-    """
-    in_fp8: bool = False
-    """A product reads it quantised."""
-    original_dtype: str = ""
-    """The type of a frozen original that PEFT keeps in addition and nothing reads, "as stored" for the
-    parameter's own. Empty if there is none.
-    """
-
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Module:
-    """A leaf module: its operation and the parameters it owns, in registration order."""
-
-    name: str
-    """The name relative to the block (`self_attn.q_proj`), or the full name outside the blocks
-    (`model.norm`).
-    """
-    op_spec: OpSpec
-    parameters: tuple[Parameter, ...] = ()
-    shares_input: bool = False
-    """The input is a tensor that an earlier module of the block already keeps for backward (k_proj and v_proj
-    read the input of q_proj), so keeping it costs no extra memory.
-    """
-    token_shards: int = 1
-    """The number of parts that the micro-batch's tokens are cut into, of which the module sees one (sequence
-    and context parallelism).
-    """
-    rows_per_token: float = 1.0
-    """Rows that the module sees for each of these tokens (a token goes to several experts)."""
-    host_waits: bool = False
-    """The host reads from the GPU before it launches the module's forward (how many rows each expert has)."""
-    backward_waits: bool = False
-    """The host reads from the GPU before it launches the module's backward."""
-    input_gradient: bool = True
-    """The input needs a gradient, because something before it is trained."""
-    borrows_frozen: bool = False
-    """The module multiplies by another module's weight (a tied head), which is frozen."""
-    parameter_owner: str | None = None
-    """The module that the parameters belong to, where that is not `name`: the module is a function in a
-    container, between its children (empty: in the block, or the model).
-    """
-    side_stream: Literal["", "forks", "begins", "continues", "ends", "joins"] = ""
-    """The relation to modules on a stream of their own: the module forks them, begins, continues or ends
-    them, or joins them.
-    """
-    is_first_in_backward: bool = False
-    """Autograd comes back to the module as soon as it can."""
-    in_fp32: bool = False
-    """Inputs and outputs are fp32, though products are of 16 bits."""
-
-    @cached_property
-    def numel(self) -> int:
-        return sum(parameter.numel for parameter in self.parameters)
-
-    def path_of(self, parameter: Parameter) -> str:
-        """A parameter's name, relative to the block."""
-        return join_names(self.name if self.parameter_owner is None else self.parameter_owner, parameter.name)
-
-    @cached_property
-    def trainable_numel(self) -> int:
-        return sum(parameter.numel for parameter in self.parameters if parameter.trainable)
-
-    @cached_property
-    def trainable_parameters(self) -> tuple[Parameter, ...]:
-        return tuple(parameter for parameter in self.parameters if parameter.trainable)
-
-    @cached_property
-    def trains_weight(self) -> bool:
-        """Whether the weight that it multiplies by gets a gradient."""
-        if isinstance(self.op_spec, GroupedLinear | Router) and self.op_spec.is_merged:
-            return True
-        is_weight_trainable = next(
-            (parameter.trainable for parameter in self.parameters if parameter.name == "weight"), None
-        )
-        return not self.borrows_frozen if is_weight_trainable is None else is_weight_trainable
-
-    @property
-    def has_backward(self) -> bool:
-        """Whether autograd runs its backward, because its input or one of its parameters needs a gradient."""
-        is_tied = isinstance(self.op_spec, Linear) and self.trains_weight
-        return self.input_gradient or self.trainable_numel > 0 or is_tied
 
 
 @dataclass(frozen=True)
@@ -284,7 +170,7 @@ class ModelSpec:
     @property
     def learned_positions(self) -> int | None:
         """The maximum sequence length if positions are a table of weights, else None."""
-        tables = sum(isinstance(module.op_spec, Embedding) for module in self.before)
+        tables = sum(module.role is Role.EMBEDDING for module in self.before)
         return self.max_positions if tables > 1 else None
 
     @cached_property
@@ -335,11 +221,6 @@ class ModelSpec:
 
 def _registration_index(name: str, order: tuple[str, ...]) -> int:
     return order.index(name) if name in order else len(order)
-
-
-def join_names(prefix: str, name: str) -> str:
-    """`prefix.name`, or whichever of the two is not empty."""
-    return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 def _named_parameters_of(prefix: str, module: Module) -> Iterator[tuple[str, Parameter]]:

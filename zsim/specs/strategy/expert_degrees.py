@@ -9,14 +9,14 @@ distributed/parallel_dims.py `_validate`, models/llama4/infra/parallelize.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.deepspeed.settings.experts import apply_capacity
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.expert_loads import (
     End,
     assumed_load,
@@ -26,14 +26,10 @@ from zsim.specs.strategy.expert_loads import (
 )
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, Dispatcher, ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT
-from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, ParallelismConfig, Style
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.sentences import alternatives, phrase
 
-_DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
-    "megatron": ("all-gather", "all-to-all", "deepep", "hybridep"),
-    "torch": ("all-to-all", "deepep"),
-    "deepspeed": ("all-to-all", "deepep"),
-}
 _EXPERT_KEYS = (
     "expert",
     "expert_tensor",
@@ -76,8 +72,8 @@ def resolve_expert_degrees(
     split = replace(split, dispatcher=_resolve_dispatcher(table, parallelism, split))
     _check_capacity(split)
     is_hybrid = split.dispatcher == "hybridep"
-    is_split = parallelism.style == "torch" and split.ranks > 1 and split.tensor == 1
-    if split.library == "kempnerforge":
+    is_split = parallelism.style.splits_expert_tokens and split.ranks > 1 and split.tensor == 1
+    if split.library.pads_to_fullest:
         return replace(split, padding=_padding_factor(table, experts, tokens // parallelism.token_shards))
     counts = experts.num_experts, experts.top_k, tokens // parallelism.token_shards
     imbalance = table.expert_imbalance
@@ -85,8 +81,8 @@ def resolve_expert_degrees(
         split = replace(split, loads=rank_loads(imbalance, split.ranks, *counts))
     else:
         split = assume_loads(split, experts.num_experts)
-    if split.library == "deepspeed-moe":
-        split = apply_capacity(split, experts, counts[2], _fullest_expert_load(table, split.ranks, counts))
+    if split.library.min_capacity:
+        split = _apply_capacity(split, experts, counts[2], _fullest_expert_load(table, split.ranks, counts))
     return replace(
         split,
         token_ranks=parallelism.tensor if is_split else 1,
@@ -94,6 +90,22 @@ def resolve_expert_degrees(
             split, parallelism, world_size, gpus_per_node * (nodes_per_domain if is_hybrid else 1)
         ),
     )
+
+
+def _apply_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: float) -> ExpertSplit:
+    """The split with the rows of every expert's capacity over the mean.
+
+    An expert takes `capacity_factor` (1.0 if left out) of `tokens` tokens, in whole rows, and at least
+    `min_capacity` of its library. Without dropping it takes those of the fullest expert, which are `fullest`
+    times the mean.
+    """
+    mean = tokens * experts.top_k / experts.num_experts
+    if split.agrees_on_capacity:
+        rows = fullest * mean
+    else:
+        rows = mean * (1.0 if split.capacity_factor is None else split.capacity_factor)
+    rows_taken = max(ceil(round(rows, 6)), 1 if split.agrees_on_capacity else split.library.min_capacity)
+    return replace(split, capacity_factor=rows_taken / mean, loads=(1.0,))
 
 
 def assume_loads(split: ExpertSplit, num_experts: int, end: End = "typical") -> ExpertSplit:
@@ -161,34 +173,33 @@ def _check_library(
     table: ParallelismTable, parallelism: ParallelismConfig, library_split: ExpertSplit, model: ModelSpec
 ) -> None:
     """Raises for expert parallelism, and tensor parallelism around experts, that the framework lacks."""
-    name = FRAMEWORK_NAMES[parallelism.style]
-    if library_split.library == "kempnerforge":
+    name = parallelism.style.title
+    if library_split.library.pads_to_fullest:
         _check_unsharded(table, parallelism)
-    if parallelism.tensor > 1 and library_split.library == "transformers":
+    if parallelism.tensor > 1 and library_split.library == TRANSFORMERS:
         raise NotSimulatedError(
             f"parallelism.tensor: found {parallelism.tensor} with '{model.name}', whose routed experts zsim "
-            "splits "
-            f"under Megatron and torchtitan only, not {name}; expected strategy 'megatron', or 'fsdp2' with "
-            "wrapping 'torchtitan'"
+            f"splits under {phrase('split experts')} only, not {name}; expected "
+            f"{alternatives('split experts')}"
         )
-    if parallelism.async_tensor and parallelism.style == "torch":
+    if parallelism.async_tensor and parallelism.style.gathers_for_experts:
         raise NotSimulatedError(
             f"parallelism.async_tensor: found true with '{model.name}', whose routed experts zsim does not "
             "simulate beside it; expected false"
         )
-    if parallelism.tensor > 1 and library_split.is_megatron and not parallelism.sequence_parallel:
+    library = library_split.library
+    if parallelism.tensor > 1 and library.needs_sequence_parallelism and not parallelism.sequence_parallel:
         raise InputError(
             f"parallelism.sequence_parallel: found false with tensor = {parallelism.tensor} and routed "
-            "experts, "
-            "which Megatron refuses to train; expected sequence_parallel = true"
+            f"experts, which {library.title} refuses to train; expected sequence_parallel = true"
         )
     for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor"):
         value = getattr(table, key)
-        if library_split.library != "transformers" or value in (None, 1):
+        if library != TRANSFORMERS or value in (None, 1):
             continue
         raise NotSimulatedError(
-            f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron, torchtitan and "
-            "DeepSpeed; expected strategy 'megatron', 'deepspeed', or 'fsdp2' with wrapping 'torchtitan'"
+            f"parallelism.{key}: found {value!r}, which zsim simulates under {phrase('expert parallelism')}; "
+            f"expected {alternatives('expert parallelism')}"
         )
 
 
@@ -216,27 +227,25 @@ def _expert_tensor_ranks(
     table: ParallelismTable, parallelism: ParallelismConfig, library_split: ExpertSplit
 ) -> int:
     """Ranks that share an expert's products."""
-    requested, tensor = table.expert_tensor, parallelism.tensor
-    if library_split.is_megatron:
+    requested, tensor, library = table.expert_tensor, parallelism.tensor, library_split.library
+    if library.splits_like_products:
         return tensor if requested is None else requested
-    if table.expert == 1 and library_split.library == "torchtitan":
+    if table.expert == 1 and library.splits_with_products:
         if requested not in (None, 1, tensor):
             raise InputError(
-                f"parallelism.expert_tensor: found {requested} with expert = 1; torchtitan splits experts "
-                "like "
-                f"the other products: expected {tensor}"
+                f"parallelism.expert_tensor: found {requested} with expert = 1; {library.title} splits "
+                f"experts like the other products: expected {tensor}"
             )
         return tensor
-    if library_split.is_deepspeed and requested not in (None, 1):
+    if library.keeps_products_whole and requested not in (None, 1):
         raise InputError(
-            f"parallelism.expert_tensor: found {requested}, but DeepSpeed keeps the products of an expert "
-            "on one "
-            "rank; expected 1"
+            f"parallelism.expert_tensor: found {requested}, but {library.owner} keeps the products of an "
+            "expert on one rank; expected 1"
         )
     if requested not in (None, 1, tensor):
         raise InputError(
-            f"parallelism.expert_tensor: found {requested}; torchtitan 0.2 takes 1 or the degree of tensor "
-            f"parallelism, {tensor}, and none from 0.3 on; the nearest is "
+            f"parallelism.expert_tensor: found {requested}; "
+            f"{phrase('parallelism.expert_tensor').format(tensor=tensor)}; the nearest is "
             f"{1 if requested < tensor else tensor}"
         )
     return requested or 1
@@ -273,9 +282,9 @@ def _check_divides(
 def _resolve_dispatcher(
     table: ParallelismTable, parallelism: ParallelismConfig, split: ExpertSplit
 ) -> Dispatcher:
-    dispatchers = _DISPATCHERS.get(parallelism.style, ("all-to-all",))
+    dispatchers = parallelism.style.dispatchers
     dispatcher = table.dispatcher or dispatchers[0]
-    name = FRAMEWORK_NAMES[parallelism.style]
+    name = parallelism.style.title
     if dispatcher not in dispatchers:
         raise InputError(
             f"parallelism.dispatcher: {name} has no '{dispatcher}'; expected "
@@ -287,17 +296,20 @@ def _resolve_dispatcher(
             "expert "
             "above 1"
         )
-    if dispatcher in DEDUPLICATING_DISPATCHERS and not split.is_megatron and split.tensor > 1:
+    if (
+        dispatcher in DEDUPLICATING_DISPATCHERS
+        and not split.library.splits_like_products
+        and split.tensor > 1
+    ):
         raise InputError(
             f"parallelism.dispatcher: found '{dispatcher}' with expert_tensor = {split.tensor}, which "
-            "torchtitan "
-            "refuses; expected expert_tensor = 1"
+            f"{split.library.title} refuses; expected expert_tensor = 1"
         )
     return dispatcher
 
 
 def _check_capacity(split: ExpertSplit) -> None:
-    if split.library == "deepspeed-moe":
+    if split.library.min_capacity:
         if split.agrees_on_capacity and split.capacity_factor is not None:
             raise InputError(
                 f"parallelism.capacity_factor: found {split.capacity_factor:g} with strategy.drops_tokens "
@@ -308,11 +320,12 @@ def _check_capacity(split: ExpertSplit) -> None:
         if split.pads_to_capacity:
             raise InputError(
                 "strategy.moe_pad_to_capacity: found true without parallelism.capacity_factor, which "
-                "Megatron refuses; expected a factor, as in 1.0"
+                f"{split.library.title} refuses; expected a factor, as in 1.0"
             )
         return
-    if not split.is_megatron:
-        name = "DeepSpeed's AutoEP" if split.library == "autoep" else "torchtitan"
+    if not split.library.drops_tokens:
+        is_named = split.library != TRANSFORMERS
+        name = split.library.title if is_named else phrase("parallelism.capacity_factor")
         raise InputError(
             f"parallelism.capacity_factor: found {split.capacity_factor:g}, but {name} drops no tokens; "
             "expected it left out"
@@ -320,7 +333,7 @@ def _check_capacity(split: ExpertSplit) -> None:
     if split.dispatcher != "all-to-all":
         raise InputError(
             f"parallelism.capacity_factor: found {split.capacity_factor:g} with dispatcher "
-            f"'{split.dispatcher}'; Megatron drops tokens with 'all-to-all' only"
+            f"'{split.dispatcher}'; {split.library.title} drops tokens with 'all-to-all' only"
         )
 
 

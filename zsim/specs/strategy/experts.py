@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import comb
 from typing import Literal
 
-from zsim.specs.model.experts import ExpertsLibrary, GroupedKernel
+from zsim.specs.model.experts import GroupedKernel
+from zsim.specs.strategy.expert_library import TRANSFORMERS, ExpertLibrary
 from zsim.specs.strategy.expert_loads import kept_fraction
 
 Dispatcher = Literal["all-gather", "all-to-all", "deepep", "hybridep"]
@@ -30,8 +31,8 @@ class ExpertSplit:
     """Every expert has as many rows as its capacity, so that the host reads no counts."""
     loads: tuple[float, ...] = (1.0,)
     """Rows of each rank of a group over the mean, the fullest first. One number if all have as many."""
-    library: ExpertsLibrary = "transformers"
-    """The library whose code rearranges rows."""
+    library: ExpertLibrary = TRANSFORMERS
+    """The library whose code runs them."""
     kernel: GroupedKernel = "grouped"
     """The way in which grouped products run."""
     gate_in_fp32: bool | None = None
@@ -62,21 +63,9 @@ class ExpertSplit:
         return self.ranks * self.tensor
 
     @property
-    def is_megatron(self) -> bool:
-        return self.library.startswith("megatron")
-
-    @property
-    def is_deepspeed(self) -> bool:
-        """Whether the experts are in a layer of DeepSpeed's."""
-        return self.library in ("autoep", "deepspeed-moe")
-
-    @property
     def has_expert_groups(self) -> bool:
-        """Whether experts are reduced and sharded over a group of their own.
-
-        DeepSpeed's layers have such a group even where all ranks have all experts.
-        """
-        return self.ranks > 1 or self.is_deepspeed
+        """Whether experts are reduced and sharded over a group of their own."""
+        return self.ranks > 1 or self.library.has_expert_groups
 
     @property
     def imbalance(self) -> float:
@@ -109,7 +98,7 @@ class ExpertSplit:
         """Whether the host reads the rows of each expert before it goes on."""
         if self.pads_to_capacity:
             return self.agrees_on_capacity
-        return self.is_megatron or self.members > 1 or self.library == "kempnerforge"
+        return self.members > 1 or self.library.waits_for_counts
 
 
 def expected_partitions(

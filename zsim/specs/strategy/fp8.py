@@ -46,13 +46,13 @@ class Fp8:
     transposes: bool = True
     """Tensors with one scale need a transposed copy. See [Note: two directions]."""
     keeps_weights: bool = False
-    """Weights are cast in the first micro-batch of a step and kept (Megatron's `is_first_microbatch`)."""
+    """Weights are cast in the first micro-batch of a step and kept."""
     recasts_weights: bool = False
-    """Weights are cast in forward for forward alone, and again in backward (Transformer Engine in FSDP2, and
-    torchao always).
+    """Weights are cast in forward for forward alone, and again in backward (Transformer Engine where they are
+    gathered, and torchao always).
     """
     has_quantized_weights: bool = False
-    """Weights arrive quantised, by the fp8 all-gather of FSDP2 or by `--fp8-param-gather`."""
+    """Weights arrive quantised."""
     sums_amaxes_over: Literal["all", "tensor"] = "all"
     """The ranks that agree on delayed scales: "all" of a stage, or those of its "tensor" and context
     parallelism.

@@ -1,19 +1,19 @@
-"""The optimizers that `training.optimizer` names, with the library of each and the frameworks that take it.
+"""The optimizers that `training.optimizer` names, with the library of each (`presets/optimizers.toml`).
 
 The states that they keep and move are in `zsim.cost.optimizers`.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.resources import PRESETS
 
 Launches = Literal["per list", "per tensor"]
-# "torch": fused, foreach or a loop; "deepspeed": on the GPU and, under offload, on the CPU.
-Library = Literal["torch", "deepspeed", "transformer-engine", "bitsandbytes", "torchao", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,10 @@ class Optimizer:
     """An optimizer that `training.optimizer` names."""
 
     name: str
-    library: Library
+    library: str
+    """Its library, of which torch has some fused, foreach and as a loop."""
     source: str
+    """The library and the release whose code it is, in sentences."""
     moments: int | None = None
     """Values per parameter that it keeps, for frameworks that choose their type. None if its states have a
     type or a shape of their own.
@@ -37,8 +39,6 @@ class Optimizer:
     """It can write 16-bit weights with stochastic rounding."""
     needs_shapes: bool = False
     """It treats matrices otherwise than vectors."""
-    in_deepspeed: bool = False
-    """ZeRO takes it without `zero_allow_untested_optimizer`."""
 
     @property
     def is_torch_list(self) -> bool:
@@ -46,33 +46,12 @@ class Optimizer:
         return self.library == "torch" and self.launches == "per list"
 
 
-_BNB, _AO = "bitsandbytes 0.50.2", "torchao 0.18.0"
-_OPTIMIZERS = (
-    Optimizer("adamw", "torch", "torch 2.13", 2, "per list", in_deepspeed=True),
-    Optimizer("adam", "torch", "torch 2.13", 2, "per list", in_deepspeed=True),
-    Optimizer("sgd", "torch", "torch 2.13", 0, "per list"),
-    Optimizer("sgd_momentum", "torch", "torch 2.13", 1, "per list"),
-    Optimizer("adagrad", "deepspeed", "torch 2.13, DeepSpeedCPUAdagrad 0.19.8", 1, in_deepspeed=True),
-    Optimizer("lion", "deepspeed", "DeepSpeed 0.19.8 FusedLion", 1, "per list", in_deepspeed=True),
-    Optimizer("adamw-bf16", "transformer-engine", "Transformer Engine 2.17 FusedAdam", None, "per list"),
-    Optimizer("adamw-8bit", "bitsandbytes", _BNB, waits_per_tensor=True),
-    Optimizer("lion-8bit", "bitsandbytes", _BNB, waits_per_tensor=True),
-    Optimizer("paged-adamw", "bitsandbytes", _BNB, waits_per_tensor=True, is_paged=True),
-    Optimizer("paged-adamw-8bit", "bitsandbytes", _BNB, waits_per_tensor=True, is_paged=True),
-    Optimizer("adamw-8bit-torchao", "torchao", _AO, rounds_stochastically=True),
-    Optimizer("adamw-4bit-torchao", "torchao", _AO, rounds_stochastically=True),
-    Optimizer("adamw-fp8-torchao", "torchao", _AO, rounds_stochastically=True),
-    Optimizer("adafactor", "torch", "torch 2.13", needs_shapes=True),
-    Optimizer("adafactor-transformers", "transformers", "transformers 5.23", needs_shapes=True),
-    Optimizer(
-        "muon",
-        "torch",
-        "torch 2.13, AdamW for all but matrices; DeepSpeed 0.19.8 and Megatron-Core 0.16 their own",
-        needs_shapes=True,
-        in_deepspeed=True,
-    ),
-)
-OPTIMIZERS: Mapping[str, Optimizer] = {optimizer.name: optimizer for optimizer in _OPTIMIZERS}
+def _read_optimizers() -> Mapping[str, Optimizer]:
+    rows = tomllib.loads((PRESETS / "optimizers.toml").read_text())["optimizer"]
+    return {row["name"]: Optimizer(**row) for row in rows}
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = _read_optimizers()
 
 # Optimizers that people name and zsim does not simulate, and why.
 REFUSED: Mapping[str, str] = {

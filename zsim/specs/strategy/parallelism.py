@@ -4,7 +4,7 @@ Whatever is left out, besides degrees, is the framework's own default. torchtita
 one layer less on the first and last stage, and gathers K and V for context parallelism (torchtitan v0.2.2
 `config/job_config.py`, `distributed/pipeline_parallel.py`). Megatron-Core has sequence parallelism off, equal
 stages, and a ring (core 0.16.1 `training/arguments.py`). DeepSpeed's sequence parallelism is Ulysses
-(`deepspeed/sequence/layer.py` of 0.19.8), and its split is that of `split_deepspeed_layers`. nanotron runs
+(`deepspeed/sequence/layer.py` of 0.19.8), and its split is that of `split_balanced_layers`. nanotron runs
 all forwards first (`config/parallelism_config.py`).
 """
 
@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.reading import read_user_file
@@ -31,26 +30,12 @@ from zsim.specs.strategy.mesh import (
     Mesh,
 )
 from zsim.specs.strategy.parallelism_table import ParallelismTable, ScheduleName
-from zsim.specs.strategy.partition import split_deepspeed_layers
-
-Style = Literal["torch", "megatron", "nanotron", "deepspeed", "autotp"]
+from zsim.specs.strategy.partition import split_balanced_layers
+from zsim.specs.strategy.sentences import alternatives
+from zsim.specs.strategy.style import ModelParallelStyle
 
 SINGLE_STAGE: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
 V_SHAPED: tuple[ScheduleName, ...] = ("zbv-zero-bubble", "dualpipe-v")
-_SCHEDULES: Mapping[Style, tuple[ScheduleName, ...]] = {
-    "torch": get_args(ScheduleName),
-    "megatron": ("1f1b", "interleaved-1f1b"),
-    "nanotron": ("gpipe", "1f1b"), "deepspeed": ("1f1b",), "autotp": ("1f1b",),
-}  # fmt: skip
-_CONTEXT_METHODS: Mapping[Style, tuple[ContextMethod, ...]] = {
-    "torch": ("all-gather", "p2p"),
-    "megatron": ("p2p", "all-gather", "all-to-all", "a2a+p2p"),
-    "nanotron": ("p2p",), "deepspeed": ("all-to-all",), "autotp": ("all-to-all",),
-}  # fmt: skip
-FRAMEWORK_NAMES: Mapping[Style, str] = {
-    "torch": "torchtitan", "megatron": "Megatron", "nanotron": "nanotron", "deepspeed": "DeepSpeed",
-    "autotp": "DeepSpeed's AutoTP",
-}  # fmt: skip
 _AXES = {"tp": TENSOR, "cp": CONTEXT, "dp": DATA, "pp": PIPELINE}
 _ORDER = "tp-cp-dp-pp"  # fastest first, as Megatron's --use-tp-pp-dp-mapping has it with "tp-cp-pp-dp"
 
@@ -89,7 +74,7 @@ class ParallelismConfig:
     """The micro-batches of a step of which fewer are simulated: torch's stages keep a buffer for each. 0 if
     all are simulated.
     """
-    style: Style = "torch"
+    style: ModelParallelStyle = field(default_factory=ModelParallelStyle)
     experts: ExpertSplit = field(default_factory=ExpertSplit)
     """The split of a mixture of experts."""
 
@@ -104,12 +89,15 @@ class ParallelismConfig:
         return self.tensor * self.pipeline * self.context
 
     @property
-    def has_megatron_layers(self) -> bool:
-        """Whether the model's layers are Megatron's own, in which projections of one input are one
-        product.
-        """
-        is_megatron_code = self.style in ("megatron", "nanotron")
-        return is_megatron_code or (self.style == "deepspeed" and self.tensor > 1)
+    def fuses_projections(self) -> bool:
+        """Whether projections of one input are one product."""
+        fused = self.style.fused_projections
+        return fused == "always" or (fused == "with tensor ranks" and self.tensor > 1)
+
+    @property
+    def has_dtensors(self) -> bool:
+        """Whether the parameters of tensor-parallel ranks are torch's DTensors."""
+        return self.style.has_dtensors and self.tensor > 1
 
     @property
     def num_stages(self) -> int:
@@ -180,7 +168,7 @@ def _nearest_degree(degrees: Mapping[str, int], world_size: int) -> str:
 
 def resolve_parallelism(
     table: ParallelismTable,
-    style: Style | None,
+    style: ModelParallelStyle,
     kind: str,
     world_size: int,
     num_layers: int,
@@ -188,21 +176,21 @@ def resolve_parallelism(
 ) -> ParallelismConfig:
     """The table resolved for a framework.
 
-    `style` is None if the framework knows data parallelism only. `kind` is its name in an experiment.
-    `weights` are the model's `layer_weights`, where a framework deals layers out by them.
+    `kind` is its name in an experiment. `weights` are the model's `layer_weights`, where a framework deals
+    layers out by them.
 
     Raises InputError for degrees that do not divide the GPUs or the layers, and for what the framework
     refuses. Raises NotSimulatedError for what the framework has and zsim lacks.
     """
     degrees = {"tensor": table.tensor, "pipeline": table.pipeline, "context": table.context}
-    if style is None:
+    if not style.splits_models:
         for key, degree in degrees.items():
             if degree > 1:
                 raise NotSimulatedError(
                     f"parallelism.{key}: found {degree} with strategy '{kind}', whose data parallelism zsim "
-                    "simulates alone; expected strategy 'fsdp2', 'megatron' or 'deepspeed'"
+                    f"simulates alone; expected {alternatives('parallelism of models')}"
                 )
-        return ParallelismConfig()
+        return ParallelismConfig(style=style)
     model_ranks = table.tensor * table.pipeline * table.context
     if world_size % model_ranks:
         raise InputError(
@@ -231,8 +219,8 @@ def resolve_parallelism(
         text = read_user_file(Path(table.schedule_csv)).decode(errors="replace")
         parallelism = replace(parallelism, schedule_csv=table.schedule_csv, schedule_text=text)
     split_keys = table.layers_per_stage, table.first_stage_less_layers, table.last_stage_less_layers
-    if style == "deepspeed" and weights and split_keys == (None, None, None):
-        layers = split_deepspeed_layers(weights, num_layers, table.pipeline, by_blocks=table.tensor > 1)
+    if style.balances_stages and weights and split_keys == (None, None, None):
+        layers = split_balanced_layers(weights, num_layers, table.pipeline, by_blocks=table.tensor > 1)
         return replace(parallelism, layers_per_stage=layers)
     return replace(parallelism, layers_per_stage=_stage_layers(table, parallelism, num_layers))
 
@@ -241,24 +229,23 @@ def _product(degrees: Mapping[str, int]) -> str:
     return " x ".join(f"{key} {degree}" for key, degree in degrees.items() if degree > 1)
 
 
-def _sequence_parallel(table: ParallelismTable, style: Style) -> bool:
-    if style == "autotp" and table.sequence_parallel:
+def _sequence_parallel(table: ParallelismTable, style: ModelParallelStyle) -> bool:
+    if table.sequence_parallel and not style.has_sequence_parallelism:
         raise InputError(
-            "parallelism.sequence_parallel: DeepSpeed's AutoTP has none; expected false, or context = "
+            f"parallelism.sequence_parallel: {style.title} has none; expected false, or context = "
             f"{table.tensor} for Ulysses"
         )
-    default = style == "torch"
-    requested = default if table.sequence_parallel is None else table.sequence_parallel
+    requested = style.is_sequence_parallel if table.sequence_parallel is None else table.sequence_parallel
     return requested and table.tensor > 1
 
 
-def _context_method(table: ParallelismTable, style: Style) -> ContextMethod:
-    methods = _CONTEXT_METHODS[style]
+def _context_method(table: ParallelismTable, style: ModelParallelStyle) -> ContextMethod:
+    methods = style.context_methods
     if table.context_method is None:
         return methods[0]
     if table.context_method not in methods:
         raise InputError(
-            f"parallelism.context_method: {FRAMEWORK_NAMES[style]} has no '{table.context_method}'; expected "
+            f"parallelism.context_method: {style.title} has no '{table.context_method}'; expected "
             f"{' or '.join(repr(method) for method in methods)}"
         )
     return table.context_method
@@ -288,20 +275,20 @@ def _refuse_pipeline_keys(table: ParallelismTable) -> None:
             raise InputError(f"parallelism.{key}: has no effect with pipeline = 1; expected pipeline above 1")
 
 
-def _schedule(table: ParallelismTable, style: Style) -> tuple[ScheduleName, int]:
+def _schedule(table: ParallelismTable, style: ModelParallelStyle) -> tuple[ScheduleName, int]:
     """The schedule and the virtual stages per pipeline rank."""
-    virtual_stages, schedules = table.virtual_stages, _SCHEDULES[style]
+    virtual_stages, schedules = table.virtual_stages, style.schedules
     if table.schedule_csv is not None:
-        if style != "torch":
+        if not style.reads_schedule_files:
             raise InputError(
-                f"parallelism.schedule_csv: {FRAMEWORK_NAMES[style]} reads none; expected strategy 'fsdp2'"
+                f"parallelism.schedule_csv: {style.title} reads none; expected "
+                f"{alternatives('parallelism.schedule_csv')}"
             )
         return table.schedule or "interleaved-1f1b", virtual_stages or 1
-    default = schedules[0] if style != "torch" else "1f1b"
-    schedule = table.schedule or ("interleaved-1f1b" if (virtual_stages or 1) > 1 else default)
+    schedule = table.schedule or ("interleaved-1f1b" if (virtual_stages or 1) > 1 else style.schedule)
     if schedule not in schedules:
         raise InputError(
-            f"parallelism.schedule: {FRAMEWORK_NAMES[style]} has no '{schedule}'; expected "
+            f"parallelism.schedule: {style.title} has no '{schedule}'; expected "
             f"{' or '.join(repr(candidate) for candidate in schedules)}"
         )
     if schedule in SINGLE_STAGE:
@@ -345,16 +332,16 @@ def _stage_layers(
                 f"virtual stages) that add up to the model's {num_layers} layers"
             )
         return layers_per_stage
-    default = 1 if parallelism.style == "torch" else 0
+    default = parallelism.style.missing_end_layers
     first = default if table.first_stage_less_layers is None else table.first_stage_less_layers
     last = default if table.last_stage_less_layers is None else table.last_stage_less_layers
     total = num_layers + first + last
-    if total % stages and parallelism.style == "megatron":
+    if total % stages and parallelism.style.has_equal_stages:
         hint = _nearest_split(num_layers, parallelism, first, last)
         raise InputError(
             f"parallelism.pipeline: {num_layers} layers{_describe_ends(first, last)} do not divide by "
             f"{stages} "
-            f"stages, which Megatron refuses; {hint}"
+            f"stages, which {parallelism.style.title} refuses; {hint}"
         )
     if not _can_shorten_ends(total // stages, first, last):
         fewer = range(stages - 1, 1, -1)
@@ -381,7 +368,7 @@ def _can_shorten_ends(layers_per_stage: int, first: int, last: int) -> bool:
 
 def _can_split(stages: int, total: int, parallelism: ParallelismConfig, first: int, last: int) -> bool:
     """Whether the framework deals `total` layers, including the ends' missing ones, out to so many stages."""
-    is_even = parallelism.style != "megatron" or total % stages == 0
+    is_even = not parallelism.style.has_equal_stages or total % stages == 0
     return is_even and _can_shorten_ends(total // stages, first, last)
 
 

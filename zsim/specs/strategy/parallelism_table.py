@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from zsim.specs.model.spec import ContextMethod
 from zsim.specs.strategy.experts import Dispatcher
+from zsim.specs.strategy.sentences import left_out, phrase
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]
@@ -30,8 +31,8 @@ class ParallelismTable(BaseModel):
     tensor: Count = Field(default=1, description="ranks that share every layer's products")
     sequence_parallel: StrictBool | None = Field(
         default=None,
-        description="norms and residuals on a part of the sequence each; left out: on under torchtitan, off "
-        "under the others",
+        description="norms and residuals on a part of the sequence each; left out: "
+        + left_out("parallelism.sequence_parallel"),
     )
     async_tensor: StrictBool = Field(
         default=False, description="products and their collectives cut into pieces that overlap"
@@ -58,11 +59,13 @@ class ParallelismTable(BaseModel):
     )
     first_stage_less_layers: Number | None = Field(
         default=None,
-        description="fewer layers, for the embedding; left out: 1 under torchtitan, 0 under the others",
+        description="fewer layers, for the embedding; left out: "
+        + left_out("parallelism.first_stage_less_layers"),
     )
     last_stage_less_layers: Number | None = Field(
         default=None,
-        description="fewer layers, for head and loss; left out: 1 under torchtitan, 0 under the others",
+        description="fewer layers, for head and loss; left out: "
+        + left_out("parallelism.last_stage_less_layers"),
     )
     layers_per_stage: tuple[Number, ...] | None = Field(
         default=None,
@@ -75,15 +78,15 @@ class ParallelismTable(BaseModel):
     context: Count = Field(default=1, description="ranks that share every sequence")
     context_method: ContextMethod | None = Field(
         default=None,
-        description="how attention sees whole sequences; left out: the framework's own: torchtitan gathers "
-        "keys and values, Megatron and nanotron have a ring, DeepSpeed exchanges heads; layers with a window "
-        "need 'all-gather' or 'all-to-all', torch's are FlexAttention then",
+        description="how attention sees whole sequences; left out: the framework's own: "
+        + left_out("parallelism.context_method")
+        + "; layers with a window need 'all-gather' or 'all-to-all', torch's are FlexAttention then",
     )
     expert: Count = Field(default=1, description="ranks that share every layer's routed experts")
     expert_tensor: Count | None = Field(
         default=None,
-        description="ranks that share an expert's products; left out: `tensor` under Megatron and without "
-        "`expert`, else 1",
+        description="ranks that share an expert's products; left out: "
+        + left_out("parallelism.expert_tensor"),
     )
     dispatcher: Dispatcher | None = Field(
         default=None, description="what brings tokens to experts; left out: the framework's own"
@@ -101,7 +104,8 @@ class ParallelismTable(BaseModel):
     expert_padding: bool = Field(
         default=False,
         description="every expert's rows are padded to the fullest's, `expert_imbalance` times the mean, as "
-        "KempnerForge's batched products want them (without `expert`)",
+        + phrase("parallelism.expert_padding")
+        + " want them (without `expert`)",
     )
     order: str | None = Field(
         default=None,

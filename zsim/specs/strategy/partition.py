@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from zsim.errors import InputError
-from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.operations.operation import Role
+from zsim.specs.model.spec import ModelSpec
 
 
 def layer_weights(model: ModelSpec) -> tuple[int, ...]:
@@ -23,8 +24,8 @@ def layer_weights(model: ModelSpec) -> tuple[int, ...]:
     """
     norm = head = 0
     for module in model.after:
-        if isinstance(module.op_spec, Linear):
-            head += max(module.numel, module.op_spec.in_features * module.op_spec.out_features)
+        if module.role is Role.PRODUCT:
+            head += max(module.numel, module.op_spec.weight_numel)
         else:
             norm += module.numel
     embedding = sum(module.numel for module in model.before)
@@ -69,7 +70,7 @@ def partition_uniform(count: int, num_parts: int) -> list[int]:
     return [part * layers_per_part + min(part, remainder) for part in range(num_parts + 1)]
 
 
-def split_deepspeed_layers(
+def split_balanced_layers(
     weights: Sequence[int], num_blocks: int, stages: int, *, by_blocks: bool
 ) -> tuple[int, ...]:
     """Blocks of every stage where nothing says a split.

@@ -7,6 +7,7 @@ the rooms that ask for them. Core looks a framework up by its kind and names non
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -20,10 +21,32 @@ _PACKAGE = "zsim.frameworks"
 
 
 @cache
+def folders_with(module: str) -> tuple[str, ...]:
+    """The folders of `zsim.frameworks` with a module of this name, in the order of the alphabet."""
+    (folder,) = importlib.import_module(_PACKAGE).__path__
+    return tuple(sorted(path.parent.name for path in Path(folder).glob(f"*/{module}.py")))
+
+
 def kinds() -> tuple[str, ...]:
     """The values of `strategy.kind`, in the order of the alphabet."""
-    (folder,) = importlib.import_module(_PACKAGE).__path__
-    return tuple(sorted(path.parent.name for path in Path(folder).glob("*/framework.py")))
+    return folders_with("framework")
+
+
+@cache
+def kinds_with(module: str) -> tuple[str, ...]:
+    """The kinds whose folder has a module of this name."""
+    return tuple(kind for kind in kinds() if kind in folders_with(module))
+
+
+def workflow_names() -> tuple[str, ...]:
+    """The values of `rl.framework`: folders with a module `workflow`, with hyphens for underscores."""
+    return tuple(folder.replace("_", "-") for folder in folders_with("workflow"))
+
+
+@cache
+def kinds_in_order() -> tuple[str, ...]:
+    """The values of `strategy.kind`, in the order of `Framework.order`."""
+    return tuple(sorted(kinds(), key=lambda kind: framework_of(kind).order))
 
 
 def is_strategy(kind: object) -> bool:
@@ -31,9 +54,15 @@ def is_strategy(kind: object) -> bool:
     return isinstance(kind, str) and kind in kinds()
 
 
-def role_of(kind: str, module: str, name: str) -> Any:
-    """`name` in `module` of a framework's folder, for the base class of that role to type."""
-    return getattr(importlib.import_module(f"{_PACKAGE}.{kind}.{module}"), name)
+def role_of(kind: str, module: str, name: str, default: Any = None) -> Any:
+    """`name` in `module` of a framework's folder, for the base class of that role to type.
+
+    `default` is the answer for a framework that lacks the module.
+    """
+    path = f"{_PACKAGE}.{kind}.{module}"
+    if default is not None and importlib.util.find_spec(path) is None:
+        return default
+    return getattr(importlib.import_module(path), name)
 
 
 def framework_of(kind: str) -> Framework[Any, Any]:

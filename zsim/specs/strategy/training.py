@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from zsim.specs.strategy.choices import values_of
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.lengths import SampledLengths
 
@@ -19,21 +20,18 @@ AttentionKind = Literal["flash", "math"]
 # ("megatron-before-0.8": with a copy more in forward; "megatron-fused": its compiled kernels);
 # "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
 # "fused": one kernel each way; "fused_linear": the LM head's product and the loss in chunks (Liger's).
-CrossEntropy = Literal[
-    "eager",
-    "autocast",
-    "megatron",
-    "megatron-before-0.8",
-    "megatron-fused",
-    "unsloth",
-    "fused",
-    "fused_linear",
-]
+if TYPE_CHECKING:
+    CrossEntropy = str
+else:
+    CrossEntropy = Literal[values_of("training.cross_entropy")]
 
 # "torch": torch.compile's; "megatron": Megatron-LM's, from its persistent norm of October 2021 on, which 3.0
 # is the first release to have; "megatron-2": those before, with Apex's norm. Beside Liger's: "nanotron",
 # which copies q, k and v and gates in eager kernels; "internevo", whose norms are in fp32.
-LayerKernels = Literal["torch", "megatron", "megatron-2", "nanotron", "internevo"]
+if TYPE_CHECKING:
+    LayerKernels = str
+else:
+    LayerKernels = Literal[values_of("training.layer_kernels")]
 
 # CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 if it is not set (CUDA Programming Guide, appendix on environment
 # variables; without MPS).
@@ -61,21 +59,19 @@ class TrainingConfig:
     on).
     """
     checkpoint_is_reentrant: bool = False
-    """The block's second output is held until its backward has ended, as DeepSpeed, Megatron and transformers
-    before 5 do.
-    """
+    """The block's second output is held until its backward has ended, as transformers before 5 does."""
     autocast: bool = False
     """Modules get fp32 weights and torch.autocast casts at every product, so norms and the residual stream
     are fp32.
     """
     expandable_segments: bool = False
     stored_dtype: str = "fp32"
-    """The type in which DDP and FSDP1 keep weights, gradients and optimizer states (a model loaded in bf16
-    and trained so keeps nothing in fp32).
+    """The type in which weights, gradients and optimizer states are kept (a model loaded in bf16 and trained
+    so keeps nothing in fp32).
     """
     paged_states: Literal["gpu", "host"] | None = None
     """The memory that holds a paged optimizer's states between steps. None for the memory where the driver
-    has them, as `zsim.plan.memory.paging` works out.
+    has them, as `zsim.plan.paging` works out.
     """
     stochastic_rounding: bool = False
     """torchao's optimizers write bf16 weights with stochastic rounding."""
@@ -90,9 +86,9 @@ class TrainingConfig:
     fp8: Fp8 = TORCHAO_TENSORWISE
     """The casts of products with precision "fp8"."""
     layers_per_checkpoint: int = 1
-    """Blocks of policy "full" that share one checkpoint (Megatron's uniform method)."""
+    """Blocks of policy "full" that share one checkpoint."""
     recompute_modules: tuple[str, ...] = ()
-    """Modules that run again in addition to the core of attention, by Megatron's names."""
+    """Modules that run again in addition to the core of attention."""
     lengths: SampledLengths | None = None
     """The lengths of documents, where they differ."""
     layer_kernels: LayerKernels = "torch"

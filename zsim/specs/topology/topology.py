@@ -128,8 +128,9 @@ class Topology(NodeLinks):
 
     def leaves_node(self) -> Bools:
         """Per link, whether it is a network card's or one between switches."""
-        first = self.classes["nic_out"].first
-        return np.arange(self.num_links) >= first
+        leaves_node = np.ones(self.num_links, dtype=np.bool_)
+        leaves_node[: self.classes["nic_out"].first] = False
+        return leaves_node
 
     def inventory(self) -> Inventory:
         """Switches, ports and cables between the nodes."""
@@ -255,8 +256,10 @@ def _count_links(usage: Floats, columns: list[Ints], amount: float | Floats) -> 
 
 
 def _sum_links(values: Floats, columns: list[Ints]) -> Floats:
-    padded_values = np.append(values, 0.0)  # -1: no link
-    return sum((padded_values[links] for links in columns), np.zeros(len(columns[0])))
+    sums = np.zeros(len(columns[0]))
+    for links in columns:
+        sums += np.where(links >= 0, values[links], 0.0)  # -1: no link
+    return sums
 
 
 def make_wiring(cluster: Cluster, num_nodes: int) -> Wiring:

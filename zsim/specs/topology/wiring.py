@@ -169,6 +169,10 @@ class HopWiring:
             rows = slice(None) if hop.mask is None else hop.mask
             if is_even:
                 bundles = values.reshape(-1, hop.width)
+                if len(hop.bundles) < len(bundles):
+                    bundles = bundles[hop.bundles]
+                    totals[rows] += bundles.max(axis=1) if is_peak else bundles.mean(axis=1)
+                    continue
                 bundle_values = bundles.max(axis=1) if is_peak else bundles.mean(axis=1)
                 totals[rows] += bundle_values[hop.bundles]
             else:

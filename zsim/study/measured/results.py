@@ -54,7 +54,7 @@ class RowResult:
     """Contains the step with probability 80 %, according to runs of other sources (`validation`)."""
     validation: Validation | None = None
     framework: str = ""
-    """"Megatron", "nanotron" ..."""
+    """The name of the program that was measured."""
     parallelism: str = ""
     """"TP", "PP", "CP", "mixed" or "data parallel"."""
 

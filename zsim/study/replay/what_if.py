@@ -24,7 +24,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.ops import Group
 from zsim.plan.recorded.infer import POINT_TO_POINT
 from zsim.plan.recorded.rank import RecordedRank
-from zsim.plan.recorded.work import RecordedWork
+from zsim.plan.recorded_work import RecordedWork
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Gpu

@@ -27,9 +27,8 @@ from typing import Any, Literal
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.files import check_folder
-from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.report.framework import report_role
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -341,17 +340,7 @@ def _set_batch(
     experiment: Experiment, overrides: Mapping[str, Any], micro: int, steps: int, replicas: int
 ) -> Experiment:
     changes = {**overrides, "training.global_batch_size": None}
-    table = experiment.strategy
-    if isinstance(table, DeepSpeedTable) and table.config is not None:
-        changes |= {
-            "strategy.config.train_micro_batch_size_per_gpu": micro,
-            "strategy.config.gradient_accumulation_steps": steps,
-            "strategy.config.train_batch_size": micro * steps * replicas,
-            "training.micro_batch_size": None,
-            "training.gradient_accumulation_steps": None,
-        }
-    else:
-        changes |= {"training.micro_batch_size": micro, "training.gradient_accumulation_steps": steps}
+    changes |= experiment.strategy.batch_overrides(micro, steps, replicas)
     return change_experiment(experiment, changes)
 
 
@@ -393,7 +382,5 @@ def _title(experiment: Experiment) -> str:
     if job is None:
         model = experiment.model
         return model.name if isinstance(model, ModelSpec) else str(model)
-    label = (
-        "HSDP" if job.kind == "fsdp2" and getattr(job.strategy, "replicate", 1) > 1 else strategy_label(job)
-    )
+    label = report_role(job.kind).headline(job, job.strategy)
     return f"{job.model.name} | {label} | {job.cluster.name}"

@@ -11,13 +11,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from zsim.frameworks.ddp.settings import DdpTable
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.deepspeed.settings.zero_schema import ZERO_KEYS, json_key
-from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.topology.node_types import require_identical_nodes
+from zsim.study.tune.framework import tuning_of
 
 Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
 
@@ -173,18 +170,4 @@ HARDWARE: dict[str, Knob] = {
 
 def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
     """The sizes of the job's framework, by name: (dotted key, value, whether it is a whole number)."""
-    strategy = job.strategy
-    if isinstance(strategy, DeepSpeedConfig):
-        zero = strategy.zero
-        return {
-            json_key(name): (f"strategy.config.zero_optimization.{json_key(name)}", float(value), True)
-            for name, key in ZERO_KEYS.items()
-            for value in [getattr(zero, name)]
-            if key.is_size and zero.stage in key.stages and value
-        }
-    if isinstance(strategy, MegatronConfig) and strategy.bucket_size is not None:
-        return {"bucket_size": ("strategy.bucket_size", float(strategy.bucket_size), True)}
-    table = job.experiment.strategy
-    if isinstance(table, DdpTable):
-        return {"bucket_cap_mb": ("strategy.bucket_cap_mb", table.bucket_cap_mb, False)}
-    return {}
+    return tuning_of(job.kind).sizes(job.experiment.strategy, job.strategy)

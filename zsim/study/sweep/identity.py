@@ -7,8 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
-from zsim.frameworks.deepspeed.settings.text import load_object
 from zsim.resources import PACKAGE
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
@@ -34,7 +32,7 @@ class Identities:
             "experiment": experiment.model_dump(mode="json", exclude={"model", "cluster", "program"}),
             "model": self._model(experiment.model),
             "cluster": self._cluster(experiment.cluster),
-            "config": _config(experiment),
+            "config": experiment.strategy.file_content(),
         }
         return hashlib.sha256(_canonical(content).encode()).hexdigest()
 
@@ -55,13 +53,6 @@ class Identities:
         if key not in self._clusters:
             self._clusters[key] = self._library.cluster(cluster).model_dump(mode="json", by_alias=True)
         return self._clusters[key]
-
-
-def _config(experiment: Experiment) -> Any:
-    table = experiment.strategy
-    if isinstance(table, DeepSpeedTable) and isinstance(table.config, str):
-        return load_object(table.config, None)[1]
-    return None
 
 
 def source_digest() -> str:

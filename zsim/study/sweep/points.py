@@ -14,8 +14,9 @@ from zsim.specs.cluster.files import check_hardware_key, load_cluster
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
-from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.trainer import TrainerTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.registry import STRATEGIES
 from zsim.study.sweep.expressions import Expression, nested_value

@@ -12,8 +12,7 @@ from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.deepspeed.settings.effects import describe_settings
+from zsim.report.framework import report_role
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
@@ -64,10 +63,9 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     }
     row |= {f"training.{key}": _flatten_value(value) for key, value in experiment["training"].items()}
     row |= {f"strategy.{key}": value for key, value in experiment["strategy"].items()}
-    if isinstance(job.strategy, DeepSpeedConfig):
-        row["strategy.settings"] = json.dumps(
-            {setting.key: setting.value for setting in describe_settings(job.strategy, job.num_nodes)}
-        )
+    settings = report_role(job.kind).file_settings(job, job.strategy)
+    if settings is not None:
+        row["strategy.settings"] = json.dumps(settings)
     row["strategy"] = content["labels"].get("strategy")
     row |= {
         f"parallelism.{key}": _flatten_value(value)

@@ -22,10 +22,6 @@ from zsim.cost.kernels.update import OPTIMIZER_STATES, update_bytes
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.engine.micro_batches import extrapolate_seconds
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.fsdp1.settings import Fsdp1Config
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import COMPUTE
 from zsim.plan.node_types import gpu_of, host_of
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Op, Plan, Work
@@ -36,6 +32,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
 from zsim.specs.strategy.training import TrainingConfig
+from zsim.study.tune.framework_bounds import bounds_of
 from zsim.study.tune.stage_bounds import StageBounds
 
 
@@ -62,7 +59,8 @@ class Bounds:
 
     def bound(self, job: Job) -> Bound:
         """The bound on the job's step."""
-        is_staged = self.has_degrees and isinstance(job.strategy, MegatronConfig)
+        framework = bounds_of(job.kind)
+        is_staged = self.has_degrees and framework.counts_stages
         if is_staged or not job.parallelism.is_trivial:
             context = job.cluster.framework_memory.context
             return Bound(self._staged.seconds(job), self._staged.gpu_bytes(job) + context)
@@ -71,7 +69,7 @@ class Bounds:
         if key not in self._micro_batch_bounds:
             self._micro_batch_bounds[key] = self._micro_batch(job, single_training)
         bound = self._micro_batch_bounds[key]
-        activation_bytes = 0 if _leaves_checkpoints_on_host(job) else bound.gpu_bytes
+        activation_bytes = 0 if framework.leaves_checkpoints_on_host(job.strategy) else bound.gpu_bytes
         seconds = bound.seconds * job.training.gradient_accumulation_steps * slowest_gpu_slowdown(job)
         return Bound(
             seconds + _host_update_seconds(job), activation_bytes + job.cluster.framework_memory.context
@@ -108,23 +106,12 @@ def _kept_bytes(workload: Workload) -> int:
     )
 
 
-def _leaves_checkpoints_on_host(job: Job) -> bool:
-    strategy = job.strategy
-    return isinstance(strategy, DeepSpeedConfig) and strategy.activation_checkpointing.cpu_checkpointing
-
-
 def _host_update_seconds(job: Job) -> float:
     """Least seconds of the update on a node's CPU, if every state has one owner. 0 where GPUs update some of
     them, or where the CPU updates while they compute.
     """
-    strategy, optimizer = job.strategy, job.training.optimizer
-    if isinstance(strategy, DeepSpeedConfig):
-        offload = strategy.zero.offload_optimizer
-        is_on_host = offload is not None and offload.ratio == 1 and not strategy.delayed_parameter_update
-        is_on_host = is_on_host and not strategy.zero.is_mics  # whose releases leave some on the GPU
-    else:
-        is_on_host = isinstance(strategy, Fsdp1Config | Fsdp2Config) and strategy.cpu_offload
-    if not is_on_host or optimizer not in OPTIMIZER_STATES:
+    optimizer = job.training.optimizer
+    if not bounds_of(job.kind).updates_on_host(job.strategy) or optimizer not in OPTIMIZER_STATES:
         return 0.0
     moved = update_bytes(job.model.trainable_numel, optimizer) / job.num_nodes
     return moved / _rates(job.cluster)["cpu"]

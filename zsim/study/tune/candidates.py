@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.tune.axes import STRUCTURE, AxisChoice, TunedAxis
+from zsim.study.tune.axes import choices_of
+from zsim.study.tune.axis import AxisChoice, TunedAxis
 from zsim.study.tune.base import Base
-
-KIND_LABELS = {
-    "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "deepspeed": "", "megatron": "Megatron",
-    "reference": "engine",
-}  # fmt: skip
+from zsim.study.tune.framework import tuning_of
 
 
 @dataclass(frozen=True)
@@ -39,17 +36,28 @@ class Candidate:
     @property
     def label(self) -> str:
         """A label, e.g. "ZeRO-3, micro-batch 2, checkpointing full"."""
-        labels = [KIND_LABELS[self.base.kind], *(choice.label for choice in self.choices.values())]
+        labels = [tuning_of(self.base.kind).label, *(choice.label for choice in self.choices.values())]
         return ", ".join(label for label in labels if label)
 
 
+def structure_of(kind: str) -> Sequence[TunedAxis]:
+    """The decisions on where states are kept and how the batch is cut."""
+    return tuning_of(kind).structure
+
+
 def candidates(
-    bases: Sequence[Base], axes: Sequence[TunedAxis] = STRUCTURE, keep: Sequence[str] = ()
+    bases: Sequence[Base],
+    axes_of: Callable[[str], Sequence[TunedAxis]] = structure_of,
+    keep: Sequence[str] = (),
 ) -> list[Candidate]:
-    """The whole space, with the last axis varying fastest. Axes named in `keep` stay at the base's values."""
+    """The whole space, with the last axis varying fastest. Axes named in `keep` stay at the base's values.
+
+    `axes_of` says the axes of a kind of strategy.
+    """
     space: list[Candidate] = []
     for base in bases:
-        for choices in _combinations(base, [axis for axis in axes if axis.name not in keep], {}, {}):
+        axes = [axis for axis in axes_of(base.kind) if axis.name not in keep]
+        for choices in _combinations(base, axes, {}, {}):
             space.append(Candidate(base, choices, len(space)))
     return space
 
@@ -61,7 +69,7 @@ def _combinations(
         yield choices
         return
     axis, *other_axes = axes
-    options = axis.choices_of(base, chosen)
+    options = choices_of(axis, base, chosen)
     if not options:
         yield from _combinations(base, other_axes, choices, chosen)
     for option in options:

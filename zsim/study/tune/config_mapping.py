@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from zsim.specs.experiment.programs import NAMES, find_config_mapping, program_of
-from zsim.study.tune.base import Base, value_of
+from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.settings import value_of
 
 
 def script_changes(candidate: Candidate) -> Iterator[str]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zsim.plan.pipeline.pipeline_checks import OFFERED
 from zsim.specs.strategy.parallelism import SINGLE_STAGE, V_SHAPED
 from zsim.study.tune.base import Base
+from zsim.study.tune.framework import tuning_of
 
 TENSOR, PIPELINE, CONTEXT = "parallelism.tensor", "parallelism.pipeline", "parallelism.context"
 VIRTUAL, SCHEDULE = "parallelism.virtual_stages", "parallelism.schedule"
@@ -85,8 +85,7 @@ def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
 
 def schedules_of(kind: str, virtual: int) -> list[str]:
     """The schedules of a strategy's framework for so many stages on a rank, its usual one first."""
-    offered = OFFERED["megatron" if kind == "megatron" else "torch"]
-    schedules = [name for name in offered if (virtual == 1) == (name in SINGLE_STAGE)]
+    schedules = [name for name in tuning_of(kind).schedules if (virtual == 1) == (name in SINGLE_STAGE)]
     schedules = [name for name in schedules if virtual == 2 or name not in V_SHAPED]
     usual = "1f1b" if virtual == 1 else "interleaved-1f1b"
     return sorted(schedules, key=lambda name: name != usual)

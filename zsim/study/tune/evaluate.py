@@ -30,8 +30,15 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
-from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOSS, MICRO_BATCH
-from zsim.study.tune.base import RECOMPUTED
+from zsim.study.tune.axis import (
+    ACCUMULATION,
+    BLOCKS,
+    CHECKPOINTING,
+    EVERY,
+    LOSS,
+    MICRO_BATCH,
+    RECOMPUTED,
+)
 from zsim.study.tune.bounds import Bound, Bounds, least_seconds
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.days import RunDays, best_run

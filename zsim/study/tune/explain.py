@@ -14,13 +14,14 @@ from itertools import combinations
 from typing import Any
 
 from zsim.study.differences import is_distinguishable
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, PARALLELISM, micro_batch_choice
-from zsim.study.tune.base import base_of, value_of
+from zsim.study.tune.axes import PARALLELISM, micro_batch_choice
+from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.config_mapping import script_change
 from zsim.study.tune.degrees import replicas_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 from zsim.study.tune.refine import WORTH
+from zsim.study.tune.settings import base_of, value_of
 
 _MAX_JOINT_AXES = 3  # largest number of axes tried as one change, before all that are left at once
 _BATCH = "micro-batch"  # the axis

@@ -9,16 +9,20 @@ from typing import Any
 from zsim.errors import InputError, ZsimError
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, AxisChoice, TunedAxis, divisors
-from zsim.study.tune.base import Base, base_of, change_kind, resize_base
+from zsim.study.tune.axes import divisors
+from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH, AxisChoice, TunedAxis
+from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.days import least_days
 from zsim.study.tune.evaluate import Evaluator
+from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.search import Objective, cheapest, fastest
+from zsim.study.tune.settings import base_of, change_kind, resize_base
 
 _MAXIMUM = 2**17  # limit of sequences per micro-batch, layers, and multiples of _TOKENS in a sequence
 _TOKENS = 256
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+Axes = Callable[[str], Sequence[TunedAxis]]
 
 
 @dataclass(frozen=True)
@@ -40,16 +44,17 @@ class Question:
     base: Base
     kinds: Sequence[str]
     keep: Sequence[str]
-    more_axes: Sequence[TunedAxis]
+    allows_quantised: bool
     evaluator: Evaluator
 
-    @property
-    def axes(self) -> list[TunedAxis]:
-        return [*STRUCTURE, *self.more_axes]
+    def axes_of(self, kind: str) -> list[TunedAxis]:
+        """The axes of a kind of strategy."""
+        tuning = tuning_of(kind)
+        return [*tuning.structure, *(tuning.quantised if self.allows_quantised else ())]
 
-    def candidates(self, base: Base, axes: Sequence[TunedAxis] | None = None) -> list[Candidate]:
+    def candidates(self, base: Base, axes_of: Axes | None = None) -> list[Candidate]:
         bases = [change_kind(base, kind) for kind in self.kinds]
-        return candidates(bases, axes or self.axes, self.keep)
+        return candidates(bases, axes_of or self.axes_of, self.keep)
 
 
 def _fastest(question: Question) -> Space:
@@ -117,7 +122,7 @@ def _smallest_cluster(question: Question) -> Space:
 def _largest_batch(question: Question) -> Space:
     """The largest number of sequences in one micro-batch."""
 
-    def axes(size: int) -> list[TunedAxis]:
+    def axes(size: int) -> Axes:
         return _fix_micro_batches(question, lambda base: [size])
 
     size = _largest(
@@ -207,8 +212,8 @@ def _resize(base: Base, nodes: int, gpus: int) -> Base:
     return base if gpus == base.world_size else resize_base(base, nodes, gpus)
 
 
-def _fix_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> list[TunedAxis]:
-    """The axes with only these micro-batch sizes. Sizes above 1 are without gradient accumulation."""
+def _fix_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> Axes:
+    """The axes of a kind with only these micro-batch sizes, those above 1 without gradient accumulation."""
 
     def choices(base: Base, chosen: Mapping[str, Any]) -> list[AxisChoice]:
         options = []
@@ -218,7 +223,13 @@ def _fix_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]
             options.append(AxisChoice(f"micro-batch {size}", {MICRO_BATCH: size, ACCUMULATION: steps}))
         return options
 
-    return [TunedAxis(axis.name, choices) if axis.name == "micro-batch" else axis for axis in question.axes]
+    def axes(kind: str) -> list[TunedAxis]:
+        return [
+            TunedAxis(axis.name, choices) if axis.name == "micro-batch" else axis
+            for axis in question.axes_of(kind)
+        ]
+
+    return axes
 
 
 def _any_fits(evaluator: Evaluator, space: Sequence[Candidate]) -> bool:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from itertools import product
 
 from zsim.specs.model.spec import ModelSpec
-from zsim.study.tune.axes import ACCUMULATION, AxisChoice
+from zsim.study.tune.axis import ACCUMULATION, AxisChoice
 from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.degrees import PIPELINE, TENSOR
+from zsim.study.tune.framework import tuning_of
 
 EXPERT, LORA = "parallelism.expert", "training.lora.rank"
-_KINDS = ("megatron", "fsdp2")  # the strategies that have degrees
 _MAX_DEGREES = 24  # each is a plan, and the first ones that fit are wanted
 _RANK = 16
 _FROZEN = "adapters"
@@ -26,7 +26,7 @@ _FROZEN = "adapters"
 def degree_changes(start: Candidate) -> Iterator[Candidate]:
     """The job with other degrees, larger than its own, that divide the GPUs, heads, layers and experts."""
     base = start.base
-    if base.kind not in _KINDS:
+    if not tuning_of(base.kind).schedules:
         return
     split, model = base.job.parallelism, base.job.model
     experts = _powers(_num_experts(model), split.experts.members)

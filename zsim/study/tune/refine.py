@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zsim.study.tune.axes import DETAILS, LOSS, LOSSES, TunedAxis
+from zsim.study.tune.axes import LOSSES, choices_of
+from zsim.study.tune.axis import LOSS, TunedAxis
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
+from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.search import Objective, fastest
 
 WORTH = 0.002  # of the step: changes with a smaller gain are not made
@@ -24,15 +26,17 @@ def refine(
     evaluator: Evaluator,
     start: CandidateResult,
     *,
-    axes: Sequence[TunedAxis] = DETAILS,
+    axes: Sequence[TunedAxis] | None = None,
     objective: Objective = fastest,
     keep: Sequence[str] = (),
 ) -> tuple[CandidateResult, list[CandidateResult]]:
     """(the best result, all results simulated on the way): rounds over the axes, each set to its best value.
+    The axes are the details of the strategy's framework where none are given.
 
     Ends when a round changes nothing, or when the step is within `WORTH` of its lower bound.
     """
     best, seen = start, [start]
+    axes = tuning_of(start.candidate.base.kind).details if axes is None else axes
     for _ in range(_MAX_ROUNDS):
         previous_best = best
         for axis in axes:
@@ -59,7 +63,7 @@ def variations(
     candidate = best.candidate
     options: list[Candidate] = [
         candidate.replace_choice(axis.name, choice, candidate.number)
-        for choice in axis.choices_of(candidate.base, candidate.overrides)
+        for choice in choices_of(axis, candidate.base, candidate.overrides)
         if candidate.choices.get(axis.name) != choice and (not only or choice.overrides == only)
     ]
     options = [option for option in options if evaluator.bound(option) is not None]

@@ -16,26 +16,22 @@ from typing import Any
 from zsim.engine.micro_batches import limit_micro_batches, shorten_micro_batches
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
-from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.plan.memory.capacity import fits, peak_bytes
 from zsim.report.memory import Remedy
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STAGE, STRUCTURE, AxisChoice, TunedAxis, stage_of
-from zsim.study.tune.base import base_of, value_of
+from zsim.study.tune.axes import choices_of
+from zsim.study.tune.axis import MICRO_BATCH, AxisChoice, TunedAxis
 from zsim.study.tune.bounds import plan_seconds
-from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.candidates import Candidate, structure_of
 from zsim.study.tune.config_mapping import script_changes
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
+from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.larger_changes import adapter_change, degree_changes
+from zsim.study.tune.settings import base_of, value_of
 
 _MAX_SIMULATED = 3
 _SHARDING = ("stage", "optimizer", "sharding", "reshard")
 AXES = (*_SHARDING, "checkpointing", "cross-entropy", "offload", "micro-batch")
-_OF_TABLE = {STAGE: "strategy.stage"}  # for a stage alone, without a JSON
-_IN_JSON = {
-    MICRO_BATCH: "strategy.config.train_micro_batch_size_per_gpu",
-    ACCUMULATION: "strategy.config.gradient_accumulation_steps",
-}
 
 
 def remedy_of(experiment: Experiment, simulator: Simulator | None = None) -> Remedy | None:
@@ -53,15 +49,16 @@ def remedy_of(experiment: Experiment, simulator: Simulator | None = None) -> Rem
 def remedy_from(experiment: Experiment, start: Candidate, measured: CandidateResult) -> Remedy:
     """The changes of `measured` against `start`, under the keys of `experiment`."""
     table, training = experiment.strategy, experiment.training
-    is_in_json = isinstance(table, DeepSpeedTable) and table.config is not None
+    tuning = tuning_of(table.kind)
     changes: dict[str, Any] = {}
     assignments: list[str] = []
     for key, value in measured.candidate.overrides.items():
         if value == value_of(start.base, {}, key):
             continue
-        shown_key = (_IN_JSON if is_in_json else _OF_TABLE).get(key, key)
+        shown_key = tuning.written_key(table, key)
         changes[shown_key] = value
-        if is_in_json and shown_key != key and getattr(training, key.rpartition(".")[2]) is not None:
+        table_name, _, name = key.partition(".")
+        if shown_key != key and table_name == "training" and getattr(training, name) is not None:
             changes[key] = value  # the experiment sets it in both places
         assignments.append(f"{_short_key(shown_key)} = {_format_value(value)}")
     sentence = " and ".join(assignments)
@@ -85,7 +82,7 @@ def cheapest_switch(evaluator: Evaluator, start: Candidate) -> CandidateResult |
     """The result with the fewest switches that fits, among equals the one with the shortest step. Without
     one, the first larger change that fits.
     """
-    axes = [axis for axis in STRUCTURE if axis.name in AXES]
+    axes = [axis for axis in structure_of(start.base.kind) if axis.name in AXES]
     singles = list(_single_changes(start, axes))
     _check_plan(evaluator, start)  # what it holds before a step may be too much for many switches
     checks = [
@@ -205,14 +202,14 @@ def _single_changes(start: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Can
                 if value != value_of(start.base, {}, key)
             }
             is_larger = changes.get(MICRO_BATCH, 0) > start.base.job.training.micro_batch_size
-            is_lower = STAGE in changes and changes[STAGE] < stage_of(start.base, {})
+            is_lower = tuning_of(start.base.kind).shards_less(start.base, changes)
             if changes and not is_larger and not is_lower:
                 yield start.replace_choice(axis.name, replace(choice, overrides=changes), -1)
 
 
 def _stricter_choices(start: Candidate, axis: TunedAxis) -> list[AxisChoice]:
     """An axis's choices. For checkpointing only those behind the job's own, if it is among them."""
-    choices = list(axis.choices_of(start.base, {}))
+    choices = list(choices_of(axis, start.base, {}))
     if axis.name != "checkpointing":
         return choices
     for number, choice in enumerate(choices):

@@ -9,12 +9,6 @@ between a layer's products that nothing overlaps take as long as on idle links. 
 host needs to issue the modules of a rank: with Megatron's 1F1B, whose host waits for the device at every
 message, this holds for each micro-batch.
 
-# [Note: reduced behind the last backward]
-Megatron reduces what it does not overlap after the last backward, and gathers parameters after the update.
-With overlap a stage is one bucket (but for the first: `MegatronSchedule`), which is complete when the stage's
-last backward ends. The rank with stage 0 does so behind the drain. The others are done before it, but where
-the norm of the gradients is taken over all ranks none goes on until all are done.
-
 Memory: parameters, gradients and optimizer states of the rank's stages, and the activations of the
 micro-batches that its schedule has in flight.
 """
@@ -32,11 +26,9 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.fabric.algorithms.methods import CallKind, call_kind
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.idle import idle_fabric
-from zsim.frameworks.fsdp2.settings import Fsdp2Config
-from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.plan.builder import COMPUTE
 from zsim.plan.make import stages_of
-from zsim.plan.ops import Collective, CollectiveKind, Group
+from zsim.plan.ops import Collective, Group
 from zsim.plan.pipeline.placement import ranks_of_stages
 from zsim.plan.workload.issued_work import IssuedWork, kernels_of
 from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
@@ -47,6 +39,7 @@ from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 from zsim.specs.topology.topology import Topology
+from zsim.study.tune.framework_bounds import bounds_of
 
 _SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
 
@@ -94,12 +87,12 @@ class StageBounds:
 
     def seconds(self, job: Job) -> float:
         """Seconds that the step takes at least: see [Note: a pipeline is never faster]."""
-        stages, split = self._stages(job), job.parallelism
+        stages, split, framework = self._stages(job), job.parallelism, bounds_of(job.kind)
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
         steps = job.training.gradient_accumulation_steps
         drains = split.schedule not in _SPLIT_BACKWARD
         lower_bound, slowdown = 0.0, slowest_gpu_slowdown(job)
-        waits = isinstance(job.strategy, MegatronConfig) and split.schedule == "1f1b" and split.pipeline > 1
+        waits = framework.waits_for_messages and split.schedule == "1f1b" and split.pipeline > 1
         syncs = job.training.gradient_clipping > 0 and drains
         first_rank_numel = sum(
             stage.numel for stage, stage_rank in zip(stages, ranks, strict=True) if stage_rank == ranks[0]
@@ -124,22 +117,12 @@ class StageBounds:
 
     def _tail(self, job: Job, numel: int, numel_of_last: int) -> float:
         """Seconds of the reduction and of the gathering of a rank with `numel` parameters that nothing
-        overlaps. `numel_of_last` is the number of parameters of the stage whose backward is the last. See
-        [Note: reduced behind the last backward].
+        overlaps. `numel_of_last` is the number of parameters of the stage whose backward is the last.
         """
-        strategy = job.strategy
-        ranks = job.data_parallel_size * job.parallelism.context
-        if not isinstance(strategy, MegatronConfig) or strategy.optimizer_instances > 1 or ranks == 1:
+        if job.data_parallel_size * job.parallelism.context == 1:
             return 0.0
-        if job.parallelism.experts.ranks > 1:  # whose gradients are on fewer ranks
-            return 0.0
-        if not strategy.is_contiguous or strategy.has_whole_tensor_owners or strategy.fsdp is not None:
-            return 0.0
-        reduced = numel_of_last if strategy.overlap_grad_reduce else numel
-        reduction: CollectiveKind = "reduce_scatter" if strategy.distributed_optimizer else "all_reduce"
-        calls: list[tuple[CollectiveKind, int, str]] = [(reduction, reduced, strategy.grad_dtype)]
-        if strategy.distributed_optimizer and not strategy.overlap_param_gather:
-            calls.append(("all_gather", numel, "fp8" if strategy.fp8_param_gather else strategy.param_dtype))
+        framework = bounds_of(job.kind)
+        calls = framework.exposed_collectives(job, job.strategy, numel, numel_of_last)
         return sum(
             self._collectives.seconds(job, Collective(kind, count * DTYPE_BYTES[dtype], dtype, DATA))
             for kind, count, dtype in calls
@@ -150,10 +133,12 @@ class StageBounds:
         """Bytes that the fullest rank needs at least."""
         stages, split = self._stages(job), job.parallelism
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
+        moments = optimizer_of(job.training.optimizer).moments or 0
+        bytes_per_parameter = bounds_of(job.kind).bytes_per_parameter(job, job.strategy, moments)
         peak_bytes = 0
         for rank in range(split.pipeline):
             held_stages = [stages[number] for number, stage_rank in enumerate(ranks) if stage_rank == rank]
-            resident = sum(stage.numel for stage in held_stages) * _bytes_per_parameter(job)
+            resident = sum(stage.numel for stage in held_stages) * bytes_per_parameter
             activation_bytes = min(stage.kept_bytes for stage in held_stages) * _num_in_flight(job, rank)
             peak_bytes = max(peak_bytes, int(resident) + activation_bytes)
         return peak_bytes
@@ -206,26 +191,23 @@ class StageBounds:
 
     def _host_seconds(self, job: Job, segment: Segment) -> float:
         """Seconds of the host thread for forward and backward of a segment, without the framework's hooks
-        but for Megatron's around a block."""
-        strategy, costs = job.strategy, shipped_host_costs()
+        but for those around a block."""
+        framework, costs = bounds_of(job.kind), shipped_host_costs()
 
         def seconds(overhead: str, events: int, launches: int) -> float:
             return host_seconds(overhead, events, launches, job.cluster.host, costs)
 
         is_compiled = job.training.compile and segment.kind not in ("before", "after")
-        is_eager = not isinstance(strategy, MegatronConfig) and not is_compiled
+        is_eager = framework.calls_modules_eagerly and not is_compiled
         module, node = ("eager_call", "eager_node") if is_eager else ("module_call", "autograd_node")
         forwards = (*segment.calls, *segment.recomputed)
         total = sum(seconds(module, 1, call.work.forward_launches) for call in forwards)
         for call in segment.calls:
             total += seconds(node, 1, call.work.backward_launches)
             total += seconds(module, 0, call.work.recompute_launches)
-        if (
-            isinstance(strategy, MegatronConfig)
-            and strategy.block_overhead is not None
-            and segment.kind == "block"
-        ):
-            total += seconds(strategy.block_overhead, 3 if segment.is_checkpointed else 2, 0)
+        block_overhead = framework.block_overhead(job.strategy)
+        if block_overhead is not None and segment.kind == "block":
+            total += seconds(block_overhead, 3 if segment.is_checkpointed else 2, 0)
         return total
 
     def _recompute_seconds(self, job: Job, call: ModuleCall) -> float:
@@ -256,35 +238,6 @@ def _num_in_flight(job: Job, rank: int) -> int:
     if split.schedule == "interleaved-1f1b":
         return min(steps * virtual, 2 * (ranks - 1 - rank) + (virtual - 1) * ranks + 1)
     return min(steps * virtual, virtual)
-
-
-def _bytes_per_parameter(job: Job) -> float:
-    """Resident bytes of a rank for each parameter of its stages, at least."""
-    strategy, moments = job.strategy, optimizer_of(job.training.optimizer).moments or 0
-    ranks = job.data_parallel_size * job.parallelism.context
-    if isinstance(strategy, MegatronConfig):
-        master = 0 if strategy.param_dtype == "fp32" else 4
-        configured_states = strategy.precision_aware
-        if configured_states is not None:
-            moment = sum(DTYPE_BYTES[dtype] for dtype in configured_states.moment_dtypes)
-            states = (
-                moment + (configured_states.master_bytes if configured_states.has_masters else master)
-            ) / ranks
-        else:
-            states = (master + 4 * moments) / (ranks if strategy.shards_states else 1)
-        parameter = 1 if strategy.fp8_param_gather else DTYPE_BYTES[strategy.param_dtype]
-        gradient = DTYPE_BYTES[strategy.grad_dtype]
-        if strategy.fsdp is None:
-            return parameter + gradient + states
-        fsdp = strategy.fsdp
-        shared = ranks // strategy.optimizer_instances
-        num_shards = 1 if not fsdp.shards_states else ranks if fsdp.outer_sharding == "optim" else shared
-        states = (4 + 4 * moments) / num_shards
-        states += gradient / (shared if fsdp.shards_gradients else 1)
-        return states + parameter / (shared if fsdp.shards_parameters else 1)
-    if isinstance(strategy, Fsdp2Config) and not strategy.cpu_offload:
-        return 4 * (1 + moments) * strategy.replicate / ranks
-    return 0.0
 
 
 def _block_kinds(model: ModelSpec, training: TrainingConfig) -> list[tuple[int, str]]:

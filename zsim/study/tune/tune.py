@@ -12,14 +12,16 @@ from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES
-from zsim.study.tune.axes import DETAILS, PARALLELISM, QUANTISED, STRUCTURE
-from zsim.study.tune.base import Base, base_of
+from zsim.study.tune.axes import PARALLELISM, axis_names
+from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
 from zsim.study.tune.explain import TuningStep, explain
+from zsim.study.tune.framework import degree_kinds
 from zsim.study.tune.goals import GOALS, Question
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.search import SearchResult
+from zsim.study.tune.settings import base_of
 from zsim.study.tune.verify import Verifier, simulate_start
 
 ALL_AXES = "all"  # as an axis to keep: every axis
@@ -102,14 +104,13 @@ def tune(
         base = replace(base, data={"parallelism": {}, **base.data})
     kinds = tuple(kinds) or (base.kind,)
     has_degrees = "parallelism" in base.data and PARALLELISM.name not in keep
-    if has_degrees and not set(kinds) & set(PARALLELISM.kinds):
+    if has_degrees and not set(kinds) & set(degree_kinds()):
         if searches_parallelism:
             raise InputError(_no_degrees(kinds))
         has_degrees = False
     run = (experiment.run or TrainingRunTable()) if goal == DAYS else None
     evaluator = Evaluator(jobs, cache, on_done, headroom, has_degrees, run)
-    extra_axes = [QUANTISED] if allows_quantised else []
-    question = Question(base, kinds, keep, extra_axes, evaluator)
+    question = Question(base, kinds, keep, allows_quantised, evaluator)
     try:
         space = GOALS[goal](question)
     except InputError as error:
@@ -145,12 +146,12 @@ def _check_options(goal: str, kinds: Sequence[str], keep: Sequence[str], headroo
     for kind in kinds:
         if kind.lower() in _PARALLELISMS:
             raise InputError(
-                f"--kind {kind}: is no strategy; --parallelism searches the degrees of --kind megatron or "
-                "fsdp2"
+                f"--kind {kind}: is no strategy; --parallelism searches the degrees of --kind "
+                f"{' or '.join(degree_kinds())}"
             )
         if kind.lower() == "ep":
             raise NotSimulatedError("--kind ep: zsim does not simulate expert parallelism yet")
-    axes = {axis.name for axis in (*STRUCTURE, *DETAILS)}
+    axes = axis_names()
     for name, options in (
         (goal, GOALS),
         *((kind, STRATEGIES) for kind in kinds),
@@ -171,7 +172,7 @@ def _check_options(goal: str, kinds: Sequence[str], keep: Sequence[str], headroo
 def _no_degrees(kinds: Sequence[str]) -> str:
     return (
         f"--parallelism: found {' and '.join(kinds)}, whose degrees are not searched; expected --kind "
-        f"{' or '.join(PARALLELISM.kinds)}"
+        f"{' or '.join(degree_kinds())}"
     )
 
 
@@ -179,8 +180,7 @@ def _expand_keep(goal: str, keep: Sequence[str]) -> Sequence[str]:
     """The axes to leave unchanged. `all` expands to every axis that the goal does not set."""
     if ALL_AXES not in keep:
         return keep
-    axes = sorted({axis.name for axis in (*STRUCTURE, *DETAILS)})
-    return [axis for axis in axes if goal != "largest-batch" or axis != "micro-batch"]
+    return [axis for axis in sorted(axis_names()) if goal != "largest-batch" or axis != "micro-batch"]
 
 
 def _remedy(experiment: Experiment, question: Question) -> str:

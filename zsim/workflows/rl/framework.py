@@ -1,23 +1,19 @@
 """A framework of reinforcement learning: the defaults and the times of the host that a loop takes from it.
 
-Each is a module `workflow` of a folder of `zsim.frameworks`, with `WORKFLOW`. `rl.framework` names the folder,
-with hyphens for underscores.
+Each is a module `workflow` of a folder of `zsim.frameworks`, with `WORKFLOW`. `rl.framework` names the
+folder, with hyphens for underscores.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Literal, cast
 
 from zsim.cost.inference.iteration import HostRates
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.experiment.rl.table import Algorithm, Placement, Transport
-
-_PACKAGE = "zsim.frameworks"
+from zsim.specs.strategy.registry import role_of, workflow_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class SyncRates:
 
 @dataclass(frozen=True, slots=True)
 class Offloads:
-    """What a colocated job moves off the GPUs for the rollout, and the engine's sleep while training."""
+    """The states that leave the GPUs of a colocated job for the rollout, and the engine's sleep."""
 
     parameters: bool
     optimizer: bool
@@ -81,14 +77,6 @@ class RlFramework:
     """Where the numbers come from, by field."""
 
 
-@cache
-def workflow_names() -> tuple[str, ...]:
-    """The values of `rl.framework`."""
-    (folder,) = importlib.import_module(_PACKAGE).__path__
-    names = (path.parent.name.replace("_", "-") for path in Path(folder).glob("*/workflow.py"))
-    return tuple(sorted(names))
-
-
 def workflow_of(name: str) -> RlFramework:
     """The framework of a name. Raises InputError for one that zsim does not know."""
     if name not in workflow_names():
@@ -96,5 +84,4 @@ def workflow_of(name: str) -> RlFramework:
             f"rl.framework: found '{name}', expected one of {', '.join(workflow_names())}"
             f"{did_you_mean(name, workflow_names())}"
         )
-    module = importlib.import_module(f"{_PACKAGE}.{name.replace('-', '_')}.workflow")
-    return cast(RlFramework, module.WORKFLOW)
+    return cast(RlFramework, role_of(name.replace("-", "_"), "workflow", "WORKFLOW"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from zsim.cost.inference.iteration import HostRates, IterationPricer
-from zsim.cost.inference.layers import EngineLayout, EngineModel, engine_model
+from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
@@ -32,9 +32,9 @@ class RlJob:
     table: RlTable
     framework: RlFramework
     cluster: Cluster
-    model: EngineModel
+    model: ServedModel
     total_gpus: int
-    trainer_gpus: int
+    training_gpus: int
     rollout_gpus: int
     sequence_length: int
     """Tokens of the longest sample, as the trainer has it."""
@@ -45,8 +45,8 @@ class RlJob:
     """Updates of a step, epochs included."""
     whole_pass: PackedBatch
     """The micro-batches of a pass without backward over all samples."""
-    trainer: Job
-    """The trainer's job of one update."""
+    update_job: Job
+    """The job of one update."""
     passes: int
     """Passes without backward: old log-probabilities and the reference's."""
     has_reference: bool
@@ -98,10 +98,10 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     _check_offered(table, framework)
     bare = experiment.model_copy(update={"rl": None})
     base = simulator.job(bare)
-    rollout_gpus, trainer_gpus = _gpus(table, base.world_size)
-    trainer_base = base if trainer_gpus == base.world_size else simulator.job(_on_gpus(bare, trainer_gpus))
+    rollout_gpus, training_gpus = _gpus(table, base.world_size)
+    update_base = base if training_gpus == base.world_size else simulator.job(_on_gpus(bare, training_gpus))
     samples = draw_samples(
-        table.lengths, table.prompts_per_step, table.samples_per_prompt, trainer_base.training.sequence_length
+        table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
     )
     mini_batch = table.mini_batch_samples or samples.totals.size
     if samples.totals.size % mini_batch:
@@ -109,13 +109,13 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
             f"rl.mini_batch_samples: found {mini_batch:,}, expected a divisor of the {samples.totals.size:,} "
             "samples of a step"
         )
-    replicas = trainer_base.data_parallel_size
+    replicas = update_base.data_parallel_size
     if mini_batch < replicas:
         raise InputError(
             f"rl.mini_batch_samples: found {mini_batch:,}, fewer than the trainer's {replicas:,} replicas; "
             f"expected at least {replicas:,}"
         )
-    max_tokens = trainer_base.training.micro_batch_tokens
+    max_tokens = update_base.training.micro_batch_tokens
     update = pack(samples.totals[:mini_batch], replicas, max_tokens)
     whole_pass = pack(samples.totals, replicas, max_tokens)
     layout = EngineLayout(
@@ -123,10 +123,10 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     )
     if rollout_gpus % layout.gpus:
         raise InputError(
-            f"rl.rollout.tensor: a replica has {layout.gpus} GPUs, and the rollout {rollout_gpus}; expected a "
-            "divisor"
+            f"rl.rollout.tensor: a replica has {layout.gpus} GPUs, and the rollout {rollout_gpus}; expected "
+            "a divisor"
         )
-    model = engine_model(base.model, layout)
+    model = served_model(base.model, layout)
     reference = _has_reference(table, framework)
     updates = table.epochs * (samples.totals.size // mini_batch)
     recomputes = _recomputes_logprobs(table, framework, updates)
@@ -140,14 +140,14 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         base.cluster,
         model,
         base.world_size,
-        trainer_gpus,
+        training_gpus,
         rollout_gpus,
-        trainer_base.training.sequence_length,
+        update_base.training.sequence_length,
         samples,
         update,
         updates,
         whole_pass,
-        packed_job(trainer_base, update),
+        packed_job(update_base, update),
         reference + recomputes,
         reference,
         recomputes,
@@ -192,8 +192,8 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
         )
     if table.rollout.draft_tokens and table.rollout.acceptance is None:
         raise InputError(
-            "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of proposed "
-            "tokens is accepted"
+            "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
+            "proposed tokens is accepted"
         )
     for name, is_asked in (
         ("environment.turns", table.environment.turns > 1),
@@ -214,19 +214,19 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
 
 def _gpus(table: RlTable, total: int) -> tuple[int, int]:
     """GPUs of the rollout and of the trainer."""
-    asked = table.rollout.gpus
+    requested = table.rollout.gpus
     if table.placement == "colocated":
-        if asked is not None:
+        if requested is not None:
             raise InputError(
-                f"rl.rollout.gpus: found {asked} with placement 'colocated', where all GPUs do both; expected "
-                "none, or placement 'split' or 'async'"
+                f"rl.rollout.gpus: found {requested} with placement 'colocated', where all GPUs do both; "
+                "expected none, or placement 'split' or 'async'"
             )
         return total, total
-    rollout = total // 2 if asked is None else asked
+    rollout = total // 2 if requested is None else requested
     if not 0 < rollout < total:
         raise InputError(
-            f"rl.rollout.gpus: found {rollout} of {total} GPUs, which leaves {total - rollout} to the trainer; "
-            f"expected 1 to {total - 1}"
+            f"rl.rollout.gpus: found {rollout} of {total} GPUs, which leaves {total - rollout} to "
+            f"training; expected 1 to {total - 1}"
         )
     return rollout, total - rollout
 
@@ -255,12 +255,12 @@ def _recomputes_logprobs(table: RlTable, framework: RlFramework, updates: int) -
 def _sync(table: RlTable, framework: RlFramework) -> SyncRates:
     rates = framework.syncs[table.placement]
     if table.sync.transport not in (None, rates.transport):
-        candidates = [other for other in framework.syncs.values() if other.transport == table.sync.transport]
+        candidates = [sync for sync in framework.syncs.values() if sync.transport == table.sync.transport]
         if not candidates:
-            known = dict.fromkeys(other.transport for other in framework.syncs.values())
+            transports = dict.fromkeys(sync.transport for sync in framework.syncs.values())
             raise InputError(
                 f"rl.sync.transport: {framework.name} has no '{table.sync.transport}'; expected "
-                f"{' or '.join(known)}"
+                f"{' or '.join(transports)}"
             )
         rates = candidates[0]
     if table.sync.bucket is not None:
@@ -271,15 +271,15 @@ def _sync(table: RlTable, framework: RlFramework) -> SyncRates:
 def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
     if table.placement != "colocated":
         return Offloads(parameters=False, optimizer=False, sleep_level=0)
-    default, asked = framework.offloads, table.offload
+    default, requested = framework.offloads, table.offload
     return Offloads(
-        default.parameters if asked.parameters is None else asked.parameters,
-        default.optimizer if asked.optimizer is None else asked.optimizer,
-        default.sleep_level if asked.sleep_level is None else asked.sleep_level,
+        default.parameters if requested.parameters is None else requested.parameters,
+        default.optimizer if requested.optimizer is None else requested.optimizer,
+        default.sleep_level if requested.sleep_level is None else requested.sleep_level,
     )
 
 
-def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: EngineModel) -> EngineLimits:
+def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of its memory."""
     rollout = table.rollout
     utilization = rollout.gpu_memory_utilization or framework.memory_utilization[table.placement]

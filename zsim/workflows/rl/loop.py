@@ -1,7 +1,7 @@
 """The loop of rollouts and updates on the clock.
 
-[Note: capacity] Samples are started as long as they can still be trained on: with staleness n, version v and a
-batch of b samples at most (n + v + 1) b have been started in all (AReaL 4aef98d8
+[Note: capacity] Samples are started as long as they can still be trained on: with staleness n, version v and
+a batch of b samples at most (n + v + 1) b have been started in all (AReaL 4aef98d8
 areal/infra/staleness_manager.py `get_capacity`). So n = 0 starts a batch when the version before it has been
 trained, and is the synchronous loop. Samples that were started under version v - n or before are at most one
 batch then, so that none gets older than n only if batches are trained on in the order in which they were
@@ -21,14 +21,14 @@ from zsim.workflows.rl.job import RlJob
 from zsim.workflows.rl.phases import PhaseTimes
 from zsim.workflows.rl.samples import draw_samples
 from zsim.workflows.rollout.replica import Replica
-from zsim.workflows.rollout.requests import EngineLog, Request
+from zsim.workflows.rollout.requests import EngineLog, SampleRequest
 
 _SYNCHRONOUS_STEPS = 1
 _WARM_UP, _MEASURED = 3, 4  # steps of an asynchronous loop, until it is steady, and those that are averaged
 
 
 @dataclass(frozen=True, eq=False)
-class StepTimes:
+class RlStepTimes:
     """A steady step on the clock."""
 
     seconds: float
@@ -38,13 +38,13 @@ class StepTimes:
     """Seconds for which the trainer waits for samples."""
     tail: float
     """Seconds of the last tenth of the samples to end, after all the others have."""
-    requests: tuple[Request, ...]
+    requests: tuple[SampleRequest, ...]
     """All samples of the measured steps."""
     logs: tuple[EngineLog, ...]
     """Of each replica, over the whole simulation."""
     busy_rollout: float
     """Part of the time in which the rollout's GPUs run iterations."""
-    busy_trainer: float
+    busy_training: float
     """Part of the time in which the trainer's GPUs train."""
     mean_staleness: float
     """Mean number of versions that a trained sample is older than the policy it trains."""
@@ -69,14 +69,14 @@ class Loop:
         self.version = 0
         self.started = 0
         self.marks: list[tuple[str, float, float]] = []
-        self._batches: list[list[Request]] = []  # the finished requests of each batch that was started
+        self._batches: list[list[SampleRequest]] = []  # the finished requests of each batch that was started
         self._versions: list[int] = []  # under which each batch was started
         self._awaited = 0  # the batch that the trainer waits for
         self._enough = self.env.event()
 
     # ---- Rollout -------------------------------------------------------------------------------------------
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: SampleRequest) -> None:
         """A sample has ended."""
         number = request.number // self.job.num_samples
         self._batches[number].append(request)
@@ -110,10 +110,10 @@ class Loop:
             group = number * table.prompts_per_step + prompt
             for index, response in enumerate(samples.responses[prompt]):
                 request_number = first + prompt * table.samples_per_prompt + index
-                requests.append(Request(request_number, group, int(prompt_tokens), int(response)))
+                requests.append(SampleRequest(request_number, group, int(prompt_tokens), int(response)))
         self._deal(requests)
 
-    def _deal(self, requests: list[Request]) -> None:
+    def _deal(self, requests: list[SampleRequest]) -> None:
         """Requests to replicas: equal parts beforehand, or each to the one with the fewest."""
         if self.job.framework.static_balance and not self.job.max_staleness:
             size = -(-len(requests) // len(self.replicas))
@@ -125,7 +125,9 @@ class Loop:
 
     # ---- Steps ---------------------------------------------------------------------------------------------
 
-    def train(self, steps: int) -> Generator[simpy.Event, Any, list[tuple[float, float, list[Request], int]]]:
+    def train(
+        self, steps: int
+    ) -> Generator[simpy.Event, Any, list[tuple[float, float, list[SampleRequest], int]]]:
         """Run `steps` steps. Returns for each its end, its wait for samples, its samples, and their age."""
         env, times, results = self.env, self.times, []
         self.start_samples()
@@ -137,7 +139,7 @@ class Loop:
             waited = env.now - waiting
             batch = self._batches[number]
             self.marks.append(("rollout", waiting, env.now))
-            for name, seconds in self._trainer_phases():
+            for name, seconds in self._update_phases():
                 start = env.now
                 if seconds:
                     yield env.timeout(seconds)
@@ -155,7 +157,7 @@ class Loop:
             self.start_samples()
         return results
 
-    def _trainer_phases(self) -> list[tuple[str, float]]:
+    def _update_phases(self) -> list[tuple[str, float]]:
         times = self.times
         return [
             ("reward", times.reward),
@@ -163,18 +165,18 @@ class Loop:
             ("reference", times.reference),
             ("training", times.training),
             ("offload", times.offload),
-            ("other", times.other),
+            ("other", times.controller),
         ]
 
 
-def run_loop(job: RlJob, times: PhaseTimes) -> StepTimes:
+def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
     """A steady step: of the synchronous loop its only one, of an asynchronous one the mean of several."""
     loop = Loop(job, times)
     is_async = job.max_staleness > 0
     warm_up = _WARM_UP + job.max_staleness if is_async else 0
     measured = _MEASURED if is_async else _SYNCHRONOUS_STEPS
     process = loop.env.process(loop.train(warm_up + measured))
-    results = loop.env.run(until=process)
+    results: Any = loop.env.run(until=process)
     begin = results[warm_up - 1][0] if warm_up else 0.0
     kept = results[warm_up:]
     seconds = (kept[-1][0] - begin) / measured
@@ -183,7 +185,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> StepTimes:
     ends = np.sort([request.end_seconds for request in kept[-1][2]])
     starts = min(request.start_seconds for request in kept[-1][2])
     busy = sum(replica.log.busy_seconds for replica in loop.replicas) / len(loop.replicas)
-    return StepTimes(
+    return RlStepTimes(
         seconds,
         float(ends[-1] - starts) if is_async else float(ends[-1]),
         sum(waited for _, waited, _, _ in kept) / measured,
@@ -191,7 +193,7 @@ def run_loop(job: RlJob, times: PhaseTimes) -> StepTimes:
         requests,
         tuple(replica.log for replica in loop.replicas),
         busy / loop.env.now,
-        times.trainer / seconds,
+        times.training_side / seconds,
         float(np.mean(ages)),
         max(ages),
         0,

@@ -1,4 +1,4 @@
-"""What each GPU of an RL step holds, phase by phase.
+"""The memory of a GPU in each phase of an RL step.
 
 A colocated GPU holds the trainer's states and the engine's in turn. What the trainer does not offload stays
 beside the engine's share, and where both are more than the GPU has, the engine cannot start.
@@ -60,7 +60,7 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
 
 def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
     """The trainer's states that stay on the GPU during the rollout."""
-    kept = {}
+    kept: dict[str, int] = {}
     if not job.offloads.parameters:
         kept |= {name: states[name] for name in ("parameters", "gradients")}
     if not job.offloads.optimizer:

@@ -29,8 +29,8 @@ class PackedBatch:
 def pack(lengths: Ints, replicas: int, max_tokens: int) -> PackedBatch:
     """Samples of `lengths` tokens on `replicas`, in micro-batches of at most `max_tokens`.
 
-    The longest samples come first, each to the replica with the fewest tokens (Graham 1969) and there into the
-    first micro-batch with room.
+    The longest samples come first, each to the replica with the fewest tokens (Graham 1969) and there into
+    the first micro-batch with room.
     """
     order = np.sort(lengths)[::-1]
     loads = np.zeros(replicas, dtype=np.int64)

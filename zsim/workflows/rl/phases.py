@@ -34,26 +34,26 @@ class PhaseTimes:
     reward: float
     weight_sync: float
     offload: float
-    other: float
+    controller: float
     """Python outside all phases, and the data that the controller hands out."""
 
     @property
-    def trainer(self) -> float:
+    def training_side(self) -> float:
         """Seconds of the trainer's own phases."""
         return self.training + self.old_logprobs + self.reference
 
 
 def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     """Simulate the trainer's update and passes, and price the rest."""
-    step = simulate_step(job.trainer, simulate=simulator.outcome)
+    step = simulate_step(job.update_job, simulate=simulator.outcome)
     report = report_of_step(step, 0.0)
-    update = Result(job.trainer, step.outcome.plan, step.outcome.trace, report)
+    update = Result(job.update_job, step.outcome.plan, step.outcome.trace, report)
     forward = 0.0
     if job.passes:
-        forward_job = packed_job(job.trainer, job.whole_pass, forward_only=True)
+        forward_job = packed_job(job.update_job, job.whole_pass, forward_only=True)
         forward = simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True).seconds
     tokens = job.samples.totals.sum() / 1e6
-    controller = job.framework.controllers[job.table.placement]
+    rates = job.framework.controllers[job.table.placement]
     return PhaseTimes(
         update,
         job.updates * step.seconds,
@@ -62,7 +62,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
         reward_seconds(job),
         sync_seconds(job),
         offload_seconds(job, update),
-        controller.seconds + controller.seconds_per_million_tokens * tokens,
+        rates.seconds + rates.seconds_per_million_tokens * tokens,
     )
 
 
@@ -82,7 +82,7 @@ def sync_seconds(job: RlJob) -> float:
     """
     rates = job.sync
     num_bytes = model_bytes(job)
-    calls = rates.seconds_per_tensor * num_tensors(job.trainer.model)
+    calls = rates.seconds_per_tensor * num_tensors(job.update_job.model)
     copies = num_bytes / rates.bytes_per_second
     path = 0.0
     if rates.transport == "ipc":
@@ -96,7 +96,7 @@ def sync_seconds(job: RlJob) -> float:
 
 def model_bytes(job: RlJob) -> float:
     """Bytes of the weights that the engines get."""
-    return float(job.trainer.model.numel * DTYPE_BYTES[job.model.layout.weight_dtype])
+    return float(job.update_job.model.numel * DTYPE_BYTES[job.model.layout.weight_dtype])
 
 
 def num_tensors(model: ModelSpec) -> int:
@@ -109,10 +109,10 @@ def num_tensors(model: ModelSpec) -> int:
 
 def _gather_seconds(job: RlJob, num_bytes: float, bucket_bytes: float) -> float:
     """Seconds to gather all parameters on every GPU, bucket by bucket, on otherwise idle links."""
-    ranks = job.trainer_gpus
+    ranks = job.training_gpus
     if ranks == 1:
         return 0.0
-    placement = job.trainer.placement
+    placement = job.update_job.placement
     topology = Topology(job.cluster, placement.fabric_nodes, placement.gpus_per_node, None)
     size = int(min(bucket_bytes, num_bytes))
     collective = Collective("all_gather", size, "bf16", "gather")
@@ -133,6 +133,6 @@ def offload_seconds(job: RlJob, update: Result) -> float:
         moved += peak.get("parameters", 0) + peak.get("gradients", 0)
     seconds = 2 * moved / job.cluster.pcie.bandwidth
     if job.offloads.sleep_level:
-        held = job.model.weight_bytes + job.limits.cache_blocks * 16 * job.model.cache_bytes_per_token
-        seconds += held / SLEEP_BYTES_PER_SECOND + WAKE_SECONDS
+        engine_bytes = job.model.weight_bytes + job.limits.cache_blocks * 16 * job.model.cache_bytes_per_token
+        seconds += engine_bytes / SLEEP_BYTES_PER_SECOND + WAKE_SECONDS
     return seconds

@@ -15,7 +15,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_bytes, format_seconds
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
-from zsim.workflows.rl.loop import StepTimes, run_loop
+from zsim.workflows.rl.loop import RlStepTimes, run_loop
 from zsim.workflows.rl.memory import PhaseMemory, memory_by_phase
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
 
@@ -30,7 +30,7 @@ class RlResult(Displayable):
 
     job: RlJob
     times: PhaseTimes
-    step: StepTimes
+    step: RlStepTimes
 
     @cached_property
     def phases_seconds(self) -> dict[str, float]:
@@ -45,7 +45,7 @@ class RlResult(Displayable):
             "weight_sync": times.weight_sync,
             "offload": times.offload,
             "reward": times.reward,
-            "other": times.other,
+            "other": times.controller,
         }
 
     @cached_property
@@ -98,7 +98,7 @@ class RlResult(Displayable):
                 "kv_bytes": max(log.peak_blocks for log in logs) * 16 * self.job.model.cache_bytes_per_token,
                 "prefill_tokens": sum(log.prefill_tokens for log in logs),
             },
-            "busy_fraction": {"trainer": step.busy_trainer, "rollout": step.busy_rollout},
+            "busy_fraction": {"trainer": step.busy_training, "rollout": step.busy_rollout},
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "staleness": {"mean": step.mean_staleness, "max": step.max_staleness},
             "dropped_tokens_fraction": step.dropped_tokens / max(1.0, generated),
@@ -117,8 +117,8 @@ class RlResult(Displayable):
     def headline(self) -> str:
         job = self.job
         return (
-            f"{job.table.algorithm.upper()} of {job.trainer.model.name} by {job.framework.name} on "
-            f"{gpus_label(job.trainer)}, {strategy_label(job.trainer)}"
+            f"{job.table.algorithm.upper()} of {job.update_job.model.name} by {job.framework.name} on "
+            f"{gpus_label(job.update_job)}, {strategy_label(job.update_job)}"
         )
 
     def lines(self) -> Iterator[str]:
@@ -143,7 +143,7 @@ class RlResult(Displayable):
             f"The last tenth of the samples takes {format_seconds(step.tail)} of the rollout's "
             f"{format_seconds(step.rollout)}. The rollout's GPUs run iterations in "
             f"{100 * step.busy_rollout:.0f} % of the time, the trainer's train in "
-            f"{100 * step.busy_trainer:.0f} %."
+            f"{100 * step.busy_training:.0f} %."
         )
         yield ""
         rows = [[name.replace("_", " "), format_bytes(phase.total)] for name, phase in self.memory.items()]

@@ -61,8 +61,8 @@ def draw_samples(
     longest = int((responses.max(axis=1) + drawn_prompts).max())
     if longest > sequence_length:
         raise InputError(
-            f"training.sequence_length: found {sequence_length:,}, but prompts and responses of `[rl.lengths]` "
-            f"are up to {longest:,} tokens; expected at least that"
+            f"training.sequence_length: found {sequence_length:,}, but prompts and responses of "
+            f"`[rl.lengths]` are up to {longest:,} tokens; expected at least that"
         )
     return Samples(drawn_prompts, responses)
 
@@ -72,8 +72,8 @@ def response_cap(table: RlLengthsTable, longest_prompt: int, sequence_length: in
     cap = table.max_response or table.response.high or sequence_length - longest_prompt
     if cap < 1:
         raise InputError(
-            f"training.sequence_length: found {sequence_length:,}, which a prompt of {longest_prompt:,} tokens "
-            "fills; expected room for a response"
+            f"training.sequence_length: found {sequence_length:,}, which a prompt of {longest_prompt:,} "
+            "tokens fills; expected room for a response"
         )
     return cap
 
@@ -136,8 +136,8 @@ def _log_median(law: LengthLaw, sigma: float, cap: int) -> float:
     assert law.mean is not None
     if law.mean >= cap:
         raise InputError(
-            f"rl.lengths.response.mean: found {law.mean:,.6g} with a cap of {cap:,} tokens, at which responses "
-            "end; expected a smaller mean"
+            f"rl.lengths.response.mean: found {law.mean:,.6g} with a cap of {cap:,} tokens, at which "
+            "responses end; expected a smaller mean"
         )
     low, high = log(law.mean) - sigma**2 - 1.0, log(cap) + 8.0 * sigma + 1.0
     for _ in range(_BISECTIONS):

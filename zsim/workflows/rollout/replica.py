@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from zsim.arrays import Ints
 from zsim.cost.inference.iteration import IterationPricer, PromptChunk
 from zsim.errors import InputError
-from zsim.workflows.rollout.requests import EngineLog, Request
+from zsim.workflows.rollout.requests import EngineLog, SampleRequest
 
 BLOCK_TOKENS = 16  # of a page of the cache, vLLM's default on GPUs
 
@@ -59,9 +59,9 @@ class _Remnant(NamedTuple):
     first_taken: int
     """The number of blocks taken in all when the first of these is."""
 
-    def left(self, taken: int) -> int:
-        """Blocks that still hold it when `taken` have been taken in all."""
-        return max(0, self.blocks - max(0, taken - self.first_taken))
+    def left(self, num_taken: int) -> int:
+        """Blocks that still hold it when `num_taken` have been taken in all."""
+        return max(0, self.blocks - max(0, num_taken - self.first_taken))
 
 
 def blocks_for(tokens: int) -> int:
@@ -77,17 +77,17 @@ class Replica:
         env: simpy.Environment,
         pricer: IterationPricer,
         limits: EngineLimits,
-        finished: Callable[[Request], None],
+        finished: Callable[[SampleRequest], None],
     ) -> None:
         self.env, self.pricer, self.limits = env, pricer, limits
         self.log = EngineLog()
         self.process: simpy.Process | None = None
         self._finished = finished
-        self._waiting: deque[Request] = deque()
-        self._decoding: list[Request] = []
+        self._waiting: deque[SampleRequest] = deque()
+        self._decoding: list[SampleRequest] = []
         self._lengths: Ints = np.zeros(0, dtype=np.int64)  # tokens in the cache of each that decodes
         self._remaining: Ints = np.zeros(0, dtype=np.int64)  # tokens that each still gets
-        self._partial: Request | None = None  # its prompt is computed in several iterations
+        self._partial: SampleRequest | None = None  # its prompt is computed in several iterations
         self._prefixes: dict[int, int] = {}  # blocks of a group's prompt that are in the cache
         self._prefix_users: dict[int, int] = {}
         self._used_blocks = 0
@@ -108,7 +108,7 @@ class Replica:
         """Requests that wait or run."""
         return len(self._waiting) + self.num_running
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SampleRequest) -> None:
         """Queue a request.
 
         Raises InputError if its tokens would not fit in the whole cache.
@@ -116,9 +116,9 @@ class Replica:
         tokens = request.prompt_tokens + request.response_tokens
         if blocks_for(tokens) > self.limits.cache_blocks:
             raise InputError(
-                f"rl.rollout: a sequence of {tokens:,} tokens needs {blocks_for(tokens):,} blocks of the cache, "
-                f"and a replica has {self.limits.cache_blocks:,}; expected more GPUs to a replica, a higher "
-                "gpu_memory_utilization or shorter responses"
+                f"rl.rollout: a sequence of {tokens:,} tokens needs {blocks_for(tokens):,} blocks of the "
+                f"cache, and a replica has {self.limits.cache_blocks:,}; expected more GPUs to a replica, a "
+                "higher gpu_memory_utilization or shorter responses"
             )
         request.start_seconds = self.env.now
         self._waiting.append(request)
@@ -132,7 +132,7 @@ class Replica:
         self.process = self.env.process(self._run())
         return self.process
 
-    def abort(self) -> list[Request]:
+    def abort(self) -> list[SampleRequest]:
         """Take back all requests, whose generated tokens stay theirs, and free the cache."""
         self._update_requests()
         partial = [] if self._partial is None else [self._partial]
@@ -190,10 +190,10 @@ class Replica:
 
     # ---- Scheduling ----------------------------------------------------------------------------------------
 
-    def _schedule_prompts(self) -> list[tuple[Request, PromptChunk]]:
+    def _schedule_prompts(self) -> list[tuple[SampleRequest, PromptChunk]]:
         """The chunks of the next iteration. Their requests have slots from then on."""
         budget = self.limits.max_num_batched_tokens - len(self._decoding)
-        chunks: list[tuple[Request, PromptChunk]] = []
+        chunks: list[tuple[SampleRequest, PromptChunk]] = []
         if self._partial is not None:
             chunks.append(_next_chunk(self._partial, budget))
             budget -= chunks[-1][1].new_tokens
@@ -221,7 +221,7 @@ class Replica:
         """Blocks that the next token of all sequences needs."""
         return int(np.count_nonzero(self._lengths % BLOCK_TOKENS == 0))
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: SampleRequest) -> bool:
         """Whether the cache holds the request's tokens and the next, which are then taken."""
         shared = self._shared_blocks(request)
         reserve = self._next_blocks() + blocks_for(request.length + 1) - blocks_for(request.length)
@@ -238,23 +238,29 @@ class Replica:
         self._prefix_users[request.group] = self._prefix_users.get(request.group, 0) + 1
         return True
 
-    def _shared_blocks(self, request: Request) -> int:
-        """Blocks of the request's prompt that another of its group holds. The last token is always computed."""
+    def _shared_blocks(self, request: SampleRequest) -> int:
+        """Blocks of the request's prompt that another of its group holds. The last token is always
+        computed.
+        """
         if request.group not in self._is_prefix_valid:
             return 0
         return min(self._prefixes.get(request.group, 0), (request.length - 1) // BLOCK_TOKENS)
 
-    def _remnant(self, request: Request) -> int:
+    def _remnant(self, request: SampleRequest) -> int:
         """Blocks of the request, or of its prompt, that were given back and that nobody has taken since."""
         most = (request.length - 1) // BLOCK_TOKENS
-        own = self._remnants.pop(("request", request.number), None)
+        request_remnant = self._remnants.pop(("request", request.number), None)
         prompt = self._remnants.get(("group", request.group)) if self.limits.prefix_caching else None
-        left = [remnant.left(self._taken_blocks) for remnant in (own, prompt) if remnant is not None]
+        left = [
+            remnant.left(self._taken_blocks) for remnant in (request_remnant, prompt) if remnant is not None
+        ]
         return min(most, max(left, default=0))
 
     # ---- Iterations ----------------------------------------------------------------------------------------
 
-    def _run_mixed(self, chunks: list[tuple[Request, PromptChunk]]) -> Generator[simpy.Event, Any, None]:
+    def _run_mixed(
+        self, chunks: list[tuple[SampleRequest, PromptChunk]]
+    ) -> Generator[simpy.Event, Any, None]:
         """One iteration of prompts beside sequences that decode."""
         seconds = self.pricer.seconds(
             len(self._decoding), int(self._lengths.sum()), [chunk for _, chunk in chunks]
@@ -303,7 +309,7 @@ class Replica:
         self.log.busy_seconds += seconds
         yield self.env.timeout(seconds)
 
-    def _join(self, requests: list[Request]) -> None:
+    def _join(self, requests: list[SampleRequest]) -> None:
         """Let requests decode from the next token on."""
         self._decoding += requests
         lengths = [request.length for request in requests]
@@ -333,7 +339,7 @@ class Replica:
             for request in ended:
                 self._finished(request)
 
-    def _update(self, request: Request, index: int) -> None:
+    def _update(self, request: SampleRequest, index: int) -> None:
         """Bring a request up to date with the arrays."""
         request.generated = request.response_tokens - int(self._remaining[index])
         request.computed = request.length
@@ -366,13 +372,13 @@ class Replica:
 
     # ---- Blocks --------------------------------------------------------------------------------------------
 
-    def _keep_prefix(self, request: Request) -> None:
+    def _keep_prefix(self, request: SampleRequest) -> None:
         """Give the full blocks of a prompt to its group, if the group has none."""
         if self.limits.prefix_caching and request.group not in self._prefixes:
             request.shared_blocks = self._prefixes[request.group] = request.prompt_tokens // BLOCK_TOKENS
             self._is_prefix_valid.add(request.group)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: SampleRequest) -> None:
         """Give the request's blocks back. Those of its group stay as long as one of the group runs."""
         self._used_blocks -= blocks_for(request.length) - request.shared_blocks
         request.shared_blocks = 0
@@ -391,7 +397,7 @@ class Replica:
         self.log.blocks.append(self._used_blocks)
 
 
-def _next_chunk(request: Request, budget: int) -> tuple[Request, PromptChunk]:
+def _next_chunk(request: SampleRequest, budget: int) -> tuple[SampleRequest, PromptChunk]:
     return request, PromptChunk(min(budget, request.length - request.computed), request.computed)
 
 

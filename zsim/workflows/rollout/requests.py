@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SampleRequest:
     """One response to be generated. Engines of zsim know beforehand where it ends."""
 
     number: int

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.specs.model.adapters import is_adapter_part
+from zsim.operations.operation import operations_of
 from zsim.specs.model.spec import Activation, Attention, Block, Linear, ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
@@ -24,8 +24,8 @@ _GRAIN = "tensor_parallel.tp.tp_grain_size"
 
 def count_kv_heads(model: ModelSpec) -> int:
     """Key/value heads of the model's first attention, or 1 without one."""
-    op_specs = (module.op_spec for block in model.unique_blocks for module in block.modules)
-    return next((op_spec.num_kv_heads for op_spec in op_specs if isinstance(op_spec, Attention)), 1)
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    return next((attention.num_kv_heads for attention in operations_of(modules, Attention)), 1)
 
 
 def set_tensor_grain(parallelism: ParallelismConfig, config: DeepSpeedConfig) -> ParallelismConfig:
@@ -33,7 +33,7 @@ def set_tensor_grain(parallelism: ParallelismConfig, config: DeepSpeedConfig) ->
 
     Releases that follow transformers' plan without knowing of heads know no grain either.
     """
-    if parallelism.style != "autotp" or config.release.cuts_heads_in_two:
+    if not parallelism.style.cuts_unevenly or config.release.cuts_heads_in_two:
         return parallelism
     return replace(parallelism, tensor_grain=config.tp_grain_size)
 
@@ -69,7 +69,7 @@ def uneven_shards_note(
     Raises InputError for releases that cut a head in two or lose features. Raises NotSimulatedError for parts
     of products of which AutoTP deals out each by a rule of its own.
     """
-    if deepspeed is None or parallelism.style != "autotp":
+    if deepspeed is None or not parallelism.style.cuts_unevenly:
         return None
     tensor, descriptions = parallelism.tensor, dict[str, None]()
     _check_grain(model, parallelism.tensor_grain, deepspeed)
@@ -97,8 +97,8 @@ def uneven_shards_note(
 
 
 def _check_grain(model: ModelSpec, grain: int, deepspeed: DeepSpeedConfig) -> None:
-    op_specs = [module.op_spec for block in model.unique_blocks for module in block.modules]
-    widths = [op_spec.width for op_spec in op_specs if isinstance(op_spec, Activation)]
+    modules = [module for block in model.unique_blocks for module in block.modules]
+    widths = [activation.width for activation in operations_of(modules, Activation)]
     uneven = [total for total in (*widths, model.vocab_size) if total >= grain and total % grain]
     if uneven and not deepspeed.release.gives_last_rank_the_rest:
         raise InputError(
@@ -131,10 +131,9 @@ def _check_separate_products(block: Block, model: ModelSpec, tensor: int) -> Non
     These are one product that makes q, k and v, or gate and up, a latent vector that ranks share, and
     adapters.
     """
-    op_specs = [module.op_spec for module in block.modules]
-    attention = [op_spec for op_spec in op_specs if isinstance(op_spec, Attention)]
-    widths = [op_spec.width for op_spec in op_specs if isinstance(op_spec, Activation) and op_spec.gated]
-    outputs = [op_spec.out_features for op_spec in op_specs if isinstance(op_spec, Linear)]
+    attention = operations_of(block.modules, Attention)
+    widths = [activation.width for activation in operations_of(block.modules, Activation) if activation.gated]
+    outputs = [product.out_features for product in operations_of(block.modules, Linear)]
     traits = {
         "makes queries, keys and values in one product": any(
             op_spec.num_heads * op_spec.qk_head_dim
@@ -144,7 +143,7 @@ def _check_separate_products(block: Block, model: ModelSpec, tensor: int) -> Non
         ),
         "has latent attention": any(op_spec.is_latent for op_spec in attention),
         "makes gate and up in one product": any(2 * width in outputs for width in widths),
-        "has adapters": any(is_adapter_part(module) for module in block.modules),
+        "has adapters": any(module.is_adapter_part for module in block.modules),
     }
     trait = next((trait for trait, has_trait in traits.items() if has_trait), None)
     if trait:

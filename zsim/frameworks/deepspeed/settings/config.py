@@ -5,8 +5,8 @@ Sizes (`_size`, `_threshold`, `_parameters`, `_distance`) are *elements* (numel)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from zsim.frameworks.deepspeed.settings.json_types import Names
 from zsim.frameworks.deepspeed.settings.release import Release
@@ -191,6 +191,21 @@ class DeepSpeedConfig(StrategyConfig):
     tp_grain_size: int = 1
     """AutoTP's grain: the number of features of which its parts are multiples."""
 
+    def label(self, world_size: int, ranks: int) -> str:
+        """The stage and its extensions, as in "ZeRO-3 + hpZ 8 + qwZ + qgZ", or "MiCS 4 x 8" (groups x GPUs
+        per group).
+        """
+        zero = self.zero
+        if zero.is_mics:
+            return f"MiCS {world_size // zero.mics_shard_size} x {zero.mics_shard_size}"
+        words = [f"ZeRO-{zero.stage}"]
+        if zero.stage == 3:
+            hpz = min(zero.zero_hpz_partition_size, world_size)
+            words += [f"hpZ {hpz}"] if hpz > 1 else []
+            words += ["qwZ"] if zero.zero_quantized_weights else []
+            words += ["qgZ"] if zero.zero_quantized_gradients else []
+        return " + ".join(words)
+
     @property
     def version(self) -> str:
         return str(self.release)
@@ -198,3 +213,6 @@ class DeepSpeedConfig(StrategyConfig):
     @property
     def stage(self) -> int:
         return self.zero.stage
+
+    def without_origins(self) -> Self:
+        return replace(self, name="", notes=(), origins=())

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.parallelism import AUTOTP, SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.experts import autoep_degrees
 from zsim.frameworks.deepspeed.settings.text import load_object
-from zsim.specs.strategy.parallelism import ParallelismConfig, Style
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.style import ModelParallelStyle
 
-_AUTOTP = "tensor_parallel.autotp_size"
+_TENSOR = "tensor_parallel.autotp_size"
 _ULYSSES = "sequence_parallel_size"
 _STAGES = "pipeline.stages"
 _STAGE_3_SINCE = (0, 19, 4)
@@ -30,7 +32,7 @@ _STAGE_3_SINCE = (0, 19, 4)
 
 def merge_degrees(
     table: ParallelismTable, source: str | Path | Mapping[str, Any], name: str | None
-) -> tuple[ParallelismTable, Style]:
+) -> tuple[ParallelismTable, ModelParallelStyle]:
     """`[parallelism]` with the degrees of the JSON, and the style that they belong to.
 
     The style is AutoTP's if the JSON asks for it, and otherwise that of Megatron-DeepSpeed's models.
@@ -57,13 +59,13 @@ def merge_degrees(
     if "tensor" in degrees and _lookup(data, "tensor_parallel.tp_overlap_comm") is True:
         changes["async_tensor"] = True
     # Degrees that are no numbers are the schema's to refuse; all others are at least 1.
-    return table.model_copy(update=changes), "autotp" if "tensor" in degrees else "deepspeed"
+    return table.model_copy(update=changes), AUTOTP if "tensor" in degrees else SPLIT_LAYERS
 
 
 def _read_degrees(data: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
     """{key of `[parallelism]`: (key of the JSON, degree)} for degrees above 1."""
     candidates = {
-        "tensor": (_AUTOTP, _lookup(data, _AUTOTP)),
+        "tensor": (_TENSOR, _lookup(data, _TENSOR)),
         "context": (_ULYSSES, data.get(_ULYSSES)),
         "pipeline": (_STAGES, _lookup(data, _STAGES)),
     }
@@ -79,7 +81,7 @@ def _check_inner_size(where: str, data: Mapping[str, Any], autotp_size: int) -> 
         size = _lookup({"block": _lookup(data, f"tensor_parallel.{name}")}, "block.tp_size")
         if autotp_size and isinstance(size, int) and size not in (1, autotp_size):
             raise InputError(
-                f"{where}: tensor_parallel.{name}.tp_size: found {size}, but {_AUTOTP} is {autotp_size}, and "
+                f"{where}: tensor_parallel.{name}.tp_size: found {size}, but {_TENSOR} is {autotp_size}, and "
                 f"DeepSpeed refuses two sizes; expected {autotp_size}"
             )
 
@@ -93,10 +95,10 @@ def _lookup(data: Mapping[str, Any], path: str) -> Any:
 def check_degrees(config: DeepSpeedConfig, parallelism: ParallelismConfig) -> None:
     """Raises InputError for what DeepSpeed refuses with tensor, pipeline and sequence parallelism."""
     where, pipeline = config.name, config.pipeline
-    if parallelism.style == "deepspeed" and parallelism.async_tensor:
+    if parallelism.style == SPLIT_LAYERS and parallelism.async_tensor:
         raise InputError(
             "parallelism.async_tensor: Megatron-DeepSpeed's layers always reduce beneath the weights' "
-            f"gradients and have nothing else to overlap; expected false, or {where}: {_AUTOTP} with "
+            f"gradients and have nothing else to overlap; expected false, or {where}: {_TENSOR} with "
             "tp_overlap_comm"
         )
     has_split_messages = parallelism.pipeline > 1 and parallelism.tensor > 1
@@ -111,22 +113,22 @@ def check_degrees(config: DeepSpeedConfig, parallelism: ParallelismConfig) -> No
             "stages: ZeRO-2 and ZeRO-3 shard gradients that a pipeline accumulates, and DeepSpeed's "
             "PipelineEngine refuses them; the nearest stage is 1"
         )
-    if parallelism.style != "autotp":
+    if parallelism.style != AUTOTP:
         return
     if parallelism.pipeline > 1:
         raise InputError(
-            f"{where}: {_AUTOTP}: found {parallelism.tensor} with {parallelism.pipeline} pipeline stages: "
+            f"{where}: {_TENSOR}: found {parallelism.tensor} with {parallelism.pipeline} pipeline stages: "
             "AutoTP counts data-parallel ranks without them, and PipelineEngine refuses that; expected "
             "pipeline 1, or autotp_size 0 and a model that splits its own layers"
         )
     if config.stage == 3 and config.release.number < _STAGE_3_SINCE:
         raise InputError(
-            f"{where}: {_AUTOTP}: found {parallelism.tensor} at stage 3, which DeepSpeed {config.release} "
+            f"{where}: {_TENSOR}: found {parallelism.tensor} at stage 3, which DeepSpeed {config.release} "
             "refuses beside AutoTP; expected stage 2, or strategy.version 0.19.4 or newer"
         )
     if parallelism.context > 1:
         raise InputError(
-            f"{where}: {_ULYSSES}: found {parallelism.context} with {_AUTOTP} {parallelism.tensor}: both "
+            f"{where}: {_ULYSSES}: found {parallelism.context} with {_TENSOR} {parallelism.tensor}: both "
             "take ranks that follow each other for their group, and DeepSpeed asserts that AutoTP's ranks "
             "get the same tokens where Ulysses gives each a part; expected one of the two"
         )

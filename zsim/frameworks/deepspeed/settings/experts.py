@@ -10,16 +10,14 @@ transformers'), `runtime/engine.py` (`_validate_zero3_moe_compatibility`), `runt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from math import ceil
 from typing import Any, NoReturn
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.expert_libraries import AUTOEP, DEEPSPEED_MOE
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.schema import ExpertParallelBlock
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.settings.text import load_object
-from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -27,7 +25,6 @@ from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 _AUTOEP_SINCE, _AUTOEP_WITH_STAGE_3_SINCE, _SPARSE_SINCE = (0, 19, 2), (0, 19, 3), (0, 19, 4)
 _AUTOEP_WITH_AUTOTP_SINCE, _LAST_WITHOUT_AUTOTP_AT_STAGE_3 = (0, 19, 3), (0, 19, 5)
-_MIN_CAPACITY = 4  # `min_capacity` of `deepspeed.moe.layer.MoE`, rows
 _AUTOEP_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 _BLOCK = "expert_parallel"
 
@@ -63,7 +60,7 @@ def resolve_deepspeed_experts(
         )
     if layer == "moe":
         return ExpertSplit(
-            library="deepspeed-moe",
+            library=DEEPSPEED_MOE,
             kernel="loop",
             gate_in_fp32=True,
             pads_to_capacity=True,
@@ -75,7 +72,7 @@ def resolve_deepspeed_experts(
             f"preset for; expected one of {', '.join(_AUTOEP_FAMILIES)}, or strategy.expert_layer 'moe'"
         )
     is_loop = block is not None and not block.get("use_grouped_mm", True)
-    return ExpertSplit(library="autoep", kernel="loop" if is_loop else "grouped", gate_in_fp32=False)
+    return ExpertSplit(library=AUTOEP, kernel="loop" if is_loop else "grouped", gate_in_fp32=False)
 
 
 def autoep_degrees(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,28 +90,13 @@ def _enabled_block(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return block if isinstance(block, Mapping) and block.get("enabled") is True else None
 
 
-def apply_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: float) -> ExpertSplit:
-    """The split with the rows that an expert of DeepSpeed's layer takes, over the mean.
-
-    An expert takes `capacity_factor` (1.0 if left out) of `tokens` tokens, in whole rows, and at least
-    `min_capacity`. Without dropping it takes those of the fullest expert, which are `fullest` times the mean.
-    """
-    mean = tokens * experts.top_k / experts.num_experts
-    if split.agrees_on_capacity:
-        rows = fullest * mean
-    else:
-        rows = mean * (1.0 if split.capacity_factor is None else split.capacity_factor)
-    rows_taken = max(ceil(round(rows, 6)), 1 if split.agrees_on_capacity else _MIN_CAPACITY)
-    return replace(split, capacity_factor=rows_taken / mean, loads=(1.0,))
-
-
 def check_experts(config: DeepSpeedConfig, split: ExpertSplit, parallelism: ParallelismConfig) -> None:
     """Raises InputError for what DeepSpeed refuses with its layers of experts, NotSimulatedError for what
     zsim lacks.
     """
-    if not split.is_deepspeed:
+    if split.library not in (AUTOEP, DEEPSPEED_MOE):
         return
-    if split.library == "autoep":
+    if split.library == AUTOEP:
         _check_autoep(config, config.expert_parallel)
     else:
         _check_layer(config)
@@ -193,7 +175,7 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
             f"{config.name}: sequence_parallel_size: found {parallelism.context} with AutoEP at stage 3, "
             "which DeepSpeed refuses; expected 1"
         )
-    if parallelism.tensor > 1 and split.library == "autoep":
+    if parallelism.tensor > 1 and split.library == AUTOEP:
         _check_folding(config, split, parallelism)
     for key in ("tensor", "context", "pipeline"):
         if getattr(parallelism, key) > 1:
@@ -201,7 +183,7 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
                 f"parallelism.{key}: found {getattr(parallelism, key)} with experts in DeepSpeed's "
                 "layers, which zsim simulates beside data parallelism only; expected 1"
             )
-    if split.dispatcher == "deepep" and split.library == "deepspeed-moe":
+    if split.dispatcher == "deepep" and split.library == DEEPSPEED_MOE:
         raise InputError("parallelism.dispatcher: DeepSpeed's own MoE layer has 'all-to-all' only")
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from zsim.frameworks.deepspeed.settings.text import load_object
 from zsim.specs.strategy.table import Count, StrategyTable
 
 
@@ -73,3 +74,21 @@ class DeepSpeedTable(StrategyTable):
         description="`drop_tokens` of `deepspeed.moe.layer.MoE`; false: every expert is filled up to the "
         "fullest",
     )
+
+    @property
+    def has_settings_file(self) -> bool:
+        return self.config is not None
+
+    def file_content(self) -> object:
+        return load_object(self.config, None)[1] if isinstance(self.config, str) else None
+
+    def batch_overrides(self, micro_batch: int, steps: int, replicas: int) -> dict[str, int | None]:
+        if self.config is None:
+            return super().batch_overrides(micro_batch, steps, replicas)
+        return {
+            "strategy.config.train_micro_batch_size_per_gpu": micro_batch,
+            "strategy.config.gradient_accumulation_steps": steps,
+            "strategy.config.train_batch_size": micro_batch * steps * replicas,
+            "training.micro_batch_size": None,
+            "training.gradient_accumulation_steps": None,
+        }

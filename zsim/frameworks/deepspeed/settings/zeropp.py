@@ -132,17 +132,3 @@ def zero_plus_plus_notes(
             "over the group that shards; simulated as in 0.19.2, which does not"
         )
     return notes
-
-
-def deepspeed_label(config: DeepSpeedConfig, world_size: int) -> str:
-    """The stage and its extensions: "ZeRO-3 + hpZ 8 + qwZ + qgZ", "MiCS 4 x 8" (groups x GPUs per group)."""
-    zero = config.zero
-    if zero.is_mics:
-        return f"MiCS {world_size // zero.mics_shard_size} x {zero.mics_shard_size}"
-    words = [f"ZeRO-{zero.stage}"]
-    if zero.stage == 3:
-        hpz = min(zero.zero_hpz_partition_size, world_size)
-        words += [f"hpZ {hpz}"] if hpz > 1 else []
-        words += ["qwZ"] if zero.zero_quantized_weights else []
-        words += ["qgZ"] if zero.zero_quantized_gradients else []
-    return " + ".join(words)

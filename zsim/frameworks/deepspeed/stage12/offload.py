@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, norm_kernels
 from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.deepspeed.drive_files import drive_access
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.builder import COMPUTE
@@ -43,7 +44,7 @@ class Zero12OffloadedStates:
         self.stage = stage
         self.builder, self.workload, self.training = stage.builder, stage.workload, stage.training
         self.config, self.shard_numel, self._numels = config, shard_numel, numels
-        self.host = HostSide(stage.builder, config.aio)
+        self.host = HostSide(stage.builder, drive_access(config.aio))
         self.is_pinned = config.zero.offload_optimizer.pin_memory
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self.is_compact = (
@@ -131,7 +132,8 @@ class Zero12OffloadedStates:
 
     def start_delayed_update(self) -> None:
         """Start the update with the previous step's gradients. See [Note: the delayed parameter update]."""
-        self._updated = self._update(HostSide(self.builder, self.config.aio, runs_in_other_thread=True))
+        drives = drive_access(self.config.aio)
+        self._updated = self._update(HostSide(self.builder, drives, runs_in_other_thread=True))
 
     def step(self, group: str) -> None:
         """Scale, update and cast on the CPU, and copy the rank's part of the weights to the GPU. Norm and

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from zsim.cost.memory.adapters import flat_numel
+from zsim.cost.memory.parameters import flat_numel
 from zsim.frameworks.deepspeed.settings.config import ZeroConfig
 from zsim.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
 from zsim.frameworks.deepspeed.stage3.module_order import (
@@ -26,9 +26,9 @@ from zsim.frameworks.deepspeed.stage3.module_order import (
     expert_lists,
     hooked_modules,
 )
+from zsim.operations.operation import Role, operations_of
 from zsim.plan.workload.workload import Workload
-from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.spec import Embedding, Linear
+from zsim.specs.model.experts import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
         call.name.rpartition(".")[0]
         for segment in workload.segments
         for call in segment.calls
-        if isinstance(call.module.op_spec, GroupedLinear)
+        if call.module.role is Role.EXPERT_PRODUCT
     )
     expert_modules = expert_units(list(experts), expert_lists(workload), _experts_family(workload), zero)
     unit_of = unit_names(module_numels, workload.model.block_lists, zero, expert_modules)
@@ -125,8 +125,8 @@ def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
 
 def _experts_family(workload: Workload) -> str:
     """The family whose class has router and experts, "" where AutoEP's class has replaced it."""
-    op_specs = [call.module.op_spec for segment in workload.segments for call in segment.calls]
-    is_replaced = any(isinstance(op_spec, Router) and op_spec.library == "autoep" for op_spec in op_specs)
+    modules = (call.module for segment in workload.segments for call in segment.calls)
+    is_replaced = any(router.library == "autoep" for router in operations_of(modules, Router))
     return "" if is_replaced else workload.model.family
 
 
@@ -158,9 +158,9 @@ def _parameters_per_module(workload: Workload, numbers: dict[str, int]) -> dict[
     for segment in workload.segments:
         for call in segment.calls:
             used_parameters = tuple(numbers[call.parameter_name(parameter)] for parameter in call.parameters)
-            if isinstance(call.module.op_spec, Embedding) and not embedding:
+            if call.module.role is Role.EMBEDDING and not embedding:
                 embedding = used_parameters
-            elif isinstance(call.module.op_spec, Linear) and not used_parameters and segment.kind == "after":
+            elif call.module.role is Role.PRODUCT and not used_parameters and segment.kind == "after":
                 used_parameters = embedding
             parameters_per_module[call.name] = used_parameters
     return parameters_per_module

@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from zsim.operations.operation import Role, operations_of
+from zsim.operations.traced import TracedModule
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.experts import Rearrange
-from zsim.specs.model.spec import Activation, AdapterSum, Attention, Exchange, Linear, Loss, Residual
-from zsim.specs.model.traced import TracedModule
+from zsim.specs.model.spec import Activation, Attention
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
 
@@ -53,7 +54,6 @@ _DROPOUTS: dict[str, dict[str, str]] = {
     "phi3": {"self_attn.o_proj": "resid_attn_dropout", "mlp.down_proj": "resid_mlp_dropout"},
 }
 _UNCALLED = {"opt": {"model"}}  # OPTForCausalLM calls model.decoder
-_FUNCTION_TYPES = (Attention, Residual, Loss, Exchange, Rearrange, AdapterSum)
 _PER_BLOCK_ROTARY = {"gptj"}  # rotary positions are computed in each block, not by a module
 
 
@@ -187,13 +187,13 @@ def _modules(workload: Workload, segment: Segment) -> list[str]:
 def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
     """Whether the call is a module in the framework, and not a function between modules or in one."""
     work = call.module.op_spec
-    if isinstance(work, _FUNCTION_TYPES):
+    if work.is_function:
         return False
     if isinstance(work, TracedModule) and call.module.parameter_owner is not None and not call.parameters:
         return False
     if call.name == workload.fused_head:
         return False
-    return segment.kind == "block" or not isinstance(work, Activation)
+    return segment.kind == "block" or call.module.role is not Role.ACTIVATION
 
 
 def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
@@ -201,7 +201,7 @@ def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
     last = calls[-2:]
     return (
         len(last) == 2
-        and all(isinstance(call.module.op_spec, Linear) for call in last)
+        and all(call.module.role is Role.PRODUCT for call in last)
         and last[1].module.shares_input
     )
 
@@ -209,9 +209,9 @@ def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
 def _rotary(workload: Workload) -> str | None:
     """The module in which transformers computes rotary positions once for all blocks, or None."""
     model = workload.model
-    modules = (module.op_spec for block in model.blocks[:1] for module in block.modules)
+    modules = [module for block in model.blocks[:1] for module in block.modules]
     if model.family in _PER_BLOCK_ROTARY or not any(
-        isinstance(op_spec, Attention) and op_spec.rotary for op_spec in modules
+        attention.rotary for attention in operations_of(modules, Attention)
     ):
         return None
     parent = model.block_prefix.rpartition(".")[0]

@@ -15,6 +15,7 @@ from dataclasses import replace
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, norm_kernels, scale_kernels
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.deepspeed.drive_files import drive_access
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.bucket import GradientBucket
@@ -51,7 +52,7 @@ class Zero3OffloadedStates:
         self.builder, self.training, self.config = stage.builder, stage.training, config
         self.store, self.stream, self.keeps_sums = store, stream, keeps_sums
         self.parameters, self.groups = store.trace.parameters, store.groups
-        self.host = HostSide(stage.builder, config.aio)
+        self.host = HostSide(stage.builder, drive_access(config.aio))
         self.offload = config.zero.offload_optimizer
         self.num_states = 1 + (optimizer_of(stage.training.optimizer).moments or 0)
         self._group_of = {number: index for index, group in enumerate(self.groups) for number in group}

@@ -8,10 +8,10 @@ from typing import Literal
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.drive_files import aligned_numel, swap_floor_bytes
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
 from zsim.plan.ops import Memory
-from zsim.plan.shared.host_side import aligned_numel, swap_floor_bytes
 
 ParameterDevice = Literal["gpu", "host", "nvme"]
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.deepspeed.drive_files import aligned_numel, drive_access
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
 from zsim.frameworks.deepspeed.stage3.parameter_placement import place_parameters
 from zsim.frameworks.deepspeed.stage3.parameter_swapper import ParameterSwapper
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Memory
-from zsim.plan.shared.host_side import HostSide, aligned_numel
+from zsim.plan.shared.host_side import HostSide
 
 
 class ParameterStore:
@@ -37,7 +38,7 @@ class ParameterStore:
         is_single_rank: bool,
     ) -> None:
         self.builder, self.trace, self.groups, self.config = builder, trace, groups, config
-        self.host = HostSide(builder, config.aio)
+        self.host = HostSide(builder, drive_access(config.aio))
         self.placement = place_parameters(trace.parameters, groups, config)
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self.is_single_rank = is_single_rank

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.drive_files import aligned_numel
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.frameworks.deepspeed.stage3.parameter_placement import ParameterPlacement
-from zsim.plan.shared.host_side import HostSide, aligned_numel
+from zsim.plan.shared.host_side import HostSide
 
 
 class ParameterSwapper:

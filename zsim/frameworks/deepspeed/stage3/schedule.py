@@ -15,10 +15,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from zsim.cost.kernels.update import cast_kernels
-from zsim.cost.memory.adapters import quantisation_bytes
+from zsim.cost.memory.parameters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.deepspeed.muon import momentum_dtype, muon_shapes, orthogonalise_sub_group
 from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
+from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
 from zsim.frameworks.deepspeed.stage3.gather import Gatherer
@@ -30,13 +31,13 @@ from zsim.frameworks.deepspeed.zeropp.gather import (
     SecondaryGatherer,
     SecondaryShards,
 )
+from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import BlockPosition
 from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.shared.optimizer import partition_states
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.spec import Linear
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
 
 
@@ -65,7 +66,7 @@ class Zero3Schedule(Zero3Gradients):
             and type(self.gatherer) is SecondaryGatherer
             and self.world_size > 1
             and self.store.is_on_gpu
-            and stage.parallelism.style != "autotp"
+            and stage.parallelism.style != AUTOTP
             and (self.secondary, self.quantized, self.offload, self.checkpoints) == (None, None, None, None)
         )
 
@@ -234,7 +235,7 @@ class Zero3Schedule(Zero3Gradients):
         last = builder.record(COMPUTE)
         assert last is not None
         size = self._gathered_bytes(released) if released else 0
-        if autograd_holds and isinstance(call.module.op_spec, Linear) and not self._discards(call):
+        if autograd_holds and call.module.role is Role.PRODUCT and not self._discards(call):
             self._autograd_bytes[unit, micro_batch] = self._autograd_bytes.get((unit, micro_batch), 0) + size
         else:
             builder.free_when_done("buffers", size, last)

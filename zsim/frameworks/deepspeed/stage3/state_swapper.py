@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.drive_files import aligned_numel, swap_floor_bytes
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.ops import Memory
-from zsim.plan.shared.host_side import HostSide, aligned_numel, swap_floor_bytes
+from zsim.plan.shared.host_side import HostSide
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, lcm, prod
 
+from zsim.operations.operation import Role
 from zsim.plan.ops import Group
 from zsim.plan.workload.workload import Workload
-from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Parameter
 
 
@@ -129,7 +129,7 @@ def _named_parameters(workload: Workload, *, has_units: bool, keeps_fp8: bool) -
     for segment in workload.segments:
         unit = segment.name if has_units and segment.kind == "block" else ""
         for call in segment.calls:
-            is_expert = isinstance(call.module.op_spec, GroupedLinear)
+            is_expert = call.module.role is Role.EXPERT_PRODUCT
             entries += [
                 _NamedParameter(
                     call.parameter_name(parameter), parameter, unit, is_expert, keeps_fp8 and parameter.in_fp8

@@ -37,6 +37,7 @@ from zsim.frameworks.megatron.host_time import (
 from zsim.frameworks.megatron.optimizer_step import update_parameters
 from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp
+from zsim.operations.operation import Role
 from zsim.plan.builder import move_kernels
 from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import Memory
@@ -44,8 +45,7 @@ from zsim.plan.shared.optimizer import partition_states
 from zsim.plan.shared.shared_gradients import TiedGradient, sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear
-from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.mesh import EXPERT_DATA
 
 TIED = "tied head's gradient"
@@ -286,7 +286,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
     def _keep_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         """_grad_acc: copy a gradient into the whole gradients, or add it to them, if its product has not."""
         builder, strategy = self.builder, self.strategy
-        is_weight = isinstance(call.module.op_spec, Linear | GroupedLinear) and parameter.name == "weight"
+        is_weight = call.module.role in (Role.PRODUCT, Role.EXPERT_PRODUCT) and parameter.name == "weight"
         if strategy.fuses_accumulation and is_weight:
             return
         numel, size = parameter.numel, parameter.numel * self.param_bytes
@@ -319,7 +319,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
 def _has_experts(stage: Stage) -> bool:
     calls = (call for segment in stage.workload.segments for call in segment.calls)
-    return any(isinstance(call.module.op_spec, GroupedLinear) for call in calls)
+    return any(call.module.role is Role.EXPERT_PRODUCT for call in calls)
 
 
 def _ranks(stage: Stage, strategy: MegatronConfig, *, is_expert: bool) -> Ranks:

@@ -143,6 +143,17 @@ class MegatronConfig(StrategyConfig):
     for ranks.
     """
 
+    def label(self, world_size: int, ranks: int) -> str:
+        if self.fsdp is not None:
+            return f"Megatron-FSDP {self.fsdp.sharding}"
+        if self.muon is not None and self.shards_states:
+            return "Megatron, layer-wise Muon"
+        return "Megatron, distributed optimizer" if self.distributed_optimizer else "Megatron DDP"
+
+    @property
+    def plans_workspaces(self) -> bool:
+        return bool(self.workspaces)
+
     @property
     def shards_states(self) -> bool:
         """Whether each data-parallel rank updates a part of the parameters."""

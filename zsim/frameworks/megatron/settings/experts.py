@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.settings.table import MegatronTable
-from zsim.specs.model.adapters import is_adapter_part
 from zsim.specs.model.expert_layer import has_experts, shared_modules
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, ExpertSplit
@@ -168,7 +167,7 @@ def shared_overlap_note(
             f"{key}: found true with recompute_modules 'shared_experts', beside which Megatron refuses it; "
             "expected one of the two"
         )
-    if any(is_adapter_part(module) for module in shared):
+    if any(module.is_adapter_part for module in shared):
         raise NotSimulatedError(
             f"{key}: found true with adapters on shared experts, which zsim does not simulate; expected "
             'false, or training.lora.targets = ["linear_qkv", "linear_proj"]'

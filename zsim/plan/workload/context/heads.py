@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.cost.kernels.attention import fused_backward, fused_forward
-from zsim.cost.kernels.context import SharedAttention
-from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
+from zsim.operations.attention.context import SharedAttention
+from zsim.operations.attention.kernels import fused_backward, fused_forward
+from zsim.operations.attention.rotary import rotary_backward, rotary_forward
 from zsim.plan.workload.context.streams import (
     CONTEXT,
     HEADS,
@@ -42,7 +42,7 @@ def forward(shared: SharedAttention) -> tuple[WorkPart, ...]:
         core = steps_forward(exchanged, RING)
     return (
         *([compute_part("rotary", *rotary)] if rotary else []),
-        *(_positions(shared) if shared.share.library == "deepspeed" else []),
+        *(_positions(shared) if shared.share.library == "ulysses" else []),
         *_exchange_heads(shared, _inputs(exchanged, "q", "k", "v")),
         *core,
         *_exchange_heads(shared, [("output", shared.output_bytes)]),
@@ -85,7 +85,7 @@ def _exchange_heads(shared: SharedAttention, tensors: Tensors) -> list[WorkPart]
     """The all-to-alls of some tensors, each between two copies that order it by ranks and by tokens."""
     dtype = shared.options.kernel_dtype
     group = CONTEXT if shared.share.method == "all-to-all" else HEADS
-    is_in_line = shared.share.library == "deepspeed"
+    is_in_line = shared.share.library == "ulysses"
     work_parts: list[WorkPart] = []
     pending_copies: list[WorkPart] = []
     for name, size in tensors:

@@ -19,15 +19,15 @@ kernel is taken to be as fast as the fused one that the cluster's rates are of.
 
 from __future__ import annotations
 
-from zsim.cost.kernels.attention import (
+from zsim.cost.kernels.kernel import Kernel
+from zsim.operations.attention.context import SharedAttention
+from zsim.operations.attention.kernels import (
     block_backward,
     block_forward,
     blocks_backward,
     blocks_forward,
 )
-from zsim.cost.kernels.context import SharedAttention
-from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
+from zsim.operations.attention.rotary import rotary_backward, rotary_forward
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective
 from zsim.plan.workload.context.streams import (

@@ -21,13 +21,13 @@ TransformerEngine 2.17.1). The two calls, on two streams there, follow each othe
 
 from __future__ import annotations
 
-from zsim.cost.kernels.attention import (
+from zsim.cost.kernels.kernel import Kernel
+from zsim.operations.attention.context import SharedAttention
+from zsim.operations.attention.kernels import (
     block_backward,
     block_forward,
 )
-from zsim.cost.kernels.context import SharedAttention
-from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
+from zsim.operations.attention.rotary import rotary_backward, rotary_forward
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Message, PointToPoint
 from zsim.plan.workload.context.streams import CONTEXT, compute_part, inline_collective, wait_for_stream

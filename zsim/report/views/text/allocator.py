@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zsim.cost.rates.host_calls import MEASURED_RANKS
+from zsim.report.framework import allocator_warnings
 from zsim.units import format_seconds
 
 
@@ -45,8 +46,8 @@ def allocator_notes(row: AllocatorRow | None, *, is_expandable: bool) -> Iterato
         times = {1: "once", 2: "twice"}.get(row.retries, f"{row.retries:,} times")
         yield (
             f"torch's allocator runs short about {times} a step, waits for the GPU and gives "
-            f"{row.released_segments:,} cached segments back to the driver (num_alloc_retries; DeepSpeed "
-            'warns of "allocator cache flushes"): memory is asked for in pieces that do not fit '
+            f"{row.released_segments:,} cached segments back to the driver "
+            f"(num_alloc_retries{allocator_warnings()}): memory is asked for in pieces that do not fit "
             f"what was freed, or what was freed is still in use on another stream{remedy}"
         )
         yield (

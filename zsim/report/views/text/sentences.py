@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.report.framework import report_role
 from zsim.report.memory import START_UP, OutOfMemory, Remedy
 from zsim.report.report import Report
 from zsim.units import format_bytes, format_gpus, format_seconds
@@ -47,8 +48,10 @@ NO_REMEDY = (
 )
 
 
-def missing_memory(finding: OutOfMemory) -> str:
-    """The first op that does not fit, when, by how much, and what would make the job fit."""
+def missing_memory(finding: OutOfMemory, kind: str = "") -> str:
+    """The first op that does not fit, when, by how much, and what would make the job of a `kind` of strategy
+    fit.
+    """
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
     pool = _POOLS.get(finding.pool, finding.pool)
     # A host that runs ahead has issued some of a step's ops before the step begins.
@@ -59,7 +62,7 @@ def missing_memory(finding: OutOfMemory) -> str:
     if finding.op == START_UP:
         text = (
             f"{pool}: the whole model, on every GPU before it is sharded, exceeds {capacity} by {missing}; "
-            "built under deepspeed.zero.Init (zero_init = true) it would never be whole"
+            f"{_built_sharded(kind)} it would never be whole"
         )
     elif finding.seconds == 0 and finding.op in ("", "start"):
         text = (
@@ -77,6 +80,11 @@ def missing_memory(finding: OutOfMemory) -> str:
     if finding.pool == "gpu" and finding.is_advised:
         return f"{text}. {NO_GPUS}.{remedy or f' {NO_REMEDY}.'}"
     return f"{text}.{remedy}"
+
+
+def _built_sharded(kind: str) -> str:
+    framework = report_role(kind)
+    return f"built under {framework.sharded_builder} ({framework.sharded_builder_key} = true)"
 
 
 def format_remedy(remedy: Remedy) -> str:

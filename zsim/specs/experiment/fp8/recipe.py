@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 
-from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.fsdp2.settings import Fsdp2Table
-from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.errors import InputError
+from zsim.operations.operation import Role
 from zsim.specs.cluster.gpu import Gpu
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.framework_training import training_of
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.fp8_layers import mark_fp8_layers
-from zsim.specs.model.spec import Activation, Attention, Linear, ModelSpec
-from zsim.specs.strategy.fp8 import TORCHAO_RECIPES, Fp8, Fp8Recipe
+from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.strategy.fp8 import Fp8, Fp8Recipe
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
@@ -22,10 +23,6 @@ _MIN_CAPABILITIES: dict[Fp8Recipe, float] = {"block": 9.0, "mxfp8": 10.0, "nvfp4
 _FP8_MIN_CAPABILITY, _TRANSPOSES_UNTIL = 8.9, 10.0
 _CONSUMER_BLACKWELL = (12.0, 13.0)  # no mxfp8, and operands along one direction only
 _FALLBACKS: tuple[Fp8Recipe, ...] = ("mxfp8", "block", "current")
-_TORCHAO_EQUIVALENTS: dict[Fp8Recipe, Fp8Recipe] = {
-    "torchao-tensorwise": "current",
-    "torchao-rowwise": "block",
-}
 
 
 def infer_fp8_precision(table: TrainingTable) -> TrainingTable:
@@ -50,12 +47,11 @@ def resolve_fp8(
 ) -> tuple[Fp8, ModelSpec]:
     """The recipe, and the model with its fp8 products marked.
 
-    The default is "delayed" (`--fp8-recipe`) under Megatron on every GPU, and "torchao-tensorwise" under
-    torch's frameworks. Raises InputError for a recipe that the GPU or the framework lacks.
+    Raises InputError for a recipe that the GPU or the framework lacks.
     """
-    is_megatron = isinstance(strategy, MegatronTable) and strategy.engine == "megatron"
-    recipe = table.fp8_recipe or ("delayed" if is_megatron else "torchao-tensorwise")
-    _check_framework(recipe, table, strategy, is_megatron=is_megatron)
+    framework = training_of(strategy.kind)
+    recipe = table.fp8_recipe or framework.default_recipe(strategy)
+    framework.check_recipe(recipe, table, strategy)
     _check_gpu(recipe, gpu)
     if recipe == "block" and (gpu.compute_capability or 0.0) >= _MIN_CAPABILITIES["mxfp8"]:
         notes.append(
@@ -69,27 +65,9 @@ def resolve_fp8(
             f"expected at "
             f"most {layers} together"
         )
-    is_fsdp2 = isinstance(strategy, Fsdp2Table)
-    fp8 = Fp8(
-        recipe,
-        transposes=_transposes(gpu),
-        keeps_weights=is_megatron,
-        recasts_weights=is_fsdp2 or recipe in TORCHAO_RECIPES,
-        has_quantized_weights=_has_quantized_weights(strategy),
-        sums_amaxes_over="tensor" if _is_tensor_only(strategy) else "all",
-    )
-    model = mark_fp8_layers(model, first_in_bf16=first, last_in_bf16=last, fuses_norms=is_megatron)
-    return fp8, model
-
-
-def _is_tensor_only(strategy: StrategyTable) -> bool:
-    return isinstance(strategy, MegatronTable) and strategy.tp_only_amax_red
-
-
-def _has_quantized_weights(strategy: StrategyTable) -> bool:
-    if isinstance(strategy, MegatronTable):
-        return strategy.fp8_param_gather
-    return isinstance(strategy, Fsdp2Table) and strategy.param_dtype == "fp8"
+    fp8 = replace(framework.make_fp8(recipe, strategy), transposes=_transposes(gpu))
+    fuses_norms = framework.fuses_norms(strategy)
+    return fp8, mark_fp8_layers(model, first_in_bf16=first, last_in_bf16=last, fuses_norms=fuses_norms)
 
 
 def _transposes(gpu: Gpu) -> bool:
@@ -102,40 +80,6 @@ def _transposes(gpu: Gpu) -> bool:
     if gpu.vendor != "nvidia" or capability is None:
         return False
     return capability < _TRANSPOSES_UNTIL or low <= capability < high
-
-
-def _check_framework(
-    recipe: Fp8Recipe, table: TrainingTable, strategy: StrategyTable, *, is_megatron: bool
-) -> None:
-    if is_megatron and recipe in TORCHAO_RECIPES:
-        raise InputError(
-            f"training.fp8_recipe: found '{recipe}' with strategy 'megatron', whose layers are Transformer "
-            f"Engine's; the nearest that it has is '{_TORCHAO_EQUIVALENTS[recipe]}'"
-        )
-    if isinstance(strategy, MegatronTable):
-        if not is_megatron and table.fp8_recipe is not None:
-            raise InputError(
-                f"training.fp8_recipe: found '{recipe}', but engine '{strategy.engine}' has no recipes; "
-                f"expected "
-                "engine 'megatron'"
-            )
-        if recipe == "delayed" and table.bf16_first_layers + table.bf16_last_layers:
-            raise InputError(
-                "training.bf16_first_layers, bf16_last_layers: Megatron refuses them with delayed scales, "
-                "which "
-                "are summed up once for all layers; the nearest recipe that takes them is 'current'"
-            )
-        if strategy.fp8_param_gather and recipe == "nvfp4":
-            raise NotSimulatedError(
-                "strategy.fp8_param_gather: zsim does not simulate weights that are kept in fp4 yet; "
-                "expected "
-                "false, or fp8_recipe 'mxfp8'"
-            )
-    elif recipe == "torchao-rowwise" and _has_quantized_weights(strategy):
-        raise InputError(
-            "strategy.param_dtype: found 'fp8' with fp8_recipe 'torchao-rowwise', but torchao gathers in fp8 "
-            "with one scale per tensor only; expected param_dtype 'bf16', or fp8_recipe 'torchao-tensorwise'"
-        )
 
 
 def _check_gpu(recipe: Fp8Recipe, gpu: Gpu) -> None:
@@ -195,7 +139,7 @@ def check_fp8_shapes(model: ModelSpec, training: TrainingConfig, parallelism: Pa
         is_row_split = False
         for module in block.modules:
             work = module.op_spec
-            if isinstance(work, Attention | Activation):
+            if module.role in (Role.MIXER, Role.ACTIVATION):
                 is_row_split = True
             if not isinstance(work, Linear) or work.in_bf16 or not _has_fp8_weight(module.parameters):
                 continue

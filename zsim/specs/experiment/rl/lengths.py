@@ -89,6 +89,7 @@ class RlLengthsTable(StrictTable):
     )
     correlation: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.3,
-        description="correlation of the logarithms of lengths within a prompt: hard questions have long answers",
+        description="correlation of the logarithms of lengths within a prompt, as hard questions have long "
+        "answers",
     )
     seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool
 
 from zsim.specs.experiment.rl.lengths import RlLengthsTable
+from zsim.specs.strategy.choices import default_workflow
+from zsim.specs.strategy.registry import workflow_names
 from zsim.specs.strategy.table import Count, StrictTable
 from zsim.units import Bytes, Duration
 
@@ -144,7 +146,8 @@ class RlTable(StrictTable):
         "time on their own",
     )
     framework: str = Field(
-        default="verl", description="whose phases, offloads and times of the host: verl, nemo-rl, trl ..."
+        default_factory=default_workflow,
+        description="whose phases, offloads and times of the host: " + ", ".join(workflow_names()),
     )
     version: str | None = Field(default=None, description="the framework's release; left out: the newest")
     prompts_per_step: Count = Field(description="prompts of a rollout")

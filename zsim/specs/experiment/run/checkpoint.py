@@ -12,14 +12,19 @@ keep = 3
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from zsim.specs.strategy.choices import values_of
+from zsim.specs.strategy.sentences import left_out, phrase
 from zsim.units import DURATION, Bytes, Duration, parse_quantity
 
 CheckpointMode = Literal["sync", "async", "in-memory", "local-then-remote", "none"]
-CheckpointFormat = Literal["dcp", "deepspeed", "universal", "megatron", "full"]
+if TYPE_CHECKING:
+    CheckpointFormat = str
+else:
+    CheckpointFormat = Literal[values_of("run.checkpoint.format")]
 Staging = Literal["pageable", "pinned"]
 Writer = Literal["thread", "process"]
 _Steps = Annotated[int, Field(gt=0, strict=True)]
@@ -71,17 +76,17 @@ class CheckpointTable(BaseModel):
     )
     format: CheckpointFormat | None = Field(
         default=None,
-        description="whose files; left out: the framework's own. universal: DeepSpeed's, which are converted "
-        "before each load, so that any number of ranks can",
+        description="whose files; left out: the framework's own. universal: "
+        + phrase("run.checkpoint.format")
+        + ", which are converted before each load, so that any number of ranks can",
     )
     threads: _Steps = Field(default=1, description="threads of a rank that write, each its own file")
     plan_caching: bool = Field(
         default=False,
-        description="plans and shapes are kept from save to save: DCP's `enable_plan_caching`, Megatron's "
-        "`--ckpt-assume-constant-structure`",
+        description="plans and shapes are kept from save to save: " + phrase("run.checkpoint.plan_caching"),
     )
     keep: _Steps | None = Field(
-        default=None, description="saves that are kept; left out: all, under torchtitan 10"
+        default=None, description="saves that are kept; left out: " + left_out("run.checkpoint.keep")
     )
     archive_every: Duration | None = Field(
         default=None, description="how often a save is kept for ever; left out: none is"

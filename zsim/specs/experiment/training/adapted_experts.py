@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.operations.operation import Role
+from zsim.specs.experiment.training.framework_training import FrameworkTraining, phrases_of, training_of
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters
 from zsim.specs.model.expert_adapters import split_stacked_targets, transformers_4_names
 from zsim.specs.model.expert_layer import has_experts, stacked_experts
-from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.table import StrategyTable
+from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
 _WHERE = "training.lora.target_parameters"
 
@@ -40,35 +42,31 @@ def adapt_experts(
     adapters: Adapters,
     lora: LoraTable,
     model: ModelSpec,
-    kind: str,
+    framework: FrameworkTraining[Any, Any],
     split: ExpertSplit,
-    deepspeed: DeepSpeedConfig | None,
+    config: StrategyConfig | None,
 ) -> Adapters:
     """The adapters with those on a model's routed experts.
 
-    They are Megatron-Bridge's where targets are Megatron's products. Else they are PEFT's, on the stacked
-    weights that are named.
+    They are the framework's own where it has some. Else they are PEFT's, on the stacked weights that are
+    named.
 
     Raises InputError and NotSimulatedError for adapters that the strategy cannot have.
     """
-    if kind == "megatron" and any("linear_fc" in target for target in adapters.targets):
-        if lora.target_parameters:
-            raise InputError(
-                f"{_WHERE}: found {lora.target_parameters[0]!r} beside Megatron's targets; Megatron-Bridge "
-                "adapts experts by linear_fc1 and linear_fc2, expected it left out"
-            )
-        shares = lora.share_expert_adapters and split.kernel != "loop"
-        return replace(adapters, experts="shared" if shares else "each")
+    adapted = framework.adapt_experts(adapters, lora, split)
+    if adapted is not None:
+        return adapted
     if not lora.share_expert_adapters:
+        owners = " or ".join(phrases_of(lambda candidate: candidate.expert_adapters))
         raise InputError(
-            "training.lora.share_expert_adapters: found false, which adapters of Megatron-Bridge on "
-            "linear_fc1 and linear_fc2 have; expected it left out, or these among training.lora.targets"
+            f"training.lora.share_expert_adapters: found false, which {owners} have; expected it left "
+            "out, or these among training.lora.targets"
         )
-    if adapters.targets == (ALL_LINEAR,) and split.library != "transformers" and not lora.target_parameters:
+    if adapters.targets == (ALL_LINEAR,) and split.library != TRANSFORMERS and not lora.target_parameters:
         return adapters  # its experts are no products that PEFT finds
     adapters = _move_targets_to_parameters(adapters, lora, model)
     if adapters.parameters:
-        _check_merged_adapters(adapters, kind, split, deepspeed)
+        _check_merged_adapters(adapters, framework, split, config)
     return adapters
 
 
@@ -90,7 +88,7 @@ def _move_targets_to_parameters(adapters: Adapters, lora: LoraTable, model: Mode
             module.name.rpartition(".")[2]
             for block in model.unique_blocks
             for module in block.modules
-            if isinstance(module.op_spec, Linear) and module.parameters
+            if module.role is Role.PRODUCT and module.parameters
         ]
         kept_targets, parameter_counts = split_stacked_targets(
             model.family, [*dict.fromkeys(products), *names]
@@ -113,7 +111,10 @@ def _move_targets_to_parameters(adapters: Adapters, lora: LoraTable, model: Mode
 
 
 def _check_merged_adapters(
-    adapters: Adapters, kind: str, split: ExpertSplit, deepspeed: DeepSpeedConfig | None
+    adapters: Adapters,
+    framework: FrameworkTraining[Any, Any],
+    split: ExpertSplit,
+    config: StrategyConfig | None,
 ) -> None:
     """Raises for adapters merged into stacked weights that are read by code other than transformers'."""
     where = f"training.lora: {adapters.parameters[0]!r} is a weight of routed experts"
@@ -122,45 +123,19 @@ def _check_merged_adapters(
             f"training.lora.dropout: found {adapters.dropout:g} with adapters on {adapters.parameters[0]!r}, "
             "a stacked weight, which PEFT merges and so has no input to drop out; expected 0"
         )
-    if split.library != "transformers":
+    if split.library != TRANSFORMERS:
+        strategies = ", or ".join(phrases_of(lambda candidate: candidate.merging_strategy))
         raise NotSimulatedError(
             f"{where}, into which PEFT merges adapters under transformers' own layers; these are of "
-            f"'{split.library}'; expected targets of attention, or strategy 'ddp', or 'fsdp2' with "
-            "wrapping 'huggingface'"
+            f"'{split.library.name}'; expected targets of attention, or strategy {strategies}"
         )
-    if kind == "fsdp1":
-        raise InputError(
-            f"{where}, which PEFT parametrizes in every forward; under FSDP1 torch stops at it "
-            "('Output 0 of View is a view and its base or another view of its base has been modified "
-            "inplace'); expected strategy 'fsdp2' or 'ddp'"
-        )
-    if deepspeed is not None and deepspeed.stage == 3:
-        raise NotSimulatedError(
-            f"{where}, which PEFT parametrizes in every forward; not simulated with ZeRO stage 3; expected "
-            "stage 0 to 2"
-        )
+    framework.check_merged_adapters(where, config)
 
 
 def check_adapted_experts(model: ModelSpec, table: StrategyTable, split: ExpertSplit) -> None:
-    """Raises for Megatron-Bridge's adapters on experts combined with settings that zsim does not simulate
+    """Raises for the framework's own adapters on experts combined with settings that zsim does not simulate
     with them.
     """
     experts = stacked_experts(model)
-    if experts is None or experts.adapters is None or not isinstance(table, MegatronTable):
-        return
-    example = 'training.lora.targets = ["linear_qkv", "linear_proj"]'
-    if split.tensor > 1:
-        raise NotSimulatedError(
-            f"parallelism.expert_tensor: found {split.tensor} with adapters on experts, which zsim does "
-            f"not cut among ranks; expected 1, or {example}"
-        )
-    settings = {
-        "fsdp_sharding": table.fsdp_sharding,
-        "overlap_expert_parallel": table.overlap_expert_parallel,
-    }
-    for key, value in settings.items():
-        if value:
-            raise NotSimulatedError(
-                f"strategy.{key}: found {value!r} with adapters on routed experts, which zsim does "
-                f"not simulate; expected it left out, or {example}"
-            )
+    if experts is not None and experts.adapters is not None:
+        training_of(table.kind).check_adapted_experts(table, split)

@@ -11,6 +11,7 @@ from zsim.arrays import unique
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
+from zsim.specs.experiment.training.framework_training import kinds_where, training_of
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -46,15 +47,6 @@ def sequences_of(global_batch_size: int | None, training: TrainingConfig, world_
     return sequences
 
 
-_UNEVEN_KINDS = ("ddp", "fsdp1", "fsdp2")
-_EVEN_REASONS = {
-    "deepspeed": "DeepSpeed has one train_micro_batch_size_per_gpu, and asserts that its batch is that times "
-    "the number of GPUs",
-    "megatron": "Megatron has one --micro-batch-size, which shapes all its messages",
-    "reference": "the reference engine runs the same step on every rank",
-}
-
-
 def micro_batch_sizes_of(
     requested: Mapping[str, int],
     default_size: int,
@@ -85,11 +77,14 @@ def micro_batch_sizes_of(
     used_types = unique(cluster.node_type_indices[list(placement.nodes)]) if names else []
     if len({sizes[number] for number in used_types}) < 2:
         return ()
-    if kind not in _UNEVEN_KINDS:
-        reason = _EVEN_REASONS.get(kind, f"strategy '{kind}' has one")
+    framework = training_of(kind)
+    if not framework.has_uneven_batches:
+        reason = framework.even_batch_reason or f"strategy '{kind}' has one"
+        first, *others = kinds_where(lambda candidate: candidate.has_uneven_batches)
+        newer = ", ".join(f"'{name}'" for name in reversed(others))
         raise InputError(
             f"{key}: found several sizes with strategy '{kind}': {reason}; expected one size, or strategy "
-            "'fsdp2', 'fsdp1' or 'ddp', whose ranks may differ"
+            f"{newer} or '{first}', whose ranks may differ"
         )
     if not parallelism.is_trivial:
         raise InputError(

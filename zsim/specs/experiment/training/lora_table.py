@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.reading import read_text
+from zsim.resources import PRESETS
 from zsim.specs.messages import validate_table
+from zsim.specs.strategy.sentences import phrase
 
 
 def _pattern(text: str) -> str:
@@ -45,7 +48,7 @@ class LoraTable(BaseModel):
     targets: _Pattern | Literal["all-linear"] | tuple[str, ...] | None = Field(
         default=None,
         description='names of modules or their ends, or "all-linear"; a string is a pattern; left out: '
-        "those that PEFT takes for the model's family, or all of Megatron's layers",
+        f"those that PEFT takes for the model's family, or {phrase('training.lora.targets')}",
     )
     target_parameters: tuple[str, ...] = Field(
         default=(),
@@ -54,7 +57,8 @@ class LoraTable(BaseModel):
     )
     share_expert_adapters: bool = Field(
         default=True,
-        description="experts of a rank that run together share one adapter (Megatron-Bridge)",
+        description="experts of a rank that run together share one adapter "
+        f"({phrase('training.lora.share_expert_adapters')})",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
     quantized: Literal["nf4"] | None = Field(
@@ -66,7 +70,8 @@ class LoraTable(BaseModel):
         default=None,
         description="what becomes of the weights that are not quantized: PEFT's "
         "`prepare_model_for_kbit_training` casts them to fp32, and with the embedding what follows it; left "
-        "out: PEFT's under DDP, none with unsloth's loss, a `frozen_dtype` or stacked experts",
+        f"out: PEFT's {phrase('training.lora.preparation')}, none with unsloth's loss, a `frozen_dtype` or "
+        "stacked experts",
     )
     dtype: Literal["fp32", "bf16"] | None = Field(
         default=None, description="what adapters are kept in; left out: fp32"
@@ -87,20 +92,13 @@ class LoraTable(BaseModel):
     )
 
 
-# Keys of adapter_config.json -> ours.
-_CONFIG_KEYS = {
-    "r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "lora_dropout": "dropout",
-    "exclude_modules": "exclude", "layers_to_transform": "layers", "rank_pattern": "rank_pattern",
-    "alpha_pattern": "alpha_pattern",
-    "modules_to_save": "modules_to_save", "target_parameters": "target_parameters",
-}  # fmt: skip
-# Keys that change what is computed, by the value that does not.
-_UNSUPPORTED_KEYS: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None), "bias": ("none",), "lora_bias": (False,),
-    "layer_replication": (None,), "alora_invocation_tokens": (None,), "use_qalora": (False, None),
-    "megatron_config": (None,), "trainable_token_indices": (None,), "eva_config": (None,),
-    "arrow_config": (None,), "use_bdlora": (None, False),
-}  # fmt: skip
+@cache
+def _config_keys() -> Mapping[str, Any]:
+    """Under "keys", keys of adapter_config.json and ours. Under "unsupported", keys that change what is
+    computed, with the values that do not.
+    """
+    keys: Mapping[str, Any] = json.loads((PRESETS / "adapter_config.json").read_text())
+    return keys
 
 
 def read_adapter_config(path: str | Path) -> dict[str, Any]:
@@ -124,12 +122,13 @@ def read_adapter_config(path: str | Path) -> dict[str, Any]:
             f"training.lora.config: {path}: found peft_type {kind!r}, expected 'LORA' (PEFT's "
             "adapter_config.json of a LoRA adapter)"
         )
-    for key, plain in _UNSUPPORTED_KEYS.items():
+    keys = _config_keys()
+    for key, plain in keys["unsupported"].items():
         if key in data and data[key] not in plain:
             raise NotSimulatedError(
                 f"training.lora.config: {path}: {key} = {data[key]!r} is not simulated; expected {plain[0]!r}"
             )
-    settings = {lora_key: data[key] for key, lora_key in _CONFIG_KEYS.items() if data.get(key) is not None}
+    settings = {lora_key: data[key] for key, lora_key in keys["keys"].items() if data.get(key) is not None}
     for key in ("targets", "layers", "exclude", "modules_to_save", "target_parameters"):
         value = settings.get(key)
         if isinstance(value, list):

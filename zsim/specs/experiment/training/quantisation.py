@@ -20,9 +20,12 @@ casts all back.
 
 from __future__ import annotations
 
+from typing import Any
+
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.framework_training import FrameworkTraining, kinds_where, training_of
 from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_linear_experts, has_looped_form
 from zsim.specs.model.spec import ModelSpec
@@ -30,15 +33,11 @@ from zsim.specs.model.spec import ModelSpec
 _WHERE = "training.lora.quantized"
 
 
-def check_quantised(lora: LoraTable, kind: str, low: str) -> None:
-    """Raises InputError for 4-bit weights that a strategy of `kind` or the precision `low` does not have."""
+def check_quantised(lora: LoraTable, framework: FrameworkTraining[Any, Any], low: str) -> None:
+    """Raises InputError for 4-bit weights that the framework or the precision `low` does not have."""
     if lora.quantized is None:
         return
-    if kind == "megatron":
-        raise InputError(
-            f"{_WHERE}: found 'nf4' under Megatron, whose layers have no 4-bit weights; "
-            "expected strategy 'ddp', 'fsdp1', 'fsdp2' or 'deepspeed'"
-        )
+    framework.check_quantized(_WHERE)
     if low == "fp32":
         raise InputError(
             f"{_WHERE}: found 'nf4' with precision fp32; expected bf16 or fp16, in which "
@@ -70,17 +69,22 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
             )
         return False
     is_low = table.stored_dtype != "fp32"
+    is_under_autocast = training_of(kind).is_under_autocast
     if lora.preparation is None:
         has_conflict = table.cross_entropy == "unsloth" or table.frozen_dtype is not None or is_stacked
-        return kind == "ddp" and not has_conflict and not is_low
+        return is_under_autocast and not has_conflict and not is_low
     if lora.preparation == "none":
         return False
-    if kind != "ddp" or is_low:
-        conflict = f"strategy '{kind}'" if kind != "ddp" else f"training.stored_dtype '{table.stored_dtype}'"
+    if not is_under_autocast or is_low:
+        conflict = (
+            f"training.stored_dtype '{table.stored_dtype}'" if is_under_autocast else f"strategy '{kind}'"
+        )
+        kinds = " or ".join(
+            f"'{name}'" for name in kinds_where(lambda candidate: candidate.is_under_autocast)
+        )
         raise InputError(
             f"{where}: found 'peft' with {conflict}, which has no fp32 weights beside those in 4 bits; "
-            "expected "
-            "'none', or strategy 'ddp' (also of one GPU) with weights in fp32"
+            f"expected 'none', or strategy {kinds} (also of one GPU) with weights in fp32"
         )
     if table.frozen_dtype not in (None, "fp32"):
         raise InputError(
@@ -95,7 +99,9 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
     return True
 
 
-def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, has_preparation: bool) -> list[str]:
+def quantisation_notes(
+    lora: LoraTable, model: ModelSpec, framework: FrameworkTraining[Any, Any], *, has_preparation: bool
+) -> list[str]:
     """Sentences about the weights that are not quantised, and about a mixture's experts.
 
     See [Note: what is quantised].
@@ -109,7 +115,7 @@ def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, has_prep
             'training.lora.preparation = "none" for software without it (unsloth, LLaMA-Factory, TRL from '
             "0.26 on)"
         )
-    elif kind == "ddp":
+    elif framework.is_under_autocast:
         notes.append("what is not in 4 bits is in 16: PEFT's preparation, which casts it to fp32, is not run")
     return notes + _expert_notes(model)
 

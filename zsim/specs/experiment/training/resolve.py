@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from zsim.errors import InputError
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.capture.settings import captured_length
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.kernel_choices import attention_kind, cross_entropy_of
-from zsim.specs.experiment.strategies import default_precision
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.attention import attention_kind
+from zsim.specs.experiment.training.framework_training import training_of
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
-from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, TrainingConfig
+from zsim.specs.strategy.table import StrategyTable
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, CrossEntropy, LayerKernels, TrainingConfig
 
 _DEFAULT_SEQUENCE = 4096
 _MAX_TOKENS = 2**27
@@ -26,17 +26,15 @@ def resolve_training(
     table: TrainingTable,
     model: ModelSpec,
     cluster: Cluster,
-    deepspeed: DeepSpeedConfig | None,
     notes: list[str],
     optimizer: str,
 ) -> TrainingConfig:
-    """The training of `table`, with the optimizer of that name. Under DeepSpeed the values of its JSON file
-    apply.
+    """The training of `table`, with the optimizer of that name.
 
     Adds notes about settings without effect to `notes`. Raises InputError for a precision that a GPU lacks
     and for a sequence that the model cannot take.
     """
-    precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
+    precision = table.precision or cluster.default_precision
     gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
     if getattr(gpu.peak, precision) is None:
         choices = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
@@ -59,19 +57,14 @@ def resolve_training(
         notes.append(
             f"sequence_length {length} is beyond the {max_length} positions that '{model.name}' states"
         )
-    clipping = deepspeed.gradient_clipping if deepspeed else table.gradient_clipping
     connections = table.device_max_connections
     if connections != DEFAULT_CONNECTIONS and gpu.vendor != "nvidia":
         notes.append(f"training.device_max_connections is CUDA's: without effect on GPU '{gpu.name}'")
         connections = DEFAULT_CONNECTIONS
     return TrainingConfig(
         sequence_length=length,
-        micro_batch_size=deepspeed.batch.micro_batch_size if deepspeed else table.micro_batch_size or 1,
-        gradient_accumulation_steps=(
-            deepspeed.batch.gradient_accumulation_steps
-            if deepspeed
-            else table.gradient_accumulation_steps or 1
-        ),
+        micro_batch_size=table.micro_batch_size or 1,
+        gradient_accumulation_steps=table.gradient_accumulation_steps or 1,
         precision=precision,
         activation_checkpointing=table.activation_checkpointing,
         attention=attention,
@@ -79,7 +72,7 @@ def resolve_training(
         optimizer=optimizer,
         paged_states=table.paged_states,
         stochastic_rounding=table.stochastic_rounding,
-        gradient_clipping=clipping or 0.0,
+        gradient_clipping=table.gradient_clipping or 0.0,
         liger=table.liger,
         cross_entropy=cross_entropy_of(table),
         checkpoint_every=table.checkpoint_every,
@@ -93,6 +86,22 @@ def resolve_training(
         deterministic_sms=max(gpu.sm_count if gpu.attention.is_deterministic else 0 for gpu in cluster.gpus),
         writes_scores=any(gpu.attention.writes_scores for gpu in cluster.gpus),
     )
+
+
+def layer_kernels_of(
+    table: TrainingTable, strategy: StrategyTable, parallelism: ParallelismConfig
+) -> LayerKernels:
+    """Whose kernels blocks have. The default is the framework's."""
+    return table.layer_kernels or training_of(strategy.kind).layer_kernels(strategy, parallelism)
+
+
+def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
+    """The chosen kernels of the loss. The default is fused with the LM head under Liger, and one kernel under
+    torch.compile.
+    """
+    if table.cross_entropy is not None:
+        return table.cross_entropy
+    return "fused_linear" if table.liger else "fused" if table.compile else "eager"
 
 
 def size_warning(

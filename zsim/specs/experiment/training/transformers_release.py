@@ -8,18 +8,16 @@ from __future__ import annotations
 import re
 
 from zsim.errors import InputError
-from zsim.frameworks.deepspeed.settings.release import parse_release
-from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_looped_form
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.table import StrategyTable
 
 _KEY = "training.transformers"
 NEWEST, LAST_OF_MODULES = "5.23", "4.57"
-# transformers 5.0.0 is of January 2026, DeepSpeed 0.18.5 the first release behind it.
-_FIRST_DEEPSPEED_AFTER_5 = (0, 18, 5)
 
 
 def runs_experts_one_by_one(
@@ -27,8 +25,8 @@ def runs_experts_one_by_one(
 ) -> bool:
     """Whether every routed expert has modules of its own, as up to transformers 4.57.
 
-    `release` is `training.transformers`. If it is None, DeepSpeed's release decides, else 5 is assumed. Adds
-    the assumption to `notes`.
+    `release` is `training.transformers`. If it is None, the framework's release decides, else 5 is assumed.
+    Adds the assumption to `notes`.
 
     Raises InputError for a release that does not exist, and together with code that is not transformers'.
     """
@@ -36,23 +34,23 @@ def runs_experts_one_by_one(
     if stacked_experts(model) is None:
         notes += [f"{_KEY} is without effect: '{model.name}' has no routed experts"] if release else []
         return False
-    if split.library != "transformers":
+    if split.library != TRANSFORMERS:
         if release is None:
             return False
         raise InputError(
             f"{_KEY}: found '{release}', but the routed experts of this job are run by the code of "
-            f"'{split.library}'; expected it left out"
+            f"'{split.library.name}'; expected it left out"
         )
     if not has_looped_form(model.family):
         return False
+    framework = training_of(strategy.kind)
     if number is not None:
-        notes += _default_release_notes(strategy) if number < 5 else []
+        notes += framework.single_expert_notes(strategy) if number < 5 else []
         return number < 5
-    if isinstance(strategy, DeepSpeedTable) and _is_before_5(strategy):
+    if reason := framework.transformers_4_reason(strategy):
         notes.append(
             "routed experts are assumed to run one by one, each three linear layers, as in transformers 4: "
-            f'DeepSpeed {strategy.version} is older than transformers 5; {_KEY} = "{NEWEST}" has them '
-            "stacked"
+            f'{reason}; {_KEY} = "{NEWEST}" has them stacked'
         )
         return True
     notes.append(
@@ -61,28 +59,6 @@ def runs_experts_one_by_one(
         f'several times as long: {_KEY} = "{LAST_OF_MODULES}"'
     )
     return False
-
-
-def _is_before_5(strategy: DeepSpeedTable) -> bool:
-    """Whether a release of DeepSpeed is older than transformers 5."""
-    return parse_release(strategy.version, "strategy.version").number < _FIRST_DEEPSPEED_AFTER_5
-
-
-def _default_release_notes(strategy: StrategyTable) -> list[str]:
-    """A note where the release of DeepSpeed is a default. It fetches such experts differently from older
-    releases.
-    """
-    if (
-        not isinstance(strategy, DeepSpeedTable)
-        or strategy.stage != 3
-        or "version" in strategy.model_fields_set
-    ):
-        return []
-    return [
-        f"strategy.version is taken as {strategy.version}, which fetches a block of Mixtral's or Qwen's "
-        "experts whole; before 0.18 ZeRO-3 fetches every product of every expert by itself, which can take "
-        "several times as long"
-    ]
 
 
 def _major_release(release: str) -> int:

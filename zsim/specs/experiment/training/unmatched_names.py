@@ -13,12 +13,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 
 from zsim.errors import InputError, did_you_mean
+from zsim.operations.operation import Role
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, is_named_by, matches_pattern
 from zsim.specs.model.expert_adapters import adaptable_products
-from zsim.specs.model.experts import Experts
 from zsim.specs.model.freezing import is_saved
-from zsim.specs.model.spec import Linear, ModelSpec, Module
+from zsim.specs.model.spec import ModelSpec, Module
 
 _WHERE = "training.lora"
 
@@ -65,7 +65,7 @@ def _check_parameters(model: ModelSpec, adapters: Adapters, adapted_names: Colle
         weight.name
         for module in (model.blocks[-1].modules if model.blocks else ())
         for weight in adaptable_products(module, module.name, "merged")
-        if isinstance(module.op_spec, Experts)
+        if module.role is Role.EXPERTS
     ]
     for target in adapters.parameters:
         if any(is_named_by(name, (target,)) for name in adapted_names):
@@ -130,14 +130,14 @@ def _module_names(model: ModelSpec) -> Iterator[str]:
     """Full names of modules, and of the weights of routed experts."""
     for prefix, module in _prefixed_modules(model):
         yield prefix + module.name
-        if isinstance(module.op_spec, Experts):
+        if module.role is Role.EXPERTS:
             yield from (weight.name for weight in adaptable_products(module, prefix + module.name, "merged"))
 
 
 def _product_names(model: ModelSpec) -> Iterator[str]:
     """Full names of the products of the blocks, and of the head."""
     for prefix, module in _prefixed_modules(model):
-        if isinstance(module.op_spec, Linear):
+        if module.role is Role.PRODUCT:
             yield prefix + module.name
 
 

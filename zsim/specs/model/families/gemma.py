@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.operations.operation import Role
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import replace_op_fields, residual, rms_norm, set_registration
 from zsim.specs.model.families.llama import (
@@ -20,7 +21,7 @@ from zsim.specs.model.families.llama import (
     gated_mlp,
     layer_windows,
 )
-from zsim.specs.model.spec import Attention, Block, ModelSpec
+from zsim.specs.model.spec import Block, ModelSpec
 
 _NORM = "gemma_rms"
 
@@ -85,7 +86,7 @@ def _model(
             rms_norm("input_layernorm", shape.hidden, kind=_NORM),
             *(
                 replace_op_fields(module, softcaps=caps_scores, is_causal=is_causal)
-                if isinstance(module.op_spec, Attention)
+                if module.role is Role.MIXER
                 else module
                 for module in core
             ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.operations.operation import Role
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Router
 from zsim.specs.model.families.builders import (
@@ -34,7 +35,7 @@ from zsim.specs.model.families.llama import (
 from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
 from zsim.specs.model.families.nope import rotary_layers
 from zsim.specs.model.families.post_norm import partial_rotary
-from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Norm, Parameter
+from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 
 
 def gpt_oss(config: ConfigReader) -> ModelSpec:
@@ -63,7 +64,7 @@ def gpt_oss(config: ConfigReader) -> ModelSpec:
                 name="self_attn",
                 parameters=sinks,
             )
-            if isinstance(module.op_spec, Attention)
+            if module.role is Role.MIXER
             else module
             for module in attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=layer_window)
         ]
@@ -143,9 +144,7 @@ def glm4_moe(config: ConfigReader) -> ModelSpec:
     norm = "each head" if config.boolean("use_qk_norm", False) else "none"
     rotary_width = partial_rotary(config, shape.head_dim)
     core = [
-        replace_op_fields(module, rotary_width=rotary_width)
-        if isinstance(module.op_spec, Attention)
-        else module
+        replace_op_fields(module, rotary_width=rotary_width) if module.role is Role.MIXER else module
         for module in attention_modules(shape, qkv_bias=has_bias, qk_norm=norm)  # type: ignore[arg-type]
     ]
     width = config.integer("moe_intermediate_size", 1408)
@@ -215,7 +214,7 @@ class _Llama4:
         modules = attention_modules(shape, qkv_bias=self.has_bias, o_bias=self.has_bias, rotary=has_rotary)
         attention_layer: list[Module] = []
         for module in modules:
-            if isinstance(module.op_spec, Attention):
+            if module.role is Role.MIXER:
                 module = replace_op_fields(module, chunk=self.chunk if has_rotary else None)
                 if has_rotary and self.has_norms:
                     attention_layer += [self._norm("q", shape.heads), self._norm("k", shape.kv_heads)]

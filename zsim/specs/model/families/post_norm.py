@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.operations.operation import Role
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.builders import (
     activation,
@@ -26,7 +27,7 @@ from zsim.specs.model.families.llama import (
     gated_mlp,
     layer_windows,
 )
-from zsim.specs.model.spec import Attention, Block, ModelSpec, Module
+from zsim.specs.model.spec import Block, ModelSpec, Module
 
 _OLMO_NORM = "gemma_rms"  # Olmo2RMSNorm multiplies by its weight in fp32
 
@@ -103,7 +104,7 @@ def glm4(config: ConfigReader) -> ModelSpec:
     has_bias = config.boolean("attention_bias", False)
     core = [
         replace_op_fields(module, rotary_width=partial_rotary(config, shape.head_dim))
-        if isinstance(module.op_spec, Attention)
+        if module.role is Role.MIXER
         else module
         for module in attention_modules(shape, qkv_bias=has_bias)
     ]

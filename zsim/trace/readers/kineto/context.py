@@ -3,20 +3,9 @@ writes around its work."""
 
 from __future__ import annotations
 
-import re
-
 from zsim.trace.readers.kineto.file import KinetoFile, Thread
+from zsim.trace.readers.kineto.ranges import module_of
 from zsim.trace.readers.recording import Ranges
-
-_UNIT = re.compile(r"^FSDP::\S+(?: for (?P<next>\S+)| \((?P<unit>.*)\))")
-_UNIT_RANGES = frozenset(
-    f"FSDP::{what}"
-    for what in (
-        "pre_forward", "post_forward", "pre_backward", "all_gather", "all_gather_copy_out",
-        "post_backward_accumulate", "post_backward_reshard", "post_backward_reduce",
-        "post_backward_rs_wait",
-    )
-)  # fmt: skip
 
 
 class Context:
@@ -57,13 +46,3 @@ def phase_of(name: str) -> str:
     if is_forward != is_backward:
         return "forward" if is_forward else "backward"
     return "optimizer" if lower.strip("# ") in ("optimizer", "optimizer step", "update") else ""
-
-
-def module_of(name: str) -> str:
-    """The unit of an FSDP2 range: `FSDP::all_gather (layers.3)` -> layers.3, or "root" for the root, which
-    has no name.
-    """
-    match = _UNIT.match(name)
-    if match:
-        return match["unit"] or match["next"]
-    return "root" if name in _UNIT_RANGES else ""

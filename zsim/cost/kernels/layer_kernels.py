@@ -1,0 +1,27 @@
+"""The kernels that a library has for norms, activations and rotary positions, where they are fused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKernelSet:
+    """The library whose fused kernels `compile`, or `liger`, stands for, by what its kernels do."""
+
+    name: str = "torch"
+    """The value of `training.layer_kernels`."""
+    joins_norms: bool = True
+    """Compiled, the residual add and its dropout are in the next norm's kernel, and the scores' dropout in
+    that of softmax.
+    """
+    has_two_pass_layer_norm: bool = False
+    """Compiled, LayerNorm is a kernel that goes over a row as torch's own does."""
+    casts_norms: bool = False
+    """Beside Liger's kernels, norms cast the stream to fp32 and run again before backward."""
+    splits_gates: bool = False
+    """A gated activation splits the output of one product, in eager kernels."""
+    copies_heads: bool = False
+    """Queries, keys and values are copied around attention."""
+    scales_rotary_eagerly: bool = False
+    """Rotary positions that are multiplied by a factor are eager kernels."""

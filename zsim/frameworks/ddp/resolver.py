@@ -1,0 +1,50 @@
+"""DDP, as a job is resolved with it."""
+
+from __future__ import annotations
+
+from zsim.errors import InputError
+from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
+from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
+from zsim.frameworks.torch.parallelism import TORCH
+from zsim.frameworks.torch.split_checks import check_torch_split
+from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.style import ModelParallelStyle
+from zsim.specs.strategy.training import TrainingConfig
+
+
+class DdpResolver(FrameworkResolver[DdpTable, DdpConfig]):
+    """torch's DDP, beside which torchtitan has pipelines alone."""
+
+    padded_experts = KEMPNERFORGE
+
+    def degrees(
+        self, table: DdpTable, requested: ParallelismTable
+    ) -> tuple[ParallelismTable, ModelParallelStyle]:
+        """Refuses what torchtitan refuses with DDP (v0.2.2 `parallelize_llama`)."""
+        for key, degree in (("tensor", requested.tensor), ("context", requested.context)):
+            if degree > 1:
+                raise InputError(
+                    f"parallelism.{key}: found {degree} with strategy 'ddp', which torchtitan takes for data "
+                    "parallelism alone; expected strategy 'fsdp2', with `replicate` for its replicas"
+                )
+        return requested, TORCH
+
+    def check_split(self, model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
+        check_torch_split(model, training, parallelism)
+
+    def resolve(self, request: StrategyRequest[DdpTable, DdpConfig]) -> Resolution[DdpConfig]:
+        table = request.table
+        cap_bytes = round(table.bucket_cap_mb * 2**20)
+        config = DdpConfig(
+            bucket_cap_bytes=cap_bytes,
+            first_bucket_cap_bytes=2**20 if table.bucket_cap_mb == 25 else cap_bytes,
+            gradient_as_bucket_view=table.gradient_as_bucket_view,
+            no_sync=table.no_sync,
+        )
+        return Resolution(config, request.cluster)
+
+
+RESOLVER = DdpResolver()

@@ -1,0 +1,156 @@
+"""DeepSpeed, as a job is resolved with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
+from zsim.frameworks.deepspeed.settings.autotp import set_tensor_grain, uneven_shards_note
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
+from zsim.frameworks.deepspeed.settings.degrees import (
+    check_degrees,
+    disable_overlap_in_pipeline,
+    merge_degrees,
+)
+from zsim.frameworks.deepspeed.settings.experts import check_experts, resolve_deepspeed_experts
+from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
+from zsim.frameworks.deepspeed.settings.resolve import add_leaf_modules, delay_update
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
+from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
+from zsim.frameworks.deepspeed.settings.zeropp import check_even_nodes
+from zsim.frameworks.deepspeed.tiles import tile_linears
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.framework_resolver import (
+    ExtendedModel,
+    FileSettings,
+    FrameworkResolver,
+    Resolution,
+    StrategyRequest,
+)
+from zsim.specs.experiment.placement import Placement
+from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_library import TRANSFORMERS
+from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.style import ModelParallelStyle
+
+
+class DeepSpeedResolver(FrameworkResolver[DeepSpeedTable, DeepSpeedConfig]):
+    """DeepSpeed, whose JSON has values of the training too and is resolved before it."""
+
+    def degrees(
+        self, table: DeepSpeedTable, requested: ParallelismTable
+    ) -> tuple[ParallelismTable, ModelParallelStyle]:
+        if table.config is None:
+            return requested, SPLIT_LAYERS
+        return merge_degrees(requested, table.config, table.config_name)
+
+    def extend_model(
+        self, table: DeepSpeedTable, model: ModelSpec, parallelism: ParallelismConfig
+    ) -> ExtendedModel:
+        if table.tile_numel is not None:
+            model = tile_linears(model, table.tile_numel)
+        return ExtendedModel(model, parallelism)
+
+    def resolve_file(
+        self,
+        table: DeepSpeedTable,
+        training: TrainingTable,
+        model: ModelSpec,
+        cluster: Cluster,
+        placement: Placement,
+        parallelism: ParallelismConfig,
+    ) -> FileSettings[DeepSpeedConfig]:
+        config = _resolve_json(table, training, model, cluster, placement, parallelism)
+        return FileSettings(config, set_tensor_grain(parallelism, config), config.notes)
+
+    def split_experts(
+        self, table: DeepSpeedTable, requested: ParallelismTable, model: ModelSpec
+    ) -> ExpertSplit:
+        split = resolve_deepspeed_experts(table, requested, model)
+        return super().split_experts(table, requested, model) if split.library == TRANSFORMERS else split
+
+    def check_experts(
+        self, config: DeepSpeedConfig | None, split: ExpertSplit, parallelism: ParallelismConfig
+    ) -> None:
+        assert config is not None
+        check_experts(config, split, parallelism)
+
+    def describe_parts(
+        self, config: DeepSpeedConfig | None, model: ModelSpec, parallelism: ParallelismConfig
+    ) -> list[str]:
+        note = uneven_shards_note(model, parallelism, config)
+        return [note] if note else []
+
+    def resolve(
+        self, request: StrategyRequest[DeepSpeedTable, DeepSpeedConfig]
+    ) -> Resolution[DeepSpeedConfig]:
+        assert request.config is not None
+        return Resolution(request.config, request.cluster)
+
+
+def _resolve_json(
+    table: DeepSpeedTable,
+    training: TrainingTable,
+    model: ModelSpec,
+    cluster: Cluster,
+    placement: Placement,
+    parallelism: ParallelismConfig,
+) -> DeepSpeedConfig:
+    """The resolved DeepSpeed JSON of the user, or of a stage with defaults. If both give a stage, it must be
+    equal.
+    """
+    replicas = placement.world_size // parallelism.model_ranks
+    config: str | Path | dict[str, Any]
+    if table.config is None:
+        if table.stage is None:
+            raise InputError("strategy: deepspeed needs 'stage' or 'config'")
+        config = {"zero_optimization": {"stage": table.stage}}
+    else:
+        config = table.config
+    precision, micro_batch_size = training.precision, training.micro_batch_size
+    if table.config is None:
+        precision, micro_batch_size = precision or cluster.default_precision, micro_batch_size or 1
+    values = TrainingValues(
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        precision=precision,
+        gradient_clipping=training.gradient_clipping,
+        auto_precision=cluster.default_precision,
+    )
+    resolved = load_deepspeed_config(
+        config,
+        version=table.version,
+        world_size=replicas * parallelism.context,
+        replicas=replicas,
+        gpus_per_node=placement.gpus_per_node,
+        hidden_size=model.hidden_size,
+        training=values,
+        name=table.config_name,
+    )
+    if table.config is not None and table.stage is not None and table.stage != resolved.zero.stage:
+        raise InputError(
+            f"strategy.stage: found {table.stage}, but {resolved.name} says zero_optimization.stage "
+            f"{resolved.zero.stage}"
+        )
+    check_degrees(resolved, parallelism)
+    resolved = disable_overlap_in_pipeline(resolved, parallelism)
+    check_even_nodes(resolved, placement.gpus)
+    refuse_unsimulated(resolved)
+    resolved = add_leaf_modules(resolved, table.leaf_modules, model.family)
+    if table.delayed_parameter_update:
+        resolved = delay_update(resolved)
+    if table.fetches_one_by_one and resolved.stage != 3:
+        raise InputError(
+            f"strategy.fetches_one_by_one: found true with stage {resolved.stage}, which fetches no "
+            "parameters; expected stage 3"
+        )
+    return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=table.fetches_one_by_one)
+
+
+RESOLVER = DeepSpeedResolver()

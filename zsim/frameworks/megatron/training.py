@@ -1,0 +1,261 @@
+"""Megatron's part in `[training]`, and that of the engines with its data parallelism.
+
+Recomputation is as in Megatron-Core 0.16.1 (`core/transformer/transformer_config.py`,
+`transformer_layer.py`). Core runs a fused core of attention again. Megatron-LM before Core did not checkpoint
+it (`megatron/model/transformer.py` of core 0.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.megatron.adapters import adapt_experts, adapt_products, uses_bridge
+from zsim.frameworks.megatron.settings.config import MegatronConfig, is_before_3, is_core, is_core_since
+from zsim.frameworks.megatron.settings.table import CLIP_GRAD, MegatronTable
+from zsim.frameworks.megatron.transformer_engine import check_engine_recipe, choose_engine_attention
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.experiment.training.framework_training import FrameworkTraining
+from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.experiment.training.table import AttentionChoice, TrainingTable
+from zsim.specs.model.adapters import Adapters
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.strategy.fp8 import Fp8, Fp8Recipe
+from zsim.specs.strategy.optimizers import Optimizer
+from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import AttentionKind, Checkpointing, CrossEntropy, LayerKernels
+
+_BLACKWELL = 10.0  # compute capability
+_FULL_RECOMPUTATION = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
+_OPTIMIZERS = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16", "lion", "muon")
+_CORE_OF_ATTENTION = "core_attn"
+_GRADIENT_SHARDING = ("optim_grads", "optim_grads_params")
+
+
+class MegatronTraining(FrameworkTraining[MegatronTable, MegatronConfig]):
+    """Layers of its own, whose kernels, loss and recomputation are those of a release."""
+
+    title = "Megatron"
+    casts_weights = True
+    calls_torch_attention = False
+    grouping_strategy = "Megatron's DDP"
+    even_batch_reason = "Megatron has one --micro-batch-size, which shapes all its messages"
+    unadapted_degrees = ()
+    keeps_originals = False
+    expert_adapters = "adapters of Megatron-Bridge on linear_fc1 and linear_fc2"
+
+    def fill_training(
+        self,
+        training: TrainingTable,
+        table: MegatronTable,
+        config: MegatronConfig | None,
+        parallelism: ParallelismConfig,
+        cluster: Cluster,
+    ) -> TrainingTable:
+        """`[training]` with fused kernels (`layer_kernels` says which), a loss that works in place, gradients
+        clipped at 1, and checkpoints that run everything again.
+
+        The latter are `CheckpointFunction` of core tensor_parallel/random.py, as in nanotron and InternEvo.
+        An engine other than "megatron" keeps `compile` as it is.
+        """
+        is_megatron = table.engine == "megatron"
+        default_loss: CrossEntropy = (
+            "megatron" if is_core_since(table.version) and is_megatron else "megatron-before-0.8"
+        )
+        changes: dict[str, Any] = {
+            "compile": training.compile or is_megatron,
+            "gradient_clipping": CLIP_GRAD
+            if training.gradient_clipping is None
+            else training.gradient_clipping,
+            "cross_entropy": training.cross_entropy or ("fused_linear" if training.liger else default_loss),
+            **_FULL_RECOMPUTATION,
+        }
+        if _limits_connections(table, parallelism, cluster):
+            changes["device_max_connections"] = 1
+        kept_keys = {*_FULL_RECOMPUTATION, "device_max_connections"} & training.model_fields_set
+        return training.model_copy(
+            update={key: value for key, value in changes.items() if key not in kept_keys}
+        )
+
+    def choose_attention(
+        self, training: TrainingTable, table: MegatronTable, gpus: Sequence[Gpu], model: ModelSpec
+    ) -> AttentionChoice | None:
+        if not table.runs_transformer_engine:
+            return training.attention
+        return choose_engine_attention(
+            training.attention, gpus, model, deterministic=table.deterministic_mode
+        )
+
+    def calls_flash_2(self, table: MegatronTable) -> bool:
+        """nanotron and InternEvo do."""
+        return table.engine != "megatron"
+
+    def layer_kernels(self, table: MegatronTable, parallelism: ParallelismConfig) -> LayerKernels:
+        if table.engine != "megatron":
+            return table.engine
+        return "megatron-2" if is_before_3(table.version) else "megatron"
+
+    def has_engine_products(self, table: MegatronTable) -> bool:
+        return table.runs_transformer_engine
+
+    def overlaps_tensor_reduce(self, table: MegatronTable) -> bool:
+        return not is_before_3(table.version)
+
+    def default_recipe(self, table: MegatronTable) -> Fp8Recipe:
+        """The default of `--fp8-recipe`, on every GPU."""
+        return "delayed" if table.engine == "megatron" else super().default_recipe(table)
+
+    def make_fp8(self, recipe: Fp8Recipe, table: MegatronTable) -> Fp8:
+        return Fp8(
+            recipe,
+            keeps_weights=table.engine == "megatron",
+            recasts_weights=super().make_fp8(recipe, table).recasts_weights,
+            has_quantized_weights=table.fp8_param_gather,
+            sums_amaxes_over="tensor" if table.tp_only_amax_red else "all",
+        )
+
+    def fuses_norms(self, table: MegatronTable) -> bool:
+        return table.engine == "megatron"
+
+    def check_recipe(self, recipe: Fp8Recipe, training: TrainingTable, table: MegatronTable) -> None:
+        check_engine_recipe(recipe, training, table)
+
+    def check_optimizer(
+        self,
+        optimizer: Optimizer,
+        training: TrainingTable,
+        table: MegatronTable,
+        config: MegatronConfig | None,
+    ) -> None:
+        _check_optimizer(optimizer.name, table)
+
+    def synchronized_replicas(
+        self, table: MegatronTable, config: MegatronConfig | None, replicas: int, nodes: int
+    ) -> int:
+        shards_gradients = table.fsdp_sharding in _GRADIENT_SHARDING
+        return max(1, replicas // table.optimizer_instances) if shards_gradients else 1
+
+    def groups_layers(self, table: MegatronTable) -> bool:
+        """Whether parameters stay whole, so that a group needs no gathers of its own."""
+        return table.fsdp_sharding is None
+
+    def recomputed_modules(
+        self,
+        modules: tuple[str, ...],
+        table: MegatronTable,
+        parallelism: ParallelismConfig,
+        attention: AttentionKind,
+    ) -> tuple[str, ...]:
+        if not is_core(table.version) and attention == "flash":
+            modules = tuple(name for name in modules if name != _CORE_OF_ATTENTION)
+        if _keeps_norm(table, parallelism):
+            modules = tuple("input_layernorm" if name == "layernorm" else name for name in modules)
+        return modules
+
+    def check_recomputation(self, policies: Iterable[Checkpointing]) -> None:
+        """Refuses torch's selective checkpointing, which Megatron's flag has no value for."""
+        if "selective-op" in policies:
+            raise InputError(
+                "training.activation_checkpointing: found 'selective-op', which is torch's; Megatron's "
+                "--recompute-granularity has 'selective' (of recompute_modules, e.g. [\"mlp\"]) and 'full'"
+            )
+
+    def check_any_model(self, where: str) -> None:
+        raise InputError(
+            f"strategy.kind: found 'megatron', but {where}, and Megatron trains layers of its own; "
+            "expected ddp, fsdp1, fsdp2 or deepspeed"
+        )
+
+    def check_quantized(self, where: str) -> None:
+        raise InputError(
+            f"{where}: found 'nf4' under Megatron, whose layers have no 4-bit weights; "
+            "expected strategy 'ddp', 'fsdp1', 'fsdp2' or 'deepspeed'"
+        )
+
+    def adopt_adapters(
+        self, lora: LoraTable, model: ModelSpec, parallelism: ParallelismConfig
+    ) -> tuple[ModelSpec, LoraTable]:
+        if not uses_bridge(lora, model, parallelism):
+            return model, lora
+        return adapt_products(lora, model, parallelism)
+
+    def adapt_experts(self, adapters: Adapters, lora: LoraTable, split: ExpertSplit) -> Adapters | None:
+        return adapt_experts(adapters, lora, split)
+
+    def check_adapted_experts(self, table: MegatronTable, split: ExpertSplit) -> None:
+        example = 'training.lora.targets = ["linear_qkv", "linear_proj"]'
+        if split.tensor > 1:
+            raise NotSimulatedError(
+                f"parallelism.expert_tensor: found {split.tensor} with adapters on experts, which zsim does "
+                f"not cut among ranks; expected 1, or {example}"
+            )
+        settings = {
+            "fsdp_sharding": table.fsdp_sharding,
+            "overlap_expert_parallel": table.overlap_expert_parallel,
+        }
+        for key, value in settings.items():
+            if value:
+                raise NotSimulatedError(
+                    f"strategy.{key}: found {value!r} with adapters on routed experts, which zsim does "
+                    f"not simulate; expected it left out, or {example}"
+                )
+
+
+def _limits_connections(table: MegatronTable, parallelism: ParallelismConfig, cluster: Cluster) -> bool:
+    """Whether CUDA_DEVICE_MAX_CONNECTIONS has to be 1.
+
+    Megatron's arguments.py asserts it before Blackwell if tensor or context parallelism is on (core 0.16.1
+    `validate_args`).
+    """
+    is_parallel = parallelism.tensor * parallelism.context > 1
+    if not is_parallel or table.engine == "nanotron" or table.fsdp_sharding is not None:
+        return False
+    capabilities = [gpu.compute_capability for gpu in cluster.gpus if gpu.compute_capability is not None]
+    return bool(capabilities) and min(capabilities) < _BLACKWELL
+
+
+def _keeps_norm(table: MegatronTable, parallelism: ParallelismConfig) -> bool:
+    """Whether the norm before the router is an output of the router's CUDA graph, and therefore not
+    recomputed.
+
+    Megatron then recomputes only the norm before attention (core 0.16.1 core/transformer/transformer_layer.py
+    `can_recompute_pre_mlp_layernorm_for_cudagraph`).
+    """
+    graphs = table.cuda_graph_modules
+    is_inside = "moe_preprocess" in graphs and parallelism.experts.dispatcher == "all-to-all"
+    return "moe_router" in graphs and not is_inside
+
+
+def _check_optimizer(name: str, table: MegatronTable) -> None:
+    """Checks an optimizer as Megatron-Core 0.16.1 to 0.19.0 does.
+
+    Sources: training/arguments.py (`--optimizer`) and core/optimizer/distrib_optimizer.py, whose assertion
+    names Lion from 0.19 on. Its Muon is checked in zsim/frameworks/megatron/settings/muon.py.
+    """
+    where = "training.optimizer"
+    if name == "muon" and table.engine != "megatron":
+        raise InputError(
+            f"{where}: 'muon' belongs to engine 'megatron', found '{table.engine}'; expected 'adamw'"
+        )
+    if name not in _OPTIMIZERS:
+        raise InputError(f"{where}: Megatron has no '{name}'; expected one of {', '.join(_OPTIMIZERS)}")
+    if name == "adamw-bf16" and not table.distributed_optimizer:
+        raise InputError(
+            f"{where}: Megatron keeps moments in bf16 only with --use-precision-aware-optimizer, which "
+            "needs the distributed optimizer; expected strategy.distributed_optimizer = true, or 'adamw'"
+        )
+    release = (0, 19) if table.distributed_optimizer else (0, 17)
+    is_of_megatron = table.engine == "megatron" and table.fsdp_sharding is None
+    if name == "lion" and not (is_of_megatron and is_core_since(table.version, release)):
+        suffix = " with the distributed optimizer" if table.distributed_optimizer else ""
+        raise InputError(
+            f"{where}: Megatron-Core has 'lion'{suffix} from {release[0]}.{release[1]} on; found "
+            f"strategy.version '{table.version}', expected a newer one under Megatron's own data "
+            "parallelism, or 'adamw'"
+        )
+
+
+TRAINING = MegatronTraining()

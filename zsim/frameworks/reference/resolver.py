@@ -1,0 +1,70 @@
+"""The reference engine, as a job is resolved with it."""
+
+from __future__ import annotations
+
+from zsim.errors import InputError
+from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
+from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
+from zsim.frameworks.torch.parallelism import DATA_PARALLEL
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
+from zsim.specs.strategy.parallelism_table import ParallelismTable
+from zsim.specs.strategy.style import ModelParallelStyle
+from zsim.specs.strategy.training import TrainingConfig
+
+
+class ReferenceResolver(FrameworkResolver[ReferenceTable, ReferenceConfig]):
+    """The reference engine, which knows data parallelism alone."""
+
+    padded_experts = KEMPNERFORGE
+
+    def degrees(
+        self, table: ReferenceTable, requested: ParallelismTable
+    ) -> tuple[ParallelismTable, ModelParallelStyle]:
+        return requested, DATA_PARALLEL
+
+    def resolve(
+        self, request: StrategyRequest[ReferenceTable, ReferenceConfig]
+    ) -> Resolution[ReferenceConfig]:
+        return Resolution(*_resolve_reference(request.table, request.training, request.cluster))
+
+
+def _resolve_reference(
+    table: ReferenceTable, training: TrainingConfig, cluster: Cluster
+) -> tuple[ReferenceConfig, Cluster]:
+    """The reference engine has its own reduce-scatter, which replaces gloo's all-reduce, and AdamW only."""
+    if training.optimizer != "adamw":
+        raise InputError(
+            f"training.optimizer: found '{training.optimizer}', expected 'adamw': the reference engine has "
+            "no other"
+        )
+    if table.parameter_place != "device" and table.stage != 3:
+        raise InputError(
+            f"strategy.parameter_place: found '{table.parameter_place}' with stage {table.stage}, which "
+            "shards no parameters; expected stage 3 or 'device'"
+        )
+    if table.stage == 0 and table.optimizer_place == "nvme":
+        raise InputError("strategy.optimizer_place: found 'nvme' with stage 0, expected stage 1, 2 or 3")
+    costs = cluster.collectives
+    is_gloo = costs.backend == "gloo"
+    if is_gloo:
+        cluster = cluster.model_copy(
+            update={"collectives": costs.model_copy(update={"reduce_scatter": "native"})}
+        )
+    low = "bf16" if training.precision == "fp8" else training.precision
+    strategy = ReferenceConfig(
+        table.stage,
+        table.param_dtype or low,
+        table.reduce_dtype or table.param_dtype or low,
+        table.bucket_bytes,
+        table.prefetch,
+        table.max_reductions_in_flight,
+        table.keep_gathered,
+        is_gloo,
+        table.optimizer_place,
+        table.parameter_place,
+    )
+    return strategy, cluster
+
+
+RESOLVER = ReferenceResolver()

@@ -1,0 +1,94 @@
+"""Moments of jobs that torch's engines have in common: evaluation, and full state dicts of models that are
+sharded or that every rank holds completely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.moments import (
+    EVALUATION,
+    GATHERED_SAVE,
+    RESUMING,
+    UNOFFLOADED_SAVE,
+    BetweenSteps,
+    JobMoment,
+    forward_peak,
+    loading,
+)
+
+PRETRAINED = "transformers 4.46 modeling_utils.py `load_state_dict`"
+EVERY_RANK = (
+    "every rank of a node reads the whole pretrained model into host memory (from_pretrained); without "
+    "low_cpu_mem_usage a randomly filled copy stands beside it"
+)
+_EVALUATED = 8  # sequences: per_device_eval_batch_size of transformers' TrainingArguments where left out
+_FP32 = DTYPE_BYTES["fp32"]
+
+
+def evaluation(between_steps: BetweenSteps) -> Iterator[JobMoment]:
+    """A forward without gradients of the Trainer's batch, where that is larger than the micro-batch. It holds
+    what the step's own forward holds less its activations, and the logits.
+
+        logits = n l v (16 bits + fp32 + fp32)
+
+    n: sequences, l: their length, v: words. There are the model's logits, their cast and the
+    log-probabilities (transformers `ForCausalLMLoss`, torch's cross_entropy).
+    """
+    training = between_steps.job.training
+    if training.micro_batch_size >= _EVALUATED or training.cross_entropy != "eager":
+        return
+    bytes_per_logit = DTYPE_BYTES["bf16"] + 2 * _FP32
+    logits = _EVALUATED * training.sequence_length * between_steps.job.model.vocab_size * bytes_per_logit
+    yield JobMoment(
+        EVALUATION, between_steps.context_bytes + between_steps.program.memoize(forward_peak) + logits, None,
+        f"at least, with the Hugging Face Trainer's batch of {_EVALUATED} (per_device_eval_batch_size): "
+        "logits in 16 bits and twice in fp32, beside all that training holds; with compute_metrics every "
+        "batch's logits stay on the GPU besides",
+        "transformers loss/loss_utils.py `ForCausalLMLoss`, training_args.py", False,
+    )  # fmt: skip
+
+
+def sharded_moments(state: BetweenSteps, gathered: int, option: str, source: str) -> Iterator[JobMoment]:
+    """Moments of FSDP, which gathers `gathered` parameters at a time for a full state dict. `option` is the
+    option that asks for one.
+    """
+    numel, element_bytes = state.job.model.numel, state.stored_bytes
+    yield from evaluation(state)
+    yield loading(
+        state, f"{EVERY_RANK}; with fsdp_cpu_ram_efficient_loading one rank of a node does", PRETRAINED,
+        state.local_ranks,
+    )  # fmt: skip
+    yield JobMoment(
+        GATHERED_SAVE, state.gpu_bytes + element_bytes * gathered, state.host_bytes + element_bytes * numel,
+        f"{option}, offloaded to the host of rank 0: all weights there, besides them the optimizer's states "
+        "where they are asked for",
+        source, False,
+    )  # fmt: skip
+    yield JobMoment(
+        UNOFFLOADED_SAVE, state.gpu_bytes + element_bytes * numel, None,
+        f"{option} without offloading it to the host: every GPU holds all weights", source, False,
+    )  # fmt: skip
+    if state.num_states is None:
+        return
+    yield JobMoment(
+        RESUMING, None, state.host_bytes + (1 + state.num_states) * element_bytes * numel,
+        "from a whole state dict: rank 0 reads all weights and states into host memory; sharded ones are "
+        "read in place",
+        source, False,
+    )  # fmt: skip
+
+
+def replicated_moments(state: BetweenSteps) -> Iterator[JobMoment]:
+    """Moments of DDP: every rank reads everything."""
+    numel, element_bytes = state.job.model.numel, state.stored_bytes
+    yield from evaluation(state)
+    yield loading(state, EVERY_RANK, PRETRAINED, state.local_ranks)
+    if state.num_states is None:
+        return
+    yield JobMoment(
+        RESUMING, None, state.host_bytes + state.local_ranks * (1 + state.num_states) * element_bytes * numel,
+        "every rank reads all weights and states into host memory (torch.load to the CPU)",
+        "torch 2.13 serialization.py `load`", False,
+    )  # fmt: skip

@@ -1,0 +1,29 @@
+"""Tensor, pipeline and context parallelism as torch has it, with torchtitan's defaults.
+
+Sources: torchtitan v0.2.2 `config/job_config.py`, `distributed/pipeline_parallel.py`, and
+`distributed/context_parallel.py` (`apply_cp_to_attention_module`, which gives every layer FlexAttention where
+one has a window).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.specs.strategy.style import ModelParallelStyle
+
+TORCH = ModelParallelStyle(
+    title="torchtitan",
+    has_dtensors=True,
+    is_sequence_parallel=True,
+    cuts_products=True,
+    gathers_for_experts=True,
+    reads_schedule_files=True,
+    has_passes=True,
+    missing_end_layers=1,
+    has_zigzag=True,
+    masks_windows=True,
+    dispatchers=("all-to-all", "deepep"),
+    splits_expert_tokens=True,
+)
+DATA_PARALLEL = replace(TORCH, splits_models=False)
+"""Of engines whose data parallelism is simulated alone."""

@@ -1,0 +1,26 @@
+"""The decisions of a search that torch's two FSDPs have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zsim.study.tune.axis import ACCUMULATION, AxisChoice, Chosen, TunedAxis
+from zsim.study.tune.base import Base
+
+
+def replica_counts(base: Base) -> list[int]:
+    """Possible replica counts: 1, and replicas of whole nodes (powers of two and the number of nodes)."""
+    nodes = base.job.num_nodes
+    counts = {1, nodes} | {2**power for power in range(nodes.bit_length()) if nodes % 2**power == 0}
+    return sorted(counts)
+
+
+def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """Whether several micro-batches reduce after each one, or after the last."""
+    key = "strategy.no_sync"
+    if chosen.get(ACCUMULATION, base.job.training.gradient_accumulation_steps) == 1:
+        return [AxisChoice("", {key: False})]
+    return [AxisChoice("", {key: False}), AxisChoice("no_sync", {key: True})]
+
+
+REDUCTIONS = TunedAxis("no_sync", _reductions)

@@ -1,0 +1,80 @@
+"""The LM head fused with the loss: logits are computed piece by piece and never exist as one tensor.
+
+Liger's `fused_linear_cross_entropy_forward` (linkedin/Liger-Kernel 0.8, `ops/fused_linear_cross_entropy.py`)
+does both directions in the forward pass. The tokens are cut into ceil(V / H) pieces, rounded so that a piece
+has a power of two of tokens. Each piece is multiplied with the head, the logits are turned into their
+gradient in place, and this is multiplied with the head (gradient of the input) and with the input (gradient
+of the weight, accumulated). So at most about as many logits exist at once as there are hidden states.
+Backward only hands the gradients on. With fp16 it multiplies both by the loss scale (one pass).
+
+Neglected: the host reads the number of labels that count (`.item()`), once per micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.cost.kernels.kernel import Kernel, gemm
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.kernels.update import accumulate_kernels, scale_kernels
+from zsim.operations.linear import Linear
+from zsim.operations.operation import Module, Role
+from zsim.operations.tensors import ModuleTensors
+
+
+@dataclass(frozen=True, slots=True)
+class FusedHead:
+    """Kernels and tensors of the LM head with its loss. The saved tensors are the gradients of its input and
+    weight.
+    """
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    tensors: ModuleTensors
+
+
+def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
+    """Tokens of one piece: tokens / ceil(V / H), up to a power of two, at most all."""
+    min_tokens = -(-tokens // -(-vocab_size // hidden_size))
+    return min(tokens, 1 << (min_tokens - 1).bit_length())
+
+
+def head_index(modules: tuple[Module, ...]) -> int | None:
+    """Index of the LM head in `modules`: the last product before the loss. None without a loss."""
+    if not any(module.role is Role.LOSS for module in modules):
+        return None
+    products = [index for index, module in enumerate(modules) if module.role is Role.PRODUCT]
+    return products[-1] if products else None
+
+
+def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHead:
+    """Kernels and bytes of the LM head with its loss, piece by piece.
+
+    Per piece of t tokens (the last may be smaller): three products of 2 t V H FLOPs, the loss over t V logits
+    (read twice, written once), and the accumulation of the weight's gradient. The gradients of the input
+    (T H) and of the weight (V H) are saved for backward.
+    """
+    spec = head.op_spec
+    assert isinstance(spec, Linear)
+    tokens, hidden, vocab, e = shape.tokens, spec.in_features, spec.out_features, options.activation_bytes
+    dtype, weight = options.kernel_dtype, spec.in_features * spec.out_features
+    piece = piece_tokens(tokens, hidden, vocab)
+    kernels: list[Kernel] = []
+    for begin in range(0, tokens, piece):
+        size = min(piece, tokens - begin)
+        kernels += [
+            gemm(size, vocab, hidden, e, dtype),
+            Kernel("loss", 0.0, float(3 * size * vocab * e), dtype),
+            gemm(size, hidden, vocab, e, dtype, "nn"),
+            gemm(vocab, hidden, size, e, dtype, "tn"),
+            *accumulate_kernels(weight, dtype, dtype),
+        ]
+    is_scaled = options.dtype == "fp16"
+    backward = scale_kernels(tokens * hidden + weight, dtype) if is_scaled else ()
+    return FusedHead(
+        forward=tuple(kernels),
+        backward=backward,
+        tensors=ModuleTensors(
+            saved=(tokens * hidden * e, weight * e), forward=(piece * vocab * e, weight * e)
+        ),
+    )

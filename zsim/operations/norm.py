@@ -1,0 +1,78 @@
+"""Norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zsim.cost.kernels import fp8
+from zsim.cost.kernels.elementwise import autocast_cast, freeze_norm_weight, norm_cost, norm_cost_of
+from zsim.cost.kernels.kernel import elementwise
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations.operation import Kernels, Module, Operation, Role
+from zsim.operations.tensors import ModuleTensors
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Operation):
+    """Normalisation over `width`."""
+
+    width: int
+    kind: str = "rms"
+    """`layer`, `rms`, `gemma_rms` (multiplies by its weight in fp32), or another of
+    `zsim.cost.kernels.elementwise`.
+    """
+    writes_fp8: bool = False
+    """The output is quantised as it is written (Transformer Engine's fused layers)."""
+
+    @property
+    def role(self) -> Role:
+        return Role.NORM
+
+    def unmark_fp8(self) -> Norm:
+        return replace(self, writes_fp8=False)
+
+    def saves_only_its_input(self, options: WorkOptions) -> bool:
+        return self.kind == "layer" or options.fuses_kernels
+
+    def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+        cost = norm_cost_of(self.kind, options)
+        elements = shape.tokens * self.width
+        moved_bytes = cost.forward_bytes * elements
+        if self.writes_fp8:
+            moved_bytes -= fp8.norm_saving(elements, options)
+        kernel = elementwise(moved_bytes, options.kernel_dtype, cost.forward_launches)
+        return (kernel, *autocast_cast(elements, options))
+
+    def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+        cost = norm_cost_of(self.kind, options)
+        elements = shape.tokens * self.width
+        if not module.trains_weight:
+            cost = freeze_norm_weight(cost, self.kind, options)
+        kernel = elementwise(cost.backward_bytes * elements, options.kernel_dtype, cost.backward_launches)
+        return (*autocast_cast(elements, options), kernel)
+
+    def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
+        if module.shares_input and self.saves_only_its_input(options):
+            return 0
+        cost = norm_cost(self.kind, options.stream_bytes, is_fused=options.fuses_kernels)
+        if not module.trains_weight:
+            cost = freeze_norm_weight(cost, self.kind, options)
+        return shape.tokens * self.width * cost.saved_bytes
+
+    def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
+        is_upcast = not self.saves_only_its_input(options)
+        return shape.tokens * self.width * (options.stream_bytes + (4 if is_upcast else 0))
+
+    def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
+        """Liger's kernel writes the gradient of its input over that of its output (linkedin/Liger-Kernel 0.8,
+        `ops/rms_norm.py` with `in_place`).
+        """
+        stream, is_upcast = options.stream_bytes, not self.saves_only_its_input(options)
+        element = (stream if options.liger else 2 * stream) + (8 if is_upcast else 0)
+        return shape.tokens * self.width * element
+
+    def tensor_sizes(self, module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
+        low, high = shape.tokens * self.width * options.stream_bytes, shape.tokens * self.width * 4
+        if self.saves_only_its_input(options):
+            return ModuleTensors(backward=(low, low))
+        return ModuleTensors((high,), (low,), (low, low, high, high))

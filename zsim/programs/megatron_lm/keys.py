@@ -1,0 +1,276 @@
+"""The flags of Megatron's command line that say one setting each, and what `zsim tune` is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+
+_MEGATRON = "Megatron-Core 0.16.1, training/arguments.py"
+_ON: Mapping[bool, bool | None] = {True: True, False: None}
+_OFF: Mapping[bool, bool | None] = {True: False, False: None}
+PRECISION_AWARE = ProgramKey(
+    "--use-precision-aware-optimizer", bool, "whether optimizer states may be of lower precision",
+    "strategy.precision_aware_optimizer", is_plain=True, values=_ON,
+)  # fmt: skip
+# Switches of data parallelism, each with the setting that it alone says.
+ON_SWITCHES = (
+    ProgramKey(
+        "--use-distributed-optimizer", bool, "whether optimizer states are sharded",
+        "strategy.distributed_optimizer", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--overlap-grad-reduce", bool, "whether gradients are reduced during the last backward",
+        "strategy.overlap_grad_reduce", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--overlap-param-gather", bool, "whether parameters are gathered during the next forward",
+        "strategy.overlap_param_gather", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--ddp-average-in-collective", bool, "whether the collective averages",
+        "strategy.average_in_collective", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
+    ),
+    PRECISION_AWARE,
+    ProgramKey(
+        "--deterministic-mode", bool, "whether kernels give the same bits every time",
+        "strategy.deterministic_mode", is_plain=True, values=_ON,
+    ),
+    ProgramKey(
+        "--test-mode", bool, "whether Megatron runs as in its tests", "strategy.test_mode", is_plain=True,
+        values=_ON,
+    ),
+)  # fmt: skip
+OFF_SWITCHES = (
+    ProgramKey(
+        "--no-gradient-accumulation-fusion", bool, "whether gradients are added by kernels of their own",
+        "strategy.gradient_accumulation_fusion", is_plain=True, values=_OFF, tuned=(), source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--no-check-for-nan-in-loss-and-grad", bool, "whether the host does not read every norm",
+        "strategy.check_for_nan", is_plain=True, values=_OFF,
+    ),
+    ProgramKey(
+        "--no-overlap-p2p-communication", bool, "whether stages wait for their messages",
+        "strategy.overlap_p2p", is_plain=True, values=_OFF,
+    ),
+    ProgramKey(
+        "--no-align-grad-reduce", bool, "whether stages reduce gradients when each is done",
+        "strategy.align_grad_reduce", is_plain=True, values=_OFF,
+    ),
+    ProgramKey(
+        "--no-align-param-gather", bool, "whether stages gather parameters when each needs them",
+        "strategy.align_param_gather", is_plain=True, values=_OFF,
+    ),
+)  # fmt: skip
+# Flags whose setting depends on others.
+_FLAGS = (
+    ProgramKey(
+        "--micro-batch-size",
+        int,
+        "sequences of a micro-batch",
+        "training.micro_batch_size",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--global-batch-size",
+        int,
+        "sequences of a step",
+        "training.gradient_accumulation_steps",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--recompute-granularity",
+        str,
+        "what backward computes again",
+        "training.activation_checkpointing",
+        tuned=("none", "selective", "full"),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--recompute-method",
+        str,
+        "whole layers in groups, or the first of every stage",
+        "training.recompute_method",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--recompute-num-layers",
+        int,
+        "layers of a group, or of a stage",
+        "training.recompute_layers",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--recompute-modules",
+        list,
+        "modules that selective recomputation runs again",
+        "training.recompute_modules",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--attention-backend",
+        str,
+        "the kernels of attention",
+        "training.attention",
+        tuned=("flash", "math"),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--grad-reduce-in-bf16",
+        bool,
+        "the type in which gradients are summed and reduced",
+        "strategy.grad_reduce_dtype",
+        tuned=(),
+        instruction="--grad-reduce-in-bf16, --accumulate-allreduce-grads-in-fp32",
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--ddp-bucket-size",
+        int,
+        "elements in a bucket of gradients",
+        "strategy.bucket_size",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--num-distributed-optimizer-instances",
+        int,
+        "groups of ranks that each hold all optimizer states",
+        "strategy.optimizer_instances",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--make-vocab-size-divisible-by",
+        int,
+        "what the vocabulary is padded to a multiple of",
+        "strategy.vocabulary_multiple",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--tensor-model-parallel-size",
+        int,
+        "ranks that share a layer's products",
+        "parallelism.tensor",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--sequence-parallel",
+        bool,
+        "whether norms have a part of the sequence",
+        "parallelism.sequence_parallel",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--tp-comm-overlap",
+        bool,
+        "whether products and their collectives overlap",
+        "parallelism.async_tensor",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--no-async-tensor-model-parallel-allreduce",
+        bool,
+        "whether a reduction ends before the weights' gradients are computed",
+        "parallelism.overlap_tensor_reduce",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--pipeline-model-parallel-size",
+        int,
+        "ranks of a pipeline",
+        "parallelism.pipeline",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--num-virtual-stages-per-pipeline-rank",
+        int,
+        "the order of forwards and backwards",
+        "parallelism.schedule",
+        tuned=("1f1b", "interleaved-1f1b", None),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--num-virtual-stages-per-pipeline-rank",
+        int,
+        "virtual stages of a rank",
+        "parallelism.virtual_stages",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--account-for-embedding-in-pipeline-split",
+        bool,
+        "whether the first stage has a layer less",
+        "parallelism.first_stage_less_layers",
+        tuned=(0, 1, None),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--account-for-loss-in-pipeline-split",
+        bool,
+        "whether the last stage has a layer less",
+        "parallelism.last_stage_less_layers",
+        tuned=(0, 1, None),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--pipeline-model-parallel-layout",
+        str,
+        "layers of every stage",
+        "parallelism.layers_per_stage",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--context-parallel-size",
+        int,
+        "ranks that share a sequence",
+        "parallelism.context",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--cp-comm-type",
+        str,
+        "how they see the keys and values of others",
+        "parallelism.context_method",
+        tuned=(),
+        source=_MEGATRON,
+    ),
+    ProgramKey(
+        "--use-tp-pp-dp-mapping",
+        bool,
+        "which ranks are neighbours",
+        "parallelism.order",
+        tuned=("tp-cp-dp-pp", "tp-cp-pp-dp", None),
+        source=_MEGATRON,
+    ),
+)
+KEYS = (*ON_SWITCHES, *OFF_SWITCHES, *_FLAGS)
+
+CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
+    *tuned_mappings(KEYS),
+    ConfigMapping("training.checkpoint_every", "file", "every block", _MEGATRON, (1,)),
+    *(
+        ConfigMapping("training.cross_entropy", "file", flags, _MEGATRON, (value,))
+        for value, flags in (
+            ("fused", "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"),
+            ("megatron-fused", "--cross-entropy-loss-fusion"),
+            ("megatron", "no --cross-entropy-loss-fusion"),
+        )
+    ),
+)

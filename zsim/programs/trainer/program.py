@@ -1,0 +1,36 @@
+"""The Hugging Face Trainer and its TrainingArguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
+from zsim.specs.formats.training_file import TrainingFile
+
+_MARKS = ("per_device_train_batch_size", "fsdp_config", "gradient_checkpointing")
+_ACCELERATE_MARK = "distributed_type"
+
+
+class Trainer(TrainingProgram):
+    name = "transformers"
+    title = "the Trainer"
+    kinds = ("deepspeed", "fsdp1", "fsdp2", "ddp")
+    order = 20
+    suffixes = (*YAML_SUFFIXES, ".json")
+
+    def recognises(self, source: ProgramSource) -> bool:
+        """Whether a file has keys of TrainingArguments at the top level."""
+        if source.suffix not in self.suffixes:
+            return False
+        data = source.content
+        if not isinstance(data, Mapping) or _ACCELERATE_MARK in data:
+            return False
+        return any(mark in data for mark in _MARKS)
+
+    def read(self, source: ProgramSource) -> TrainingFile:
+        from zsim.programs.trainer.read import read_training_arguments
+
+        return read_training_arguments(source.text)
+
+
+PROGRAM = Trainer()

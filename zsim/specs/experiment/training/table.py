@@ -1,0 +1,193 @@
+"""`[training]`: the batch, the types and kernels of its products, what is recomputed, the optimizer."""
+
+# See [Note: annotations of tables].
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from zsim.specs.experiment.data.lengths import LengthsTable
+from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.lazy_model import Lazy
+from zsim.specs.strategy.fp8 import Fp8Recipe
+from zsim.specs.strategy.sentences import left_out, phrase
+from zsim.specs.strategy.table import Count, StrictTable
+from zsim.specs.strategy.training import (
+    DEFAULT_CONNECTIONS,
+    MAX_CONNECTIONS,
+    Checkpointing,
+    CrossEntropy,
+    LayerKernels,
+    Precision,
+    RecomputeModule,
+)
+
+AttentionChoice = Literal[
+    "flash",
+    "flash1",
+    "flash1-triton",
+    "flash2",
+    "flash2-deterministic",
+    "flash3",
+    "flash4",
+    "cudnn",
+    "cudnn-deterministic",
+    "math",
+]
+
+
+class TrainingTable(StrictTable):
+    """`[training]`. `liger` is linkedin/Liger-Kernel."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_by_type(cls, data: Any) -> Any:
+        """`micro_batch_size = { dgx-h100 = 4, dgx-a100-80gb = 2 }` is `micro_batch_sizes`."""
+        if isinstance(data, Mapping) and isinstance(data.get("micro_batch_size"), Mapping):
+            other_keys = {key: value for key, value in data.items() if key != "micro_batch_size"}
+            return {"micro_batch_sizes": data["micro_batch_size"], **other_keys}
+        return data
+
+    @field_validator("transformers", mode="before")
+    @classmethod
+    def _reads_numbers(cls, value: object) -> object:
+        """Turns a release without quotes, such as 4.51, into text. Only its major number is read."""
+        return str(value) if type(value) in (int, float) else value
+
+    sequence_length: Count | None = Field(
+        default=None, description="tokens of a sequence; left out: the model's longest up to 4096"
+    )
+    micro_batch_size: Count | None = Field(
+        default=None,
+        description="sequences that a data-parallel rank computes at a time; left out: 1, or "
+        f"{phrase('a value of its file')}",
+    )
+    micro_batch_sizes: dict[str, Count] = Field(
+        default={}, description="sequences in a micro-batch by type of the cluster's nodes, where they differ"
+    )
+    gradient_accumulation_steps: Count | None = Field(
+        default=None,
+        description="micro-batches of a step; of a pipeline, its micro-batches; left out: 1, what "
+        f"`global_batch_size` takes, or {phrase('a value of its file')}",
+    )
+    global_batch_size: Count | None = Field(
+        default=None,
+        description="sequences in a step of all ranks: how many micro-batches, and how small the last one "
+        "is; left out: what the sizes above make",
+    )
+    precision: Precision | None = Field(
+        default=None, description="the type of products; left out: bf16 where the GPU has it"
+    )
+    fp8_recipe: Fp8Recipe | None = Field(
+        default=None,
+        description='how products are cast with precision "fp8": the scales, and whose kernels; left out: '
+        f"{left_out('training.fp8_recipe')}",
+    )
+    """A given recipe implies precision "fp8". The default under Megatron is that of its command line."""
+    lengths: Lazy[LengthsTable] | None = Field(
+        default=None, description="documents of different lengths, packed or padded"
+    )
+    bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
+    bf16_last_layers: int = Field(default=0, ge=0, strict=True, description="the same, at the end")
+    activation_checkpointing: Checkpointing = Field(
+        default="none",
+        description="what backward computes again: nothing, the core of attention, every second "
+        "product, or whole blocks",
+    )
+    attention: AttentionChoice | None = Field(
+        default=None,
+        description="fused attention, of a generation by name, or written out; left out: the best "
+        "that the GPU's file knows",
+    )
+    """The default is flash where the GPU supports it, of the generation that its file is calibrated for. That
+    is FlashAttention-2 on NVIDIA's GPUs. "flash3" on Hopper and "flash4" on Blackwell are asked for by name.
+    The default is "cudnn" under Megatron on Hopper and Blackwell. It is also "cudnn" under torch on Hopper
+    where torch's scaled_dot_product_attention takes cuDNN's. That is so in torch 2.11 and later for attention
+    that is causal or has no mask, without documents kept apart, with heads up to 128 wide or 192 with values
+    of 128, and with dropout in sixteenths. Under Megatron in deterministic mode the default is
+    "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out. On Hopper it is
+    "cudnn-deterministic".
+    """
+    transformers: str | None = Field(
+        default=None,
+        description="the release of Hugging Face's transformers that runs routed experts: up to 4.57 one by "
+        f"one, each three linear layers, from 5 on stacked; left out: {left_out('training.transformers')}",
+    )
+    compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
+    layer_kernels: LayerKernels | None = Field(
+        default=None,
+        description=f"whose fused kernels compiled blocks have: {phrase('training.layer_kernels')}; left "
+        "out: the framework's",
+    )
+    liger: bool = Field(
+        default=False, description="Liger's fused kernels, as transformers' `use_liger_kernel`"
+    )
+    cross_entropy: CrossEntropy | None = Field(
+        default=None, description="whose kernels compute the loss; left out: those of the framework"
+    )
+    """The default is "fused_linear" with Liger, "megatron" under Megatron, "fused" with `compile`, and else
+    "eager".
+    """
+    optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
+    lora: Lazy[LoraTable] | None = None
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        description='what is not trained, by name with wildcards: "model.embed_tokens"',
+    )
+    frozen_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None,
+        description="what frozen weights are kept in; left out: as the weights that are trained; under LoRA "
+        "in the type of products",
+    )
+    paged_states: Literal["gpu", "host"] | None = Field(
+        default=None,
+        description="where a paged optimizer's states are between steps; left out: on the GPU where they "
+        "have room, else in host memory",
+    )
+    stochastic_rounding: bool = Field(default=False, description="torchao's optimizers write bf16 weights so")
+    gradient_clipping: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="norm that gradients are clipped to, 0 for none; left out: "
+        f"{left_out('training.gradient_clipping')}",
+    )
+    checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
+    block_checkpointing: dict[str, Checkpointing] = Field(
+        default={}, description='blocks of another policy, by number: {"0-15" = "full", "16,18" = "none"}'
+    )
+    recompute_modules: tuple[RecomputeModule, ...] | None = Field(
+        default=None,
+        description=f'modules that "selective" runs again, by {phrase("training.recompute_modules")}; left '
+        "out: the core of attention",
+    )
+    recompute_method: Literal["uniform", "block"] | None = Field(
+        default=None,
+        description='"full" in groups of layers, or for the first layers of every stage; left out: every '
+        "layer by itself",
+    )
+    recompute_layers: Count | None = Field(
+        default=None, description="how many layers a group, or the first of a stage, are; left out: 1"
+    )
+    checkpoint_stops_early: bool = Field(
+        default=True, description="recompute only until all that backward needs is there"
+    )
+    checkpoint_is_reentrant: bool = Field(
+        default=False, description="hold a block's second output during its backward: `use_reentrant=True`"
+    )
+    optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
+        default="fused", description=phrase("training.optimizer_implementation")
+    )
+    autocast: bool = Field(default=False, description=phrase("training.autocast"))
+    stored_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32",
+        description=f"what {phrase('training.stored_dtype')} keep weights, gradients and optimizer states in",
+    )
+    expandable_segments: bool = Field(
+        default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    )
+    device_max_connections: int = Field(
+        default=DEFAULT_CONNECTIONS, ge=1, le=MAX_CONNECTIONS, strict=True,
+        description="the run has CUDA_DEVICE_MAX_CONNECTIONS so: hardware queues that its streams share",
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""The code that runs a layer's routed experts, as far as resolving and planning depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zsim.specs.model.experts import ExpertsLibrary
+
+Dispatch = Literal["none", "rows", "rows and scores", "slots"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLibrary:
+    """A library's layer of routed experts. The defaults are transformers', whose experts are whole on every
+    rank.
+    """
+
+    name: ExpertsLibrary = "transformers"
+    """Its name in error messages, and for the operations that rearrange rows."""
+    title: str = "transformers"
+    """Its name in sentences."""
+    owner: str = "transformers"
+    """The name in sentences of the program that it is a part of."""
+
+    # -- parallelism ------------------------------------------------------------------------------------
+
+    dispatch: Dispatch = "none"
+    """What goes to the ranks of its experts: nothing, rows alone, rows with their scores that the ranks of an
+    expert's products gather, or all slots of every expert's capacity. See [Note: whose dispatch].
+    """
+    splits_like_products: bool = False
+    """By default the ranks that share products share an expert's, too. With several ranks to an expert any
+    number of them may, and dispatchers that send a token once take it.
+    """
+    splits_with_products: bool = False
+    """Experts that are on no ranks of their own are split like the other products."""
+    keeps_products_whole: bool = False
+    """An expert's products are on one rank."""
+    needs_sequence_parallelism: bool = False
+    """Beside tensor parallelism, sequence parallelism has to be on."""
+    drops_tokens: bool = False
+    """An expert may take no more rows than its capacity."""
+    min_capacity: int = 0
+    """Rows that every expert has at least, where all have the whole rows of their capacity. 0 where they have
+    those that are routed to them.
+    """
+    pads_to_fullest: bool = False
+    """All experts have as many rows as the fullest."""
+    has_expert_groups: bool = False
+    """Experts are reduced and sharded over a group of their own even where all ranks have all experts."""
+    waits_for_counts: bool = False
+    """The host reads the rows of each expert also where all ranks have all experts."""
+
+    # -- modules ----------------------------------------------------------------------------------------
+
+    expert_list: str = "experts"
+    """The name of the list of experts that run one after the other, in the names of their modules."""
+    runs_shared_first: bool = False
+    """Shared experts run before the router."""
+    casts_gate_output: bool = False
+    """A gate in fp32 is a product of operands as they are, with an output in fp32."""
+    sorts_local_rows: bool = False
+    """Rows are sorted by expert also where no other rank has experts."""
+    separates_gate: bool = False
+    """The two outputs of a gated expert's first product are products of their own."""
+    sorts_parameters: bool = False
+    """Parameters are registered by their names, w1, w2 and w3."""
+    has_int32_counts: bool = False
+    """Counts of rows are exchanged in int32."""
+    clamps_quick_gelu: bool = False
+    """The activation of gpt-oss is one kernel, a clamped quick GELU."""
+    scales_biases: bool = False
+    """Products on streams multiply an expert's bias by the row's score."""
+
+
+TRANSFORMERS = ExpertLibrary()

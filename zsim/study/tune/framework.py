@@ -1,0 +1,86 @@
+"""The questions that a framework answers while the best of its settings are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, cast
+
+from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.registry import kinds, role_of
+from zsim.specs.strategy.table import StrategyTable
+from zsim.study.tune.axis import TunedAxis
+from zsim.study.tune.base import Base
+
+Table = TypeVar("Table", bound=StrategyTable)
+
+
+class FrameworkTuning(Generic[Table]):
+    """A framework's part in a search.
+
+    `TUNING` in the module `tune` of the framework's folder. The answers here are those of a framework without
+    anything special.
+    """
+
+    label: str
+    """The beginning of its configurations' names."""
+    structure: tuple[TunedAxis, ...]
+    """The decisions on where states are kept and how the batch is cut, in order."""
+    details: tuple[TunedAxis, ...] = ()
+    """Sizes and switches that improve a good structure slightly."""
+    quantised: tuple[TunedAxis, ...] = ()
+    """Decisions that change the numerics of training, which are made only on request."""
+    start: Mapping[str, Any] = MappingProxyType({})
+    """The keys of `[strategy]` with which a search among several frameworks begins."""
+    schedules: Sequence[str] = ()
+    """The pipeline schedules that it has. Without any its degrees are not searched."""
+    position = 0
+    """Its place among the frameworks that help names, 0 for none."""
+    is_usual = False
+    """Whether it is looked at where neither an experiment nor the user names a strategy."""
+
+    def open_settings(self, table: Table, job: Job, data: dict[str, Any]) -> dict[str, Any]:
+        """The file-shaped `data` of an experiment with everything left open that a search may set."""
+        return data
+
+    def spellings(self, name: str) -> Sequence[str]:
+        """The names under which a table may have the key `name`."""
+        return (name,)
+
+    def resolved_value(self, job: Job, key: str) -> Any:
+        """The value of a dotted key of `[strategy]` in a job, where the experiment leaves it open."""
+        return getattr(job.strategy, key.rpartition(".")[2], None)
+
+    def comparable(self, key: str, value: Any) -> Any:
+        """The value of a dotted key in a form that equals that of other ways to write it."""
+        return value
+
+    def written_key(self, table: Table, key: str) -> str:
+        """The key under which an experiment with that table writes what a search has under `key`."""
+        return key
+
+    def sizes(self, table: Table, config: Any) -> dict[str, tuple[str, float, bool]]:
+        """The sizes that a study of sensitivity varies, by name: (dotted key, value, whether it is a whole
+        number).
+        """
+        return {}
+
+    def shards_less(self, base: Base, changes: Mapping[str, Any]) -> bool:
+        """Whether the changes shard fewer states than the base."""
+        return False
+
+
+def tuning_of(kind: str) -> FrameworkTuning[Any]:
+    """The part of the framework of a kind in a search."""
+    return cast(FrameworkTuning[Any], role_of(kind, "tune", "TUNING"))
+
+
+def named_kinds() -> list[str]:
+    """The frameworks that help names."""
+    positions = {kind: tuning_of(kind).position for kind in kinds()}
+    return sorted((kind for kind in kinds() if positions[kind]), key=lambda kind: positions[kind])
+
+
+def degree_kinds() -> tuple[str, ...]:
+    """The frameworks whose degrees of model parallelism are searched."""
+    return tuple(kind for kind in reversed(kinds()) if tuning_of(kind).schedules)

@@ -1,0 +1,91 @@
+"""A setting that the page offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.model.spec import ModelSpec
+
+DEFAULT = "default"
+STAGE, TOKENS = "strategy.stage", "run.tokens"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting of the page."""
+
+    key: str
+    """The experiment's dotted key, or a name for what the framework writes in another form."""
+    label: str
+    unit: str = ""
+    choices: Mapping[str, Any] | None = None
+    """Values by their label on the page. Without choices the field is a number, and an empty box leaves the
+    value open.
+    """
+    kinds: tuple[str, ...] = ()
+    """The strategies that have the setting (all when empty)."""
+    stages: tuple[int, ...] = ()
+    """The stages that have the setting (all when empty)."""
+    is_half: bool = False
+    """Half as wide as the column."""
+    scale: float = 1.0
+    """The value that 1 on the page stands for."""
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it belongs to a complete run, and is displayed once there is one."""
+        return self.key.startswith(("run.", "cost.")) and self.key != TOKENS
+
+    def is_available(self, kind: str, stage: int) -> bool:
+        """Whether the strategy has this setting."""
+        return (not self.kinds or kind in self.kinds) and (not self.stages or stage in self.stages)
+
+    @property
+    def empty(self) -> Any:
+        """The field's display when its value is left open."""
+        return None if self.choices is None else next(iter(self.choices))
+
+    def read(self, display: Any) -> Any:
+        """The value of the field's display."""
+        if self.choices is None:
+            if display in (None, ""):
+                return None
+            return display if self.scale == 1 else display * self.scale
+        if display not in self.choices:
+            raise InputError(f"{self.key}: found {display!r}, expected one of {', '.join(self.choices)}")
+        return self.choices[display]
+
+    def show(self, value: Any) -> Any:
+        """The display of a value that is among the choices."""
+        if self.choices is None:
+            return value if value is None or self.scale == 1 else round(value / self.scale, 9)
+        return next(
+            name for name, choice in self.choices.items() if choice == value and type(choice) is type(value)
+        )
+
+    def add_choice(self, value: Any) -> Field:
+        """The field with `value` added to its choices."""
+        if self.choices is None or any(
+            choice == value and type(choice) is type(value) for choice in self.choices.values()
+        ):
+            return self
+        if isinstance(value, ModelSpec):
+            name = f"{value.function or value.name} (a torch module)"
+        elif isinstance(value, Mapping):  # not the preset, although it may have the preset's name
+            name = f"{value.get('_name_or_path', value.get('name', self.label))} (the experiment's own)"
+        else:
+            name = str(value)
+        return replace(self, choices={**self.choices, name: value})
+
+
+def identity_choices(*names: str) -> dict[str, Any]:
+    """Choices whose labels are their values."""
+    return {name: name for name in names}
+
+
+def optional_choices(*names: str) -> dict[str, Any]:
+    """The same, with one that leaves the value open."""
+    return {DEFAULT: None, **identity_choices(*names)}
