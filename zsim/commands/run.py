@@ -25,6 +25,7 @@ from zsim.files import make_folder
 if TYPE_CHECKING:
     from zsim.api import Result
     from zsim.specs.experiment.job import Job
+    from zsim.specs.experiment.tables import Experiment
 
 
 @takes_experiment()
@@ -97,7 +98,10 @@ def _run(options: ExperimentOptions, unfold: bool, json_: Path | None, out: Path
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
-    result = simulate(options.load(), unfold=unfold, on_job=_warn_of_size)
+    experiment = options.load()
+    if experiment.rl is not None:
+        return _run_rl(experiment, json_, out)
+    result = simulate(experiment, unfold=unfold, on_job=_warn_of_size)
     files: dict[str, Path] = {}
     if out is not None:
         files |= _write_all(result, out)
@@ -108,6 +112,18 @@ def _run(options: ExperimentOptions, unfold: bool, json_: Path | None, out: Path
             files["json"] = write_json(result.report.to_dict(), json_)
         print_report(result.report, files=files)
     return result.report.verdict.exit_code
+
+
+def _run_rl(experiment: Experiment, json_: Path | None, out: Path | None) -> int:
+    """Simulate a step of reinforcement learning, write and print it. Returns the exit code."""
+    from zsim.workflows.rl.result import simulate_rl
+
+    result = simulate_rl(experiment)
+    if out is not None:
+        make_folder(out)
+        write_json(result.to_dict(), out / "report.json")
+    answer(result.lines(), result.to_dict, json_)
+    return 0 if result.fits else 1
 
 
 def _warn_of_size(job: Job) -> None:

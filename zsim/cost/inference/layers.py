@@ -149,7 +149,9 @@ def served_model(model: ModelSpec, layout: EngineLayout) -> ServedModel:
             elif not isinstance(spec, Linear) and module.name and not _is_residual(module):
                 small_kernels += 1
     head = next((module for module in model.after if isinstance(module.op_spec, Linear)), None)
-    if head is None or not attentions or model.has_encoder:
+    specs = [module.op_spec for block in model.unique_blocks for module in block.modules]
+    is_causal = all(spec.is_causal for spec in specs if isinstance(spec, Attention))
+    if head is None or not attentions or model.has_encoder or not is_causal:
         raise NotSimulatedError(
             f"model '{model.name}': zsim simulates rollouts of decoders with a language model's head alone"
         )
