@@ -77,7 +77,6 @@ NAMERS: set[str] = {
     "cost/kernels/moved_rows.py", "notebook/settings.py", "operations/attention/kernels.py",
     "operations/attention/rotary.py", "operations/rearrange.py", "operations/router.py",
     "plan/parallel/expert_modules.py", "specs/cluster/offload_rates.py", "specs/formats/export.py",
-    "ui/layout.py", "ui/uploads.py",
 }  # fmt: skip
 ENGINE = re.compile(r"megatron|deep_?speed|fsdp|ddp\b|nanotron|internevo|zero_?pp|mics\b", re.IGNORECASE)
 PROGRAM = re.compile(
@@ -181,8 +180,8 @@ def test_a_name_is_seen_wherever_it_stands() -> None:
 # their hooks, the walk through them, pipelines and split models, memory, frameworks, plans.
 PLAN = (
     "actions", "recorded_work", "ops", "columns", "builder", "host_reads", "checks", "node_types", "passes",
-    "recorded", "workload", "stage", "hooks", "block_copies", "shared", "walk", "pipeline", "parallel",
-    "memory", "moments", "framework_hooks", "paging", "rank_program", "make", "plans",
+    "recorded", "workload", "stage", "hooks", "block_copies", "shared", "walk", "loops", "pipeline",
+    "parallel", "memory", "moments", "framework_hooks", "paging", "rank_program", "make", "plans",
 )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from zsim.frameworks.megatron.expert_libraries import MEGATRON as UNFUSED
 from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED as FUSED
 from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
 from zsim.operations import BACKWARD, FORWARD
+from zsim.operations.grouped_linear import GroupedLinear
+from zsim.operations.rearrange import Rearrange
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Plan
 from zsim.plan.parallel.experts import expand_experts
@@ -23,7 +25,6 @@ from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.experts import GroupedLinear, Rearrange
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, ModelSpec, Module
 from zsim.specs.strategy.expert_library import TRANSFORMERS, ExpertLibrary

@@ -9,12 +9,13 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
+from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED
+from zsim.operations.router import Router
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.specs.model.expert_layer import stacked_experts
-from zsim.specs.model.experts import Router
 
 NETWORK = (
     "--num-layers 4 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 4 --swiglu "
@@ -117,7 +118,7 @@ def test_latent_attention_has_deepseeks_shapes() -> None:
         ("--moe-token-dispatcher-type alltoall --moe-expert-capacity-factor 1.5", "capacity_factor", 1.5),
         ("--moe-grouped-gemm", "kernel", "streams"),
         ("", "kernel", "loop"),
-        ("--moe-permute-fusion", "library", "megatron-fused"),
+        ("--moe-permute-fusion", "library", MEGATRON_FUSED),
         ("--moe-permute-fusion", "builds_map_with_masks", True),
         ("--moe-permute-fusion --enable-experimental", "builds_map_with_masks", False),
         ("--moe-router-dtype fp32", "gate_in_fp32", True),

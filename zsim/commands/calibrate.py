@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.calibrate.logs import framework_logs
 from zsim.commands.options import answer, file_option, json_option, print_file
 from zsim.errors import InputError
 from zsim.files import write_atomically
+from zsim.specs.strategy.choices import values_of
 
 if TYPE_CHECKING:
     from zsim.calibrate.hardware_file import Calibration
@@ -24,7 +24,7 @@ def calibrate(
         typer.Argument(
             metavar="MEASUREMENTS...",
             help="JSON of validation.microbench or fio, recorded traces, output of nccl-tests, "
-            f"{' or '.join(log.short_noun for log in framework_logs())}.",
+            f"{' or '.join(values_of('calibrate.logs'))}.",
         ),
     ],
     base: Annotated[str, typer.Option(help="Cluster preset or file whose numbers are replaced.")],

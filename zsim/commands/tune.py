@@ -17,7 +17,10 @@ from zsim.commands.options import (
     print_file,
     takes_experiment,
 )
-from zsim.study.tune.framework import degree_kinds, named_kinds, tuning_of
+from zsim.specs.strategy.choices import values_of
+
+_KINDS = ", ".join(values_of("tune.kind"))
+_DEGREE_KINDS = ", ".join(values_of("tune.parallelism"))
 
 
 @takes_experiment()
@@ -32,7 +35,7 @@ def tune(
     ] = "fastest",
     kind: Annotated[
         list[str] | None,
-        typer.Option(help=f"Strategies to look at: {', '.join(named_kinds())}; else the experiment's own."),
+        typer.Option(help=f"Strategies to look at: {_KINDS}; else the experiment's own."),
     ] = None,
     keep: Annotated[
         list[str] | None,
@@ -45,7 +48,7 @@ def tune(
         bool,
         typer.Option(
             "--parallelism",
-            help=f"Tensor, pipeline and context degrees too, with {', '.join(degree_kinds())}.",
+            help=f"Tensor, pipeline and context degrees too, with {_DEGREE_KINDS}.",
         ),
     ] = False,
     simulations: Annotated[
@@ -66,11 +69,12 @@ def tune(
     torchtitan TOML. Without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
     """
     from zsim.notebook.tuning import tune as find_best
+    from zsim.study.tune.framework import usual_kinds
 
     is_open = options.experiment is None and not any(
         text.startswith("strategy.") for text in options.set_ or []
     )
-    kinds = kind or ([name for name in named_kinds() if tuning_of(name).is_usual] if is_open else [])
+    kinds = kind or (usual_kinds() if is_open else [])
     result = find_best(
         options.load(), goal, kinds=kinds, keep=keep or (), quantised=quantised, parallelism=parallelism,
         simulations=simulations, headroom=headroom, top=top, jobs=jobs, cache=cache,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.report.views.html.report import DEVICES, MEMORY_CAPTION, STEP_CAPTION, TIMELINE_CAPTION
+from zsim.specs.strategy.sentences import phrase
 from zsim.study.topologies.animation import CLUSTER_CAPTION, LOADS_CAPTION, NUM_FRAMES, SHADES
 from zsim.ui.field import Field
 from zsim.ui.form import Form
@@ -98,8 +99,8 @@ def _settings(form: Form) -> list[Any]:
         html.Button("Apply", id="apply", type="button"),
     ]
     paste = (
-        "Paste a model's config.json, a topology TOML, nvidia-smi topo -m, NCCL's XML, a DeepSpeed JSON, a "
-        "torchtitan TOML. A recorded trace comes as a file."
+        "Paste a model's config.json, a topology TOML, nvidia-smi topo -m, NCCL's XML, "
+        f"{phrase('texts of the page')}. A recorded trace comes as a file."
     )
     upload_fields = [
         html.Legend("Your own model, cluster, training file"),

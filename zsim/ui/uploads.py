@@ -19,9 +19,11 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.reading import parse_toml
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.programs import programs
 from zsim.specs.formats.toml import inline_text, toml_text
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.strategy.sentences import phrase
 from zsim.ui.form import Form
 from zsim.ui.layout import MAX_UPLOAD, field_id
 from zsim.ui.process.backends import Backends
@@ -31,8 +33,7 @@ from zsim.ui.words import run_safely
 
 _EXPECTED = (
     "expected a model's config.json, a topology TOML, the text of `nvidia-smi topo -m`, `ibnetdiscover` or "
-    "`lldpctl`, an NCCL topology XML, an experiment, a DeepSpeed JSON, a torchtitan TOML, an Accelerate "
-    "YAML, or a recorded trace"
+    f"`lldpctl`, an NCCL topology XML, an experiment, {phrase('files of the page')}, or a recorded trace"
 )
 _TRAINING = (
     "zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "compute_environment",
@@ -127,9 +128,8 @@ def training_kind(text: str, name: str) -> str | None:
     try:
         tables = parse_toml(text, name)
     except (tomllib.TOMLDecodeError, InputError):
-        is_yaml = re.search(
-            r"^(compute_environment|distributed_type|fsdp_config|deepspeed_config):", text, re.M
-        )
+        marks = "|".join(mark for program in programs() for mark in program.yaml_marks)
+        is_yaml = re.search(rf"^({marks}):", text, re.M)
         return ".yaml" if is_yaml else None
     return ".toml" if any(key in tables for key in ("model", "parallelism", "job")) else None
 

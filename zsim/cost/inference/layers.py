@@ -16,7 +16,8 @@ from functools import cached_property
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import NotSimulatedError
-from zsim.specs.model.experts import Experts, Router
+from zsim.operations.experts import Experts
+from zsim.operations.router import Router
 from zsim.specs.model.spec import Attention, Linear, ModelSpec, Module
 
 LATENT_ROPE = 64  # features of a latent cache's key with positions, in all models that have one

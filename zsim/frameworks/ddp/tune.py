@@ -12,7 +12,6 @@ class DdpTuning(FrameworkTuning[DdpTable]):
     """Only the batch, checkpointing and buckets are DDP's to decide."""
 
     label = "DDP"
-    position = 4
     structure = (CHECKPOINTINGS, LOSSES, MICRO_BATCHES)
     details = (
         key_axis("buckets", "strategy.bucket_cap_mb", 25.0, 100.0, 400.0),

@@ -144,7 +144,6 @@ class DeepSpeedTuning(FrameworkTuning[DeepSpeedTable]):
     """Stages, offloading and sizes of ZeRO."""
 
     label = ""
-    position = 1
     structure = (
         TunedAxis("stage", _stages),
         TunedAxis("offload", _offloads),

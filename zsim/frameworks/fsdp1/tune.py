@@ -29,7 +29,6 @@ class Fsdp1Tuning(FrameworkTuning[Fsdp1Table]):
     """The sharding strategy, and what is gathered ahead."""
 
     label = "FSDP1"
-    position = 3
     structure = (TunedAxis("sharding", _shardings), CHECKPOINTINGS, LOSSES, MICRO_BATCHES, REDUCTIONS)
     details = (
         key_axis("backward prefetch", "strategy.backward_prefetch", *_PREFETCH),

@@ -20,11 +20,11 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.operations.operation import Role
+from zsim.operations.rearrange import Rearrange
 from zsim.plan.builder import move_kernels
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
-from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Exchange, Module, Parameter
 from zsim.specs.strategy.mesh import EXPERT
 

@@ -43,7 +43,6 @@ class Fsdp2Tuning(FrameworkTuning[Fsdp2Table]):
     """Degrees, replicas, resharding and offloading."""
 
     label = "FSDP2"
-    position = 2
     structure = (
         PARALLELISM,
         TunedAxis("replicas", _replicas),

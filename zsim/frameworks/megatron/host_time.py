@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from zsim.frameworks.megatron.parallelism import MEGATRON, NANOTRON
 from zsim.frameworks.megatron.settings.config import MegatronConfig
+from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 _TENSOR_RANK_EXPONENT = (

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from zsim.operations.experts import Experts
+from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.families.builders import (
     activation,
     attention,

@@ -20,11 +20,11 @@ from zsim.errors import NotSimulatedError
 from zsim.frameworks.megatron.buffer import Bucket, BufferLayout
 from zsim.frameworks.megatron.muon_kernels import MuonMatrix, muon_calls, muon_flops, transient_bytes
 from zsim.frameworks.megatron.settings.muon import MegatronMuon, MuonOrthogonalization
+from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
-from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.fusion import QKV
 from zsim.specs.model.spec import Attention, Embedding, Linear, Parameter
 from zsim.specs.strategy.mesh import EXPERT_TENSOR, TENSOR

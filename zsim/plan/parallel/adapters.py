@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zsim.operations.experts import Experts
+from zsim.operations.grouped_linear import GroupedKernel, GroupedLinear
+from zsim.operations.merged_weights import MergedWeights
 from zsim.operations.operation import Role
 from zsim.plan.parallel.sharded_parameters import shard_parameter
-from zsim.specs.model.experts import Experts, GroupedKernel, GroupedLinear, MergedWeights
 from zsim.specs.model.spec import (
     AdapterInput,
     AdapterSum,

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from zsim.operations.experts import Experts
+from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
-from zsim.specs.model.experts import Experts, ExpertsLibrary, GroupedLinear, Rearrange, Router
+from zsim.operations.rearrange import ExpertsLibrary, Rearrange
+from zsim.operations.router import Router
 from zsim.specs.model.spec import Activation, Linear, Module, Parameter
 from zsim.specs.strategy.expert_library import ExpertLibrary
 from zsim.specs.strategy.experts import ExpertSplit

@@ -25,7 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.operations.experts import Experts
+from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
+from zsim.operations.rearrange import MoveKind, Rearrange, SharedOutput
+from zsim.operations.router import Router
 from zsim.plan.parallel.adapters import add_adapters
 from zsim.plan.parallel.expert_modules import (
     pad_quantised_products,
@@ -37,7 +41,6 @@ from zsim.plan.parallel.expert_modules import (
 from zsim.plan.parallel.shared_expert_overlap import mark_fork, overlap_shared_experts
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_layer import expert_module_range, has_experts, share_layer_input, shared_output
-from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
 from zsim.specs.model.spec import (
     Activation,
     Block,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.operations.operation import Role
-from zsim.specs.model.experts import Rearrange
+from zsim.operations.rearrange import Rearrange
 from zsim.specs.model.spec import Block, Exchange, Linear, Module
 
 # Among one rank: no collective, but a function of autograd, at which the streams wait for each other.

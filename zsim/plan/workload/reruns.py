@@ -22,12 +22,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from zsim.errors import NotSimulatedError
+from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
+from zsim.operations.router import Router
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued_work import kernels_of, launches_of
 from zsim.plan.workload.modules import ModuleWork, ModuleWorks, Rerun
 from zsim.specs.model.expert_layer import mlp_module_range
-from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.model.spec import Activation, Linear, Module
 
 _READERS = Linear | Router | GroupedLinear

@@ -16,6 +16,7 @@ class Accelerate(TrainingProgram):
     file_nouns = ("Accelerate YAML",)
     reads = "an Accelerate YAML"
     writes = "an Accelerate YAML"
+    yaml_marks = ("compute_environment", "distributed_type", "fsdp_config", "deepspeed_config")
 
     def is_default_reader(self, source: ProgramSource) -> bool:
         return source.suffix in YAML_SUFFIXES

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zsim.operations import Embedding
+from zsim.operations.experts import Experts
 from zsim.operations.operation import Role, operations_of
-from zsim.specs.model.experts import Experts, Router
+from zsim.operations.router import Router
 from zsim.specs.model.spec import Activation, Attention, Block, ModelSpec, Module, Norm
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}

@@ -69,12 +69,20 @@ class ProgramSource:
 
     @cached_property
     def content(self) -> Any:
-        """The content of a YAML or JSON, or None where it cannot be read."""
+        """The content of a YAML or JSON, or None where it cannot be read.
+
+        Raises InputError for a JSON that no program has, of numbers or nesting without end.
+        """
         path = Path(self.text)
         try:
             text = read_text(path)
-            return parse_json(text, path) if self.suffix == ".json" else load_yaml(text, self.text)
-        except (OSError, ValueError, InputError):
+            if self.suffix == ".json":
+                return parse_json(text, path)
+        except (OSError, ValueError):
+            return None
+        try:
+            return load_yaml(text, self.text)
+        except InputError:
             return None
 
 
@@ -120,6 +128,8 @@ class TrainingProgram:
     """Whether options may follow the name of its file."""
     takes_any_options: bool = False
     """Whether options that no program recognises are read as its."""
+    yaml_marks: tuple[str, ...] = ()
+    """Keys at the top level of a YAML of which no other program has all, for texts without a name."""
     script_settings: tuple[str, ...] = ()
     """Keys of an experiment that its file says, and all other programs leave to the script."""
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.errors import InputError
+from zsim.operations.experts import ExpertAdapterKind
 from zsim.operations.operation import Role
 from zsim.specs.model.expert_adapters import (
     ExpertTarget,
@@ -21,7 +22,6 @@ from zsim.specs.model.expert_adapters import (
     add_expert_adapters,
     add_router_adapter,
 )
-from zsim.specs.model.experts import ExpertAdapterKind
 from zsim.specs.model.spec import AdapterInput, AdapterSum, Block, Linear, ModelSpec, Module, Parameter
 
 ALL_LINEAR = "all-linear"

@@ -22,7 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.errors import InputError
-from zsim.specs.model.experts import ExpertAdapterKind, ExpertAdapters, Experts, MergedWeights, Router
+from zsim.operations.experts import ExpertAdapterKind, ExpertAdapters, Experts
+from zsim.operations.merged_weights import MergedWeights
+from zsim.operations.router import Router
 from zsim.specs.model.spec import Module, Parameter
 
 FIRST, SECOND = "linear_fc1", "linear_fc2"

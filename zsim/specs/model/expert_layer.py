@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zsim.operations.experts import Experts
 from zsim.operations.operation import Role, operations_of
-from zsim.specs.model.experts import Experts, SharedOutput
+from zsim.operations.rearrange import SharedOutput
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
 

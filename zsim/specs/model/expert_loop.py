@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.operations.experts import Experts
 from zsim.operations.operation import Role
+from zsim.operations.rearrange import ExpertsLibrary, MoveKind, Rearrange, SharedOutput
 from zsim.specs.model.expert_layer import (
     expert_module_range,
     has_experts,
@@ -24,7 +26,6 @@ from zsim.specs.model.expert_layer import (
     shared_output,
     stacked_experts,
 )
-from zsim.specs.model.experts import Experts, ExpertsLibrary, MoveKind, Rearrange, SharedOutput
 from zsim.specs.model.spec import Activation, Block, Linear, ModelSpec, Module, Parameter
 
 LOOPED_LIBRARY: ExpertsLibrary = "transformers-4"

@@ -13,8 +13,8 @@ from dataclasses import replace
 from math import ceil
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.operations.experts import Experts
 from zsim.specs.model.expert_layer import stacked_experts
-from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.expert_loads import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.specs.model.experts import ExpertsLibrary
+from zsim.operations.rearrange import ExpertsLibrary
 
 Dispatch = Literal["none", "rows", "rows and scores", "slots"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import comb
 from typing import Literal
 
-from zsim.specs.model.experts import GroupedKernel
+from zsim.operations.grouped_linear import GroupedKernel
 from zsim.specs.strategy.expert_library import TRANSFORMERS, ExpertLibrary
 from zsim.specs.strategy.expert_loads import kept_fraction
 

@@ -21,21 +21,23 @@ _PACKAGE = "zsim.frameworks"
 
 
 @cache
-def folders_with(module: str) -> tuple[str, ...]:
-    """The folders of `zsim.frameworks` with a module of this name, in the order of the alphabet."""
-    (folder,) = importlib.import_module(_PACKAGE).__path__
-    return tuple(sorted(path.parent.name for path in Path(folder).glob(f"*/{module}.py")))
+def folders_with(*modules: str) -> tuple[str, ...]:
+    """The folders of `zsim.frameworks` with modules of all these names, in the order of the alphabet."""
+    (path,) = importlib.import_module(_PACKAGE).__path__
+    folders = sorted(path.parent for path in Path(path).glob(f"*/{modules[0]}.py"))
+    return tuple(
+        folder.name for folder in folders if all((folder / f"{name}.py").exists() for name in modules)
+    )
 
 
 def kinds() -> tuple[str, ...]:
     """The values of `strategy.kind`, in the order of the alphabet."""
-    return folders_with("framework")
+    return kinds_with("framework")
 
 
-@cache
 def kinds_with(module: str) -> tuple[str, ...]:
-    """The kinds whose folder has a module of this name."""
-    return tuple(kind for kind in kinds() if kind in folders_with(module))
+    """The kinds whose folder has a module of this name, in the order of the alphabet."""
+    return folders_with("framework", module)
 
 
 def workflow_names() -> tuple[str, ...]:

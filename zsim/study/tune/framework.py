@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.registry import kinds, role_of
+from zsim.specs.strategy.choices import values_of
+from zsim.specs.strategy.registry import role_of
 from zsim.specs.strategy.table import StrategyTable
 from zsim.study.tune.axis import TunedAxis
 from zsim.study.tune.base import Base
@@ -34,8 +35,6 @@ class FrameworkTuning(Generic[Table]):
     """The keys of `[strategy]` with which a search among several frameworks begins."""
     schedules: Sequence[str] = ()
     """The pipeline schedules that it has. Without any its degrees are not searched."""
-    position = 0
-    """Its place among the frameworks that help names, 0 for none."""
     is_usual = False
     """Whether it is looked at where neither an experiment nor the user names a strategy."""
 
@@ -75,12 +74,11 @@ def tuning_of(kind: str) -> FrameworkTuning[Any]:
     return cast(FrameworkTuning[Any], role_of(kind, "tune", "TUNING"))
 
 
-def named_kinds() -> list[str]:
-    """The frameworks that help names."""
-    positions = {kind: tuning_of(kind).position for kind in kinds()}
-    return sorted((kind for kind in kinds() if positions[kind]), key=lambda kind: positions[kind])
+def usual_kinds() -> list[str]:
+    """The frameworks that a search looks at where none is asked for."""
+    return [kind for kind in values_of("tune.kind") if tuning_of(kind).is_usual]
 
 
 def degree_kinds() -> tuple[str, ...]:
     """The frameworks whose degrees of model parallelism are searched."""
-    return tuple(kind for kind in reversed(kinds()) if tuning_of(kind).schedules)
+    return tuple(kind for kind in values_of("tune.parallelism") if tuning_of(kind).schedules)

@@ -27,8 +27,8 @@ from zsim.frameworks.deepspeed.stage3.module_order import (
     hooked_modules,
 )
 from zsim.operations.operation import Role, operations_of
+from zsim.operations.router import Router
 from zsim.plan.workload.workload import Workload
-from zsim.specs.model.experts import Router
 
 
 @dataclass(frozen=True, slots=True)

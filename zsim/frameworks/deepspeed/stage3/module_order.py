@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.operations.operation import Role, operations_of
+from zsim.operations.rearrange import Rearrange
 from zsim.operations.traced import TracedModule
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
-from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Activation, Attention
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.experts import Router
 from zsim.specs.model.families.builders import linear, rms_norm
 from zsim.specs.model.families.llama import Shape, decoder, gated_mlp, pre_norm_block
 from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.operations.operation import Role
+from zsim.operations.router import Router
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.experts import Router
 from zsim.specs.model.families.builders import (
     attention_mlp_block,
     embedding,
