@@ -147,7 +147,8 @@ class RlTable(StrictTable):
     )
     framework: str = Field(
         default_factory=default_workflow,
-        description="whose phases, offloads and times of the host: " + ", ".join(workflow_names()),
+        description=f"whose phases, offloads and times of the host: {', '.join(workflow_names())}; left out: "
+        f"{default_workflow()}",
     )
     version: str | None = Field(default=None, description="the framework's release; left out: the newest")
     prompts_per_step: Count = Field(description="prompts of a rollout")
