@@ -109,6 +109,7 @@ __all__ = [
     "Parallelism",
     "Replay",
     "Result",
+    "RlResult",
     "Run",
     "RunResult",
     "ScalingResult",

@@ -12,7 +12,8 @@ from zsim.cost.inference.layers import EngineLayout, served_model
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.library import Library
-from zsim.workflows.rollout.replica import EngineLimits, Replica
+from zsim.workflows.rollout.limits import EngineLimits
+from zsim.workflows.rollout.replica import Replica
 from zsim.workflows.rollout.requests import EngineLog, SampleRequest
 
 GPU = load_cluster("dgx-h100").gpu

@@ -3,8 +3,9 @@
 Engines merge the products of one input (q, k and v; gate and up), keep a cache of keys and values, and cut
 layers over `tensor` ranks as Megatron does: every layer ends in two all-reduces (vLLM 0.24
 `model_executor/layers/linear.py`, `model_executor/models/llama.py`). Routed experts are cut over `expert`
-ranks if it is more than 1, else every expert over the tensor ranks (`layers/fused_moe/layer.py`). A latent
-cache is the same on all tensor ranks (`layers/mla.py`).
+ranks if it is more than 1, else every expert over the tensor ranks (`layers/fused_moe/layer.py`). Where the
+expert ranks are several groups of tensor ranks, each group has sequences of its own, and all run every
+iteration together. A latent cache is the same on all tensor ranks (`layers/mla.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from zsim.operations.experts import Experts
 from zsim.operations.router import Router
 from zsim.specs.model.spec import Attention, Linear, ModelSpec, Module
 
+WEIGHT_BYTES = {"fp4": 0.5625, **DTYPE_BYTES}
+"""Bytes of a weight. Blocks of 16 weights in fp4 share a scale of a byte (NVFP4)."""
 LATENT_ROPE = 64  # features of a latent cache's key with positions, in all models that have one
 
 
@@ -37,6 +40,11 @@ class EngineLayout:
     def gpus(self) -> int:
         """GPUs of a replica."""
         return max(self.tensor, self.expert)
+
+    @property
+    def data(self) -> int:
+        """Groups of tensor ranks that each have sequences of their own, under experts that they share."""
+        return max(1, self.expert // self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +122,8 @@ class ServedModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights on this GPU."""
-        size = DTYPE_BYTES[self.layout.weight_dtype]
-        return self.streamed_numel * size + self.other_numel * 2
+        size = WEIGHT_BYTES[self.layout.weight_dtype]
+        return int(self.streamed_numel * size) + self.other_numel * 2
 
     @cached_property
     def cache_bytes_per_token(self) -> int:

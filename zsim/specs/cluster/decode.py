@@ -21,6 +21,21 @@ class StreamingKernel(BaseModel):
         return self.seconds + num_bytes / (self.fraction * bandwidth)
 
 
+class TypeFractions(BaseModel):
+    """Fractions of the peak by the type of weights. Types that the GPU lacks have none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    bf16: Fraction = Field(description="of 16-bit weights")
+    fp8: Fraction | None = Field(default=None, description="of fp8 weights; left out: the GPU lacks them")
+    fp4: Fraction | None = Field(default=None, description="of fp4 weights; left out: the GPU lacks them")
+
+    def of(self, dtype: str) -> float:
+        """The fraction of a type, or of the next wider one with a fraction."""
+        candidates = {"fp4": (self.fp4, self.fp8), "fp8": (self.fp8,)}.get(dtype, ())
+        return next((fraction for fraction in candidates if fraction is not None), self.bf16)
+
+
 class SmallAllReduce(BaseModel):
     """An all-reduce inside a node by kernels that read one another's memory, as engines of inference have.
 
@@ -44,3 +59,7 @@ class DecodeRates(Table):
     latent_attention: StreamingKernel = Field(description="the same over a latent cache, all heads at once")
     experts: StreamingKernel = Field(description="both grouped products of a layer's experts")
     all_reduce: SmallAllReduce = Field(description="an all-reduce of activations on one node")
+    arithmetic: TypeFractions = Field(description="of the peak, reached by products of thousands of rows")
+    expert_arithmetic: TypeFractions = Field(
+        description="the same of grouped products, of a thousand rows an expert"
+    )

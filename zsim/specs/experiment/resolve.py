@@ -62,7 +62,7 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
     """
     if experiment.rl is not None:
         raise NotSimulatedError(
-            "rl: rollouts are simulated by `zsim run` and zsim.simulate_rl alone; leave out [rl] to study the "
+            "rl: rollouts are simulated by `zsim run` and zsim.simulate_rl alone; leave out [rl] for the "
             "training step"
         )
     library = library or Library()

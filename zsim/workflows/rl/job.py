@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-from zsim.cost.inference.iteration import HostRates, IterationPricer
+from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, HostRates, IterationPricer
 from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.rl.table import RlTable
+from zsim.specs.experiment.rl.table import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
 from zsim.workflows.rl.packing import PackedBatch, pack
 from zsim.workflows.rl.samples import Samples, draw_samples
-from zsim.workflows.rollout.replica import BLOCK_TOKENS, EngineLimits
+from zsim.workflows.rollout.engine import tensor_all_reduce
+from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
 
-ENGINE_OVERHEAD = 3 * 2**30
-"""Bytes of an engine besides weights, caches and activations: CUDA's context, NCCL and captured graphs."""
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
@@ -52,11 +51,14 @@ class RlJob:
     has_reference: bool
     recomputes_logprobs: bool
     has_critic: bool
+    transport: Transport
     sync: SyncRates
     offloads: Offloads
     limits: EngineLimits
     host: HostRates
     enforces_eager: bool
+    has_adapters: bool
+    """The engine computes with adapters beside the weights."""
     max_staleness: int
     notes: tuple[str, ...]
 
@@ -64,6 +66,12 @@ class RlJob:
     def replicas(self) -> int:
         """Replicas of the engine."""
         return self.rollout_gpus // self.model.layout.gpus
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache on a GPU of the rollout."""
+        local_blocks = self.limits.cache_blocks // self.model.layout.data
+        return local_blocks * BLOCK_TOKENS * self.model.cache_bytes_per_token
 
     @property
     def is_colocated(self) -> bool:
@@ -83,7 +91,11 @@ class RlJob:
             self.host,
             max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
             uses_graphs=not self.enforces_eager,
-            launch_seconds=self.cluster.host.seconds_per_launch,
+            launch_seconds=EAGER_KERNEL_SECONDS
+            if self.enforces_eager
+            else self.cluster.host.seconds_per_launch,
+            has_adapters=self.has_adapters,
+            all_reduce=tensor_all_reduce(self.cluster, self.model.layout.tensor),
         )
 
 
@@ -97,9 +109,12 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     framework = workflow_of(table.framework)
     _check_offered(table, framework)
     bare = experiment.model_copy(update={"rl": None})
-    base = simulator.job(bare)
-    rollout_gpus, training_gpus = _gpus(table, base.world_size)
-    update_base = base if training_gpus == base.world_size else simulator.job(_on_gpus(bare, training_gpus))
+    if bare.strategy.kind in framework.trainer:
+        bare = framework.trainer[bare.strategy.kind].apply(bare)
+    cluster = simulator.cluster(experiment.cluster)
+    total_gpus = _total_gpus(experiment, cluster)
+    rollout_gpus, training_gpus = _gpus(table, total_gpus)
+    update_base = simulator.job(bare if training_gpus == total_gpus else _on_gpus(bare, training_gpus))
     samples = draw_samples(
         table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
     )
@@ -118,6 +133,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     max_tokens = update_base.training.micro_batch_tokens
     update = pack(samples.totals[:mini_batch], replicas, max_tokens)
     whole_pass = pack(samples.totals, replicas, max_tokens)
+    has_adapters = experiment.training.lora is not None
     layout = EngineLayout(
         table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
     )
@@ -126,20 +142,21 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
             f"rl.rollout.tensor: a replica has {layout.gpus} GPUs, and the rollout {rollout_gpus}; expected "
             "a divisor"
         )
-    model = served_model(base.model, layout)
+    model = served_model(update_base.model, layout)
     reference = _has_reference(table, framework)
     updates = table.epochs * (samples.totals.size // mini_batch)
     recomputes = _recomputes_logprobs(table, framework, updates)
-    sync = _sync(table, framework)
+    transport = _transport(table, framework)
+    sync = _sync(table, framework.syncs[transport])
     offloads = _offloads(table, framework)
-    limits = _limits(table, framework, base.cluster, model)
+    limits = _limits(table, framework, cluster, model)
     return RlJob(
         experiment,
         table,
         framework,
-        base.cluster,
+        cluster,
         model,
-        base.world_size,
+        total_gpus,
         training_gpus,
         rollout_gpus,
         update_base.training.sequence_length,
@@ -152,18 +169,23 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         reference,
         recomputes,
         table.algorithm == "ppo",
+        transport,
         sync,
         offloads,
         limits,
         framework.hosts[table.placement],
-        framework.enforces_eager if table.rollout.enforce_eager is None else table.rollout.enforce_eager,
+        _enforces_eager(table, framework, has_adapters),
+        has_adapters,
         _staleness(table),
-        base.notes,
+        update_base.notes,
     )
 
 
 def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> Job:
-    """The trainer's job on the micro-batches of `batch`."""
+    """The trainer's job on the micro-batches of `batch`.
+
+    Micro-batches are alike, so that few of them are simulated, unless jitter makes each its own.
+    """
     multiple = _PACK_MULTIPLE * job.parallelism.tensor * job.parallelism.context
     multiple //= gcd(multiple, _PACK_MULTIPLE) if multiple > job.training.micro_batch_tokens else 1
     length = max(multiple, round(batch.tokens / multiple) * multiple)
@@ -176,7 +198,9 @@ def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> J
         activation_checkpointing="none" if forward_only else job.training.activation_checkpointing,
         block_checkpointing=() if forward_only else job.training.block_checkpointing,
     )
-    return replace(job, training=training, sequences=None)
+    every_micro_batch = job.jitter is not None or bool(job.colocated_jobs)
+    simulation = job.simulation.model_copy(update={"every_micro_batch": every_micro_batch})
+    return replace(job, training=training, simulation=simulation, sequences=None)
 
 
 def _check_offered(table: RlTable, framework: RlFramework) -> None:
@@ -210,6 +234,13 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             f"rl.max_staleness: found {table.max_staleness} with placement '{table.placement}', where every "
             "response is of the newest policy; expected 0, or placement 'async'"
         )
+
+
+def _total_gpus(experiment: Experiment, cluster: Cluster) -> int:
+    """GPUs of the job, those of its engines among them."""
+    if experiment.gpus is not None:
+        return experiment.gpus
+    return (experiment.nodes or 1) * cluster.gpus_per_node
 
 
 def _gpus(table: RlTable, total: int) -> tuple[int, int]:
@@ -252,20 +283,24 @@ def _recomputes_logprobs(table: RlTable, framework: RlFramework, updates: int) -
     return framework.recomputes_logprobs or updates > 1
 
 
-def _sync(table: RlTable, framework: RlFramework) -> SyncRates:
-    rates = framework.syncs[table.placement]
-    if table.sync.transport not in (None, rates.transport):
-        candidates = [sync for sync in framework.syncs.values() if sync.transport == table.sync.transport]
-        if not candidates:
-            transports = dict.fromkeys(sync.transport for sync in framework.syncs.values())
-            raise InputError(
-                f"rl.sync.transport: {framework.name} has no '{table.sync.transport}'; expected "
-                f"{' or '.join(transports)}"
-            )
-        rates = candidates[0]
-    if table.sync.bucket is not None:
-        rates = replace(rates, bucket_bytes=float(table.sync.bucket))
-    return rates
+def _transport(table: RlTable, framework: RlFramework) -> Transport:
+    transport = table.sync.transport or framework.transports[table.placement]
+    if transport not in framework.syncs:
+        raise InputError(
+            f"rl.sync.transport: {framework.name} has no '{transport}'; expected "
+            f"{' or '.join(framework.syncs)}"
+        )
+    if transport == "ipc" and table.placement != "colocated":
+        raise InputError(
+            f"rl.sync.transport: found 'ipc' with placement '{table.placement}', whose engines are on other "
+            "GPUs than the trainer; expected 'broadcast', 'reshard', 'host' or 'filesystem'"
+        )
+    return transport
+
+
+def _sync(table: RlTable, rates: SyncRates) -> SyncRates:
+    bucket = table.sync.bucket
+    return rates if bucket is None else replace(rates, bucket_bytes=float(bucket))
 
 
 def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
@@ -282,25 +317,22 @@ def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
 def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of its memory."""
     rollout = table.rollout
-    utilization = rollout.gpu_memory_utilization or framework.memory_utilization[table.placement]
-    budget = rollout.max_num_batched_tokens or framework.max_num_batched_tokens
-    activations = (
-        4 * budget * model.hidden_size * 2
-        + budget * max(product.out_features for product in model.products) * 2
+    return engine_limits(
+        model,
+        cluster.gpu,
+        rollout.gpu_memory_utilization or framework.memory_utilization[table.placement],
+        rollout.max_num_seqs or framework.max_num_seqs,
+        rollout.max_num_batched_tokens or framework.max_num_batched_tokens,
+        prefix_caching=rollout.prefix_caching,
     )
-    room = utilization * cluster.gpu.memory.capacity - model.weight_bytes - activations - ENGINE_OVERHEAD
-    blocks = int(room // (model.cache_bytes_per_token * BLOCK_TOKENS))
-    if blocks < 1:
-        from zsim.units import format_bytes
 
-        raise InputError(
-            f"rl.rollout: the weights of a replica take {format_bytes(model.weight_bytes)} of each GPU, and "
-            f"gpu_memory_utilization {utilization:g} leaves no room for a cache; expected more GPUs to a "
-            "replica (rl.rollout.tensor) or a higher utilization"
-        )
-    return EngineLimits(
-        rollout.max_num_seqs or framework.max_num_seqs, budget, blocks, rollout.prefix_caching
-    )
+
+def _enforces_eager(table: RlTable, framework: RlFramework, has_adapters: bool) -> bool:
+    """Engines with adapters that change at every step run without CUDA graphs, unless the user says
+    otherwise."""
+    if table.rollout.enforce_eager is not None:
+        return table.rollout.enforce_eager
+    return framework.enforces_eager or has_adapters
 
 
 def _staleness(table: RlTable) -> int:

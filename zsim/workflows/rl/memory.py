@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zsim.workflows.rl.job import ENGINE_OVERHEAD, RlJob
+from zsim.workflows.rl.job import RlJob
 from zsim.workflows.rl.phases import PhaseTimes
-from zsim.workflows.rollout.replica import BLOCK_TOKENS
+from zsim.workflows.rollout.limits import ENGINE_OVERHEAD
 
 STATES = ("parameters", "gradients", "optimizer_states")
 
@@ -36,7 +36,7 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     states = {name: update.get(name, 0) for name in STATES}
     engine = {
         "rollout_weights": job.model.weight_bytes,
-        "kv_cache": job.limits.cache_blocks * BLOCK_TOKENS * job.model.cache_bytes_per_token,
+        "kv_cache": job.cache_bytes,
         "engine": ENGINE_OVERHEAD,
     }
     if not job.is_colocated:

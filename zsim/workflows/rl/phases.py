@@ -21,6 +21,13 @@ SLEEP_BYTES_PER_SECOND = 37e9
 WAKE_SECONDS = 0.3  # of an engine, the same source
 
 
+TRAINED_BYTES = 2  # of a weight, as the trainer has it for its products
+BROADCAST_CARDS = 2
+"""Network cards over which a broadcast leaves the sender's node: 470 GB in 5.5 s and 1.34 TB in 14 s over
+cards of 50 GB/s (NVIDIA-NeMo/RL pull request 1379)."""
+RESHARD_EXCESS = 1.5  # of the bytes that the slowest receiver gets, as ranks do not all send evenly
+
+
 @dataclass(frozen=True)
 class PhaseTimes:
     """Seconds of the phases of a step that do not depend on the rollout."""
@@ -52,13 +59,13 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     if job.passes:
         forward_job = packed_job(job.update_job, job.whole_pass, forward_only=True)
         forward = simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True).seconds
-    tokens = job.samples.totals.sum() / 1e6
+    tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
     return PhaseTimes(
         update,
-        job.updates * step.seconds,
-        forward if job.recomputes_logprobs else 0.0,
-        forward if job.has_reference else 0.0,
+        job.updates * step.seconds + rates.phases.get("training", 0.0),
+        forward + rates.phases.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
+        forward + rates.phases.get("reference", 0.0) if job.has_reference else 0.0,
         reward_seconds(job),
         sync_seconds(job),
         offload_seconds(job, update),
@@ -77,21 +84,25 @@ def reward_seconds(job: RlJob) -> float:
 def sync_seconds(job: RlJob) -> float:
     """Seconds until the engines have new weights.
 
-    The slowest of three: the trainer's gather and the way to the engines, the engines' copies, and the calls
-    for every parameter. A broadcast leaves the trainer by one rank's network card.
+    The calls for every parameter, and the slower of the way to the engines and of their copies. A broadcast
+    leaves the trainer by the network cards of one rank. From shard to shard a GPU of an engine gets what it
+    keeps.
     """
     rates = job.sync
-    num_bytes = model_bytes(job)
-    calls = rates.seconds_per_tensor * num_tensors(job.update_job.model)
-    copies = num_bytes / rates.bytes_per_second
-    path = 0.0
-    if rates.transport == "ipc":
+    num_bytes, tensors = model_bytes(job), num_tensors(job.update_job.model)
+    calls = rates.seconds_per_tensor * tensors
+    if DTYPE_BYTES[job.model.layout.weight_dtype] < TRAINED_BYTES:
+        calls += rates.seconds_per_quantized_tensor * tensors
+    nic = job.cluster.nic.bandwidth
+    path, copied = 0.0, num_bytes
+    if job.transport == "ipc":
         path = _gather_seconds(job, num_bytes, rates.bucket_bytes)
-    elif rates.transport == "broadcast":
-        path = num_bytes / job.cluster.nic.bandwidth
-    elif rates.transport == "reshard":
-        path = num_bytes / job.model.layout.gpus / job.cluster.nic.bandwidth
-    return (rates.seconds + calls + max(path, copies)) / job.table.sync.every
+    elif job.transport == "broadcast":
+        path = num_bytes / (BROADCAST_CARDS * nic)
+    elif job.transport == "reshard":
+        copied = RESHARD_EXCESS * num_bytes / job.model.layout.gpus
+        path = copied / nic
+    return (rates.seconds + calls + max(path, copied / rates.bytes_per_second)) / job.table.sync.every
 
 
 def model_bytes(job: RlJob) -> float:
@@ -133,6 +144,6 @@ def offload_seconds(job: RlJob, update: Result) -> float:
         moved += peak.get("parameters", 0) + peak.get("gradients", 0)
     seconds = 2 * moved / job.cluster.pcie.bandwidth
     if job.offloads.sleep_level:
-        engine_bytes = job.model.weight_bytes + job.limits.cache_blocks * 16 * job.model.cache_bytes_per_token
+        engine_bytes = job.model.weight_bytes + job.cache_bytes
         seconds += engine_bytes / SLEEP_BYTES_PER_SECOND + WAKE_SECONDS
     return seconds

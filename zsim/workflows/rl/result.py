@@ -24,6 +24,10 @@ PHASES = (
 )  # fmt: skip
 
 
+STEP_SPREAD = 1.35
+"""Factor within which the time of four of five published steps lies of what is simulated."""
+
+
 @dataclass(frozen=True, eq=False)
 class RlResult(Displayable):
     """One simulated step of reinforcement learning."""
@@ -69,6 +73,11 @@ class RlResult(Displayable):
         return all(phase.total <= self.capacity_bytes for phase in self.memory.values())
 
     @property
+    def step_seconds_range(self) -> tuple[float, float]:
+        """The interval in which four of five measured steps lie, see `STEP_SPREAD`."""
+        return self.step.seconds / STEP_SPREAD, self.step.seconds * STEP_SPREAD
+
+    @property
     def tokens(self) -> float:
         """Tokens of prompts and responses of a step."""
         requests = self.step.requests
@@ -87,6 +96,7 @@ class RlResult(Displayable):
         return {
             "zsim_version": __version__,
             "step_seconds": step.seconds,
+            "step_seconds_range": self.step_seconds_range,
             "phases_seconds": self.phases_seconds,
             "exposed_seconds": self.exposed_seconds,
             "rollout": {

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,23 +28,8 @@ from numpy.typing import NDArray
 from zsim.arrays import Ints
 from zsim.cost.inference.iteration import IterationPricer, PromptChunk
 from zsim.errors import InputError
+from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, blocks_for
 from zsim.workflows.rollout.requests import EngineLog, SampleRequest
-
-BLOCK_TOKENS = 16  # of a page of the cache, vLLM's default on GPUs
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """The bounds of a replica's batches."""
-
-    max_num_seqs: int
-    """Sequences that run at once."""
-    max_num_batched_tokens: int
-    """Tokens of an iteration."""
-    cache_blocks: int
-    """Blocks of `BLOCK_TOKENS` tokens."""
-    prefix_caching: bool = True
-
 
 _Owner = tuple[str, int]  # "request" or "group", and its number
 
@@ -62,11 +46,6 @@ class _Remnant(NamedTuple):
     def left(self, num_taken: int) -> int:
         """Blocks that still hold it when `num_taken` have been taken in all."""
         return max(0, self.blocks - max(0, num_taken - self.first_taken))
-
-
-def blocks_for(tokens: int) -> int:
-    """Blocks that hold `tokens` tokens."""
-    return -(-tokens // BLOCK_TOKENS)
 
 
 class Replica:
@@ -278,6 +257,7 @@ class Replica:
                 self._partial = request
             else:
                 self._keep_prefix(request)
+                request.first_seconds = request.first_seconds or self.env.now
                 starting.append(request)
         self._join(starting)
         self._advance(1)

@@ -23,6 +23,8 @@ class SampleRequest:
     preemptions: int = 0
     start_seconds: float = 0.0
     """Time at which it was submitted."""
+    first_seconds: float = 0.0
+    """Time of its first token."""
     end_seconds: float = 0.0
     """Time of its last token."""
 
