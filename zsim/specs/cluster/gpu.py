@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from zsim.errors import InputError, did_you_mean
+from zsim.specs.cluster.decode import DecodeRates
 from zsim.specs.cluster.table import Fraction, Table
 from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
 
@@ -296,6 +297,9 @@ class Gpu(BaseModel):
     memory_bound: MemoryEfficiency = Field(description="what kernels bound by memory reach")
     launch: KernelLaunch = Field(description="what a kernel costs besides its work")
     interference: Interference = Field(description="how kernels and collectives slow one another")
+    decode: DecodeRates | None = Field(
+        default=None, description="what kernels of inference reach; left out: assumed from the rest"
+    )
     power: Power | None = Field(default=None, description="what the board draws")
     power_limit: Watts | None = Field(
         default=None,

@@ -59,6 +59,11 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
 
     Raises InputError for contradictions, NotSimulatedError for what zsim cannot simulate yet.
     """
+    if experiment.rl is not None:
+        raise NotSimulatedError(
+            "rl: rollouts are simulated by `zsim run` and zsim.simulate_rl alone; leave out [rl] for the "
+            "training step"
+        )
     library = library or Library()
     try:
         cluster = library.cluster(experiment.cluster)
