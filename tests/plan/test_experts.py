@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.kernel import total_flops
+from zsim.cost.kernels.moved_rows import move_cost
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.engine.simulate import simulate_job
@@ -251,3 +252,14 @@ def test_transformer_engine_casts_the_rows_of_each_expert_apart(
     before = [one for one in given if one.kind != "gemm"]
     assert sum(one.launches for one in before if one.hbm_bytes) >= each
     assert before[0].launches == (16 if each > 1 else 1)
+
+
+def test_torchtitan_compiles_around_the_rows_that_it_moves() -> None:
+    """Its `apply_compile` leaves `MoE.forward` as it is, 16 passes over all rows before the products, while
+    transformers' module is compiled whole, which leaves 6."""
+    compiled, eager = WorkOptions(compile=True), WorkOptions()
+    for kind in ("permute", "unpermute"):
+        assert move_cost(kind, "torchtitan", compiled) == move_cost(kind, "torchtitan", eager)
+        assert move_cost(kind, "transformers", compiled) != move_cost(kind, "transformers", eager)
+    assert move_cost("permute", "torchtitan", compiled).forward.rows == 16
+    assert move_cost("permute", "transformers", compiled).forward.rows == 6

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel, elementwise
-from zsim.cost.kernels.moved_rows import MoveCost, RowPasses, move_cost
+from zsim.cost.kernels.moved_rows import MoveCost, RowPasses, is_compiled, move_cost
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation
 from zsim.operations.tensors import ModuleTensors, Sizes
@@ -112,7 +112,7 @@ class Rearrange(Operation):
         """Bytes of the rows in their first order, where they are written before they are summed up. With
         transformers' scores they are fp32.
         """
-        if self.library.startswith("megatron") or options.compile:
+        if self.library.startswith("megatron") or is_compiled(self.library, options):
             return 0
         has_fp32_scores = self.library in ("transformers", "autoep", "deepspeed-moe")
         return rows * self.width * (4 if has_fp32_scores else options.activation_bytes)

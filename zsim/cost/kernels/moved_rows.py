@@ -52,7 +52,10 @@ the full tensor, once per expert, takes the slice of it and leaves zeros there. 
 writes zeros of the full tensor, which are added up: per expert 2 R and 4 p R on the way back, 2 p R and 4 R
 before.
 
-compiled: torch.compile joins what is elementwise with the gather before or the sum after it.
+compiled: torch.compile joins what is elementwise with the gather before or the sum after it. torchtitan's
+rows move as they do without it: its `apply_compile` (0.2.2 models/llama4/infra/parallelize.py) compiles the
+children of a block with experts one by one, of its MoE module the router, the shared experts and the products
+of the routed ones, but neither `MoE.forward`, which moves the rows, nor the dispatch (torchtitan issue 1940).
 
 # [Note: rows that are added up]
 Rows that are added to rows picked by an index take a time for each element, not for each byte: in bf16 on one
@@ -137,8 +140,12 @@ def move_cost(
         return _padded_cost(kind, num_experts, padding)
     if kind in ("sort", "unsort"):
         return _COSTS.get((library, kind), _SORT_COST)
-    is_python = library in ("transformers", "torchtitan")
-    return _COSTS["compiled" if is_python and options.compile else library, kind]
+    return _COSTS["compiled" if is_compiled(library, options) else library, kind]
+
+
+def is_compiled(library: str, options: WorkOptions) -> bool:
+    """Whether torch.compile has the library's code that moves rows."""
+    return library == "transformers" and options.compile
 
 
 def _padded_cost(kind: str, count: int, padding: float) -> MoveCost:
