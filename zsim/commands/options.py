@@ -78,8 +78,8 @@ class ExperimentOptions:
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model preset, path to a Hugging Face config.json, or package.module:function: a function "
-            "of yours that returns (torch module, inputs), which is imported and called.",
+            help="Model preset, Hub id, path to a Hugging Face config.json, or package.module:function: a "
+            "function of yours that returns (torch module, inputs), which is imported and called.",
             autocompletion=completion_of("models"),
         ),
     ] = None
