@@ -88,8 +88,8 @@ def _spellings() -> Iterator[tuple[str, str]]:
     """(spelling, preset), the most exact spellings first."""
     hub_ids = _hub_ids_of_presets()
     yield from ((name, name) for name in hub_ids)
-    last_parts = [
+    last_names = [
         (hub_id.rpartition("/")[2].lower(), name) for name, ids in hub_ids.items() for hub_id in ids
     ]
-    yield from last_parts
-    yield from ((_VARIANTS.sub("", last_part), name) for last_part, name in last_parts)
+    yield from last_names
+    yield from ((_VARIANTS.sub("", last_name), name) for last_name, name in last_names)
