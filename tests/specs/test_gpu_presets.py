@@ -113,10 +113,11 @@ def tflops(name: str, kernel: Kernel) -> float:
     [
         ("b300-sxm-270gb", "bf16", 1617, 0.75, 0.9),
         ("gb300-288gb", "bf16", 1891, 0.75, 0.9),
-        ("b300-sxm-270gb", "fp4", 4277, 0.9, 1.05),
-        ("gb300-288gb", "fp4", 4646, 0.9, 1.05),
-        ("gb200-186gb", "fp4", 4274, 0.85, 1.05),
-        ("b200-sxm-180gb", "fp4", 3906, 0.85, 1.05),
+        ("b300-sxm-270gb", "fp4", 4760, 0.75, 0.85),
+        ("gb300-288gb", "fp4", 5235, 0.75, 0.85),
+        ("gb200-186gb", "fp4", 4363, 0.75, 0.85),
+        ("b200-sxm-180gb", "fp4", 4212, 0.75, 0.85),
+        ("gb300-288gb", "fp8", 3383, 0.75, 0.85),
         ("rtx-4090", "bf16", 175.1, 0.97, 1.03),
         ("rtx-5090", "bf16", 234.8, 0.97, 1.03),
     ],
@@ -124,8 +125,9 @@ def tflops(name: str, kernel: Kernel) -> float:
 def test_products_sustain_a_part_of_their_burst(
     name: str, dtype: str, timed: float, low: float, high: float
 ) -> None:
-    """8,192 a side. A step sustains 0.79 of a burst in bf16; that of nvfp4 includes the quantisation. What
-    consumer boards have was timed over two minutes."""
+    """8,192 a side. A step sustains 0.79 of a burst, those of fp8 and nvfp4 without the quantisation that the
+    table times with them: 8,192^3 in nvfp4 on GB300 takes 237 us at 4646 TFLOP/s, 211 without 26 us of it.
+    What consumer boards have was timed over two minutes."""
     side = 8192
     kernel = Kernel("gemm", flops=2.0 * side**3, hbm_bytes=0, dtype=dtype, shape=(side, side, side))
     assert low < tflops(name, kernel) / timed < high
