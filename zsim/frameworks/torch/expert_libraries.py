@@ -18,7 +18,7 @@ from zsim.specs.strategy.expert_library import ExpertLibrary
 
 # models/moe/moe.py, utils.py: a gather, the scores' product through fp32 and back, a copy with a row of zeros
 # at its end, and a gather that pads every expert's rows to a multiple of 8. Afterwards the same two the other
-# way round, and a sum. torch.compile leaves them: `apply_compile` (models/llama4/infra/parallelize.py) compiles
+# way round, and a sum. torch.compile leaves them: `apply_compile` (models/llama4/infra/parallelize.py) wraps
 # the children of a block with experts one by one, of its MoE module the router, the shared experts and the
 # products of the routed ones, but neither `MoE.forward`, which moves the rows, nor the dispatch (issue 1940).
 _TORCHTITAN_KERNELS = ExpertKernelSet(

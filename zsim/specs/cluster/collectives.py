@@ -159,5 +159,5 @@ def exchange_slowdown(gpu: Gpu, dispatcher: str) -> float:
     (`LIBRARY_MULTIPROCESSORS`). Other dispatchers' are the backend's, c.
     """
     slowdown = gpu.interference.compute_slowdown
-    held = LIBRARY_MULTIPROCESSORS.get(dispatcher, 0)
-    return min(slowdown, gpu.sm_count / (gpu.sm_count - held)) if 0 < held < gpu.sm_count else slowdown
+    count = LIBRARY_MULTIPROCESSORS.get(dispatcher, 0)
+    return min(slowdown, gpu.sm_count / (gpu.sm_count - count)) if 0 < count < gpu.sm_count else slowdown
