@@ -20,6 +20,10 @@ PositiveRate = Annotated[BytesPerSecond, Field(gt=0)]
 PositiveFlops = Annotated[FlopsPerSecond, Field(gt=0)]
 
 
+# Of a data sheet's peak, which is at the boost clock. Boards whose power lets them run above it.
+ClockedFraction = Annotated[float, Field(gt=0, le=1.5)]
+
+
 class PeakRates(Table):
     """Dense peak arithmetic rates, without sparsity. None where the GPU lacks the type."""
 
@@ -66,8 +70,9 @@ class GemmEfficiency(Table):
     NVIDIA's containers, so `transformer_engine_ratio` is not known where only products of torch were timed.
     """
 
-    max_fraction: Fraction = Field(
-        description="what large products sustain of the peak, on random data and within the board's power"
+    max_fraction: ClockedFraction = Field(
+        description="what large products sustain of the peak, on random data and within the board's power; "
+        "above 1 on boards that run above the data sheet's boost clock"
     )
     k_half: float = Field(ge=0, description="inner dimension at which half of the fraction is reached")
     tile_m: int = Field(gt=0, description="rows of the output that one block of threads computes")
@@ -94,7 +99,7 @@ class GemmEfficiency(Table):
     grouped: ProductsInOneCall | None = Field(
         default=None, description="products of experts in one kernel; left out: as one product"
     )
-    by_dtype: dict[str, Fraction] = Field(
+    by_dtype: dict[str, ClockedFraction] = Field(
         default_factory=dict, description="`max_fraction` of single types; left out: `max_fraction` of all"
     )
 
