@@ -108,6 +108,10 @@ class TrainingConfig:
     """
     reference_dtype: str = ""
     """The type of a copy's weights. Empty for that of the trained weights."""
+    forward_only: bool = False
+    """Nothing is trained: a step is the forward of its micro-batches, as for the probabilities of tokens that
+    another model has chosen.
+    """
 
     def block_policy(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included. "selective" applies to every
