@@ -25,3 +25,7 @@ class LayerKernelSet:
     """Queries, keys and values are copied around attention."""
     scales_rotary_eagerly: bool = False
     """Rotary positions that are multiplied by a factor are eager kernels."""
+    repeats_normalised_heads: bool = False
+    """Gated DeltaNet normalises queries and keys before it repeats their heads, and keeps both."""
+    norms_after_scans: bool = False
+    """The norm behind Mamba-2's scan is a kernel of its own, which keeps its input."""

@@ -146,7 +146,7 @@ class _TensorSharder:
                 modules += self._shard_in_expert_layer(block, number, routed)
             elif module.is_adapter_part:
                 modules += shard_adapter(module, self.ranks, self.token_shards, is_row=is_row)
-            elif module.role in (Role.ROUTER, Role.EXPERTS) or work.is_gate:
+            elif module.role in (Role.ROUTER, Role.EXPERTS) or work.is_gate or work.is_duplicated:
                 modules.append(self._shard_tokens(module))
             elif isinstance(work, Linear) and module.name == PREDICTION_ENTRY:
                 modules += self._prediction_entry(module, work)
@@ -157,10 +157,15 @@ class _TensorSharder:
             elif isinstance(work, Linear):
                 modules += self._row(module, work)
                 has_column, has_core, is_row = False, False, True
-            elif module.role in (Role.MIXER, Role.ACTIVATION):
-                parameters = tuple(self.shard(module, parameter, 0) for parameter in module.parameters)
+            elif module.role in (Role.MIXER, Role.ACTIVATION) or work.is_inner:
+                parameters = tuple(
+                    replace(parameter, summed_over=TENSOR)
+                    if work.is_replicated(parameter)
+                    else self.shard(module, parameter, 0)
+                    for parameter in module.parameters
+                )
                 modules.append(replace(self._cut_features(module), parameters=parameters))
-                has_core = True
+                has_core = has_core or not (work.is_inner and module.role is Role.OTHER)
             elif isinstance(work, Norm) and has_column:
                 modules.append(self._head_norm(module, work))
             else:

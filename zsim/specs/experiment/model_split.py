@@ -37,6 +37,7 @@ def check_split(
     if parallelism.tensor > 1 and not parallelism.style.cuts_unevenly:
         for block in model.unique_blocks:
             _check_block(block, model, parallelism)
+    _check_mixers(model, parallelism)
     if parallelism.context > 1:
         _check_context(model, training, parallelism)
     steps, passes = training.gradient_accumulation_steps, parallelism.passes
@@ -111,6 +112,33 @@ def _check_block(block: Block, model: ModelSpec, parallelism: ParallelismConfig)
                 _check_divides("key/value heads", groups, tensor, model)
         elif isinstance(work, Activation):
             _check_divides("features of the MLP", work.width, tensor, model)
+
+
+def _check_mixers(model: ModelSpec, parallelism: ParallelismConfig) -> None:
+    """Raises NotSimulatedError for mixers that a framework has no tensor or context parallelism of, and
+    InputError for heads that do not divide among the ranks.
+    """
+    style = parallelism.style
+    axes = (
+        ("tensor", parallelism.tensor, style.tensor_mixers),
+        ("context", parallelism.context, style.context_mixers),
+    )
+    for work in (module.op_spec for block in model.unique_blocks for module in block.modules):
+        for axis, degree, mixers in axes:
+            if work.mixer_title and degree > 1 and work.mixer_title not in mixers:
+                raise NotSimulatedError(
+                    f"parallelism.{axis}: found {degree}, but '{model.name}' has {work.mixer_title}, of "
+                    f"which {style.title} has no {axis} parallelism that zsim knows; expected 1"
+                )
+        ranks = parallelism.tensor * parallelism.context
+        for name, count in work.split_counts if ranks > 1 else ():
+            shares_groups = name.startswith("groups") and ranks % count == 0
+            if count % ranks and not shares_groups:
+                raise InputError(
+                    f"parallelism: tensor {parallelism.tensor} x context {parallelism.context} does not "
+                    f"divide the {count:,} {name} of '{model.name}'; the nearest product that does is "
+                    f"{_nearest_divisor(count, ranks)}"
+                )
 
 
 def _is_zigzag(parallelism: ParallelismConfig) -> bool:
