@@ -241,3 +241,28 @@ def test_a_pipeline_has_blocks_of_several_kinds() -> None:
     report = report_of(simulate_job(job), 0.0)
     assert report.pipeline is not None
     assert 0 < report.pipeline.bubble_fraction < 1
+
+
+def test_a_prediction_layer_of_nemotron_is_attention_and_experts() -> None:
+    """Two blocks behind the product that joins embedding and hidden state, as one layer."""
+    job = job_of("nemotron_h", {"kind": "megatron", "mtp_layers": 1, "version": "0.16.1"})
+    layer = job.model.blocks[-1]
+    mixers = [module.name for module in layer.modules if module.role is Role.MIXER]
+    assert mixers == ["layers.0.mixer.core"]
+    assert any(module.role is Role.EXPERTS for module in layer.modules)
+    assert report_of(simulate_job(job), 0.0).step_seconds > 0
+
+
+def test_the_norm_behind_gated_delta_may_run_again() -> None:
+    """The product keeps 256 numbers a token less, in three layers, and the norm runs before its backward."""
+    policy: dict[str, Any] = {
+        "activation_checkpointing": "selective",
+        "recompute_modules": ["gdn_norm_out"],
+    }
+    none = job_of("qwen3_5_text", {"kind": "megatron"})
+    again = job_of("qwen3_5_text", {"kind": "megatron"}, **policy)
+    kept = [
+        sum(call.work.saved_bytes for segment in _workload(job).segments for call in segment.calls)
+        for job in (none, again)
+    ]
+    assert kept[0] - kept[1] == 3 * 512 * 256 * 2

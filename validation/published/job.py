@@ -36,7 +36,9 @@ _MODEL_PARALLEL = r"\bTP ?(?!1\b)\d+|PTD-P|3D|\+ ?MP"  # without degrees in the 
 _MEGATRONS = r"Megatron|NeMo|mcore"  # whose "selective" is the core of attention
 _EVERY_SECOND = r"selective-layer( \(2\)| \(every 2nd block\))?$|selective \(fraction ~1/2"
 _MODULE_NAMES = {"norm": "layernorm", "act": "moe_act"}
-_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+_MODULES = (
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out",
+)  # fmt: skip
 _PRECISIONS = {"nvfp4": "fp8", "mxfp8": "fp8", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 # Word of a row's precision -> its recipe; "nvfp4 (with fp8 parts)" says that not all products are in fp4.
 _RECIPES = (
@@ -228,7 +230,7 @@ def _recomputed_modules(text: str) -> list[str]:
     """The modules of Megatron's `--recompute-modules` in "selective (layernorm+moe_act)", or [] for other
     policies. The model zoo's "norm" and "act" are Megatron's layernorm and moe_act.
     """
-    match = re.fullmatch(r"selective \(\[?([a-z_+, ]+)\]?\)", text)
+    match = re.fullmatch(r"selective(?: \(|: )\[?([a-z_+, ]+)\]?\)?", text)
     names = re.split(r"[+, ]+", match[1]) if match else []
     modules = [_MODULE_NAMES.get(name, name) for name in names]
     return modules if all(name in _MODULES for name in modules) else []

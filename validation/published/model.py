@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from validation.published.hybrids import hybrid_model, is_hybrid
 from validation.published.mixtures import expert_model, is_mixture
 from validation.published.table import PublishedRun
 from zsim.errors import NotSimulatedError
@@ -18,10 +19,12 @@ def model_config(run: PublishedRun) -> dict[str, Any]:
     GELU models are GPT-2's block with biases and learned positions (confirmed by the "exact" parameter counts
     of the tables). With grouped queries they are StarCoder 2's. SwiGLU models are Llama's or, with biases on
     q, k and v, Qwen 2's. Those with squared ReLU are Nemotron's. Mixtures of experts are those of
-    `expert_model`. Raises NotSimulatedError for other architectures, and for rows whose shape is not
-    published.
+    `expert_model`, models with other mixers than attention those of `hybrid_model`. Raises NotSimulatedError
+    for other architectures, and for rows whose shape is not published.
     """
     kind = run.text("arch_type")
+    if is_hybrid(run):
+        return hybrid_model(run, _shape(run))
     if is_mixture(run):
         return expert_model(run, _decoder_config(run, _shape(run), ""))
     if kind not in _DECODERS:

@@ -14,7 +14,9 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # every second matrix product and of fused attention and recomputes the rest (torchtitan's `op` policy).
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
 # Megatron's --recompute-modules.
-RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+RecomputeModule = Literal[
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out"
+]  # fmt: skip
 AttentionKind = Literal["flash", "math"]
 # "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place
 # ("megatron-before-0.8": with a copy more in forward; "megatron-fused": its compiled kernels);

@@ -30,6 +30,7 @@ from zsim.specs.model.families.mixers import FULL, LINEAR, rename_modules, state
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter
 
 EXPERTS, MLP = "moe", "mlp"
+_PATTERN = ("hybrid_override_pattern", ("layers_block_type", "layer_types"))
 _SYMBOLS = {"M": LINEAR, "*": FULL, "-": MLP, "E": EXPERTS}
 _NAMES = {"mamba": LINEAR, "attention": FULL} | {kind: kind for kind in _SYMBOLS.values()}
 _ORDER = ("norm", "mixer", *(
@@ -46,7 +47,7 @@ def nemotron_h(config: ConfigReader) -> ModelSpec:
     config = config.add_defaults(
         hidden_size=4096, vocab_size=131_072, num_attention_heads=32, head_dim=128, intermediate_size=21504
     )
-    kinds = _pattern(config, "hybrid_override_pattern", ("layers_block_type", "layer_types"))
+    kinds = _pattern(config, *_PATTERN)
     shape = Shape.read(config.add_defaults(num_hidden_layers=len(kinds), hidden_act="relu2"), kv_default=8)
     if "num_hidden_layers" in config.values and config.integer("num_hidden_layers") != len(kinds):
         raise config.error(
@@ -156,12 +157,13 @@ def _count_prediction(config: ConfigReader, model: ModelSpec, build: Callable[[s
     product of two hidden states to one, and three norms (`enorm`, `hnorm`, a last one).
     """
     depths = config.integer("num_nextn_predict_layers", 0, minimum=0)
-    if not depths:
+    if not depths and EXPERTS not in _pattern(config, *_PATTERN):
         return model
     keys = ("mtp_hybrid_override_pattern", ("mtp_layers_block_type",))
     kinds = [FULL, EXPERTS]
     if any(key in config.values for key in (keys[0], *keys[1])):
         kinds = _pattern(config, *keys)
-    blocks = sum(build(kind).numel for kind in kinds)
-    hidden = model.hidden_size
-    return replace(model, mtp_parameters=depths * (blocks + 2 * hidden * hidden + 3 * hidden))
+    blocks = tuple(build(kind) for kind in kinds)
+    hidden, numel = model.hidden_size, sum(block.numel for block in blocks)
+    total = depths * (numel + 2 * hidden * hidden + 3 * hidden)
+    return replace(model, mtp_parameters=total, prediction_blocks=blocks)
