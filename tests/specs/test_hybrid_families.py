@@ -16,6 +16,7 @@ from zsim.operations.mixers.kimi_delta import KimiDelta
 from zsim.operations.mixers.lightning import Lightning
 from zsim.operations.mixers.mamba1 import SelectiveScan
 from zsim.operations.mixers.mamba2 import StateSpace
+from zsim.operations.mixers.sparse_attention import SparseAttention
 from zsim.operations.operation import Role
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, Block, ModelSpec
@@ -50,11 +51,13 @@ def test_parameters_are_those_of_the_published_model(entry: dict[str, Any]) -> N
 def test_prediction_modules_are_those_of_the_cards() -> None:
     """Qwen3.8-27B's card has 27,781,427,952 with tower and module, transformers 27,356,728,560 without the
     module. Qwen3.6-35B-A3B's has 71,903,645,408 bytes in bf16, transformers 35,107,181,936 numbers.
-    Nemotron 3.5 Lightning's has 32,913,266,240, with the biases of the choice of 128 experts in 24 layers,
-    which are buffers, and Nemotron 3 Nano, its shape without the module, 31,577,937,344.
+    GLM-5.2's has 753,329,940,480, with biases of the choice of 256 experts in 76 layers, which are buffers,
+    and transformers 743,377,000,704. Nemotron 3.5 Lightning's has 32,913,266,240, with those of 128 experts
+    in 24 layers, and Nemotron 3 Nano, its shape without the module, 31,577,937,344.
     """
     assert load_model("qwen3.5-27b").mtp_parameters == 27_781_427_952 - 27_356_728_560
     assert load_model("qwen3.5-35b-a3b").mtp_parameters == 71_903_645_408 // 2 - 35_107_181_936
+    assert load_model("glm-5.2").mtp_parameters == 753_329_940_480 - 76 * 256 - 743_377_000_704
     config = json.loads(json.dumps(_config("nemotron-3-nano-30b-a3b"))) | {"num_nextn_predict_layers": 1}
     assert model_from_config(config, "lightning", "x").mtp_parameters == (
         32_913_266_240 - 24 * 128 - 31_577_937_344
@@ -149,6 +152,18 @@ def test_each_familys_pattern(model_type: str, changes: dict[str, Any], expected
 def test_falcon_h1_has_both_mixers_in_every_block() -> None:
     model = build("falcon_h1", num_hidden_layers=2, mamba_d_ssm=128, mamba_n_heads=4)
     assert pattern(model) == [[StateSpace, Attention]] * 2
+
+
+def test_glm_5_2_shares_choices_among_layers() -> None:
+    """Layers 0, 1, 2, 6, 10, ... have an indexer: 3 + 18 of 78."""
+    has_indexer = [
+        module.op_spec.has_indexer
+        for block in load_model("glm-5.2").blocks
+        for module in block.modules
+        if isinstance(module.op_spec, SparseAttention)
+    ]
+    assert [number for number, found in enumerate(has_indexer) if found][:5] == [0, 1, 2, 6, 10]
+    assert (len(has_indexer), sum(has_indexer)) == (78, 21)
 
 
 def test_layer_types_of_the_wrong_length_are_refused() -> None:

@@ -240,7 +240,12 @@ class Operation:
 
     @property
     def is_duplicated(self) -> bool:
-        """Whether it is a product that all tensor-parallel ranks have whole, each for its own tokens."""
+        """Whether all tensor-parallel ranks have it whole though it stands between products that are cut."""
+        return False
+
+    @property
+    def needs_sparse_kernels(self) -> bool:
+        """Whether it is attention over chosen keys, which few frameworks have kernels of."""
         return False
 
     @property

@@ -24,6 +24,9 @@ KernelKind = Literal[
     "optimizer",  # the fused or foreach update
     "copy",  # device-to-device copy: bucket copies, copy-in, copy-out
     "convolution",  # a filter per channel over the last few tokens
+    "sparse_attention",  # attention over keys that were chosen for each query
+    "indexer",  # scores by which they are chosen
+    "top_k",  # their choice
     "delta_scan", "channel_delta_scan", "state_space_scan", "selective_scan", "lightning_scan",
 ]  # fmt: skip
 SCAN_KINDS: tuple[ScanKind, ...] = get_args(ScanKind)

@@ -29,3 +29,5 @@ class LayerKernelSet:
     """Gated DeltaNet normalises queries and keys before it repeats their heads, and keeps both."""
     norms_after_scans: bool = False
     """The norm behind Mamba-2's scan is a kernel of its own, which keeps its input."""
+    has_sparse_attention: bool = False
+    """Attention over chosen keys has kernels that compute no others."""

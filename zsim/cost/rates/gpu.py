@@ -13,6 +13,10 @@ from zsim.specs.cluster.gpu import Gpu
 # The field of `memory_bound` that bounds a kernel's HBM traffic; `elementwise_fraction` for all other kinds.
 _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
 
+# The fields of `mixers` that bound products, and passes over memory.
+_PRODUCTS = {"sparse_attention": "sparse_fraction", "indexer": "indexer_fraction"}
+_PASSES = {"convolution": "convolution_fraction", "top_k": "top_k_fraction"}
+
 
 def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
     """Seconds of a `Kernel`, all its launches included.
@@ -60,6 +64,8 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         fraction = _attention_fraction(kernel, gpu)
     elif kernel.kind in SCAN_KINDS:
         return _chunk_seconds(kernel, gpu)
+    elif kernel.kind in _PRODUCTS:
+        fraction = getattr(gpu.mixers, _PRODUCTS[kernel.kind]) * gpu.mixers.sustained_fraction
     else:
         # Norms, softmaxes and optimizers compute in fp32 on the vector units, whatever type they store.
         return kernel.flops / gpu.peak.fp32
@@ -116,8 +122,8 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
     max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
     if kernel.kind in SCAN_KINDS:
         max_fraction = gpu.mixers.scan(kernel.kind).bandwidth_fraction * gpu.mixers.sustained_fraction
-    elif kernel.kind == "convolution":
-        max_fraction = gpu.mixers.convolution_fraction * gpu.mixers.sustained_fraction
+    elif kernel.kind in _PASSES:
+        max_fraction = getattr(gpu.mixers, _PASSES[kernel.kind]) * gpu.mixers.sustained_fraction
     fraction = hbm_fraction(kernel.hbm_bytes / kernel.sequential_launches, max_fraction, limits.bytes_half)
     indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
     indexing += kernel.strided_elements * gpu.launch.seconds_per_strided_element

@@ -12,6 +12,7 @@ MEGATRON = LayerKernelSet(
     scales_rotary_eagerly=True,
     repeats_normalised_heads=True,
     norms_after_scans=True,
+    has_sparse_attention=True,
 )
 # Those before, with Apex's norm.
 MEGATRON_2 = LayerKernelSet(

@@ -25,7 +25,7 @@ MEGATRON = ModelParallelStyle(
     context_methods=("p2p", "all-gather", "all-to-all", "a2a+p2p"),
     has_zigzag=True,
     dispatchers=("all-gather", "all-to-all", "deepep", "hybridep"),
-    tensor_mixers=("Gated DeltaNet", "Mamba-2"),
+    tensor_mixers=("Gated DeltaNet", "Mamba-2", "DeepSeek's sparse attention"),
     context_mixers=("Gated DeltaNet", "Mamba-2"),
 )
 NANOTRON = ModelParallelStyle(

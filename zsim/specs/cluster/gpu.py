@@ -219,6 +219,15 @@ class MixerEfficiency(Table):
     convolution_fraction: Fraction = Field(
         default=0.45, description="what short convolutions reach of the memory's bandwidth"
     )
+    sparse_fraction: Fraction = Field(
+        default=0.28, description="what attention over chosen keys reaches of the peak"
+    )
+    indexer_fraction: Fraction = Field(
+        default=0.40, description="what the scores by which they are chosen reach of it"
+    )
+    top_k_fraction: Fraction = Field(
+        default=0.08, description="what the choice reaches of the memory's bandwidth"
+    )
     sustained_fraction: Fraction = Field(
         default=1.0, description="of the rates here, what a GPU sustains in a step"
     )

@@ -15,6 +15,7 @@ from zsim.specs.strategy.mesh import CONTEXT
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.sentences import alternatives, phrase
 from zsim.specs.strategy.training import TrainingConfig
+from zsim.specs.strategy.work_options import work_options
 
 _WINDOW_METHODS: tuple[ContextMethod, ...] = ("all-gather", "all-to-all")  # that know windows
 _MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZE
@@ -38,6 +39,7 @@ def check_split(
         for block in model.unique_blocks:
             _check_block(block, model, parallelism)
     _check_mixers(model, parallelism)
+    _check_sparse(model, training)
     if parallelism.context > 1:
         _check_context(model, training, parallelism)
     steps, passes = training.gradient_accumulation_steps, parallelism.passes
@@ -139,6 +141,18 @@ def _check_mixers(model: ModelSpec, parallelism: ParallelismConfig) -> None:
                     f"divide the {count:,} {name} of '{model.name}'; the nearest product that does is "
                     f"{_nearest_divisor(count, ranks)}"
                 )
+
+
+def _check_sparse(model: ModelSpec, training: TrainingConfig) -> None:
+    """Raises NotSimulatedError for attention over chosen keys where all scores are computed under a mask."""
+    operations = (module.op_spec for block in model.unique_blocks for module in block.modules)
+    sparse = next((operation for operation in operations if operation.needs_sparse_kernels), None)
+    if sparse is not None and not work_options(training).layers.has_sparse_attention:
+        raise NotSimulatedError(
+            f"model '{model.name}' has {sparse.mixer_title}, all scores of which transformers' code computes "
+            "under a mask, while zsim simulates kernels of the chosen ones alone; expected "
+            f"{alternatives('sparse attention')}"
+        )
 
 
 def _is_zigzag(parallelism: ParallelismConfig) -> bool:

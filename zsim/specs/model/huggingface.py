@@ -37,6 +37,7 @@ from zsim.specs.model.families import (
     nemotron_h,
     nope,
     post_norm,
+    sparse,
     state_spaces,
     t5,
 )
@@ -166,6 +167,8 @@ _FAMILIES: dict[str, ModelFamily] = {
         kimi_linear.bailing_hybrid,
         {"num_local_experts": ("num_experts",), "n_shared_experts": ("num_shared_experts",)},
     ),
+    "deepseek_v32": ModelFamily(sparse.deepseek_v32, {"n_routed_experts": ("num_local_experts",)}),
+    "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, {"n_routed_experts": ("num_local_experts",)}),
     "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
     "minimax_m2": ModelFamily(minimax.minimax_m2, _MOE_NAMES),
     "lfm2": ModelFamily(lfm.lfm2),
@@ -209,7 +212,6 @@ FAMILIES: Mapping[str, ModelFamily] = _Families()
 
 _STATE_SPACES = "most of its layers are state spaces, of a kind that has no price in zsim"
 _REFUSED = {
-    "deepseek_v32": "an indexer chooses the keys of its attention, which has no price in zsim",
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
 }
