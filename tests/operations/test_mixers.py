@@ -266,3 +266,9 @@ def test_the_norm_behind_gated_delta_may_run_again() -> None:
         for job in (none, again)
     ]
     assert kept[0] - kept[1] == 3 * 512 * 256 * 2
+
+
+def test_a_deterministic_loop_over_chunks_is_refused() -> None:
+    with pytest.raises(NotSimulatedError, match="in a loop over chunks"):
+        job_of("qwen3_5_text", {"kind": "megatron", "deterministic_mode": True})
+    assert job_of("falcon_h1", {"kind": "megatron", "deterministic_mode": True}).model.numel > 0

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 Layout = Literal["nt", "nn", "tn"]
 ScanKind = Literal[
     "delta_scan",  # Gated DeltaNet's; shape = (sequences, chunks that follow one another)
-    "channel_delta_scan",  # the same with a decay for every channel: Kimi's, RWKV-7's
+    "channel_delta_scan",  # the same with a decay for every channel: Kimi's
     "state_space_scan",  # Mamba-2's
     "selective_scan",  # Mamba's
     "lightning_scan",  # lightning attention's

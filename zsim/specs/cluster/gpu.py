@@ -206,7 +206,7 @@ class MixerEfficiency(Table):
     """Mixers other than attention: recurrences in chunks, and short convolutions.
 
     The keys of `scans` are kinds of kernels: "delta_scan" (Gated DeltaNet), "channel_delta_scan" (Kimi delta
-    attention, RWKV-7), "state_space_scan" (Mamba-2), "selective_scan" (Mamba), "lightning_scan". A kind that
+    attention), "state_space_scan" (Mamba-2), "selective_scan" (Mamba), "lightning_scan". A kind that
     nobody measured on a GPU runs like its delta_scan, and where that is unknown too like the middle of those
     that were measured.
     """
