@@ -11,7 +11,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.explain.report_of import report_of
-from zsim.frameworks.megatron.layer_kernels import MEGATRON
+from zsim.frameworks.megatron.kernels import LAYER_KERNELS
 from zsim.operations import BACKWARD, FORWARD, Exchange, Module
 from zsim.operations.mixers.gated_delta import GatedDelta
 from zsim.operations.mixers.kimi_delta import KimiDelta
@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "minimax": {"num_local_experts": 4},
     "lfm2": {"full_attn_idxs": [1]},
 }  # fmt: skip
-FUSED = WorkOptions(compile=True, layers=MEGATRON)
+FUSED = WorkOptions(compile=True, layers=LAYER_KERNELS["megatron"])
 
 
 def job_of(

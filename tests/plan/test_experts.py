@@ -12,8 +12,8 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
-from zsim.frameworks.megatron.expert_libraries import MEGATRON as UNFUSED
-from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED as FUSED
+from zsim.frameworks.megatron.kernels import MEGATRON as UNFUSED
+from zsim.frameworks.megatron.kernels import MEGATRON_FUSED as FUSED
 from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
 from zsim.operations import BACKWARD, FORWARD
 from zsim.operations.grouped_linear import GroupedLinear

@@ -30,7 +30,7 @@ def hybrid_model(run: PublishedRun, shape: Mapping[str, int]) -> dict[str, Any]:
         "num_key_value_heads": run.count("n_kv_heads") or shape["n_heads"],
         "intermediate_size": run.count("ffn") or shape["hidden"],
         "vocab_size": shape["vocab"],
-        "max_position_embeddings": shape["seq_len"],
+        "max_position_embeddings": run.count("seq_len") or 4096,
         "tie_word_embeddings": run.text("tied_emb") == "True",
         "head_dim": int(arch["head_dim"]),
     }

@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.cost.kernels.moved_rows import MoveKind
 from zsim.operations.experts import Experts
 from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
-from zsim.operations.rearrange import MoveKind, Rearrange, SharedOutput
+from zsim.operations.rearrange import Rearrange, SharedOutput
 from zsim.operations.router import Router
 from zsim.plan.parallel.adapters import add_adapters
 from zsim.plan.parallel.expert_modules import (
@@ -159,7 +160,7 @@ class _Layer:
             return self._routed_modules()
         entry, exit_product = self._latent_products
         work = Rearrange(
-            "add", self.choice.in_features, 0.0, self.split.library.name, shared=shared_output(self.run)
+            "add", self.choice.in_features, 0.0, self.split.library.kernels, shared=shared_output(self.run)
         )
         addition = Module(f"{self.experts.name}.sum", work, token_shards=self.experts.token_shards)
         return [entry, *self._routed_modules(), exit_product, addition]
@@ -399,7 +400,7 @@ class _Layer:
             kind,
             self.work.in_features,
             rows,
-            split.library.name,
+            split.library.kernels,
             shared,
             self.work.num_experts,
             split.padding,

@@ -29,11 +29,10 @@ from zsim.specs.experiment.training.batch import (
     uneven_sequences,
 )
 from zsim.specs.experiment.training.checkpointing import resolve_recomputation
+from zsim.specs.experiment.training.framework_choices import check_stored_types, choose_optimizer
 from zsim.specs.experiment.training.framework_training import training_of
-from zsim.specs.experiment.training.optimizer_choice import choose_optimizer
 from zsim.specs.experiment.training.quantisation import is_prepared
 from zsim.specs.experiment.training.resolve import check_size, layer_kernels_of, resolve_training
-from zsim.specs.experiment.training.stored_types import check_stored_types
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.experiment.training.trained_model import apply_training
 from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
