@@ -173,20 +173,20 @@ def _of_glm(kind: str) -> Callable[[Row], tuple[Kernel, ...]]:
 
 
 def _is_long(row: Row) -> bool:
-    return row["phase"] == "context" and row["seq_len"] >= 512 and row["num_tokens"] >= 1024
+    return bool(row["phase"] == "context" and row["seq_len"] >= 512 and row["num_tokens"] >= 1024)
 
 
 def _leaves_caches(row: Row) -> bool:
     """Whether a convolution's rate is one of HBM: TensorRT-LLM's and A100's are above it."""
-    return row["engine"] != "trtllm" and row["gpu"] != "a100_sxm"
+    return bool(row["engine"] != "trtllm" and row["gpu"] != "a100_sxm")
 
 
 def _is_of_training(row: Row) -> bool:
-    return row["m"] >= 1024 and row["n"] >= 1024 and row["k"] >= 1024
+    return bool(row["m"] >= 1024 and row["n"] >= 1024 and row["k"] >= 1024)
 
 
 def _is_sparse(row: Row) -> bool:
-    return row["isl"] >= 4096 and row["step"] == 0
+    return bool(row["isl"] >= 4096 and row["step"] == 0)
 
 
 _HEADS = ("num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim", "d_conv")

@@ -11,11 +11,11 @@ from zsim.operations.operation import operations_of
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.framework_resolver import FrameworkResolver
 from zsim.specs.model.spec import Activation, Attention, Block, ContextMethod, ModelSpec
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets
 from zsim.specs.strategy.mesh import CONTEXT
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.sentences import alternatives, phrase
 from zsim.specs.strategy.training import TrainingConfig
-from zsim.specs.strategy.work_options import work_options
 
 _WINDOW_METHODS: tuple[ContextMethod, ...] = ("all-gather", "all-to-all")  # that know windows
 _MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZE
@@ -147,7 +147,7 @@ def _check_sparse(model: ModelSpec, training: TrainingConfig) -> None:
     """Raises NotSimulatedError for attention over chosen keys where all scores are computed under a mask."""
     operations = (module.op_spec for block in model.unique_blocks for module in block.modules)
     sparse = next((operation for operation in operations if operation.needs_sparse_kernels), None)
-    if sparse is not None and not work_options(training).layers.has_sparse_attention:
+    if sparse is not None and not layer_kernel_sets()[training.layer_kernels].has_sparse_attention:
         raise NotSimulatedError(
             f"model '{model.name}' has {sparse.mixer_title}, all scores of which transformers' code computes "
             "under a mask, while zsim simulates kernels of the chosen ones alone; expected "
