@@ -92,7 +92,7 @@ def test_an_unknown_hub_id_says_where_it_was_looked_for(
 
 def test_a_multimodal_model_is_refused_with_the_name_of_its_language_model() -> None:
     """The text part is asked for by name and never taken in silence."""
-    with pytest.raises(InputError, match="towers besides its language model.* preset 'gemma3-12b'"):
+    with pytest.raises(InputError, match=r"towers besides its language model.* preset 'gemma3-12b'"):
         load_model("google/gemma-3-12b-it")
 
 
