@@ -48,19 +48,29 @@ def read_accelerate(path: str) -> TrainingFile:
 
     Raises InputError for keys that Accelerate would refuse, NotSimulatedError for other parallelisms.
     """
+    repeats: list[str] = []
+    file = read_values(path, load_accelerate(path, repeats))
+    file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
+    return file
+
+
+def load_accelerate(path: str, repeats: list[str] | None = None) -> Mapping[str, Any]:
+    """The content of an Accelerate YAML. `repeats` takes what stands twice. Raises InputError."""
     try:
         text = read_text(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected an Accelerate YAML") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    repeats: list[str] = []
     data = load_yaml(text, path, repeats)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of `accelerate config` at the top")
+    return data
+
+
+def read_values(path: str, data: Mapping[str, Any]) -> TrainingFile:
+    """The settings in Accelerate's values by key, of a file or a command line called `path`."""
     file = TrainingFile(path, program="accelerate")
-    for repeat in repeats:
-        file.note(repeat)
     for key in data:  # ClusterConfig refuses them
         if key not in (*TOP_KEYS, *_IDLE):
             raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*TOP_KEYS, *_IDLE))}")
