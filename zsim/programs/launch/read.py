@@ -94,6 +94,12 @@ def read_launch(launch: Launch) -> TrainingFile:
 def _started(launch: Launch) -> TrainingFile:
     """What the program's own file or flags say."""
     loose, values = flag_values(launch.words, launch.where)
+    if "openrlhf" in launch.target:
+        from zsim.programs.openrlhf.read import read_values as read_openrlhf
+
+        return read_openrlhf(launch.where, launch.target, values)
+    if launch.target.startswith("verl."):
+        return _verl(launch, loose, values)
     config = next((word for word in loose if word.endswith(_FILES)), None) or values.pop("config", None)
     program = next((owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None)
     if launch.launcher == "trl":
@@ -118,6 +124,31 @@ def _from_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, A
         trainer = launch.target if launch.launcher == "trl" else ""
         return read_arguments(launch.where, values, trainer)
     return _reader(program)(launch.where, values)
+
+
+def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
+    """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
+    from zsim.programs.verl.read import read_values
+
+    if not launch.target.startswith("verl.trainer.main_ppo"):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: zsim does not read this trainer of verl's; expected "
+            f"verl.trainer.main_ppo"
+        )
+    overrides: dict[str, Any] = {}
+    for word in loose:
+        key, equals, value = word.lstrip("+").partition("=")
+        if equals and not key.startswith("~"):
+            table = overrides
+            *parents, last = key.split(".")
+            for parent in parents:
+                below = table.setdefault(parent, {})
+                table = below if isinstance(below, dict) else {}
+            table[last] = None if value in ("null", "None") else _typed(value.strip("'\""))
+    if "megatron" in str(values.get("config_name", "")):
+        actor = overrides.setdefault("actor_rollout_ref", {}).setdefault("actor", {})
+        actor.setdefault("strategy", "megatron")
+    return read_values(launch.where, overrides)
 
 
 def _reader(program: TrainingProgram) -> Reader:
@@ -216,7 +247,7 @@ def _add_machines(file: TrainingFile, launch: Launch) -> None:
         file.settings |= {"nodes": nodes, "gpus": nodes * gpus}
     elif nodes and nodes > 1:
         file.settings["nodes"] = nodes
-    if launch.launcher in ("python", "python3", "trl", "axolotl", "swift") and not gpus:
+    if launch.launcher in ("python", "python3", "trl", "axolotl", "swift") and "gpus" not in file.settings:
         file.note("the command says no number of GPUs: --gpus or --nodes gives it")
 
 
@@ -235,7 +266,7 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     name = str(_located(launch, config)) if isinstance(config, str) else launch.where
     for flag, value in options.items():
         section = next((entry for entry, flags in _SECTIONS.items() if flag in flags), "")
-        section = "fsdp_config" if flag.startswith("fsdp_") else section
+        section = next((f"{part}_config" for part in ("fsdp", "fp8") if flag.startswith(f"{part}_")), section)
         if section:
             values[section] = {**(values.get(section) or {}), flag: _typed(value)}
         elif flag in _TOP_FLAGS:
