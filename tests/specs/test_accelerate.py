@@ -243,7 +243,7 @@ def test_the_library_of_fp8_says_its_recipe(
     text = FSDP.format(version=version, more="").replace("mixed_precision: bf16", "mixed_precision: fp8")
     found = imported(tmp_path, f"{text}fp8_config: {config}\n")
     assert (found.training.precision, found.training.fp8_recipe) == ("fp8", recipe)
-    assert found.strategy.param_dtype == gathered  # type: ignore[union-attr]
+    assert found.strategy.model_dump()["param_dtype"] == gathered
     noted = any("all_gather: no effect without FSDP2" in note for note in found.notes)
     assert noted is (version == 1)
 
@@ -262,3 +262,9 @@ def test_other_libraries_of_fp8_are_refused(
     text = FSDP.format(version=2, more="").replace("mixed_precision: bf16", "mixed_precision: fp8")
     with pytest.raises(error, match=message):
         imported(tmp_path, f"{text}fp8_config: {config}\n")
+
+
+def test_training_on_cpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="use_cpu: zsim does not simulate training on CPUs"):
+        imported(tmp_path, FSDP.format(version=1, more="") + "use_cpu: true\n")
+    assert imported(tmp_path, FSDP.format(version=1, more="") + "use_cpu: false\n").gpus == 16

@@ -233,7 +233,7 @@ def test_openrlhfs_flags_of_both_generations_are_deepspeeds(flags: str) -> None:
     """128 sequences on 8 ranks in micro-batches of 2: 8 of them."""
     found = launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_sft {flags}")
     assert (found.program, found.strategy.kind, found.gpus) == ("openrlhf", "deepspeed", 8)
-    zero = found.strategy.config["zero_optimization"]  # type: ignore[union-attr,index,call-overload]
+    zero = found.strategy.model_dump()["config"]["zero_optimization"]
     assert (zero["stage"], zero["offload_optimizer"]["device"]) == (3, "cpu")
     training = found.training
     assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 8)

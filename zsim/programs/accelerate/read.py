@@ -78,6 +78,8 @@ def read_values(path: str, data: Mapping[str, Any]) -> TrainingFile:
     for key in data:  # ClusterConfig refuses them
         if key not in (*TOP_KEYS, *_IDLE):
             raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*TOP_KEYS, *_IDLE))}")
+    if data.get("use_cpu") is True:
+        raise NotSimulatedError(f"{path}: use_cpu: zsim does not simulate training on CPUs; expected false")
     note_idle_keys(file, "", data, _IDLE)
     _read_machines(file, data)
     _read_precision(file, data)

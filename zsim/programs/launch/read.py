@@ -32,7 +32,7 @@ Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
 _LENGTH = "model_max_length"  # of scripts after Stanford Alpaca's, which cut and pad to it
 _FILES = (".yaml", ".yml", ".json")
 # Part of a target's name -> the program whose flags or file it takes.
-_TARGETS = (
+_TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
     ("axolotl", AXOLOTL),
     ("llamafactory", LLAMA_FACTORY),
     ("llama_factory", LLAMA_FACTORY),
@@ -101,7 +101,9 @@ def _started(launch: Launch) -> TrainingFile:
     if launch.target.startswith("verl."):
         return _verl(launch, loose, values)
     config = next((word for word in loose if word.endswith(_FILES)), None) or values.pop("config", None)
-    program = next((owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None)
+    program: TrainingProgram | None = next(
+        (owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None
+    )
     if launch.launcher == "trl":
         program = TRL
     if isinstance(config, str) and config.endswith(_FILES):
