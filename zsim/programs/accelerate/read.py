@@ -174,8 +174,8 @@ def _read_fp8(file: TrainingFile, config: Mapping[str, Any]) -> None:
         raise InputError(f"{file.name}: fp8_config.backend: found '{backend}', expected AO, TE or MSAMP")
     else:
         file.note("fp8_config.backend: left out, and Accelerate takes the library that is installed")
-    known = ("backend", "enable_fsdp_float8_all_gather", "override_linear_precision", *_FP8_IDLE)
-    if unknown := [key for key in keys if key not in known]:
+    known_keys = ("backend", "enable_fsdp_float8_all_gather", "override_linear_precision", *_FP8_IDLE)
+    if unknown := [key for key in keys if key not in known_keys]:
         file.note(f"fp8_config: not read: {', '.join(unknown)}")
 
 

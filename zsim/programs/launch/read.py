@@ -184,7 +184,9 @@ def _from_file(
     """What the file says that is given to the program, with the flags and `key=value` behind it."""
     from zsim.programs.huggingface.files import load_file
 
-    path = next((place for place in (launch.folder / config, Path(config)) if os.path.isfile(place)), None)
+    path = next(
+        (candidate for candidate in (launch.folder / config, Path(config)) if os.path.isfile(candidate)), None
+    )
     if path is None:
         raise InputError(
             f"{launch.where}: '{config}': no such file; tried {launch.folder / config} and {config}"
@@ -231,8 +233,8 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
 
 
 def _located(launch: Launch, name: str) -> Path:
-    beside = launch.folder / name
-    return beside if os.path.isfile(beside) else Path(name)
+    sibling = launch.folder / name
+    return sibling if os.path.isfile(sibling) else Path(name)
 
 
 def _add_machines(file: TrainingFile, launch: Launch) -> None:
