@@ -26,6 +26,7 @@ from zsim.files import make_folder
 if TYPE_CHECKING:
     from zsim.api import Result
     from zsim.specs.experiment.job import Job
+    from zsim.specs.experiment.tables import Experiment
 
 
 @takes_experiment()
@@ -54,7 +55,7 @@ def run(
     if brief and full:
         raise InputError("--brief and --full contradict each other")
     length = {"cost.tokens": tokens, "cost.samples": samples, "cost.epochs": epochs}
-    options = options.with_settings({key: value for key, value in length.items() if value is not None})
+    options = options.add_settings({key: value for key, value in length.items() if value is not None})
     with garbage_collection.pause():
         code = _run(options, unfold, "brief" if brief else "full" if full else "screen", json_, out)
     if code:
@@ -122,7 +123,10 @@ def _run(
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
-    result = simulate(options.load(), unfold=unfold, on_job=_warn_of_size)
+    experiment = options.load()
+    if experiment.rl is not None:
+        return _run_rl(experiment, json_, out)
+    result = simulate(experiment, unfold=unfold, on_job=_warn_of_size)
     files: dict[str, Path] = {}
     if out is not None:
         files |= _write_all(result, out)
@@ -139,6 +143,18 @@ def _run(
         else:
             print_report(result.report, files=files, is_full=detail == "full")
     return result.report.verdict.exit_code
+
+
+def _run_rl(experiment: Experiment, json_: Path | None, out: Path | None) -> int:
+    """Simulate a step of reinforcement learning, write and print it. Returns the exit code."""
+    from zsim.workflows.rl.result import simulate_rl
+
+    result = simulate_rl(experiment)
+    if out is not None:
+        make_folder(out)
+        write_json(result.to_dict(), out / "report.json")
+    answer(result.lines(), result.to_dict, json_)
+    return 0 if result.fits else 1
 
 
 def _warn_of_size(job: Job) -> None:

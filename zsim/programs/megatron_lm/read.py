@@ -55,6 +55,8 @@ def settings_of(arguments: Arguments) -> TrainingFile:
     for key, value in read_degrees(arguments).items():
         file.settings[f"parallelism.{key}"] = value
     file.settings |= read_experts(arguments)
+    if arguments.has("num-experts"):
+        file.defaults["parallelism.dispatcher"] = "all-gather"  # `--moe-token-dispatcher-type`'s default
     _read_batch(arguments, file)
     _read_precision(arguments, file)
     _read_recomputation(arguments, file)

@@ -14,7 +14,9 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # every second matrix product and of fused attention and recomputes the rest (torchtitan's `op` policy).
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
 # Megatron's --recompute-modules.
-RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+RecomputeModule = Literal[
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out"
+]  # fmt: skip
 AttentionKind = Literal["flash", "math"]
 if TYPE_CHECKING:
     CrossEntropy = str
@@ -102,6 +104,10 @@ class TrainingConfig:
     """The blocks' products are layers of Transformer Engine."""
     has_fp32_stream: bool = False
     """The residual stream is fp32, since the embedding is, under autocast."""
+    forward_only: bool = False
+    """Nothing is trained: a step is the forward of its micro-batches, as for the probabilities of tokens that
+    another model has chosen.
+    """
 
     def block_policy(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included. "selective" applies to every
