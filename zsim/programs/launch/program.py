@@ -6,7 +6,7 @@ from zsim.specs.formats.program import ProgramSource, TrainingProgram
 from zsim.specs.formats.training_file import TrainingFile
 
 
-class Launch(TrainingProgram):
+class LaunchedProgram(TrainingProgram):
     """A launcher's flags are machines. What it starts belongs to the program that its file or flags are "
     "of."""
 
@@ -32,4 +32,4 @@ class Launch(TrainingProgram):
         return read_launch(launch)
 
 
-PROGRAM = Launch()
+PROGRAM = LaunchedProgram()

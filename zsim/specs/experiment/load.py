@@ -59,8 +59,8 @@ def _check_config(data: Mapping[str, Any], path: Path) -> None:
     name = strategy.get("config") if isinstance(strategy, Mapping) else None
     if not isinstance(name, str) or not name.endswith(".json") or " " in name or os.path.exists(name):
         return
-    places = dict.fromkeys((str(path.parent / name), name))
-    raise InputError(f"{path.name}: strategy.config: '{name}': no such file; tried {' and '.join(places)}")
+    tried = dict.fromkeys((str(path.parent / name), name))
+    raise InputError(f"{path.name}: strategy.config: '{name}': no such file; tried {' and '.join(tried)}")
 
 
 _PATHS = (
