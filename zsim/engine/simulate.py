@@ -112,7 +112,7 @@ def simulate_job(
     torch allocator that runs short, and groups that do the same are as slow as the slowest. With `is_serial`,
     kernels and collectives run one after the other. `plans` is the cache of plans that simulations share. A
     job that does not fit runs as if torch's allocator had room for it. A job that is `known_to_fit` does so
-    only if its tensors exceed the GPU's memory.
+    only if its tensors exceed the GPU's memory, or with expandable segments its usable part.
     """
     plans = plans or Plans()
     start_time = time.perf_counter()
@@ -282,6 +282,15 @@ def _has_room(job: Job, plan: Plan) -> bool:
     return excess_bytes(job, plan, includes_margin=not job.simulation.known_to_fit) <= 0
 
 
+def _is_known_to_have_room(job: Job, plan: Plan) -> bool:
+    """Whether a job ran although it was said not to fit. Expandable segments leave no gaps between blocks, so
+    that an allocator that runs short then is one more sign that the tensors are overestimated, as where they
+    exceed the memory of a job that is known to have run.
+    """
+    is_known = job.simulation.known_to_fit and job.training.expandable_segments
+    return is_known and excess_bytes(job, plan, includes_margin=True) > 0
+
+
 def _has_allocator(job: Job, plan: Plan) -> bool:
     """Whether torch's allocator is simulated: if all tensors fit, or if the job is known to have run."""
     if not (plan.changes_memory and job.cluster.gpu.has_caching_allocator):
@@ -319,7 +328,7 @@ def _run_allocators(
         ),
     )
     allocation = allocations[fullest]
-    if not allocation.is_short or not _has_room(job, plan):
+    if not allocation.is_short or not _has_room(job, plan) or _is_known_to_have_room(job, plan):
         return prepared, run, allocation, steady_allocators
     short_job = replace(prepared, allocators=allocators)
     short_run = run_once(short_job)
