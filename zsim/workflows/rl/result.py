@@ -44,7 +44,7 @@ class RlResult(Displayable):
             "rollout": self.step.rollout,
             "old_logprobs": times.old_logprobs,
             "reference": times.reference,
-            "values": 0.0,
+            "values": times.values,
             "training": times.training,
             "weight_sync": times.weight_sync,
             "offload": times.offload,
@@ -82,7 +82,7 @@ class RlResult(Displayable):
         """Tokens of prompts and responses of a step."""
         requests = self.step.requests
         total = sum(request.prompt_tokens + request.response_tokens for request in requests)
-        return total / self.step.steps
+        return total / self.step.steps / self.step.part
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -92,7 +92,7 @@ class RlResult(Displayable):
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `zsim run` with `[rl]`."""
         step, logs = self.step, self.step.logs
-        generated = sum(request.response_tokens for request in step.requests) / step.steps
+        generated = sum(request.response_tokens for request in step.requests) / step.steps / step.part
         return {
             "zsim_version": __version__,
             "step_seconds": step.seconds,
@@ -104,9 +104,9 @@ class RlResult(Displayable):
                 "tokens": generated,
                 "tokens_per_second_per_gpu": generated / step.rollout / self.job.rollout_gpus,
                 "running_sequences_mean": _mean_running(self),
-                "preemptions": sum(log.preemptions for log in logs),
+                "preemptions": round(sum(log.preemptions for log in logs) / step.part),
                 "kv_bytes": max(log.peak_blocks for log in logs) * 16 * self.job.model.cache_bytes_per_token,
-                "prefill_tokens": sum(log.prefill_tokens for log in logs),
+                "prefill_tokens": round(sum(log.prefill_tokens for log in logs) / step.part),
             },
             "busy_fraction": {"trainer": step.busy_training, "rollout": step.busy_rollout},
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
