@@ -16,8 +16,9 @@ from zsim.units import format_bytes, format_seconds
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
 from zsim.workflows.rl.loop import RlStepTimes, run_loop
-from zsim.workflows.rl.memory import PhaseMemory, memory_by_phase
+from zsim.workflows.rl.memory import PhaseMemory, memory_by_phase, remedies
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
+from zsim.workflows.rollout.limits import BLOCK_TOKENS
 
 PHASES = (
     "rollout", "old_logprobs", "reference", "values", "training", "weight_sync", "offload", "reward", "other",
@@ -73,9 +74,21 @@ class RlResult(Displayable):
         return all(phase.total <= self.capacity_bytes for phase in self.memory.values())
 
     @property
+    def remedies(self) -> list[str]:
+        """What makes the phases fit that do not."""
+        return remedies(self.job, self.memory)
+
+    @property
     def step_seconds_range(self) -> tuple[float, float]:
         """The interval in which four of five measured steps lie, see `STEP_SPREAD`."""
         return self.step.seconds / STEP_SPREAD, self.step.seconds * STEP_SPREAD
+
+    @property
+    def _cache_bytes(self) -> int:
+        """Bytes of the cache that the fullest replica used on a GPU."""
+        model = self.job.model
+        blocks = max(log.peak_blocks for log in self.step.logs) // model.layout.data
+        return blocks * BLOCK_TOKENS * model.cache_bytes_per_token
 
     @property
     def tokens(self) -> float:
@@ -105,7 +118,7 @@ class RlResult(Displayable):
                 "tokens_per_second_per_gpu": generated / step.rollout / self.job.rollout_gpus,
                 "running_sequences_mean": _mean_running(self),
                 "preemptions": round(sum(log.preemptions for log in logs) / step.part),
-                "kv_bytes": max(log.peak_blocks for log in logs) * 16 * self.job.model.cache_bytes_per_token,
+                "kv_bytes": self._cache_bytes,
                 "prefill_tokens": round(sum(log.prefill_tokens for log in logs) / step.part),
             },
             "busy_fraction": {"trainer": step.busy_training, "rollout": step.busy_rollout},
@@ -113,6 +126,7 @@ class RlResult(Displayable):
             "staleness": {"mean": step.mean_staleness, "max": step.max_staleness},
             "dropped_tokens_fraction": step.dropped_tokens / max(1.0, generated),
             "fits": self.fits,
+            "remedies": self.remedies,
             "peak_bytes_by_phase": {name: phase.to_dict() for name, phase in self.memory.items()},
             "training": self.times.update.report.to_dict(),
         }
@@ -160,6 +174,8 @@ class RlResult(Displayable):
         yield from table(named_columns("Memory of a GPU", "bytes"), rows)
         verdict = "Fits" if self.fits else "DOES NOT FIT"
         yield from paragraph(f"{verdict}: a GPU has {format_bytes(self.capacity_bytes)}.")
+        for sentence in self.remedies:
+            yield from paragraph(f"{sentence[0].upper()}{sentence[1:]}.")
 
 
 def _mean_running(result: RlResult) -> float:
