@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zsim.errors import InputError
-from zsim.study.measured.csv_rows import check_names, read_csv_rows
+from zsim.study.measured.experiment_table import check_names, read_csv_rows
 
 
 @dataclass(frozen=True)
