@@ -163,8 +163,8 @@ class Loop:
     def _answer(self, request: SampleRequest) -> Generator[simpy.Event, Any, None]:
         """The environment's turn, after which the model's next one begins where the last was."""
         table = self.job.table.environment
-        with self._environments.request() as place:
-            yield place
+        with self._environments.request() as turn:
+            yield turn
             if table.seconds:
                 mean = log(table.seconds) - table.sigma**2 / 2
                 yield self.env.timeout(float(self._turn_seconds.lognormal(mean, table.sigma)))

@@ -71,7 +71,7 @@ def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
 
 
 def remedies(job: RlJob, phases: Mapping[str, PhaseMemory]) -> list[str]:
-    """What makes each phase fit that does not, as sentences that name keys."""
+    """Sentences that name the keys with which each phase fits that does not."""
     capacity = job.cluster.gpu.memory.capacity
     sentences = []
     for name, phase in phases.items():

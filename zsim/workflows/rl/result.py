@@ -75,7 +75,7 @@ class RlResult(Displayable):
 
     @property
     def remedies(self) -> list[str]:
-        """What makes the phases fit that do not."""
+        """Sentences that name the keys with which the phases fit that do not."""
         return remedies(self.job, self.memory)
 
     @property
