@@ -76,7 +76,7 @@ def test_a_row_that_cannot_be_simulated_is_skipped_with_its_reason(tmp_path: Pat
 @pytest.mark.parametrize(
     ("columns", "cells", "message"),
     [
-        (",training.micro_batch", ",1", "'training.micro_batch'; did you mean 'training.micro_batch_size'"),
+        (",training.micro_batch", ",1", "column 'training.micro_batch'; did you mean 'training.micro_batch"),
         (",micro_batch_size", ",1", "unknown column 'micro_batch_size'; did you mean 'training.micro_batch"),
         (",step_second", ",1", "unknown column 'step_second'; did you mean 'step_seconds'"),
         (",cluster.gpu.memory.capacty", ",1", "runs.csv: cluster.gpu.memory.capacty: .*'capacity'"),

@@ -10,6 +10,7 @@ from typing import Any
 from validation.published.mixtures import expert_parallelism
 from validation.published.table import PublishedRun
 from zsim.errors import NotSimulatedError
+from zsim.programs.nanotron.read import stage_layers
 
 _DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 _STATED = {
@@ -163,24 +164,9 @@ def parse_pipeline_layout(notes: str, stages: int) -> list[int]:
 
 
 def nanotron_layers(run: PublishedRun, ranks: int) -> list[int]:
-    """The layers of nanotron's stages. Blocks are dealt out in order, and a stage ends with the block at
-    which the running cost exceeds (rank + 1) / ranks of the total.
-
-    A layer costs 4 h h + 3 h f, the LM head h V (h: hidden, f: MLP, V: vocabulary), all other blocks nothing.
-    So a stage may have no layer. Source: nanotron of January 2025 (9055c664), `build_model` in
-    models/base.py, `get_block_compute_costs` in models/llama.py.
-    """
-    hidden, ffn = run.count("hidden") or 0, run.count("ffn") or 0
-    layers = run.count("n_layers") or 0
-    layer, head = hidden * (4 * hidden + 3 * ffn), hidden * (run.count("vocab") or 0)
-    total, cost, stage = layers * layer + head, 0, 0
-    layers_per_stage = [0] * ranks
-    for _ in range(layers):
-        layers_per_stage[stage] += 1
-        cost += layer
-        if cost * ranks > total * (stage + 1):
-            stage += 1
-    return layers_per_stage
+    """The layers of nanotron's stages."""
+    sizes = [run.count(column) or 0 for column in ("n_layers", "hidden", "ffn", "vocab")]
+    return stage_layers(*sizes, ranks=ranks)
 
 
 def pipeline_micro_batches(run: PublishedRun, kind: str, micro_batch: int, assumptions: list[str]) -> int:

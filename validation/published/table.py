@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zsim.errors import InputError
-from zsim.study.measured.csv_rows import check_names, read_csv_rows
+from zsim.study.measured.experiment_table import check_names, read_csv_rows
 
 REQUIRED = ("row_id", "seq_len", "gpu", "n_gpus", "strategy")
 _NOTHING = frozenset(("n/a", "na", "none", "-", "?", "unknown", "unstated", "not stated", "null"))

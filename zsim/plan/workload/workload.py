@@ -32,7 +32,6 @@ from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
 from zsim.plan.workload.trainer_logs import MetricLog, metric_log
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
-from zsim.specs.strategy.work_options import work_options
 
 _MOST_CACHED = 8  # models under a training
 
@@ -175,14 +174,14 @@ def make_workload(model: ModelSpec, training: TrainingConfig) -> Workload:
 
 def make_workloads(stages: Sequence[ModelSpec], training: TrainingConfig) -> list[Workload]:
     """The workloads of the stages of a model, which share the work of the modules that they share."""
-    deriver = _Deriver(BatchShape.of(training), work_options(training), training)
+    deriver = _Deriver(BatchShape.of(training), WorkOptions.of(training), training)
     return [_workload(stage, deriver, training) for stage in stages]
 
 
 def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> Workload:
-    shape, options = BatchShape.of(training), work_options(training)
+    shape, options = BatchShape.of(training), WorkOptions.of(training)
     stream = shape.split(model.token_shards)
-    head = deriver.fuse_head(model.after) if training.cross_entropy == "fused_linear" else ""
+    head = deriver.fuse_head(model.after) if options.loss.includes_head else ""
     segments = [deriver.segment("before", "before", "", model.before)]
     checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
     for number, block in enumerate(model.blocks, model.first_block):
