@@ -51,7 +51,7 @@ def test_every_source_weighs_the_same_however_many_rows_it_has(make_run: Make) -
     runs = [make_run("many", 0.01) for _ in range(90)]
     runs += [make_run(f"one {n}", 0.10, nodes=1, gpus=8) for n in range(9)]
     alike = [replace(run, features=FEATURES) for run in runs]
-    assert estimate_spread(alike).parts["any run"] == pytest.approx(0.091, abs=0.002)
+    assert estimate_spread(alike).shares["any run"] == pytest.approx(0.091, abs=0.002)
 
 
 def test_what_a_respect_without_a_run_costs_is_what_it_cost_sources_left_out(make_run: Make) -> None:
@@ -61,7 +61,7 @@ def test_what_a_respect_without_a_run_costs_is_what_it_cost_sources_left_out(mak
     runs += [make_run(f"alone {n}", 0.3, gpu=f"x{n}") for n in range(8)]
     found = estimate_spread(runs)
     assert found.extrapolation["gpu"] == pytest.approx(0.28, abs=0.02)
-    assert found.parts["any run"] == pytest.approx(0.01, abs=0.01)
+    assert found.shares["any run"] == pytest.approx(0.01, abs=0.01)
 
 
 def test_quantiles_are_two_sided_and_one_more_source_errs_the_other_way_round() -> None:
@@ -75,12 +75,12 @@ def test_quantiles_are_two_sided_and_one_more_source_errs_the_other_way_round() 
 def test_runs_that_no_stranger_predicted_tell_nothing(make_run: Make) -> None:
     runs = [make_run(f"s{n}", 0.1) for n in range(5)]
     unknown = [replace(make_run(f"u{n}", 3.0), stranger_error=None) for n in range(5)]
-    assert estimate_spread([*runs, *unknown]).parts == estimate_spread(runs).parts
+    assert estimate_spread([*runs, *unknown]).shares == estimate_spread(runs).shares
 
 
 def test_the_shipped_numbers_are_about_every_respect() -> None:
     shipped = spread_estimates()
     assert shipped.low < -1 < 1 < shipped.high
     assert set(shipped.open) == set(OPEN_SENTENCES)
-    assert shipped.parts["any run"] > 0
+    assert shipped.shares["any run"] > 0
     assert {run.stranger_error is None for run in validated_runs()} == {True, False}

@@ -64,7 +64,7 @@ def shipped_texts(
 
 
 def _spread_texts(estimates: SpreadEstimates) -> Iterator[str]:
-    yield from (_HEAD, _table("spread", estimates.parts))
+    yield from (_HEAD, _table("spread", estimates.shares))
     yield from (_EXTRAPOLATION, _table("extrapolation", estimates.extrapolation))
     yield from (_OPEN, _table("open", estimates.open))
     yield from (_SCORES, _table("scores", {"low": estimates.low, "high": estimates.high}))

@@ -65,7 +65,7 @@ RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
 class SpreadEstimates:
     """The numbers behind a spread, as validated_errors.toml has them."""
 
-    parts: Mapping[str, float]
+    shares: Mapping[str, float]
     """What a respect of `RESPECTS_OF_JOBS` adds to the spread."""
     extrapolation: Mapping[str, float]
     """What a respect without a run adds, by respect of `zsim.validated.extrapolation`, and of what is counted
@@ -103,17 +103,17 @@ def spread_parts(
     job: Features, runs: Sequence[ValidatedRun], estimates: SpreadEstimates
 ) -> tuple[SpreadPart, ...]:
     """The parts of the job's spread that are above zero, `runs` being those that may vouch for it."""
-    parts = [
-        SpreadPart(name, estimates.parts.get(name, 0.0), respect.sentence)
+    components = [
+        SpreadPart(name, estimates.shares.get(name, 0.0), respect.sentence)
         for name, respect in RESPECTS_OF_JOBS.items()
         if respect.holds(job)
     ]
-    parts += [_extrapolated(part, estimates) for part in extrapolations(job, runs)]
-    parts += [
+    components += [_extrapolated(part, estimates) for part in extrapolations(job, runs)]
+    components += [
         SpreadPart(name, estimates.open.get(name, 0.0), OPEN_SENTENCES[name], is_open=True)
         for name in job.open_settings
     ]
-    return tuple(part for part in parts if part.share > 0 or part.name == ANY)
+    return tuple(part for part in components if part.share > 0 or part.name == ANY)
 
 
 def _extrapolated(part: Extrapolation, estimates: SpreadEstimates) -> SpreadPart:
@@ -122,7 +122,7 @@ def _extrapolated(part: Extrapolation, estimates: SpreadEstimates) -> SpreadPart
     )
 
 
-def spread_of(parts: Sequence[SpreadPart]) -> float:
+def spread_of(components: Sequence[SpreadPart]) -> float:
     """The spread: the sum of the parts, and in squares with it those of open settings."""
-    total = sum(part.share for part in parts if not part.is_open)
-    return hypot(total, *(part.share for part in parts if part.is_open))
+    total = sum(part.share for part in components if not part.is_open)
+    return hypot(total, *(part.share for part in components if part.is_open))

@@ -44,10 +44,10 @@ def width_stages(
     """
     runs = validated_runs() if runs is None else runs
     estimates = spread_estimates() if estimates is None else estimates
-    parts = spread_parts(job, runs, estimates)
+    components = spread_parts(job, runs, estimates)
     stages = []
-    for count, part in enumerate(parts, start=1):
-        spread = spread_of(parts[:count])
+    for count, part in enumerate(components, start=1):
+        spread = spread_of(components[:count])
         ends = min(estimates.low * spread, -REPEAT_ERROR), max(estimates.high * spread, REPEAT_ERROR)
         stages.append(_stage(ends, _describe_any(runs) if part.name == ANY else part.sentence))
     return tuple(stages)
