@@ -40,6 +40,9 @@ class MegatronBounds(FrameworkBounds[MegatronConfig]):
         if config.distributed_optimizer and not config.overlap_param_gather:
             yield "all_gather", numel, "fp8" if config.fp8_param_gather else config.param_dtype
 
+    def checkpoint_share(self, job: Job, config: MegatronConfig) -> float:
+        return 1 / job.parallelism.tensor if config.distributes_checkpoints else 1.0
+
     def block_overhead(self, config: MegatronConfig) -> str | None:
         return config.block_overhead
 

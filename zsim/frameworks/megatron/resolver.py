@@ -6,7 +6,12 @@ from zsim.errors import InputError
 from zsim.frameworks.megatron import parallelism as styles
 from zsim.frameworks.megatron.expert_libraries import MEGATRON, MEGATRON_FUSED
 from zsim.frameworks.megatron.model_changes import apply_multi_token_prediction, pad_vocabulary
-from zsim.frameworks.megatron.settings.config import MegatronConfig, check_megatron_layout, resolve_megatron
+from zsim.frameworks.megatron.settings.config import (
+    MegatronConfig,
+    check_distributed_checkpoints,
+    check_megatron_layout,
+    resolve_megatron,
+)
 from zsim.frameworks.megatron.settings.experts import (
     check_overlap,
     check_router_padding,
@@ -101,6 +106,9 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
         capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability is not None]
         config = resolve_megatron(table, training, request.ranks, max(capabilities, default=None))
         queues = training.device_max_connections
+        check_distributed_checkpoints(
+            table, training, parallelism.tensor, shares_sequences=parallelism.sequence_parallel
+        )
         check_megatron_layout(table, parallelism.pipeline, parallelism.experts.ranks, queues)
         return Resolution(config, request.cluster)
 

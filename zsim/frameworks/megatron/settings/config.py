@@ -138,6 +138,8 @@ class MegatronConfig(StrategyConfig):
     """Timers wait for the device around every forward, backward and exchange of messages."""
     test_mode: bool = False
     """Layers compare the norms of their queries and keys with those of other ranks."""
+    distributes_checkpoints: bool = False
+    """Tensor-parallel ranks share the inputs of recomputed layers."""
     muon: MegatronMuon | None = None
     """Megatron's own Muon, whose states the distributed optimizer has if its matrices are laid out
     for ranks.
@@ -247,6 +249,7 @@ def resolve_megatron(
         and table.transformer_impl == "transformer_engine",
         synchronizes_timers=is_megatron and table.timing_log_level == 2,
         test_mode=is_megatron and table.test_mode,
+        distributes_checkpoints=table.distribute_saved_activations,
         muon=muon,
     )
 
@@ -279,6 +282,32 @@ def _check_fp8(table: MegatronTable, training: TrainingConfig) -> None:
         raise InputError(
             "strategy.fp8_param_gather: found true without the distributed optimizer, which alone gathers "
             "parameters; expected distributed_optimizer = true"
+        )
+
+
+def check_distributed_checkpoints(
+    table: MegatronTable, training: TrainingConfig, tensor: int, *, shares_sequences: bool
+) -> None:
+    """Raises InputError where Megatron refuses to share the inputs of recomputed layers among `tensor` ranks
+    (Megatron-Core 0.16.1 training/arguments.py `validate_args`, core/transformer/transformer_config.py).
+    """
+    if not table.distribute_saved_activations:
+        return
+    key = "strategy.distribute_saved_activations"
+    if table.engine != "megatron":
+        raise InputError(f"{key}: belongs to engine 'megatron', found '{table.engine}'; expected false")
+    if training.activation_checkpointing != "full":
+        raise InputError(
+            f"{key}: found true with training.activation_checkpointing "
+            f"'{training.activation_checkpointing}', and Megatron shares the inputs of whole layers alone; "
+            "expected 'full', or false"
+        )
+    if tensor == 1:
+        raise InputError(f"{key}: found true without tensor parallelism; expected parallelism.tensor > 1")
+    if shares_sequences:
+        raise InputError(
+            f"{key}: found true with sequence parallelism, under which every rank has its part of the input "
+            "already, and which Megatron refuses; expected parallelism.sequence_parallel = false, or false"
         )
 
 

@@ -190,6 +190,11 @@ class MegatronTable(StrategyTable):
         description="layers and their experts take the host longer; before Hopper, and with dropout on "
         "Blackwell, attention is FlashAttention-2's deterministic one",
     )
+    distribute_saved_activations: StrictBool = Field(
+        default=False,
+        description="tensor-parallel ranks keep a part each of the input of recomputed layers, and gather it "
+        "before they run them again",
+    )
     timing_log_level: Literal[0, 1, 2] = Field(
         default=0,
         description="with 2, timers wait for the device around every forward, backward and message",
