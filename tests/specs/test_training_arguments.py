@@ -99,3 +99,18 @@ def test_what_is_not_simulated_or_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_values_of_another_type_are_refused(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(ZsimError, match=words):
         imported(tmp_path, line)
+
+
+def test_checkpoints_that_are_offloaded_wait_in_pinned_memory(tmp_path: Path) -> None:
+    """`offload` of transformers 5.17 is `save_on_cpu(pin_memory=True)`. Other options are named."""
+    experiment = imported(tmp_path, "gradient_checkpointing_kwargs: {offload: true, use_reentrant: false}\n")
+    assert experiment.training.checkpoint_offload == "pinned"
+    assert "not read: gradient_checkpointing_kwargs.use_reentrant" in " ".join(experiment.notes)
+    without = imported(
+        tmp_path,
+        text="gradient_checkpointing_kwargs: {offload: true}\nper_device_train_batch_size: 1\nbf16: true\n",
+    )
+    assert without.training.checkpoint_offload is None
+    assert "offload: no effect without gradient_checkpointing" in " ".join(without.notes)
+    with pytest.raises(InputError, match="gradient_checkpointing_kwargs: expected keys and values, found 3"):
+        imported(tmp_path, "gradient_checkpointing_kwargs: 3\n")

@@ -36,6 +36,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
 from zsim.specs.strategy.mesh import TENSOR
 from zsim.specs.strategy.parallelism import ParallelismConfig
+from zsim.specs.strategy.training import CheckpointOffload
 
 _PAGE_BYTES, _INDEX_BYTES = 4096, 8  # mmap.PAGESIZE of x86; int64
 _BUFFERS = "contiguous checkpoints"
@@ -202,3 +203,14 @@ def check_checkpoints(config: DeepSpeedConfig, parallelism: ParallelismConfig, n
             "layers (parallelism.tensor is 1)"
         ]
     return []
+
+
+def refuse_two_offloads(config: DeepSpeedConfig, offload: CheckpointOffload | None) -> None:
+    """Raises InputError where both `[training]` and the block say where checkpoints are kept."""
+    block = config.activation_checkpointing
+    for key in ("cpu_checkpointing", "partition_activations"):
+        if offload is not None and getattr(block, key):
+            raise InputError(
+                f"training.checkpoint_offload: found '{offload}', and {config.name} says "
+                f"activation_checkpointing.{key}, which is another way; expected one of them"
+            )

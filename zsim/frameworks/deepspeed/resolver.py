@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.frameworks.deepspeed.activation_checkpoints import check_checkpoints
+from zsim.frameworks.deepspeed.activation_checkpoints import check_checkpoints, refuse_two_offloads
 from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.autotp import set_tensor_grain, uneven_shards_note
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
@@ -143,6 +143,7 @@ def _resolve_json(
     check_degrees(resolved, parallelism)
     resolved = disable_overlap_in_pipeline(resolved, parallelism)
     check_even_nodes(resolved, placement.gpus)
+    refuse_two_offloads(resolved, training.checkpoint_offload)
     notes = check_checkpoints(resolved, parallelism, _num_checkpoints(training, model))
     resolved = replace(resolved, notes=(*resolved.notes, *notes))
     refuse_unsimulated(resolved)

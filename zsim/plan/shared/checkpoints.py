@@ -7,14 +7,12 @@ micro-batch, in line.
 
 # [Note: checkpoints in host memory]
 Three ways to copy a checkpoint out and back are in use. "pageable": tensors of ordinary host memory, so that
-the host waits for both copies. "pinned": torch's `save_on_cpu(pin_memory=True)`, where the host waits for the
-copy out and the copy back is issued on the compute stream (torch 2.13 autograd/graph.py). "stream": a stream
-of their own, pinned memory, and the newest checkpoint stays on the GPU.
+the host waits for both copies. "pinned": torch's `save_on_cpu(pin_memory=True)`, which issues both on the
+compute stream (torch 2.13 autograd/graph.py). "stream": a stream of their own, pinned memory, and the newest
+checkpoint stays on the GPU.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 from zsim.cost.kernels.update import fill_kernels
 from zsim.dtypes import DTYPE_BYTES
@@ -22,10 +20,10 @@ from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
 from zsim.plan.hooks import CheckpointStore
 from zsim.plan.shared.host_side import HostSide
 from zsim.plan.workload.workload import Segment, Workload
+from zsim.specs.strategy.training import CheckpointOffload
 from zsim.specs.strategy.work_options import work_options
 
 CHECKPOINT = " checkpoint"  # suffix of the block's name
-CheckpointCopies = Literal["pageable", "pinned", "stream"]
 _STREAM = "checkpoints"
 _PARTITION = "partition"
 
@@ -33,7 +31,7 @@ _PARTITION = "partition"
 class HostCheckpoints(CheckpointStore):
     """Checkpoints in host memory. See [Note: checkpoints in host memory]."""
 
-    def __init__(self, host: HostSide, copies: CheckpointCopies) -> None:
+    def __init__(self, host: HostSide, copies: CheckpointOffload) -> None:
         self.host = host
         self.copies = copies
         self.is_asynchronous = copies == "stream"
@@ -63,7 +61,7 @@ class HostCheckpoints(CheckpointStore):
             builder.wait_stream(_STREAM, COMPUTE)
         event = self.host.copy(
             f"checkpoint of {segment.name}", "d2h", size, stream,
-            is_pinned=self.is_pinned, is_blocking=not self.is_asynchronous, module=segment.name,
+            is_pinned=self.is_pinned, module=segment.name,
         )  # fmt: skip
         assert event is not None
         if self.is_asynchronous:
@@ -71,7 +69,8 @@ class HostCheckpoints(CheckpointStore):
                 "activations", size, event, owner=segment.name + CHECKPOINT, micro_batch=micro_batch
             )
         else:
-            builder.host(f"copied checkpoint of {segment.name}")
+            if not self.is_pinned:
+                builder.host(f"copied checkpoint of {segment.name}")
             builder.free("activations", size, owner=segment.name + CHECKPOINT, micro_batch=micro_batch)
 
     def restore(self, segment: Segment) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
 from zsim.memo import Memo
-from zsim.operations.fused_head import fused_head, head_index
+from zsim.operations.fused_head import FUSED_WITH_HEAD, fused_head, head_index
 from zsim.operations.operation import Role
 from zsim.operations.traced import Extent
 from zsim.plan.ops import Kernels
@@ -29,6 +29,7 @@ from zsim.plan.workload.modules import (
     reuse_stream_gradient,
 )
 from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
+from zsim.plan.workload.tiles import tile_mlp
 from zsim.plan.workload.trainer_logs import MetricLog, metric_log
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
@@ -182,7 +183,7 @@ def make_workloads(stages: Sequence[ModelSpec], training: TrainingConfig) -> lis
 def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> Workload:
     shape, options = BatchShape.of(training), work_options(training)
     stream = shape.split(model.token_shards)
-    head = deriver.fuse_head(model.after) if training.cross_entropy == "fused_linear" else ""
+    head = deriver.fuse_head(model.after) if training.cross_entropy in FUSED_WITH_HEAD else ""
     segments = [deriver.segment("before", "before", "", model.before)]
     checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
     for number, block in enumerate(model.blocks, model.first_block):
@@ -308,9 +309,12 @@ class _Deriver:
             single_works = tuple(
                 self._work(module, is_selective=selects and _is_run_again(module)) for module in block.modules
             )
+            tiles = self._training.mlp_tiles
+            if tiles > 1 and any(module.has_backward for module in block.modules):
+                single_works = tile_mlp(block.modules, single_works, self._shape, self._options, tiles)
             module_works = reuse_stream_gradient(block.modules, single_works, self._shape, self._options)
             if policy in ("full", "selective-op"):
-                stops_early = self._training.checkpoint_stops_early
+                stops_early = self._training.checkpoint_stops_early and self._training.mlp_tiles == 1
                 self._blocks[key] = checkpoint_block(
                     block, module_works, policy, self._shape, self._options, stops_early=stops_early
                 )

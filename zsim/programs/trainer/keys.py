@@ -43,6 +43,10 @@ _TOP_KEYS = (
         tuned=("none", "full"), source=_ARGUMENTS,
     ),
     ProgramKey(
+        "gradient_checkpointing_kwargs", dict,
+        "its options, of which offload keeps the inputs of blocks in host memory", source=_ARGUMENTS,
+    ),
+    ProgramKey(
         "activation_checkpointing", bool, "the same", "training.activation_checkpointing", is_plain=True,
         values={True: "full", False: None},
     ),

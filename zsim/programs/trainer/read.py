@@ -45,6 +45,7 @@ def read_training_arguments(path: str) -> TrainingFile:
     file.settings["training.precision"] = precision
     for key in ("gradient_checkpointing", "activation_checkpointing", "torch_compile", "use_liger_kernel"):
         _read_plain(file, data, key)
+    _read_checkpoint_options(file, data)
     folder = Path(path).parent
     if data.get("deepspeed"):
         _read_deepspeed(file, data["deepspeed"], folder)
@@ -55,6 +56,23 @@ def read_training_arguments(path: str) -> TrainingFile:
     if unread_keys:
         file.note(f"not read: {', '.join(unread_keys)}")
     return file
+
+
+def _read_checkpoint_options(file: TrainingFile, data: Mapping[str, Any]) -> None:
+    """Read `gradient_checkpointing_kwargs`, whose `offload` is torch's `save_on_cpu` with pinned memory
+    around every checkpoint (transformers 5.17, pull request 48444).
+    """
+    key = "gradient_checkpointing_kwargs"
+    options = data.get(key) or {}
+    if not isinstance(options, Mapping):
+        raise InputError(f"{file.name}: {key}: expected keys and values, found {options!r}")
+    if options.get("offload") and data.get("gradient_checkpointing"):
+        file.settings["training.checkpoint_offload"] = "pinned"
+    elif options.get("offload"):
+        file.note(f"{key}.offload: no effect without gradient_checkpointing")
+    unread_keys = [str(name) for name in options if name != "offload"]
+    if unread_keys:
+        file.note(f"not read: {key}.{', '.join(unread_keys)}")
 
 
 def _read_batch(file: TrainingFile, data: Mapping[str, Any]) -> None:

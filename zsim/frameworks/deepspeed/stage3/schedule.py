@@ -68,7 +68,6 @@ class Zero3Schedule(Zero3Gradients):
             and self.store.is_on_gpu
             and stage.parallelism.style != AUTOTP
             and (self.secondary, self.quantized, self.offload) == (None, None, None)
-            and type(self.checkpoints) is CheckpointStore
         )
 
     def _make_secondary(self) -> SecondaryShards | None:
@@ -266,6 +265,7 @@ class Zero3Schedule(Zero3Gradients):
         names = (call.parameter_name(call.parameters[0]) for call in segment.calls if call.parameters)
         if (
             not self._supports_copies
+            or type(self.checkpoints) is not CheckpointStore
             or self._autograd_bytes
             or self._trailing
             or (name := next(names, None)) is None
