@@ -181,6 +181,14 @@ def format_gpus(count: int) -> str:
     return f"{count:,} GPU{'' if count == 1 else 's'}"
 
 
+def format_tokens(count: float) -> str:
+    """A number of tokens as text: 1.28B, 15T, 780M."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if count >= size * (1 - 5e-4):
+            return f"{float(f'{count / size:.3g}'):g}{unit}"
+    return f"{count:,.0f}"
+
+
 def format_amount(value: float | None) -> str:
     """A number as text: without decimals from 100 on, of three digits below: 96,735, 9.60, 0.0420. "-" where
     there is none.

@@ -30,7 +30,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.study.scaling.scaling import _batch, _split_batch
+from zsim.study.scaling.scaling import _split_batch
 from zsim.study.sensitivity.requirements import parse_target
 from zsim.study.sweep.row import report_row
 from zsim.study.tune.settings import base_of, resize_base
@@ -101,7 +101,7 @@ def test_studies_count_the_global_batch_once() -> None:
     assert row["bubble_fraction"] == pytest.approx(_mean_bubble(report()))
     assert row["tokens_per_second"] == pytest.approx(2 * TOKENS / row["step_seconds"])
     assert parse_target("tokens_per_second_per_gpu=1000", job()).step_seconds == TOKENS / 8 / 1000
-    assert _batch(job()) == base_of(experiment()).batch_sequences == 6
+    assert job().sequences_per_step == base_of(experiment()).batch_sequences == 6
     assert _split_batch(6, 16, 1, 8) == (1, 3)
     one = resize_base(base_of(experiment()), 1, 8)
     assert (one.sequences, one.job.data_parallel_size, one.batch_sequences) == (6, 1, 6)

@@ -11,7 +11,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.reference import FILES, find_keys, keys_of, page_of, schema_of
-from zsim.reference.pages import entry_lines, table_lines
+from zsim.reference.pages import concepts_page, entry_lines, table_lines
 from zsim.resources import PRESETS, topologies_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +41,13 @@ def test_the_page_in_docs_is_the_code_s(file: str, request: pytest.FixtureReques
     if request.config.getoption("--update"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_page_of_other_words_in_docs_is_the_table_s(request: pytest.FixtureRequest) -> None:
+    path = ROOT / "docs" / "reference" / "words.md"
+    if request.config.getoption("--update"):
+        path.write_text(concepts_page(), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == concepts_page()
 
 
 @pytest.mark.parametrize("file", FILES)

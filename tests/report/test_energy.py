@@ -96,7 +96,16 @@ def test_money_and_energy_of_a_run() -> None:
     1 kW each: 16 * 4,500 + 2 * 9,000 = 90 kJ, at PUE 1.5 135 kJ = 3.75e-5 MWh a step, 0.075 MWh in all."""
     table = CostTable(gpu_hour_price=3.0, currency="crowns", tokens=2e9, pue=1.5, node_power="1 kW")
     energy = Energy(4500.0, 500.0, {}, "measured", "a meter")
-    cost = run_cost(table, energy, step_seconds=9.0, step_tokens=10**6, gpus=16, nodes=2, parameters=1000)
+    cost = run_cost(
+        table,
+        energy,
+        step_seconds=9.0,
+        step_tokens=10**6,
+        step_samples=500,
+        gpus=16,
+        nodes=2,
+        parameters=1000,
+    )
     assert cost.step_money == pytest.approx(0.12)
     assert cost.step_megawatt_hours == pytest.approx(3.75e-5)
     assert cost.gpu_hours == pytest.approx(80.0)
@@ -109,7 +118,9 @@ def test_money_and_energy_of_a_run() -> None:
 
 
 def test_what_is_not_asked_is_none() -> None:
-    cost = run_cost(CostTable(), None, step_seconds=1.0, step_tokens=1, gpus=1, nodes=1, parameters=1)
+    cost = run_cost(
+        CostTable(), None, step_seconds=1.0, step_tokens=1, step_samples=1, gpus=1, nodes=1, parameters=1
+    )
     assert (cost.money, cost.days, cost.megawatt_hours, cost.money_per_parameter) == (None,) * 4
     assert (cost.step_money, cost.money_per_billion_tokens) == (None, None)
 

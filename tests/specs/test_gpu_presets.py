@@ -15,15 +15,17 @@ GPUS = [name for name in gpu_preset_names() if not name.startswith("cpu")]
 
 
 def test_the_gpus_and_hosts_people_rent_are_there() -> None:
-    """Issue 24, part 5."""
+    """Cards of workstations and clouds, and the servers that hold them."""
     gpus = {
         "h20-96gb", "l40s-48gb", "l4-24gb", "a10-24gb", "rtx-5090", "rtx-pro-6000-96gb", "b300-sxm-270gb",
         "gb300-288gb", "mi325x-256gb", "mi355x-288gb", "t4-16gb", "h100-pcie-80gb", "h100-nvl-94gb",
-        "a100-pcie-80gb", "trainium2-96gb", "gaudi3-128gb",
+        "a100-pcie-80gb", "trainium2-96gb", "gaudi3-128gb", "gaudi2-96gb", "rtx-3090", "rtx-a6000-48gb",
+        "a40-48gb", "v100-pcie-16gb", "v100-pcie-32gb",
     }  # fmt: skip
     hosts = {
         "l40s-x8", "aws-g5", "aws-g6", "aws-g6e", "hgx-h20", "hgx-b300", "gb300-nvl72", "mi355x-x8",
         "rtx-5090-x8", "trn2-48xlarge", "gaudi3-x8", "hgx-h800", "hgx-a800",
+        "gaudi2-x8", "rtx-3090-x8", "rtx-a6000-x8", "a40-x8", "v100-pcie-x8", "aws-p3dn",
     }  # fmt: skip
     assert gpus <= set(GPUS)
     assert hosts <= set(topology_preset_names())

@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = ROOT / "tests" / "specs" / "transformers_counts.json"
 MASKED = {"bert", "roberta", "modernbert"}
-ELSEWHERE = {"exaone", "mpt", "megatron"}  # not transformers' own code, or not by its own key names
+ELSEWHERE = {"exaone", "mpt", "megatron", "qwen"}  # not transformers' own code, or not by its own key names
 RENAMED = {"kimi_k2": "deepseek_v3"}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -78,8 +78,8 @@ class ExperimentOptions:
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model preset, path to a Hugging Face config.json, or package.module:function: a function "
-            "of yours that returns (torch module, inputs), which is imported and called.",
+            help="Model preset, Hub id, path to a Hugging Face config.json, or package.module:function: a "
+            "function of yours that returns (torch module, inputs), which is imported and called.",
             autocompletion=completion_of("models"),
         ),
     ] = None
@@ -93,6 +93,20 @@ class ExperimentOptions:
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None
     set_: Set = None
     allow_code: AllowCode = False
+
+    def with_settings(self, values: Mapping[str, Any]) -> ExperimentOptions:
+        """The options with settings that other options stand for.
+
+        Raises InputError for a setting that `--set` gives too.
+        """
+        contradicted = values.keys() & settings(self.set_).keys()
+        if contradicted:
+            key = min(contradicted)
+            raise InputError(
+                f"--set {key} and --{key.rpartition('.')[2]} are one setting; expected one of them"
+            )
+        texts = [f"{key}={value}" for key, value in values.items()]
+        return replace(self, set_=[*(self.set_ or ()), *texts])
 
     def load(self) -> Experiment:
         """The experiment file with the command line's changes.

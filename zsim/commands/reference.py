@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,8 @@ def explain(
     key: Annotated[
         str | None,
         typer.Argument(
-            help="A key, a table, or a kind of file; none: the tables.", autocompletion=completion_of("keys")
+            help="A key, a table, a kind of file, or what another program calls it; none: the tables.",
+            autocompletion=completion_of("keys"),
         ),
     ] = None,
     markdown: Annotated[
@@ -25,10 +27,16 @@ def explain(
     ] = False,
     json_: Annotated[Path | None, json_option("the entries")] = None,
 ) -> None:
-    """Meaning, type, values and default of a key of an experiment, a study, a topology or a GPU file."""
+    """Meaning, type, values and default of a key of an experiment, a study, a topology or a GPU file.
+
+    A word that names a method, or a setting of another program, finds the keys that it means: `zsim explain
+    qlora`.
+    """
     from zsim.errors import InputError
-    from zsim.reference import FILES, find_keys, keys_of, page_of
-    from zsim.reference.pages import entry_lines, table_lines
+    from zsim.reference import FILES, keys_of, page_of
+    from zsim.reference.keys import explained_keys
+    from zsim.reference.pages import concept_lines, entry_lines, table_lines
+    from zsim.specs.concepts import concept_of
 
     if markdown:
         if key is None or key not in FILES:
@@ -38,10 +46,15 @@ def explain(
     if key is None:
         answer(_tables(), lambda: [asdict(entry) for file in FILES for entry in keys_of(file)], json_)
         return
-    entries = keys_of(key) if key in FILES else find_keys(key)
+    concept = None if key in FILES else concept_of(key)
+    entries = keys_of(key) if key in FILES else explained_keys(key, concept)
     is_few = len(entries) <= 3
     lines = (line for entry in entries for line in entry_lines(entry)) if is_few else table_lines(entries)
-    answer(lines, lambda: [asdict(entry) for entry in entries], json_)
+    answer(
+        lines if concept is None else chain(concept_lines(concept), lines),
+        lambda: [asdict(entry) for entry in entries],
+        json_,
+    )
 
 
 def _tables() -> Iterator[str]:

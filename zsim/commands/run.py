@@ -15,6 +15,7 @@ from zsim.commands.options import (
     format_json,
     is_output,
     json_option,
+    print_file,
     settings,
     takes_experiment,
     write_json,
@@ -31,14 +32,26 @@ if TYPE_CHECKING:
 def run(
     options: ExperimentOptions,
     unfold: Annotated[bool, typer.Option(help="Simulate every rank instead of one per class.")] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Three lines: fits, step, and what all takes.")
+    ] = False,
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens to train on (15T), for days and money: cost.tokens.")
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="Sequences of the data set, instead: cost.samples.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often they are trained on: cost.epochs.")] = None,
     json_: Annotated[Path | None, json_option("the report")] = None,
     out: Annotated[
         Path | None, folder_option(help="Write report.html, report.json and trace.json.gz there.")
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
+    length = {"cost.tokens": tokens, "cost.samples": samples, "cost.epochs": epochs}
+    options = options.with_settings({key: value for key, value in length.items() if value is not None})
     with garbage_collection.pause():
-        code = _run(options, unfold, json_, out)
+        code = _run(options, unfold, brief, json_, out)
     if code:
         raise typer.Exit(code)
 
@@ -92,8 +105,9 @@ def _seconds(text: str) -> float:
         raise InputError(f"--measured: {error}") from None
 
 
-def _run(options: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> int:
+def _run(options: ExperimentOptions, unfold: bool, brief: bool, json_: Path | None, out: Path | None) -> int:
     """Simulate, write and print. Returns the exit code."""
+    from zsim.report.views.text.brief import brief_lines
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
@@ -106,7 +120,13 @@ def _run(options: ExperimentOptions, unfold: bool, json_: Path | None, out: Path
     else:
         if json_ is not None:
             files["json"] = write_json(result.report.to_dict(), json_)
-        print_report(result.report, files=files)
+        if brief:
+            for line in brief_lines(result.report):
+                print(line)
+            for kind, path in files.items():
+                print_file(kind, path)
+        else:
+            print_report(result.report, files=files)
     return result.report.verdict.exit_code
 
 

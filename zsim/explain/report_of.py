@@ -275,6 +275,7 @@ def _cost(job: Job, energy: Energy | None, step_seconds: float) -> RunCost | Non
         energy,
         step_seconds=step_seconds,
         step_tokens=step_work(job).step_tokens(job.world_size),
+        step_samples=job.sequences_per_step,
         gpus=job.world_size,
         nodes=job.num_nodes,
         parameters=job.model.numel,

@@ -315,7 +315,7 @@ def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun
         table = TrainingRunTable()
     tokens = table.total_tokens
     if tokens is None and experiment.cost is not None and table.steps is None and table.days is None:
-        tokens = experiment.cost.tokens
+        tokens = experiment.cost.given_tokens
     if tokens is None and table.steps is None and table.days is None:
         raise InputError(
             'run: how far does it go? expected run.tokens (as in tokens = "15T"), run.steps or run.days'

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from zsim.errors import InputError, did_you_mean
 from zsim.reference.files import FILES, Schema, schema_of
+from zsim.specs.concepts import Concept
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, NAMES
 from zsim.specs.strategy.registry import framework_of, kinds_in_order
 
@@ -83,6 +84,19 @@ def find_keys(query: str) -> tuple[FileKey, ...]:
     names = [key.name for key in all_keys]
     hint = did_you_mean(wanted_path, paths) or did_you_mean(wanted_path.rsplit(".", 1)[-1], names)
     raise InputError(f"no key is called '{query}'{hint or '; `zsim explain` lists all tables'}")
+
+
+def explained_keys(query: str, concept: Concept | None) -> tuple[FileKey, ...]:
+    """The keys of a query, or else those of the concept that it names, in the concept's order.
+
+    Raises InputError if there are neither.
+    """
+    try:
+        return find_keys(query)
+    except InputError:
+        if concept is None:
+            raise
+        return tuple(key for path in concept.keys for key in find_keys(path))
 
 
 def _walk_keys(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from zsim.reference.files import FILES
 from zsim.reference.keys import FileKey, keys_of
+from zsim.specs.concepts import Concept, concepts
 
 _WIDTH = 80
 
@@ -34,6 +35,31 @@ def page_of(file: str) -> str:
         lines += [_row(key) for key in keys]
         lines.append("")
     return "\n".join(lines)
+
+
+def concepts_page() -> str:
+    """The page of other programs' words: a row per concept."""
+    lines = [
+        "# Other words for it",
+        "",
+        "What methods and settings are called elsewhere, and the keys of an experiment that they mean. `zsim",
+        "explain WORD` finds them too.",
+        "",
+        "| elsewhere | means | here |",
+        "|---|---|---|",
+    ]
+    for concept in concepts():
+        words = ", ".join(f"`{word}`" for word in concept.words)
+        here = ", ".join(f"`{name}`" for name in (*concept.keys, *concept.see))
+        lines.append(f"| {words} | {concept.sentence} | {here} |")
+    return "\n".join([*lines, ""])
+
+
+def concept_lines(concept: Concept) -> Iterator[str]:
+    """A concept for a terminal of 80 columns, before the entries of its keys."""
+    yield from textwrap.wrap(f"{concept.name}: {concept.sentence}", _WIDTH, break_on_hyphens=False)
+    if concept.see:
+        yield f"  see: {', '.join(concept.see)}"
 
 
 def entry_lines(key: FileKey) -> Iterator[str]:

@@ -31,8 +31,9 @@ class Energy:
 class RunCost:
     """Costs by the experiment's `[cost]`.
 
-    A "run" is training on `tokens`, and its fields are None without `tokens`. Money is None without a price,
-    energy where the GPU's power is not known. Energy is at the meter: GPUs and `node_power`, times `pue`.
+    A "run" is training on `tokens`, those of all epochs, and its fields are None without `tokens`. Money is
+    None without a price, energy where the GPU's power is not known. Energy is at the meter: GPUs and
+    `node_power`, times `pue`.
     """
 
     currency: str
@@ -82,11 +83,13 @@ def run_cost(
     *,
     step_seconds: float,
     step_tokens: int,
+    step_samples: float,
     gpus: int,
     nodes: int,
     parameters: int,
 ) -> RunCost:
-    """Money and energy of a step of all `gpus` (`step_tokens` of all of them), and of the whole run.
+    """Money and energy of a step of all `gpus` (`step_tokens` and `step_samples` of all of
+    them), and of the whole run.
 
         money = price * GPUs * t / 3600        energy = PUE * (GPUs * E + nodes * P * t)
 
@@ -98,7 +101,8 @@ def run_cost(
     if energy is not None:
         node_joules = nodes * cost.node_power * step_seconds
         megawatt_hours = cost.pue * (gpus * energy.joules + node_joules) / _JOULES_PER_MEGAWATT_HOUR
-    steps = None if cost.tokens is None else cost.tokens / step_tokens
+    tokens = cost.run_tokens(step_tokens / step_samples)
+    steps = None if tokens is None else tokens / step_tokens
     run_money = _times(money, steps)
     run_seconds = _times(step_seconds, steps)
     return RunCost(
@@ -106,7 +110,7 @@ def run_cost(
         gpu_hour_price=cost.gpu_hour_price,
         pue=cost.pue,
         node_power_watts=cost.node_power,
-        tokens=cost.tokens,
+        tokens=tokens,
         step_money=money,
         step_megawatt_hours=megawatt_hours,
         gpu_hours=_times(step_hours, steps),

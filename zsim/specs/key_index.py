@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from zsim.errors import nearest
+from zsim.specs.concepts import concept_of
 from zsim.specs.nested_models import types_at
 
 _MAX_DEPTH = 4  # tables in tables
@@ -21,13 +22,16 @@ def nearest_key(
 ) -> str:
     """The end of an error message about a key that its `table` does not have.
 
-    It names the key of the table that is spelt most like it, the tables of `model_type` that have such a key,
-    or both. It is empty if there is neither.
+    It names the key that another program's name of a setting means, the key of the table that is spelt most
+    like it, the tables of `model_type` that have such a key, or both. It is empty if there is none.
 
     `value` is the key's value. If it is a table with a single key, that key is corrected too. `prefix` begins
     the dotted keys of other tables in the message. A model may name tables that its annotations do not show,
     by key, in `inner_tables()`.
     """
+    concept = concept_of(key)
+    if concept and concept.keys and first_unknown_segment(concept.keys[0].split("."), model_type) is None:
+        return f"; did you mean '{prefix}{concept.keys[0]}'?"
     close_match = nearest(key, table)
     if close_match and SequenceMatcher(None, key, close_match).ratio() >= _MIN_SIMILARITY:
         return f"; did you mean '{close_match}'?"

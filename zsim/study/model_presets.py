@@ -36,6 +36,8 @@ class ModelPreset:
     max_positions: int | None
     is_tied: bool
     source: str
+    hub_ids: tuple[str, ...]
+    """The Hub ids of checkpoints of this shape."""
     validated_runs: int
     """The number of published runs of a model of as many parameters."""
     validated_sources: tuple[str, ...]
@@ -66,6 +68,8 @@ class ModelPreset:
         longest = "any length" if self.max_positions is None else f"{self.max_positions:,} tokens"
         yield f"  positions    {longest}"
         yield _wrap_text("  source       ", self.source)
+        if self.hub_ids:
+            yield _wrap_text("  on the Hub   ", ", ".join(self.hub_ids))
         if self.validated_error is None:
             yield _wrap_text("  validated    ", "no published run of a model of this size")
             return
@@ -98,6 +102,7 @@ def model_preset(name: str) -> ModelPreset:
         max_positions=model.max_positions,
         is_tied=model.is_tied,
         source=str(config.get("_source", "")),
+        hub_ids=tuple(config.get("_hub", ())),
         validated_runs=len(runs),
         validated_sources=tuple(dict.fromkeys(run.source for run in runs)),
         validated_error=sum(errors) / len(errors) if errors else None,

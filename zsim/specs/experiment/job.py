@@ -77,6 +77,16 @@ class Job:
         return self.world_size // self.parallelism.model_ranks
 
     @property
+    def sequences_per_step(self) -> float:
+        """Sequences of all GPUs in a step, the global batch."""
+        training = self.training
+        sequences = self.sequences or training.micro_batch_size * training.gradient_accumulation_steps
+        if self.micro_batch_sizes:
+            micro_batch = np.mean([self.micro_batch_size_on(kind) for kind in self.rank_types.tolist()])
+            sequences = float(micro_batch) * training.gradient_accumulation_steps
+        return self.data_parallel_size * sequences
+
+    @property
     def nodes_per_domain(self) -> int:
         """See `Placement.nodes_per_domain`."""
         return self.placement.nodes_per_domain(self.cluster.node_link)

@@ -198,12 +198,13 @@ def _merge_training_file(origin: str, data: dict[str, Any]) -> dict[str, Any]:
 def _check_tokens(origin: str, run: _RunTable | None, cost: CostTable | None) -> None:
     """Raises InputError where a run and its price are for different numbers of tokens."""
     tokens = None if run is None else run.total_tokens
-    if tokens is None or cost is None or cost.tokens is None:
+    priced_tokens = None if cost is None else cost.given_tokens
+    if tokens is None or priced_tokens is None:
         return
-    if not math.isclose(tokens, cost.tokens, rel_tol=1e-9):
+    if not math.isclose(tokens, priced_tokens, rel_tol=1e-9):
         raise InputError(
-            f"{origin}: run.tokens is {tokens:.6g} and cost.tokens {cost.tokens:.6g}; expected one number of "
-            "tokens, in [run] alone or the same in both"
+            f"{origin}: run.tokens is {tokens:.6g} and cost.tokens {priced_tokens:.6g}; expected one number "
+            "of tokens, in [run] alone or the same in both"
         )
 
 

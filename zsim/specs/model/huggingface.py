@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
+from zsim.specs.model import hub_names
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families import (
     classic,
@@ -176,9 +179,11 @@ _REFUSED = {
     "granitemoehybrid": _STATE_SPACES,
 }
 
+_MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
+
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """The model of a preset's name, a `config.json`, or a folder that holds one.
+    """The model of a preset's name, a `config.json`, a folder that holds one, or a Hub id.
 
     Raises InputError for a missing or damaged file, an unknown family, or impossible shapes.
     """
@@ -186,16 +191,24 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
 
 def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str, str]:
-    """(the parsed `config.json`, the model's name, the source named in errors) of a preset, a file or a
-    folder."""
+    """(the parsed `config.json`, the model's name, the source named in errors) of a preset, a file, a folder
+    or a Hub id."""
     text = str(name_or_path)
     path = Path(text)
     if text in presets.model_preset_names():
         path, name = presets.model_preset_path(text), text
     elif os.path.isdir(path):
         path, name = path / "config.json", path.name
-    elif path.suffix == ".json" or os.path.exists(path) or "/" in text:
+    elif path.suffix == ".json" or os.path.exists(path):
         name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    elif preset := hub_names.preset_of(text):
+        path, name = presets.model_preset_path(preset), preset
+    elif cached_path := hub_names.cached_config_path(text):
+        path, name = cached_path, text.rpartition("/")[2]
+    elif hub_names.is_hub_id(text):
+        raise InputError(hub_names.unknown_hub_id(text))
+    elif "/" in text:
+        name = path.stem
     else:
         path, name = presets.model_preset_path(text), text
     return _read_json(path), name, str(path)
@@ -215,7 +228,7 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     if family is None:
         raise InputError(
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"
-            f"{did_you_mean(model_type, FAMILIES)}; known are {_family_names()}"
+            f"{_misspelt_family(model_type)}; known are {_family_names()}"
         )
     return family.build(ConfigReader(values, name, where, model_type, family.aliases))
 
@@ -228,6 +241,20 @@ def _language_model_config(config: Mapping[str, Any], source: str) -> tuple[Mapp
     if isinstance(nested, dict) and config.get("model_type") not in FAMILIES:
         return nested, f"{source}: text_config"
     return config, source
+
+
+def _misspelt_family(model_type: str) -> str:
+    """The end of an error message: the family that a type misspells.
+
+    A type that extends a family's name, or has another number, is another architecture: nothing is proposed.
+    """
+    similar = [
+        family
+        for family in FAMILIES
+        if re.findall(r"\d", family) == re.findall(r"\d", model_type)
+        and SequenceMatcher(None, family, model_type).ratio() >= _MIN_SIMILARITY
+    ]
+    return did_you_mean(model_type, similar)
 
 
 def _family_names() -> str:

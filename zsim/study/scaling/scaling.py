@@ -230,7 +230,7 @@ def run_scaling(
     is_of_all = mode == "strong" and (global_batch or total) is not None
     if job is None and (grow is not None or ((mode == "strong" or total is not None) and not is_of_all)):
         resolve(experiment)  # raises with the reason why there is no batch to keep, or no degree
-    batch = global_batch or total or (job and _batch(job)) or 1
+    batch = global_batch or total or (job and round(job.sequences_per_step)) or 1
     points, largest = [], []
     for number, count in enumerate(counts):
         resized, largest_batch, error = None, None, None
@@ -259,12 +259,6 @@ def _try_resolve(experiment: Experiment) -> Job | None:
         return resolve(experiment)
     except ZsimError:
         return None
-
-
-def _batch(job: Job) -> int:
-    """Sequences of all GPUs in a step."""
-    training = job.training
-    return job.data_parallel_size * training.micro_batch_size * training.gradient_accumulation_steps
 
 
 def _resize(

@@ -82,7 +82,7 @@ def _steps(table: TrainingRunTable | None, cost: CostTable | None, step_tokens: 
         )
     if table.steps is not None:
         return table.steps
-    tokens = table.tokens if table.tokens is not None else None if cost is None else cost.tokens
+    tokens = table.tokens if table.tokens is not None else None if cost is None else cost.given_tokens
     if tokens is None:
         raise InputError('--goal fewest-days: how far does the run go? expected run.tokens (as in "15T")')
     return max(round(tokens / step_tokens), 1)

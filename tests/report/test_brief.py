@@ -1,0 +1,70 @@
+"""The report in three lines, and the length of a run in samples and epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.errors import InputError
+from zsim.report.views.text.brief import brief_lines
+from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.tables import Experiment
+
+SMALL: dict[str, Any] = {
+    "model": "gpt2", "cluster": "dgx-h100", "gpus": 8,
+    "training": {"sequence_length": 1024, "micro_batch_size": 2, "gradient_accumulation_steps": 3},
+}  # fmt: skip
+
+
+def test_three_lines_answer_fit_time_and_money() -> None:
+    """1e9 tokens at the step's rate; the money is the GPU-hours times the price."""
+    report = zsim.simulate(Experiment(**SMALL, cost={"tokens": 1e9, "gpu_hour_price": 2.0})).report
+    fit, step, run = brief_lines(report)
+    assert fit.startswith("FITS  ")
+    assert "% likely: gpt2, " in fit
+    low, high = report.step_seconds_range or (0.0, 0.0)
+    assert step.startswith("step ")
+    assert low < report.step_seconds < high
+    assert f"{report.tokens_per_second_per_gpu:,.0f} tokens/s/GPU" in step
+    hours = 1e9 / report.step_tokens * report.step_seconds / 3600
+    assert run.startswith(f"1B tokens: {hours:,.1f} h (")
+    assert run.endswith("USD")
+
+
+def test_a_run_without_a_length_is_answered_for_a_billion_tokens() -> None:
+    *_, run = brief_lines(zsim.simulate(Experiment(**SMALL)).report)
+    assert run.startswith("1B tokens: ")
+    assert run.endswith("; --tokens N or --samples N")
+
+
+def test_samples_and_epochs_are_tokens_of_full_sequences() -> None:
+    """8 ranks with 2 sequences of 1,024 tokens, 3 times: 48 sequences a step. 4,800 of them, twice: 200
+    steps."""
+    report = zsim.simulate(Experiment(**SMALL, cost={"samples": 4800, "epochs": 2})).report
+    assert report.cost is not None
+    assert report.cost.tokens == 2 * 4800 * 1024
+    assert report.cost.days == pytest.approx(200 * report.step_seconds / 86400)
+
+
+def test_samples_of_padded_documents_are_the_documents_own_tokens() -> None:
+    """Lengths 256 and 768 equally often: a sample has 512 tokens, whatever the padding."""
+    lengths = {"documents": [256, 768], "batching": "padded"}
+    training = {**SMALL["training"], "lengths": lengths}
+    report = zsim.simulate(Experiment(**{**SMALL, "training": training}, cost={"samples": 1000})).report
+    assert report.cost is not None
+    assert report.cost.tokens == pytest.approx(512_000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ({"tokens": 1e9, "samples": 10}, "found both tokens and samples"),
+        ({"epochs": 3}, "found epochs of no data set"),
+        ({"samples": 0}, "cost.samples: found 0, expected greater than 0"),
+    ],
+)
+def test_lengths_that_contradict_are_refused(cost: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        build_experiment({**SMALL, "cost": cost}, {}, origin="test")

@@ -1,0 +1,63 @@
+"""Other programs' words lead to the keys that they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.errors import InputError
+from zsim.reference.keys import explained_keys, find_keys
+from zsim.specs.concepts import concept_of, concepts
+from zsim.specs.experiment.load import load_experiment
+
+
+def test_every_concept_names_keys_that_there_are() -> None:
+    for concept in concepts():
+        assert concept.keys or concept.see, concept.name
+        for key in concept.keys:
+            assert find_keys(key), key
+
+
+def test_no_word_belongs_to_two_concepts() -> None:
+    words = [word for concept in concepts() for word in concept.words]
+    assert len(set(words)) == len(words)
+    assert all(concept_of(word.upper().replace("_", "-")) == concept_of(word) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("qlora", "training.lora.quantized"),
+        ("gradient_checkpointing", "training.activation_checkpointing"),
+        ("packing", "training.lengths.batching"),
+        ("zero", "strategy.kind"),
+        ("--flash-attn", "training.attention"),
+        ("per_device_train_batch_size", "training.micro_batch_size"),
+    ],
+)
+def test_a_word_finds_the_key_that_it_means(word: str, key: str) -> None:
+    assert explained_keys(word, concept_of(word))[0].path == key
+
+
+def test_the_name_of_a_table_still_lists_its_keys() -> None:
+    assert len(explained_keys("lora", concept_of("lora"))) > 10
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("gradient_checkpointing = true", "training.activation_checkpointing"),
+        ("bf16 = true", "training.precision"),
+        ("max_length = 2048", "training.sequence_length"),
+    ],
+)
+def test_another_program_s_key_is_corrected_to_what_it_means(tmp_path: Path, table: str, key: str) -> None:
+    """`gradient_checkpointing` is not a slip of `gradient_clipping`."""
+    file = tmp_path / "x.toml"
+    file.write_text(
+        f'model = "gpt2"\ncluster = "dgx-h100"\nnodes = 1\n[training]\n{table}\n[strategy]\nkind = "ddp"\n'
+    )
+    with pytest.raises(InputError) as refused:
+        load_experiment(file)
+    assert f"did you mean '{key}'?" in str(refused.value)

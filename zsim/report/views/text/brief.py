@@ -1,0 +1,64 @@
+"""The report in three lines: whether it fits, how fast it is, and what the whole training takes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from zsim.report.fit import breaking_sentence, fit_of
+from zsim.report.report import Report
+from zsim.report.views.text.plain import WIDTH
+from zsim.units import format_amount, format_bytes, format_seconds, format_tokens
+
+_BILLION = 1e9
+_DAY_SECONDS = 86_400.0
+
+
+def brief_lines(report: Report) -> Iterator[str]:
+    """Whether the job fits, its step with the range of 80 %, and hours and money to the end.
+
+    Each is a line of 80 columns, and goes on in a second one where it is longer.
+    """
+    for text in (_fit_text(report), _step_text(report), _run_text(report)):
+        yield textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _fit_text(report: Report) -> str:
+    peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
+    verdict = fit_of(report).verdict
+    used = format_bytes(peak) + (f" of {format_bytes(capacity)}" if capacity else "")
+    breaking = breaking_sentence(report)
+    phrases = (f"{used}, {verdict.probability * 100:.0f} % likely", breaking[:1].lower() + breaking[1:])
+    labels = (report.labels.get(name) for name in ("model", "strategy", "cluster", "gpus"))
+    job = ", ".join(label for label in labels if label)
+    return f"{verdict.word.upper()}  {'; '.join(filter(None, phrases))}: {job}"
+
+
+def _step_text(report: Report) -> str:
+    text = f"step {format_seconds(report.step_seconds)}"
+    if report.step_seconds_range is not None:
+        low, high = report.step_seconds_range
+        text += f" ({format_seconds(low)} to {format_seconds(high)})"
+    if report.tokens_per_second_per_gpu is not None:
+        text += f", {report.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
+    if report.mfu_fraction is not None:
+        text += f", MFU {report.mfu_fraction * 100:.1f} %"
+    return text
+
+
+def _run_text(report: Report) -> str:
+    """Time, GPU-hours and money of the run, or of a billion tokens where the run has no length."""
+    cost = report.cost
+    has_length = cost is not None and cost.tokens is not None
+    tokens = cost.tokens if cost is not None and cost.tokens is not None else _BILLION
+    seconds = tokens / report.step_tokens * report.step_seconds
+    unit, unit_seconds = ("h", 3600.0) if seconds < 2 * _DAY_SECONDS else ("days", _DAY_SECONDS)
+    gpu_hours = seconds * report.simulation.world_size / 3600.0
+    text = f"{format_tokens(tokens)} tokens: {seconds / unit_seconds:,.1f} {unit}"
+    if report.step_seconds_range is not None:
+        low, high = (seconds / unit_seconds * end / report.step_seconds for end in report.step_seconds_range)
+        text += f" ({low:,.1f} to {high:,.1f} {unit})"
+    text += f", {format_amount(gpu_hours)} GPU-hours"
+    if cost is not None and cost.gpu_hour_price is not None:
+        text += f", {format_amount(gpu_hours * cost.gpu_hour_price)} {cost.currency}"
+    return text if has_length else f"{text}; --tokens N or --samples N"

@@ -1,0 +1,62 @@
+"""Words for methods and for settings of other programs, with the keys of zsim that they mean."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from zsim.reading import read_text
+from zsim.resources import PRESETS
+
+
+@dataclass(frozen=True, slots=True)
+class Concept:
+    """A subject that has other names elsewhere, an entry of `presets/concepts.toml`."""
+
+    name: str
+    words: tuple[str, ...]
+    """Its names elsewhere, in small letters with underscores."""
+    sentence: str
+    keys: tuple[str, ...] = ()
+    """Keys and tables of the experiment file, the nearest first."""
+    see: tuple[str, ...] = ()
+    """Commands that answer questions about it."""
+
+
+@cache
+def concepts() -> tuple[Concept, ...]:
+    """All subjects, in the order of the file."""
+    entries = tomllib.loads(read_text(PRESETS / "concepts.toml"))
+    return tuple(
+        Concept(
+            name,
+            tuple(entry["words"]),
+            entry["sentence"],
+            tuple(entry.get("keys", ())),
+            tuple(entry.get("see", ())),
+        )
+        for name, entry in entries.items()
+        if isinstance(entry, Mapping)
+    )
+
+
+def concept_of(word: str) -> Concept | None:
+    """The subject that goes by a word, or None.
+
+    Capitals, hyphens, spaces and the dashes of a flag do not matter.
+    """
+    spelling = _normalise(word)
+    return next(
+        (
+            concept
+            for concept in concepts()
+            if spelling == _normalise(concept.name) or spelling in concept.words
+        ),
+        None,
+    )
+
+
+def _normalise(word: str) -> str:
+    return word.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")

@@ -1,0 +1,95 @@
+"""Models by the names that people use: Hub ids, capitals, and variants that have one shape."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from zsim.errors import did_you_mean
+from zsim.reading import read_text
+from zsim.specs import presets
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_VARIANTS = re.compile(r"(-(instruct|base|chat|it|pt|hf|bf16|unsloth|bnb-4bit))+$")
+"""Endings of names of checkpoints whose tensors have the shapes of the model without them."""
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether a text has the form `organisation/model`."""
+    return _HUB_ID.fullmatch(text) is not None and not text.endswith(".json")
+
+
+def preset_of(name: str) -> str | None:
+    """The preset that a name means, or None.
+
+    A name is a Hub id, or its last part, of any organisation. Capitals do not matter, and neither do the
+    endings of instruction-tuned checkpoints and of copies.
+    """
+    folder, _, last = name.rpartition("/")
+    if folder and not is_hub_id(name):
+        return None
+    spelling = last.lower()
+    by_name = _presets_by_spelling()
+    return by_name.get(spelling) or by_name.get(_VARIANTS.sub("", spelling))
+
+
+def cached_config_path(hub_id: str) -> Path | None:
+    """The `config.json` of a Hub id in the local cache of huggingface_hub, or None. Nothing is downloaded.
+
+    A repository lies in `models--ORGANISATION--NAME`, its branch's commit in `refs/main` and its files in
+    `snapshots/COMMIT` (huggingface_hub 1.0, `file_download.py` and `constants.py`).
+    """
+    if not is_hub_id(hub_id):
+        return None
+    repository = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
+    try:
+        commit = read_text(repository / "refs" / "main").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    path = repository / "snapshots" / Path(commit).name / "config.json"
+    return path if os.path.isfile(path) else None
+
+
+def unknown_hub_id(hub_id: str) -> str:
+    """The sentence about a Hub id that is neither a preset nor in the local cache."""
+    hub_ids = [hub_id for ids in _hub_ids_of_presets().values() for hub_id in ids]
+    return (
+        f"unknown model '{hub_id}': no preset has this Hub id, the local Hub cache does not hold it, and it "
+        f"is no path{did_you_mean(hub_id, hub_ids)}; expected a preset (`zsim presets` lists them) or the "
+        f"path of a config.json, such as the one that `hf download {hub_id} config.json` prints"
+    )
+
+
+def _hub_cache() -> Path:
+    for variable, inner in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub")):
+        if folder := os.environ.get(variable):
+            return Path(folder).expanduser() / inner
+    return Path("~/.cache/huggingface/hub").expanduser()
+
+
+@cache
+def _hub_ids_of_presets() -> Mapping[str, tuple[str, ...]]:
+    """The Hub ids of the checkpoints of each preset's shape, `_hub` of its file."""
+    names = presets.model_preset_names()
+    files = {name: json.loads(read_text(presets.model_preset_path(name))) for name in names}
+    return {name: tuple(content.get("_hub", ())) for name, content in files.items()}
+
+
+@cache
+def _presets_by_spelling() -> Mapping[str, str]:
+    return dict(reversed(list(_spellings())))
+
+
+def _spellings() -> Iterator[tuple[str, str]]:
+    """(spelling, preset), the most exact spellings first."""
+    hub_ids = _hub_ids_of_presets()
+    yield from ((name, name) for name in hub_ids)
+    last_names = [
+        (hub_id.rpartition("/")[2].lower(), name) for name, ids in hub_ids.items() for hub_id in ids
+    ]
+    yield from last_names
+    yield from ((_VARIANTS.sub("", last_name), name) for last_name, name in last_names)
