@@ -50,7 +50,9 @@ class MegatronBounds(FrameworkBounds[MegatronConfig]):
         ranks = job.data_parallel_size * job.parallelism.context
         master = 0 if config.param_dtype == "fp32" else 4
         configured_states = config.precision_aware
-        if configured_states is not None:
+        if config.offload is not None:
+            states = 0.0
+        elif configured_states is not None:
             moment = sum(DTYPE_BYTES[dtype] for dtype in configured_states.moment_dtypes)
             states = (
                 moment + (configured_states.master_bytes if configured_states.has_masters else master)

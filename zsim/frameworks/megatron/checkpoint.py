@@ -28,6 +28,10 @@ class MegatronCheckpoint(FrameworkCheckpoint[MegatronConfig]):
                 "run.checkpoint: the files of Megatron-FSDP (--ckpt-format fsdp_dtensor) are not known; "
                 f"{STATE_MEASURED}"
             )
+        if config.offload is not None:
+            raise NotSimulatedError(
+                f"run.checkpoint: a save of states that the CPU holds is not known; {STATE_MEASURED}"
+            )
         return megatron_files(states, config)
 
 

@@ -50,6 +50,9 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
 
         return MegatronSchedule(stage, config)
 
+    def is_offloaded(self, config: MegatronConfig) -> bool:
+        return config.offload is not None
+
     def fuses_whole_layers(self, config: MegatronConfig) -> bool:
         """InternEvo's layers are left as they are."""
         return not config.has_whole_tensor_owners

@@ -19,6 +19,7 @@ from zsim.frameworks.megatron.settings.experts import (
     shared_overlap_note,
 )
 from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.frameworks.torch.fsdp_resolver import launch_ranks
 from zsim.specs.experiment.framework_resolver import (
     ExtendedModel,
     FrameworkResolver,
@@ -110,7 +111,9 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
             table, training, parallelism.tensor, shares_sequences=parallelism.sequence_parallel
         )
         check_megatron_layout(table, parallelism.pipeline, parallelism.experts.ranks, queues)
-        return Resolution(config, request.cluster)
+        launch = request.cluster, request.placement.gpus_per_node
+        cluster, notes = launch_ranks(*launch, updates_on_cpu=config.offload is not None)
+        return Resolution(config, cluster, notes)
 
 
 RESOLVER = MegatronResolver()

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 NOT_SIMULATED: Mapping[str, str] = {
     "use-torch-fsdp2": "torch's FSDP2 inside Megatron",
     "overlap-param-gather-with-optimizer-step": "gathers between parts of the optimizer step",
-    "optimizer-cpu-offload": "an optimizer on the CPU under Megatron",
     "optimizer-cuda-graph": "a CUDA graph of the optimizer",
     "cpu-offloading-num-layers": "activations on the CPU under Megatron",
     "fine-grained-activation-offloading": "activations on the CPU under Megatron",

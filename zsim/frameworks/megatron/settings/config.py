@@ -29,7 +29,12 @@ from zsim.frameworks.megatron.settings.experts import (
 )
 from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp, check_fsdp_layout, resolve_megatron_fsdp
 from zsim.frameworks.megatron.settings.muon import MegatronMuon, refuse_muon_keys, resolve_megatron_muon
-from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware, resolve_precision_aware
+from zsim.frameworks.megatron.settings.precision_aware import (
+    OptimizerOnCpu,
+    PrecisionAware,
+    resolve_cpu_optimizer,
+    resolve_precision_aware,
+)
 from zsim.frameworks.megatron.settings.table import NEWEST_CORE, MegatronTable
 from zsim.specs.cluster.cublas import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, workspace_bytes
 from zsim.specs.strategy.table import StrategyConfig
@@ -124,6 +129,8 @@ class MegatronConfig(StrategyConfig):
     """Megatron-FSDP, in place of the buffers."""
     precision_aware: PrecisionAware | None = None
     """Types of the precision-aware optimizer's states."""
+    offload: OptimizerOnCpu | None = None
+    """The optimizer on the CPU."""
     saves_replicated_states: bool = False
     """In a checkpoint every tensor-parallel rank writes the states of what all of them hold (core 0.15:
     training/checkpointing.py `dp_reshardable`).
@@ -242,6 +249,7 @@ def resolve_megatron(
         delay_wgrad_compute=table.delay_wgrad_compute,
         fsdp=resolve_megatron_fsdp(table, release, ranks),
         precision_aware=resolve_precision_aware(table, release, training),
+        offload=resolve_cpu_optimizer(table, release),
         workspaces=_cublas_workspaces(table, capability) if has_core and is_megatron else (),
         keeps_placeholders=fuses_accumulation
         and has_core
