@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.specs.experiment.job import Job
 from zsim.study.tune.framework_bounds import FrameworkBounds
 
 
 class Fsdp2Bounds(FrameworkBounds[Fsdp2Config]):
-    """The CPU updates shards that it holds, and shards are in fp32."""
+    """The CPU updates shards that it holds. Shards and states are in the type that weights are kept in."""
 
     def updates_on_host(self, config: Fsdp2Config) -> bool:
         return config.cpu_offload
@@ -17,7 +18,7 @@ class Fsdp2Bounds(FrameworkBounds[Fsdp2Config]):
         if config.cpu_offload:
             return 0.0
         ranks = job.data_parallel_size * job.parallelism.context
-        return 4 * (1 + moments) * config.replicate / ranks
+        return DTYPE_BYTES[job.training.stored_dtype] * (1 + moments) * config.replicate / ranks
 
 
 BOUNDS = Fsdp2Bounds()

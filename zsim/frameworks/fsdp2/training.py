@@ -32,7 +32,6 @@ class Fsdp2Training(FsdpTraining[Fsdp2Table, Fsdp2Config]):
         conflicts = {
             f"training.optimizer '{training.optimizer}'": training.optimizer in ("muon", "adamw-bf16"),
             "training.lora": requested.lora is not None,
-            "strategy.cpu_offload": table.cpu_offload,
             "strategy.param_dtype 'fp8'": table.param_dtype == "fp8",
         }
         for conflict, is_so in conflicts.items():

@@ -113,7 +113,8 @@ def _host_update_seconds(job: Job) -> float:
     optimizer = job.training.optimizer
     if not bounds_of(job.kind).updates_on_host(job.strategy) or optimizer not in OPTIMIZER_STATES:
         return 0.0
-    moved = update_bytes(job.model.trainable_numel, optimizer) / job.num_nodes
+    dtype = job.training.stored_dtype
+    moved = update_bytes(job.model.trainable_numel, optimizer, "fused", dtype, dtype) / job.num_nodes
     return moved / _rates(job.cluster)["cpu"]
 
 
