@@ -24,20 +24,20 @@ _COMMANDS = {
     "trust": ("run:trust", "Should I believe this? The validated runs nearest to a job."),
     "tune": ("tune", "Find the fastest configuration that fits, and what to change."),
     "sweep": ("sweep", "Simulate an experiment at every point of a study."),
-    "scaling": ("scaling", "How far from linear on more GPUs, and what holds it back."),
+    "scaling": ("sweep:scaling", "How far from linear on more GPUs, and what holds it back."),
     "sensitivity": ("sensitivity", "What every number of the hardware is worth."),
-    "needs": ("needs", "How much of what would hide the offloading."),
+    "needs": ("sensitivity:needs", "How much of what would hide the offloading."),
     "goodput": ("goodput", "Simulate a whole run: days and money to the last token."),
     "topology": ("topology", "Draw, write, time and compare clusters."),
     "ui": ("ui", "Open a local page: turn settings, see what they do."),
     "plan": ("plan", "Print a rank's ops, bytes and streams, without simulation."),
-    "compare": ("compare", "Two traces: the same calls, times and bytes?"),
-    "replay": ("replay", "Run a recorded step again, on other hardware too."),
+    "compare": ("recorded:compare", "Two traces: the same calls, times and bytes?"),
+    "replay": ("recorded:replay", "Run a recorded step again, on other hardware too."),
     "calibrate": ("calibrate", "Fit a cluster's numbers to measurements."),
     "check": ("check", "Is everything still predicted as it was measured?"),
-    "import": ("import_file", "Read other programs' training files."),
-    "export": ("export", "Write other programs' training files."),
-    "presets": ("presets", "The models and clusters that ship with zsim."),
+    "import": ("files:import_file", "Read other programs' training files."),
+    "export": ("files:export", "Write other programs' training files."),
+    "presets": ("reference:presets", "The models and clusters that ship with zsim."),
     "explain": ("reference:explain", "What a key of a file means."),
     "schema": ("reference:schema", "JSON Schema of a file, for editors."),
 }
@@ -72,7 +72,7 @@ def _command(name: str) -> Any:
         click_group.short_help = line
         return click_group
     typer_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    settings = getattr(module, "EXTRA", None)
+    settings = getattr(module, "EXTRA", {}).get(function or module_name)
     typer_app.command(name=name, short_help=line, context_settings=settings)(
         getattr(module, function or module_name)
     )

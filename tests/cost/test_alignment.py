@@ -18,11 +18,12 @@ from zsim.operations.fused_head import fused_head
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear, ModelSpec, Module, Parameter
+from zsim.specs.strategy.kernel_sets import losses
 
 LLAMA = load_model("llama-3.2-1b")
 OPTIONS = [
     WorkOptions(),
-    WorkOptions("fp16", compile=True, cross_entropy="fused"),
+    WorkOptions("fp16", compile=True, loss=losses()["fused"]),
     WorkOptions(autocast=True),
     WorkOptions("fp32", liger=True),
 ]
@@ -56,7 +57,7 @@ def test_no_number_of_tokens_misaligns_a_product_of_an_even_model(
     shape = BatchShape(sequences, length)
     assert all(is_aligned(kernel) for kernel in products(modules_of(LLAMA), shape, options))
     head = LLAMA.after[-2]
-    fused = fused_head(head, shape, replace(options, cross_entropy="fused_linear"))
+    fused = fused_head(head, shape, replace(options, loss=losses()["fused_linear"]))
     assert all(is_aligned(kernel) for kernel in fused.forward if kernel.kind == "gemm")
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.elementwise import Passes, StridedPasses
 from zsim.cost.kernels.kernel import Kernel, KernelKind
-from zsim.cost.kernels.losses import loss_kernels
-from zsim.cost.kernels.shapes import WorkOptions
+from zsim.cost.kernels.losses import EAGER
+from zsim.cost.kernels.passes import Passes, StridedPasses
 from zsim.cost.rates.gpu import KernelPricer, kernel_seconds, require_dtype
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_gpu
@@ -345,7 +344,7 @@ def test_rotary_positions_in_eager_kernels_take_what_was_timed(
     """Liger-Kernel's benchmark of transformers' rotary embedding, 32 and 8 heads: 10 tensors in 10 launches,
     5 of which in two products and a negated half."""
     passes = Passes(10, 10, StridedPasses(5, 6, 2.5, has_many_dimensions=True))
-    kernels = passes.kernels(tokens * 40 * head_dim, WorkOptions())
+    kernels = passes.kernels(tokens * 40 * head_dim, 2, "bf16")
     predicted = sum(kernel_seconds(one, load_gpu(gpu_name)) for one in kernels)
     assert predicted == pytest.approx(measured, rel=0.04)
 
@@ -370,9 +369,9 @@ def test_a_gather_of_rows_takes_what_was_timed() -> None:
 def test_cross_entropy_comes_near_its_microbenchmarks(vocab_size: int, forward: float, both: float) -> None:
     """torch's fp32 cross-entropy of 16,384 tokens on A100-SXM4-80GB (linkedin/Liger-Kernel@0400d313
     benchmark/data/all_benchmark_data.csv): within 12 %. Backward adds to `.grad`: two read, one written."""
-    board, options = load_gpu("a100-sxm-80gb"), WorkOptions("fp32")
-    there = sum(kernel_seconds(k, board) for k in loss_kernels(16384, vocab_size, options, is_backward=False))
-    back = sum(kernel_seconds(k, board) for k in loss_kernels(16384, vocab_size, options, is_backward=True))
+    board, logits = load_gpu("a100-sxm-80gb"), (16384, vocab_size, 4, "fp32")
+    there = sum(kernel_seconds(kernel, board) for kernel in EAGER.kernels(*logits, is_backward=False))
+    back = sum(kernel_seconds(kernel, board) for kernel in EAGER.kernels(*logits, is_backward=True))
     back += kernel_seconds(Kernel("elementwise", 0.0, 12.0 * 16384 * vocab_size), board)
     assert there == pytest.approx(forward, rel=0.12)
     assert there + back == pytest.approx(both, rel=0.12)

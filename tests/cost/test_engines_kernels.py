@@ -7,11 +7,11 @@ from typing import Any
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.spec import Activation, Attention, Loss, Module, Norm
-from zsim.specs.strategy.work_options import layer_kernel_set
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
 
 ONE, TWO = (BatchShape(sequences=count, sequence_length=200 // count) for count in (1, 2))
 LIGER, NANOTRON, INTERNEVO = (
-    WorkOptions("bf16", "flash", liger=True, layers=layer_kernel_set(name))
+    WorkOptions("bf16", "flash", liger=True, layers=layer_kernel_sets()[name])
     for name in ("torch", "nanotron", "internevo")
 )
 
@@ -59,7 +59,7 @@ def test_megatrons_fused_loss_keeps_the_softmax_and_has_fp32_logits_beside_it() 
     module = Module("loss", Loss(50))
     found = {}
     for kind in ("megatron", "megatron-fused"):
-        options = WorkOptions("bf16", "flash", cross_entropy=kind)
+        options = WorkOptions("bf16", "flash", loss=losses()[kind])
         forward, backward = (module.kernels(in_pass, ONE, options)[0] for in_pass in (FORWARD, BACKWARD))
         kept = module.saved_bytes(ONE, options)
         extra = module.forward_extra_bytes(ONE, options), module.backward_extra_bytes(ONE, options)

@@ -10,6 +10,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import checkpoint_bytes, recomputed_modules, saves_only_block_input
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Activation, Attention, Block, Loss, Module, Norm, Parameter
+from zsim.specs.strategy.kernel_sets import losses
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 TOKENS = 4096
@@ -154,14 +155,14 @@ def test_the_loss_keeps_log_probabilities_and_a_fused_one_logits() -> None:
     assert loss.saved_bytes(SHAPE, WorkOptions()) == 4 * logits
     assert loss.forward_extra_bytes(SHAPE, WorkOptions()) == 8 * logits
     assert loss.backward_extra_bytes(SHAPE, WorkOptions()) == 8 * logits
-    assert loss.saved_bytes(SHAPE, WorkOptions(cross_entropy="fused")) == 2 * logits
+    assert loss.saved_bytes(SHAPE, WorkOptions(loss=losses()["fused"])) == 2 * logits
 
 
 def test_megatrons_loss_works_in_place() -> None:
     """Its fp32 softmax (4) stays and becomes the gradient; the 16-bit logits pass forward (2), the gradient's
     cast backward (2)."""
     loss = load_model("llama-3-8b").after[-1]
-    logits, options = TOKENS * 128_256, WorkOptions(cross_entropy="megatron")
+    logits, options = TOKENS * 128_256, WorkOptions(loss=losses()["megatron"])
     assert loss.saved_bytes(SHAPE, options) == 4 * logits
     assert loss.forward_extra_bytes(SHAPE, options) == 2 * logits
     assert loss.backward_extra_bytes(SHAPE, options) == 2 * logits
@@ -170,7 +171,7 @@ def test_megatrons_loss_works_in_place() -> None:
 def test_unsloths_loss_in_transformers_keeps_a_shifted_copy() -> None:
     """fp32 logits and their shifted copy forward, the copy as its gradient and its shift's backward: 8."""
     loss = load_model("llama-3-8b").after[-1]
-    logits, options = TOKENS * 128_256, WorkOptions(cross_entropy="unsloth")
+    logits, options = TOKENS * 128_256, WorkOptions(loss=losses()["unsloth"])
     assert loss.saved_bytes(SHAPE, options) == 4 * logits
     assert loss.forward_extra_bytes(SHAPE, options) == 4 * logits
     assert loss.backward_extra_bytes(SHAPE, options) == 4 * logits
@@ -230,7 +231,7 @@ def test_autocast_has_norms_residuals_and_embeddings_in_fp32() -> None:
 
 def test_a_loss_whose_logits_are_held_keeps_them_once() -> None:
     """The fused one reads the trainer's; a copy in fp32 is another tensor."""
-    fused = WorkOptions(cross_entropy="fused")
+    fused = WorkOptions(loss=losses()["fused"])
     sizes = [
         Module("loss", Loss(100, holds_logits=held)).saved_bytes(SHAPE, fused)
         for held in ("no", "as they are", "in fp32")

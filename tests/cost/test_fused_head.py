@@ -10,9 +10,10 @@ from zsim.operations import BACKWARD, FORWARD
 from zsim.operations.fused_head import fused_head, head_index, piece_tokens
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear, Loss, Module, Parameter
+from zsim.specs.strategy.kernel_sets import losses
 
 HEAD = Module("lm_head", Linear(64, 1000), (Parameter("weight", (1000, 64)),))
-OPTIONS = WorkOptions(cross_entropy="fused_linear")
+OPTIONS = WorkOptions(loss=losses()["fused_linear"])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_only_gradients_are_kept_and_no_more_logits_exist_than_a_piece() -> None
 
 def test_fp16_scales_the_gradients_in_backward() -> None:
     """By the loss scale: 128,000 elements read and written, in two kernels' worth of one pass."""
-    fused = fused_head(HEAD, BatchShape(1, 1000), WorkOptions("fp16", cross_entropy="fused_linear"))
+    fused = fused_head(HEAD, BatchShape(1, 1000), WorkOptions("fp16", loss=losses()["fused_linear"]))
     assert sum(kernel.hbm_bytes for kernel in fused.backward) == 2 * 2 * 128_000
 
 

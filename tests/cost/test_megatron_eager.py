@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels.elementwise import ROTARY_MEGATRON, activation_cost
+from zsim.cost.kernels.elementwise import activation_cost
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import FORWARD
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import Attention
-from zsim.specs.strategy.work_options import layer_kernel_set
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -82,7 +82,9 @@ def test_megatron_scales_rotary_positions_in_eager_kernels() -> None:
     """As torch dispatches it; cosines and sines of one sequence are small beside 64 heads of 8 batches."""
     angles = torch.ones(16, 1, 1, 32)
     heads = torch.ones(16, 8, 64, 32, dtype=torch.bfloat16, requires_grad=True)
-    for passes, count in zip(ROTARY_MEGATRON, seen(lambda one: rotated(one, angles), heads), strict=True):
+    passes_of = layer_kernel_sets()["megatron"].scaled_rotary
+    assert passes_of is not None
+    for passes, count in zip(passes_of, seen(lambda one: rotated(one, angles), heads), strict=True):
         assert passes.strided is not None
         assert passes.tensors * heads.numel() * 2 == pytest.approx(count.num_bytes, rel=0.01)
         assert passes.strided.elements * heads.numel() == pytest.approx(count.walked, rel=0.01)
@@ -100,6 +102,6 @@ def test_megatron_rotates_in_one_kernel_without_a_factor(rope: dict[str, str], i
     core = next(one for one in made.blocks[-1].modules if isinstance(one.op_spec, Attention))
     shape = BatchShape(2, 512)
     for name, is_slow in (("megatron", is_eager), ("torch", False)):
-        options = WorkOptions(compile=True, layers=layer_kernel_set(name))
+        options = WorkOptions(compile=True, layers=layer_kernel_sets()[name])
         kernels = core.kernels(FORWARD, shape, options)
         assert any(one.indexed_elements for one in kernels) == is_slow

@@ -9,11 +9,11 @@ import pytest
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import BACKWARD, FORWARD
 from zsim.specs.model.spec import Attention, Module, Norm, Residual
-from zsim.specs.strategy.work_options import layer_kernel_set
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets
 
 SHAPE = BatchShape(sequences=2, sequence_length=100)
 TORCH, CORE, OLD = (
-    WorkOptions("fp16", "math", compile=True, layers=layer_kernel_set(name))
+    WorkOptions("fp16", "math", compile=True, layers=layer_kernel_sets()[name])
     for name in ("torch", "megatron", "megatron-2")
 )
 

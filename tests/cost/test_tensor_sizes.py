@@ -9,14 +9,15 @@ import pytest
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Attention, Loss, Module
+from zsim.specs.strategy.kernel_sets import losses
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 OPTIONS = [
     WorkOptions(),
     WorkOptions(compile=True),
     WorkOptions(attention="math"),
-    WorkOptions(cross_entropy="fused"),
-    WorkOptions(cross_entropy="autocast"),
+    WorkOptions(loss=losses()["fused"]),
+    WorkOptions(loss=losses()["autocast"]),
     WorkOptions(autocast=True),
 ]
 
@@ -46,7 +47,7 @@ def test_the_loss_under_autocast_keeps_two_tensors_and_makes_one_gradient_in_fp3
     gradient beside them, 10 bytes a logit, and what it read is gone before the gradient's cast."""
     loss = next(module for module in load_model("llama-3-8b").after if isinstance(module.op_spec, Loss))
     logits = 4096 * 128256
-    tensors = loss.tensors(SHAPE, WorkOptions(cross_entropy="autocast"))
+    tensors = loss.tensors(SHAPE, WorkOptions(loss=losses()["autocast"]))
     assert tensors.saved == (2 * logits, 4 * logits)
     assert tensors.backward == (4 * logits,)
 

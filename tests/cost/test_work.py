@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.kernel import Kernel, total_flops
-from zsim.cost.kernels.losses import saved_bytes_per_logit
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import (
     accumulate_kernels,
@@ -33,11 +32,12 @@ from zsim.specs.model.spec import (
     Parameter,
     Residual,
 )
+from zsim.specs.strategy.kernel_sets import losses
 
 SHAPE = BatchShape(sequences=2, sequence_length=100)  # 200 tokens
 EAGER = WorkOptions()
-FUSED = WorkOptions(compile=True, cross_entropy="fused")
-LIGER = WorkOptions(liger=True, cross_entropy="fused_linear")
+FUSED = WorkOptions(compile=True, loss=losses()["fused"])
+LIGER = WorkOptions(liger=True, loss=losses()["fused_linear"])
 
 
 def weight(*shape: int) -> tuple[Parameter, ...]:
@@ -237,14 +237,14 @@ def test_autocast_leaves_log_softmax_in_the_logits_type_and_casts_what_it_puts_o
     """20,000 logits: log-softmax 4, cast 6; backward fill 4, cast 6, log-softmax 6. Rows of 65,536 in 2 bytes
     overflow the caches, 4 more forward and 2 backward; of 49,152 by half. Kept: both types of
     log-probabilities, 6."""
-    options, rows = WorkOptions(cross_entropy="autocast"), BatchShape(1, 1)
+    options, rows = WorkOptions(loss=losses()["autocast"]), BatchShape(1, 1)
     assert total_bytes(Module("loss", Loss(100)).kernels(FORWARD, SHAPE, options)) == 10 * 20_000
     assert total_bytes(Module("loss", Loss(100)).kernels(BACKWARD, SHAPE, options)) == 16 * 20_000
     long, between = Module("loss", Loss(65_536)), Module("loss", Loss(49_152))
     assert total_bytes(long.kernels(FORWARD, rows, options)) == 14 * 65_536
     assert total_bytes(long.kernels(BACKWARD, rows, options)) == 18 * 65_536
     assert total_bytes(between.kernels(FORWARD, rows, options)) == 12 * 49_152
-    assert saved_bytes_per_logit(options) == 6
+    assert Module("loss", Loss(100)).saved_bytes(SHAPE, options) == 6 * 20_000
 
 
 def test_one_warp_picks_the_labels_of_the_eager_loss_two_loads_for_32_of_them() -> None:
@@ -257,14 +257,14 @@ def test_one_warp_picks_the_labels_of_the_eager_loss_two_loads_for_32_of_them() 
 
 def test_megatrons_loss_makes_seven_passes_in_fp32() -> None:
     """20,000 logits: cast 6, maximum 4, subtract 8, exp 8, sum 4, divide 8; backward scale 8, cast 6."""
-    module, options = Module("loss", Loss(100)), WorkOptions(cross_entropy="megatron")
+    module, options = Module("loss", Loss(100)), WorkOptions(loss=losses()["megatron"])
     assert total_bytes(module.kernels(FORWARD, SHAPE, options)) == 38 * 20_000
     assert total_bytes(module.kernels(BACKWARD, SHAPE, options)) == 14 * 20_000
 
 
 def test_unsloths_loss_reads_once_between_transformers_copies() -> None:
     """20,000 logits: cast 6, copy 8, read 4; backward in place 8, zeros 4, copy 8, cast 6."""
-    module, options = Module("loss", Loss(100)), WorkOptions(cross_entropy="unsloth")
+    module, options = Module("loss", Loss(100)), WorkOptions(loss=losses()["unsloth"])
     assert total_bytes(module.kernels(FORWARD, SHAPE, options)) == 18 * 20_000
     assert total_bytes(module.kernels(BACKWARD, SHAPE, options)) == 26 * 20_000
 

@@ -9,7 +9,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
-from zsim.frameworks.megatron.expert_libraries import MEGATRON_FUSED
+from zsim.frameworks.megatron.kernels import MEGATRON_FUSED
 from zsim.operations.router import Router
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment

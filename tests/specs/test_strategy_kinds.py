@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from pathlib import Path
+
 import pytest
 
+import zsim.frameworks
 from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.specs.experiment.framework_resolver import resolver_of
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.choices import default_kind, values_of
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.registry import STRATEGIES, kinds
+from zsim.specs.strategy.registry import STRATEGIES, kinds, role_of
 
 
 def test_an_experiment_without_a_strategy_has_the_default_one() -> None:
@@ -38,6 +43,29 @@ def test_every_kind_has_a_style_of_parallelism(kind: str, style: str) -> None:
 
 def test_the_kinds_above_are_all() -> None:
     assert kinds() == ("ddp", "deepspeed", "fsdp1", "fsdp2", "megatron", "reference")
+
+
+ROLE_NAMES = {
+    "framework": "FRAMEWORK", "resolver": "RESOLVER", "training": "TRAINING", "hooks": "HOOKS",
+    "report": "REPORT", "kernels": "LAYER_KERNELS", "model_families": "FAMILIES",
+    "config_file": "CONFIG_FILE", "tune": "TUNING", "bounds": "BOUNDS", "checkpoint": "CHECKPOINT",
+    "fields": "FIELDS", "ranges": "RANGES", "logs": "LOGS",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_role_of_a_framework_is_in_the_module_that_its_table_names(kind: str) -> None:
+    """A role that the table misspells, or leaves out, would silently be that of a plain framework."""
+    roles = importlib.import_module(f"zsim.frameworks.{kind}").ROLES
+    held = {
+        (role, path.stem)
+        for path in Path(zsim.frameworks.__path__[0], kind).glob("*.py")
+        for role, name in ROLE_NAMES.items()
+        if re.search(rf"^{name}\b", path.read_text(), re.MULTILINE)
+    }
+    assert {role: role_of(kind, role, ROLE_NAMES[role]) for role in roles}
+    stated = {(role, module) for role, module in roles.items() if "." not in module}
+    assert stated == held
 
 
 def test_a_schedule_that_nobody_asks_for_is_one_that_the_style_has() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.frameworks.deepspeed.tiles import tile_linears
+from zsim.frameworks.deepspeed.resolver import tile_linears
 from zsim.operations.operation import operations_of
 from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import Linear

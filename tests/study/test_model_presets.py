@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.commands.presets import presets
+from zsim.commands.reference import presets
 from zsim.errors import InputError
 from zsim.study.model_presets import model_preset, model_presets
 

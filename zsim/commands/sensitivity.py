@@ -1,4 +1,4 @@
-"""`zsim sensitivity`: which numbers a step depends on, and what a target would take."""
+"""`zsim sensitivity` and `zsim needs`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import ExperimentOptions, Jobs, folder_option, print_file, takes_experiment
+from zsim.commands.options import (
+    ExperimentOptions,
+    Jobs,
+    answer,
+    folder_option,
+    json_option,
+    print_file,
+    takes_experiment,
+)
 
 
 @takes_experiment()
@@ -50,3 +58,19 @@ def sensitivity(
     if result.is_stopped:
         print("stopped: the same command goes on")
         raise typer.Exit(130)
+
+
+@takes_experiment()
+def needs(
+    options: ExperimentOptions,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(help="drives, drive bandwidth, pcie, host memory or cpu; all of them without."),
+    ] = None,
+    json_: Annotated[Path | None, json_option("the needs")] = None,
+) -> None:
+    """How much more of what would hide the offloading, found by simulation."""
+    from zsim.notebook.sensitivities import needs as find_needs
+
+    result = find_needs(options.load(), resource)
+    answer(result.lines(), result.to_dict, json_)

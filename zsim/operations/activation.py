@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.elementwise import ActivationCost, activation_cost_of
+from zsim.cost.kernels.passes import Passes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation, Role
 from zsim.operations.sharding import FeatureCut
@@ -37,10 +38,10 @@ class Activation(Operation):
         return options.compile and not (options.liger and self.gated)
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-        return self._cost(options).forward.kernels(shape.tokens * self.width, options)
+        return self._kernels(self._cost(options).forward, shape, options)
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-        return self._cost(options).backward.kernels(shape.tokens * self.width, options)
+        return self._kernels(self._cost(options).backward, shape, options)
 
     def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         return int(shape.tokens * self.width * self._cost(options).saved * options.activation_bytes)
@@ -61,6 +62,10 @@ class Activation(Operation):
     def tensor_sizes(self, module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
         tensor_bytes = shape.tokens * self.width * options.activation_bytes
         return ModuleTensors((tensor_bytes,) * 8, (tensor_bytes,), (tensor_bytes,) * 3)
+
+    def _kernels(self, passes: Passes, shape: BatchShape, options: WorkOptions) -> Kernels:
+        e, dtype = options.activation_bytes, options.kernel_dtype
+        return passes.kernels(shape.tokens * self.width, e, dtype)
 
     def _cost(self, options: WorkOptions) -> ActivationCost:
         return activation_cost_of(self.name, is_gated=self.gated, options=options)

@@ -18,10 +18,10 @@ Neglected: the host reads the number of labels that count (`.item()`), once per 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zsim.cost.kernels.kernel import Kernel, elementwise, gemm
-from zsim.cost.kernels.losses import loss_kernels, saved_bytes_per_logit, temporary_bytes_per_logit
+from zsim.cost.kernels.losses import TILED
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import accumulate_kernels, fill_kernels, scale_kernels
 from zsim.dtypes import DTYPE_BYTES
@@ -41,7 +41,6 @@ class FusedHead:
     tensors: ModuleTensors
 
 
-FUSED_WITH_HEAD = ("fused_linear", "tiled")  # of `training.cross_entropy`: those that include the LM head
 _TILE_BYTES = 2**30  # of fp32 logits: see [Note: tiles of eager kernels]
 
 
@@ -70,7 +69,7 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     assert isinstance(spec, Linear)
     tokens, hidden, vocab, e = shape.tokens, spec.in_features, spec.out_features, options.activation_bytes
     dtype, weight = options.kernel_dtype, spec.in_features * spec.out_features
-    if options.cross_entropy == "tiled":
+    if options.loss is TILED:
         return _tiled_head(tokens, hidden, vocab, options)
     piece = piece_tokens(tokens, hidden, vocab)
     kernels: list[Kernel] = []
@@ -97,7 +96,6 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
 def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> FusedHead:
     """The head with its loss in tiles. See [Note: tiles of eager kernels]."""
     e, dtype, weight = options.activation_bytes, options.kernel_dtype, hidden * vocab
-    loss_options = replace(options, cross_entropy="eager")
     num_tiles = -(-tokens * vocab * DTYPE_BYTES["fp32"] // _TILE_BYTES)
     tile = -(-tokens // num_tiles)
     kernels = list(fill_kernels(tokens * hidden * e))
@@ -105,23 +103,22 @@ def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> F
         size = min(tile, tokens - begin)
         kernels += [
             gemm(size, vocab, hidden, e, dtype),
-            *loss_kernels(size, vocab, loss_options, is_backward=False),
-            *loss_kernels(size, vocab, loss_options, is_backward=True),
+            *TILED.kernels(size, vocab, e, dtype, is_backward=False),
+            *TILED.kernels(size, vocab, e, dtype, is_backward=True),
             gemm(size, hidden, vocab, e, dtype, "nn"),
             gemm(vocab, hidden, size, e, dtype, "tn"),
             elementwise(3 * size * hidden * e, dtype),
             *(accumulate_kernels(weight, dtype, dtype) if begin else ()),
         ]
     logits = tile * vocab
-    kept = saved_bytes_per_logit(loss_options)
-    temporary = max(
-        temporary_bytes_per_logit(loss_options, is_backward=is_backward) for is_backward in (False, True)
+    temporaries = max(
+        (TILED.temporary_sizes(logits, e, is_backward=is_backward) for is_backward in (False, True)), key=sum
     )
     return FusedHead(
         forward=tuple(kernels),
         backward=scale_kernels(tokens * hidden, dtype),
         tensors=ModuleTensors(
             saved=(tokens * hidden * e, weight * e),
-            forward=(logits * e, logits * kept, logits * temporary, weight * e),
+            forward=(logits * e, *TILED.kept_sizes(logits, e), *temporaries, weight * e),
         ),
     )

@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.cost.kernels.losses import (
-    log_probabilities,
-    loss_kernels,
-    saved_bytes_per_logit,
-    temporary_bytes_per_logit,
-)
+from zsim.cost.kernels.losses import AUTOCAST, LossKernelSet
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation, Role
-from zsim.operations.tensors import ModuleTensors
+from zsim.operations.tensors import ModuleTensors, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +34,52 @@ class Loss(Operation):
         return Role.LOSS
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-        return loss_kernels(shape.tokens, self.vocab_size, options, is_backward=False)
+        return self._kernels(options.loss, shape, options, is_backward=False)
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-        return loss_kernels(shape.tokens, self.vocab_size, options, is_backward=True)
+        return self._kernels(options.loss, shape, options, is_backward=True)
 
     def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        """`saved_bytes_per_logit` of every logit. Logits that the trainer holds anyway are not counted."""
-        holds_logits = self.holds_logits == "as they are"
-        return self._logits(shape) * saved_bytes_per_logit(options, holds_logits=holds_logits)
+        """The tensors that the kernels keep. Logits that the trainer holds anyway are not counted."""
+        return sum(self._kept(shape, options))
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        return self._logits(shape) * temporary_bytes_per_logit(options, is_backward=False)
+        return sum(self._temporaries(shape, options, is_backward=False))
 
     def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
-        return self._logits(shape) * temporary_bytes_per_logit(options, is_backward=True)
+        return sum(self._temporaries(shape, options, is_backward=True))
 
     def tensor_sizes(self, module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
-        logits = self._logits(shape)
-        saved = log_probabilities(logits, options) if options.cross_entropy == "autocast" else ()
-        return ModuleTensors(saved, (4 * logits,), (4 * logits,))
+        return ModuleTensors(
+            self._kept(shape, options),
+            self._temporaries(shape, options, is_backward=False),
+            self._temporaries(shape, options, is_backward=True),
+        )
+
+    def metric_kernels(self, shape: BatchShape, options: WorkOptions) -> Kernels:
+        """composer's LanguageCrossEntropy or Perplexity: torch's loss under autocast, forward only."""
+        return self._kernels(AUTOCAST, shape, options, is_backward=False)
+
+    def metric_sizes(self, shape: BatchShape, options: WorkOptions) -> Sizes:
+        """Bytes of each tensor of log-probabilities that a metric makes."""
+        return AUTOCAST.kept_sizes(self._logits(shape), options.activation_bytes)
+
+    def _kernels(
+        self, loss: LossKernelSet, shape: BatchShape, options: WorkOptions, *, is_backward: bool
+    ) -> Kernels:
+        e, dtype = options.activation_bytes, options.kernel_dtype
+        return loss.kernels(shape.tokens, self.vocab_size, e, dtype, is_backward=is_backward)
+
+    def _kept(self, shape: BatchShape, options: WorkOptions) -> Sizes:
+        holds_logits = self.holds_logits == "as they are"
+        return options.loss.kept_sizes(
+            self._logits(shape), options.activation_bytes, holds_logits=holds_logits
+        )
+
+    def _temporaries(self, shape: BatchShape, options: WorkOptions, *, is_backward: bool) -> Sizes:
+        return options.loss.temporary_sizes(
+            self._logits(shape), options.activation_bytes, is_backward=is_backward
+        )
 
     def _logits(self, shape: BatchShape) -> int:
         return shape.tokens * self.vocab_size

@@ -6,19 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel, elementwise
-from zsim.cost.kernels.moved_rows import MoveCost, RowPasses, move_cost
+from zsim.cost.kernels.moved_rows import TRANSFORMERS_KERNELS, ExpertKernelSet, MoveCost, MoveKind, RowPasses
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation
 from zsim.operations.tensors import ModuleTensors, Sizes
 
-ExpertsLibrary = Literal[
-    "transformers", "transformers-4", "torchtitan", "kempnerforge", "megatron", "megatron-fused", "autoep",
-    "deepspeed-moe",
-]  # fmt: skip
-"""Whose code rearranges rows; "transformers-4": its releases before 5; "megatron-fused": with
-`--moe-permute-fusion`; "autoep": DeepSpeed's replacement of transformers' layers, "deepspeed-moe": its own
-layer, `deepspeed.moe.layer.MoE`."""
-MoveKind = Literal["permute", "sort", "unsort", "unpermute", "add", "map", "loop", "select", "put"]
 SharedOutput = Literal["none", "added", "gated"]
 _INDEX_BYTES = 8
 
@@ -36,7 +28,8 @@ class Rearrange(Operation):
     """
     width: int
     rows: float
-    library: ExpertsLibrary = "transformers"
+    library: ExpertKernelSet = TRANSFORMERS_KERNELS
+    """The kernels of the library that rearranges."""
     shared: SharedOutput = "none"
     """The output of shared experts is added, gated by a number per token, or as it is."""
     num_experts: int = 1
@@ -66,7 +59,7 @@ class Rearrange(Operation):
 
     def move_cost(self, options: WorkOptions) -> MoveCost:
         """The passes over memory in each direction."""
-        return move_cost(self.kind, self.library, options, self.num_experts, self.padding)
+        return self.library.move(self.kind, is_compiled=options.compile)
 
     def routed_rows(self, shape: BatchShape) -> int:
         """Rows of all experts of a rank."""
@@ -109,18 +102,17 @@ class Rearrange(Operation):
         return (rows * self.width * e,) * 2
 
     def _unordered_row_bytes(self, rows: int, options: WorkOptions) -> int:
-        """Bytes of the rows in their first order, where they are written before they are summed up. With
-        transformers' scores they are fp32.
-        """
-        if self.library.startswith("megatron") or options.compile:
+        """Bytes of the rows in their first order, where they are written before they are summed up."""
+        if self.library.unordered_rows == "none" or (options.compile and self.library.is_compiled):
             return 0
-        has_fp32_scores = self.library in ("transformers", "autoep", "deepspeed-moe")
-        return rows * self.width * (4 if has_fp32_scores else options.activation_bytes)
+        has_fp32_rows = self.library.unordered_rows == "fp32"
+        return rows * self.width * (4 if has_fp32_rows else options.activation_bytes)
 
     def _move_kernels(self, passes: RowPasses, shape: BatchShape, options: WorkOptions) -> Kernels:
         tokens, rows = shape.tokens, self.routed_rows(shape)
         if not passes.launches:
             return ()
+        passes = passes.sum_experts(self.num_experts, self.padding)
         e = options.activation_bytes
         num_bytes = (tokens * passes.tokens + rows * passes.rows) * self.width * e
         if not passes.added:

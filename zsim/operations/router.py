@@ -6,28 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel, Layout, elementwise
+from zsim.cost.kernels.moved_rows import TRANSFORMERS_KERNELS, ExpertKernelSet, ScoreCost
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation, Role
-from zsim.operations.rearrange import ExpertsLibrary
 from zsim.operations.tensors import ModuleTensors, Sizes
 
 ScoreFunction = Literal["softmax", "sigmoid"]
-
-
-@dataclass(frozen=True, slots=True)
-class _ScoreCost:
-    """Bytes per score (one per token and expert, fp32) and launches, forward and backward."""
-
-    forward_bytes: int
-    forward_launches: int
-    backward_bytes: int
-    backward_launches: int
-
-
-# DeepSpeed 0.19.8 moe/sharded_moe.py, counted op by op: `top1gating`, `top2gating`, `topkgating`. Masks are
-# int64 (bool in the last), as are running sums of them; one and two experts draw random numbers.
-_DEEPSPEED_GATES = {1: _ScoreCost(180, 34, 22, 10), 2: _ScoreCost(410, 60, 40, 16)}
-_DEEPSPEED_GATE = _ScoreCost(85, 30, 30, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +35,8 @@ class Router(Operation):
     """The chosen scores are divided by their sum."""
     has_auxiliary_loss: bool = False
     """A loss that balances the experts is computed."""
-    library: ExpertsLibrary = "transformers"
+    library: ExpertKernelSet = TRANSFORMERS_KERNELS
+    """The kernels of the library whose gate it is."""
     is_merged: bool = False
     """The weight is a sum with adapters', as in `GroupedLinear`."""
 
@@ -121,19 +106,16 @@ class Router(Operation):
         """Bytes of a score in fp32 for every token and expert."""
         return shape.tokens * self.num_experts * 4
 
-    def _score_cost(self) -> _ScoreCost:
-        """Cost of the scores. They are read, softmax or sigmoid is written, and topk reads it. Backward fills
-        the gradient of the scores with zeros and passes through the function (reads gradient and output,
-        writes). A bias for the choice is a sum more. Groups take the best two scores of each, a mask, and a
-        masked copy. Megatron's map of tokens to experts is two tensors filled with zeros and scattered into
-        (`topk_routing_with_score_function`, core 0.16.1 core/transformer/moe/moe_utils.py). The loss is a sum
-        of scores and one of the map.
+    def _score_cost(self) -> ScoreCost:
+        """Cost of the scores. A bias for the choice is a sum more than the library's. Groups take the best
+        two scores of each, a mask, and a masked copy. The loss is a sum of scores and one of the map.
         """
-        if self.library == "deepspeed-moe":
-            return _DEEPSPEED_GATES.get(self.top_k, _DEEPSPEED_GATE)
-        forward, launches, backward, back_launches = 12, 5, 18, 6
-        if self.library.startswith("megatron"):
-            forward, launches, backward, back_launches = forward + 10, launches + 6, backward + 4, 7
+        gates = self.library.gates
+        if gates:
+            return gates[min(self.top_k, len(gates)) - 1]
+        cost = self.library.scores
+        forward, launches = cost.forward_bytes, cost.forward_launches
+        backward, back_launches = cost.backward_bytes, cost.backward_launches
         if self.has_choice_bias:
             forward, launches = forward + 8, launches + 1
         if self.num_groups > 1:
@@ -145,7 +127,7 @@ class Router(Operation):
                 backward + 8,
                 back_launches + 4,
             )
-        return _ScoreCost(forward, launches, backward, back_launches)
+        return ScoreCost(forward, launches, backward, back_launches)
 
     def _casts(self, shape: BatchShape, options: WorkOptions) -> Kernels:
         """The input cast between the activations' type and fp32, in one direction."""

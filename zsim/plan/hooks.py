@@ -130,7 +130,7 @@ class Hooks:
         """Advance by `count` times the way from `start` to `end`, which is `num_ops` ops in all."""
         raise NotImplementedError
 
-    # -- micro-batches as repeats, see zsim.plan.loops -------------------------------------------------------
+    # -- micro-batches as repeats, see zsim.plan.pipeline.run_actions ----------------------------------
 
     def action_state(self) -> Hashable | None:
         """All that forwards and backwards (but the last) depend on and may change, except for their

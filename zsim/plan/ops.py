@@ -272,7 +272,7 @@ class Group:
 
 class ActionRepeat(NamedTuple):
     """Ops and memory changes that repeat those of an action issued earlier, for another micro-batch. See
-    [Note: a micro-batch as a repeat] of zsim.plan.loops.
+    [Note: a micro-batch as a repeat] of zsim.plan.pipeline.run_actions.
     """
 
     op: int

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 
 from zsim.arrays import Ints
+from zsim.cost.kernels.shapes import WorkOptions
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Group
 from zsim.plan.workload.context.streams import HEADS, RING
@@ -24,7 +25,6 @@ from zsim.specs.strategy.mesh import (
 )
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
-from zsim.specs.strategy.work_options import work_options
 
 WORLD, MODEL, EMBEDDING = "world", "model", "embedding"
 EXPERT_MODEL, EXPERT_STAGES = "expert_model", "expert_stages"
@@ -142,7 +142,7 @@ class Stage:
 
     @property
     def message_dtype(self) -> str:
-        return work_options(self.training).kernel_dtype
+        return WorkOptions.of(self.training).kernel_dtype
 
     def group(self, name: str = "", size: int | None = None, stride: int = 1) -> Group:
         """Add a process group of `size` data-parallel ranks (default: all), `stride` apart among them, to the

@@ -15,8 +15,8 @@ from validation.cases.cases import ANY_CLUSTER
 from validation.checkpoints.cases import saved_cases
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.fsdp2.checkpoint import CHECKPOINT
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
+from zsim.frameworks.fsdp2.studies import CHECKPOINT
 from zsim.frameworks.torch import distributed_checkpoint as dcp
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.pickled import archive_bytes

@@ -22,14 +22,6 @@ GB PCIe, 118, 198, 435, 834 and 1636 us with backward. A Triton kernel that hold
 323 us forward for the longest: 1.66 TB/s. At that rate and 4 us a launch, torch's kernels move 2.9, 2.6, 2.9,
 3.1 and 3.1 times the tensor forward, 7.5, 6.6, 7.6, 7.0 and 6.9 times backward. Source:
 linkedin/Liger-Kernel@bdbfeadf benchmark/data/a100_all_benchmark_data.csv, layer_norm.
-
-# [Note: kernels that walk strides]
-torch's elementwise kernels load full vectors only where all operands are contiguous and of one shape. A slice
-of the last dimension or a broadcast operand makes each thread work out the address of each element
-(ATen/native/cuda/CUDALoops.cuh `launch_legacy_kernel`). Those are priced by their elements where that takes
-longer than moving the bytes: by `seconds_per_strided_element` of the GPU over two dimensions, by
-`seconds_per_indexed_element` over more. They are counted for what Megatron leaves to eager kernels. In
-transformers' eager code the bytes alone are counted.
 """
 
 from __future__ import annotations
@@ -37,60 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.kernel import Kernel, elementwise
+from zsim.cost.kernels.passes import Passes, StridedPasses
 from zsim.cost.kernels.shapes import WorkOptions
-
-
-@dataclass(frozen=True, slots=True)
-class StridedPasses:
-    """The part of passes that walks strides. See [Note: kernels that walk strides]."""
-
-    tensors: float
-    """Tensors read plus written."""
-    launches: int
-    elements: float
-    """Tensors of which each element's address is computed separately."""
-    has_many_dimensions: bool = False
-    """The operands have more than two dimensions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """Tensors read plus written, and kernel launches, in one direction."""
-
-    tensors: float
-    launches: int
-    strided: StridedPasses | None = None
-    """The part that walks strides."""
-
-    def kernels(self, elements: float, options: WorkOptions) -> tuple[Kernel, ...]:
-        """The kernels over tensors of so many elements, in the type of activations. () without launches."""
-        e, dtype = options.activation_bytes, options.kernel_dtype
-        if not self.launches:
-            return ()
-        if self.strided is None:
-            return (Kernel("elementwise", 0.0, float(self.tensors * elements * e), dtype, (), self.launches),)
-        strided_passes = self.strided
-        contiguous_bytes = float((self.tensors - strided_passes.tensors) * elements * e)
-        strided_bytes, address_count = (
-            float(strided_passes.tensors * elements * e),
-            round(strided_passes.elements * elements),
-        )
-        indexed_elements, strided_elements = (
-            (address_count, 0) if strided_passes.has_many_dimensions else (0, address_count)
-        )
-        return (
-            Kernel("elementwise", 0.0, contiguous_bytes, dtype, (), self.launches - strided_passes.launches),
-            Kernel(
-                "elementwise",
-                0.0,
-                strided_bytes,
-                dtype,
-                (),
-                strided_passes.launches,
-                indexed_elements=indexed_elements,
-                strided_elements=strided_elements,
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +97,6 @@ FUSED_GATED = ActivationCost(Passes(3, 1), Passes(5, 1), saved=2)
 
 ROTARY_EAGER = (Passes(10, 5), Passes(15, 9))
 ROTARY_FUSED = (Passes(2, 1), Passes(2, 1))
-
-# Megatron's own, where Transformer Engine's kernel does not take the factor by which YaRN multiplies cosines
-# (core 0.16.1 core/models/common/embeddings/rope_utils.py `apply_rotary_pos_emb`, `mscale`). Per tensor,
-# counted with a dispatch mode: forward a product with cosines, half of the features negated, both halves
-# concatenated, a product with sines, their sum, concatenated with the nothing that is not rotated; backward
-# two products, a negation, a concatenation, a sum, and zeros for that nothing, which are added. Launches on
-# cosines aside.
-_ROTATED = StridedPasses(5, 3, 2.5, has_many_dimensions=True)
-ROTARY_MEGATRON = (Passes(12, 6, _ROTATED), Passes(14, 7, _ROTATED))
 
 # Putting heads together of which a part is rotated, over whole heads, and latent attention's (all tensors).
 PARTLY_ROTATED = (Passes(2, 1), Passes(6, 3))

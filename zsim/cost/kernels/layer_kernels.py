@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.cost.kernels.passes import Passes
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKernelSet:
@@ -23,5 +25,7 @@ class LayerKernelSet:
     """A gated activation splits the output of one product, in eager kernels."""
     copies_heads: bool = False
     """Queries, keys and values are copied around attention."""
-    scales_rotary_eagerly: bool = False
-    """Rotary positions that are multiplied by a factor are eager kernels."""
+    scaled_rotary: tuple[Passes, Passes] | None = None
+    """Rotary positions that are multiplied by a factor are eager kernels, of these passes per tensor forward
+    and backward. None where they are fused as all others.
+    """

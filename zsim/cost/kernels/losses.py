@@ -1,42 +1,7 @@
-"""Cross-entropy as kernels and bytes per logit, in the implementations that are used in training.
+"""Cross-entropy as kernels and bytes per logit: a `LossKernelSet` for each implementation used in training.
 
-eager: transformers' `ForCausalLMLoss`. Forward: `logits.float()`, log-softmax, pick the labels. Backward:
-fill zeros, set labels, log-softmax backward, cast. Keeps fp32 log-probabilities (4). Temporaries: fp32 logits
-and their shifted copy forward (8), two fp32 gradients backward (8). Measured: 11.1 bytes per logit,
-PowerLM-3B in transformers (training_runs fms-acceleration-0025 and -0027 less their checkpoints).
-
-autocast: `F.cross_entropy` of 16-bit logits under torch.autocast. It requests log-softmax in the type of the
-logits, which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h). Only nll_loss is on autocast's fp32
-list. Forward: log-softmax in 16 bits, its output cast, pick the labels. Backward: fp32 zeros, set labels,
-cast, log-softmax backward in 16 bits. Keeps log-probabilities in both types. An fp32 gradient is a temporary
-of backward. Its cast takes the place of the fp32 log-probabilities, which autograd frees after nll_loss's
-backward. composer's pull request 2987 counts 6 bytes per logit for it, 2 + 4. Source: torch 1.12 to 2.13,
-ATen/native/LossNLL.cpp `cross_entropy_loss`.
-
-megatron: Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`,
-maximum, subtract in place, exp, sum, divide in place. Backward: scale in place, cast. Keeps the fp32 softmax
-(4), which becomes the gradient. Temporaries: the 16-bit logits forward, the cast backward. Before
-Megatron-Core 0.8 the subtraction was not in place: an fp32 copy more forward. Measured: a GPT of 12 layers of
-512 with 50,304 entries, 4 x 1,024 tokens, has its peak there (training_runs megatron-ci).
-
-megatron-fused: `--cross-entropy-loss-fusion` as it is implemented by default (`native`, core/fusions/
-fused_cross_entropy.py: functions under torch.compile, between which the sums go over the group). Forward:
-cast and maximum in one kernel, subtract (written back, as the function's argument is changed) and exp, divide
-in place. Backward: one kernel reads the softmax, changes it and writes the 16-bit gradient. Keeps the fp32
-softmax (4). The fp32 logits are another temporary. Measured: 4.4 bytes per logit more than unfused
-(training_runs megatron-ci-0073 less its workspaces, role calibrate). Transformer Engine's (`te`) is "fused".
-
-unsloth: its kernel in transformers (fms-acceleration, fms_acceleration_foak/kernels/unsloth/
-cross_entropy_loss.py; transformers before 4.46 casts the logits in the model, which frees the 16-bit logits).
-Forward: `float()`, a shifted copy, one reading. Backward: the gradient in place of the copy, zeros into which
-the copy is written, cast. Keeps the fp32 copy (4). Temporaries: fp32 logits forward (4), the shifted gradient
-backward (4). Measured: 8.1 bytes per logit (training_runs fms-acceleration-0050 and -0049 less their
-checkpoints).
-
-fused: the kernels of torch.compile, flash-attn, Apex and Liger. Forward reads the logits twice (maximum and
-sum, then the label). Backward reads once and writes the gradient. Keeps the logits.
-
-Liger's "fused_linear" includes the LM head: `zsim.operations.fused_head`.
+The sets of torch and of what runs in its loops are below. A framework's are in the module `kernels` of its
+folder, by the names of `training.cross_entropy`.
 
 # [Note: how often log-softmax reads a row]
 torch's kernel (`cunn_SoftMaxForward`, ATen/native/cuda/SoftMax.cu) goes over a row for its maximum, for the
@@ -59,11 +24,11 @@ vocabulary. Backward stores without waiting.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.shapes import WorkOptions
 
 # The longest row that stays in a cache; of a row of twice as many bytes nothing does: see [Note: how often
 # log-softmax reads a row].
@@ -72,34 +37,83 @@ _CACHED_ROW_BYTES = 65536
 # NLL_LOSS_THREADS of torch 1.12 to 2.6: see [Note: one warp picks the labels].
 _LABEL_THREADS = 32
 
-MEGATRON = ("megatron", "megatron-before-0.8", "megatron-fused")
-_COPIES = ("megatron-before-0.8", "megatron-fused")  # fp32 logits beside their softmax
+
+@dataclass(frozen=True, slots=True)
+class LossTensors:
+    """Bytes per logit of each of some tensors."""
+
+    of_16_bits: tuple[int, ...] = ()
+    """Where the logits are bf16 or fp16."""
+    of_fp32: tuple[int, ...] = ()
+    """Where the logits are fp32."""
+
+    def sizes(self, logits: int, element_bytes: int) -> tuple[int, ...]:
+        """Bytes of each tensor, of `logits` logits of `element_bytes` bytes."""
+        return tuple(logits * size for size in (self.of_16_bits if element_bytes < 4 else self.of_fp32))
 
 
-def loss_kernels(
-    tokens: int, vocab_size: int, options: WorkOptions, *, is_backward: bool
-) -> tuple[Kernel, ...]:
-    """The kernels of one direction over `tokens` rows of `vocab_size` logits."""
-    e = options.activation_bytes
-    cast, launches = (e + 4, 1) if e < 4 else (0, 0)
-    passes: float
-    if options.cross_entropy == "megatron-fused":
-        passes, kernels = (8 + e, 1) if is_backward else (24 + e, 3)
-    elif options.cross_entropy in MEGATRON:
-        passes, kernels = (8 + cast, 2 + launches) if is_backward else (32 + cast, 5 + launches)
-    elif options.cross_entropy == "unsloth":
-        passes, kernels = (20 + cast, 3 + launches) if is_backward else (12 + cast, 2 + launches)
-    elif options.cross_entropy in ("eager", "autocast"):
-        element = e if options.cross_entropy == "autocast" else 4
-        zeros = 4 if is_backward else 0
-        passes = zeros + cast + _log_softmax(vocab_size, element, is_backward=is_backward)
-        kernels = (3 if is_backward else 2) + launches
-    else:
-        passes, kernels = 2 * e, 1 if is_backward else 2
-    num_bytes = float(tokens * vocab_size * passes)
-    picks_labels = options.cross_entropy in ("eager", "autocast") and not is_backward
-    loads = 2 * ceil(tokens / _LABEL_THREADS) if picks_labels else 0
-    return (Kernel("loss", 0.0, num_bytes, options.kernel_dtype, (), kernels, loads),)
+@dataclass(frozen=True, slots=True)
+class LossPasses:
+    """The kernels and temporaries of one direction of a loss."""
+
+    launches: int
+    """Kernels, without those of `casts`."""
+    logits: int = 0
+    """Tensors in the type of the logits that are read or written."""
+    fp32: int = 0
+    """Tensors in fp32 that are read or written."""
+    casts: int = 0
+    """Kernels that cast between the type of the logits and fp32. None where the logits are fp32."""
+    log_softmax: Literal["none", "fp32", "logits"] = "none"
+    """torch's log-softmax, in fp32 or in the type of the logits. See [Note: how often log-softmax reads a
+    row].
+    """
+    picks_labels: bool = False
+    """A kernel picks the labels. See [Note: one warp picks the labels]."""
+    temporaries: LossTensors = LossTensors()
+    """Tensors that are allocated during this direction only."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossKernelSet:
+    """An implementation of cross-entropy, by what its kernels do and what autograd keeps for them."""
+
+    name: str
+    """The value of `training.cross_entropy`."""
+    forward: LossPasses
+    backward: LossPasses
+    kept: LossTensors = LossTensors()
+    """Tensors kept from forward to backward, without the logits."""
+    keeps_logits: bool = False
+    """The logits are kept too, where the trainer does not hold them anyway."""
+    includes_head: bool = False
+    """The LM head's product is a part of it, as `zsim.operations.fused_head` has it."""
+
+    def kernels(
+        self, tokens: int, vocab_size: int, element_bytes: int, dtype: str, *, is_backward: bool
+    ) -> tuple[Kernel, ...]:
+        """The kernels of one direction over `tokens` rows of `vocab_size` logits of `element_bytes` bytes."""
+        passes = self.backward if is_backward else self.forward
+        casts = passes.casts if element_bytes < 4 else 0
+        size: float = passes.logits * element_bytes + passes.fp32 * 4 + casts * (element_bytes + 4)
+        if passes.log_softmax != "none":
+            element = 4 if passes.log_softmax == "fp32" else element_bytes
+            size += _log_softmax(vocab_size, element, is_backward=is_backward)
+        loads = 2 * ceil(tokens / _LABEL_THREADS) if passes.picks_labels else 0
+        num_bytes = float(tokens * vocab_size * size)
+        return (Kernel("loss", 0.0, num_bytes, dtype, (), passes.launches + casts, loads),)
+
+    def kept_sizes(self, logits: int, element_bytes: int, *, holds_logits: bool = False) -> tuple[int, ...]:
+        """Bytes of each tensor that the loss of `logits` logits keeps from forward to backward. With
+        `holds_logits` the trainer holds the logits, so they are not counted here.
+        """
+        sizes = self.kept.sizes(logits, element_bytes)
+        return (*sizes, logits * element_bytes) if self.keeps_logits and not holds_logits else sizes
+
+    def temporary_sizes(self, logits: int, element_bytes: int, *, is_backward: bool) -> tuple[int, ...]:
+        """Bytes of each tensor that is allocated during one direction only."""
+        passes = self.backward if is_backward else self.forward
+        return passes.temporaries.sizes(logits, element_bytes)
 
 
 def _log_softmax(vocab_size: int, element_bytes: int, *, is_backward: bool) -> float:
@@ -109,39 +123,61 @@ def _log_softmax(vocab_size: int, element_bytes: int, *, is_backward: bool) -> f
     return element_bytes * (3 + repeated_fraction if is_backward else 2 + 2 * repeated_fraction)
 
 
-def metric_kernels(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[Kernel, ...]:
-    """composer's LanguageCrossEntropy or Perplexity: torch's loss under autocast, forward only."""
-    return loss_kernels(tokens, vocab_size, replace(options, cross_entropy="autocast"), is_backward=False)
+# transformers' `ForCausalLMLoss`. Forward: `logits.float()`, log-softmax, pick the labels. Backward: fill
+# zeros, set labels, log-softmax backward, cast. Keeps fp32 log-probabilities. Temporaries: fp32 logits and
+# their shifted copy forward, two fp32 gradients backward. Measured: 11.1 bytes per logit, PowerLM-3B in
+# transformers (training_runs fms-acceleration-0025 and -0027 less their checkpoints).
+EAGER = LossKernelSet(
+    "eager",
+    forward=LossPasses(
+        2, casts=1, log_softmax="fp32", picks_labels=True, temporaries=LossTensors((4, 4), (4,))
+    ),
+    backward=LossPasses(3, fp32=1, casts=1, log_softmax="fp32", temporaries=LossTensors((4, 4), (4, 4))),
+    kept=LossTensors((4,), (4,)),
+)
 
+# `F.cross_entropy` of 16-bit logits under torch.autocast. It requests log-softmax in the type of the logits,
+# which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h). Only nll_loss is on autocast's fp32 list.
+# Forward: log-softmax in 16 bits, its output cast, pick the labels. Backward: fp32 zeros, set labels, cast,
+# log-softmax backward in 16 bits. Keeps log-probabilities in both types. An fp32 gradient is a temporary of
+# backward. Its cast takes the place of the fp32 log-probabilities, which autograd frees after nll_loss's
+# backward. composer's pull request 2987 counts 6 bytes per logit for it, 2 + 4. Source: torch 1.12 to 2.13,
+# ATen/native/LossNLL.cpp `cross_entropy_loss`.
+AUTOCAST = LossKernelSet(
+    "autocast",
+    forward=LossPasses(2, casts=1, log_softmax="logits", picks_labels=True),
+    backward=LossPasses(3, fp32=1, casts=1, log_softmax="logits", temporaries=LossTensors((4,), (4, 4))),
+    kept=LossTensors((2, 4), (4,)),
+)
 
-def log_probabilities(logits: int, options: WorkOptions) -> tuple[int, ...]:
-    """Bytes of each tensor of log-probabilities that the loss under autocast makes of `logits` logits: in
-    their type and, if that is not fp32, in fp32."""
-    e = options.activation_bytes
-    return (logits * e, logits * 4) if e < 4 else (logits * 4,)
+# unsloth's kernel in transformers (fms-acceleration, fms_acceleration_foak/kernels/unsloth/
+# cross_entropy_loss.py; transformers before 4.46 casts the logits in the model, which frees the 16-bit
+# logits). Forward: `float()`, a shifted copy, one reading. Backward: the gradient in place of the copy, zeros
+# into which the copy is written, cast. Keeps the fp32 copy. Temporaries: fp32 logits forward, the shifted
+# gradient backward. Measured: 8.1 bytes per logit (training_runs fms-acceleration-0050 and -0049 less their
+# checkpoints).
+UNSLOTH = LossKernelSet(
+    "unsloth",
+    forward=LossPasses(2, fp32=3, casts=1, temporaries=LossTensors((4,), (4,))),
+    backward=LossPasses(3, fp32=5, casts=1, temporaries=LossTensors((4,), (4,))),
+    kept=LossTensors((4,), (4,)),
+)
 
+# The kernels of torch.compile, flash-attn, Apex and Liger. Forward reads the logits twice (maximum and sum,
+# then the label). Backward reads once and writes the gradient. Keeps the logits.
+FUSED = LossKernelSet(
+    "fused",
+    forward=LossPasses(2, logits=2),
+    backward=LossPasses(1, logits=2, temporaries=LossTensors((2,), (4,))),
+    keeps_logits=True,
+)
 
-def saved_bytes_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
-    """Bytes per logit that the loss keeps from forward to backward. With `holds_logits` the trainer holds the
-    logits, so they are not counted here.
-    """
-    if options.cross_entropy == "autocast":
-        return sum(log_probabilities(1, options))
-    if options.cross_entropy in ("eager", "unsloth", *MEGATRON):
-        return 4
-    return 0 if holds_logits else options.activation_bytes
+# Liger's, in the chunks of its product with the LM head. The loss is `FUSED` where there is no head.
+FUSED_LINEAR = LossKernelSet(
+    "fused_linear", FUSED.forward, FUSED.backward, keeps_logits=True, includes_head=True
+)
 
+# The same in tiles of about 1 GiB of fp32 logits, each of `EAGER`'s kernels.
+TILED = LossKernelSet("tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True)
 
-def temporary_bytes_per_logit(options: WorkOptions, *, is_backward: bool) -> int:
-    """Bytes per logit of temporaries, allocated during one direction only."""
-    e = options.activation_bytes
-    if options.cross_entropy == "eager":
-        return 8 if is_backward or e < 4 else 4
-    if options.cross_entropy == "autocast":
-        return (4 if e < 4 else 8) if is_backward else 0
-    if options.cross_entropy in MEGATRON:
-        copies = options.cross_entropy in _COPIES and not is_backward
-        return e + 4 if copies else e
-    if options.cross_entropy == "unsloth":
-        return 4
-    return e if is_backward else 0
+LOSSES = {loss.name: loss for loss in (EAGER, AUTOCAST, UNSLOTH, FUSED, FUSED_LINEAR, TILED)}

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from zsim.cost.kernels.layer_kernels import LayerKernelSet
+from zsim.cost.kernels.losses import EAGER, LossKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, TrainingConfig
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
+from zsim.specs.strategy.training import AttentionKind, Precision, TrainingConfig
 
 
 class TokenPart(Protocol):
@@ -74,7 +76,7 @@ class WorkOptions:
     """Weights, norms and the residual stream are fp32, and products cast their operands."""
     liger: bool = False
     """Like `compile` for norms, gated activations and rotary, but the residual add is a separate kernel."""
-    cross_entropy: CrossEntropy = "eager"
+    loss: LossKernelSet = EAGER
     fp8: Fp8 = TORCHAO_TENSORWISE
     """The casts around products with dtype "fp8"."""
     micro_batches: int = 1
@@ -88,6 +90,26 @@ class WorkOptions:
     expands_groups: bool = False
     calls_engine: bool = False
     has_fp32_stream: bool = False
+
+    @classmethod
+    def of(cls, training: TrainingConfig) -> WorkOptions:
+        """How the modules compute under a training."""
+        return cls(
+            training.precision,
+            training.attention,
+            training.compile,
+            training.autocast,
+            training.liger,
+            losses()[training.cross_entropy],
+            training.fp8,
+            training.gradient_accumulation_steps if training.precision == "fp8" else 1,
+            layer_kernel_sets()[training.layer_kernels],
+            training.deterministic_sms,
+            training.writes_scores,
+            training.expands_groups,
+            training.calls_engine,
+            training.has_fp32_stream,
+        )
 
     @property
     def joins_norms(self) -> bool:

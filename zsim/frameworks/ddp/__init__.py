@@ -1,0 +1,12 @@
+"""torch's DistributedDataParallel."""
+
+ROLES = {  # the module of each role: see zsim.specs.strategy.registry
+    "framework": "settings",
+    "resolver": "resolver",
+    "training": "resolver",
+    "hooks": "schedule",
+    "report": "resolver",
+    "tune": "studies",
+    "checkpoint": "studies",
+    "fields": "faces",
+}

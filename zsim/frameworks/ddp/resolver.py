@@ -5,9 +5,12 @@ from __future__ import annotations
 from zsim.errors import InputError
 from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
 from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
+from zsim.frameworks.torch.names import UNSHARDED
 from zsim.frameworks.torch.parallelism import TORCH
 from zsim.frameworks.torch.split_checks import check_torch_split
+from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
+from zsim.specs.experiment.training.framework_training import FrameworkTraining
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
@@ -48,3 +51,31 @@ class DdpResolver(FrameworkResolver[DdpTable, DdpConfig]):
 
 
 RESOLVER = DdpResolver()
+
+
+class DdpTraining(FrameworkTraining[DdpTable, DdpConfig]):
+    """Weights are fp32 under torch.autocast, and ranks may differ."""
+
+    title = "DDP"
+    is_under_autocast = True
+    has_stored_dtype = True
+    has_uneven_batches = True
+    merging_strategy = "'ddp'"
+
+    def synchronized_replicas(
+        self, table: DdpTable, config: DdpConfig | None, replicas: int, nodes: int
+    ) -> int:
+        return 1 if table.no_sync else replicas
+
+
+TRAINING = DdpTraining()
+
+
+class DdpReport(FrameworkReport[DdpConfig]):
+    """Nothing is sharded."""
+
+    title_alone = UNSHARDED
+    strategy_names = ("DDP",)
+
+
+REPORT = DdpReport()

@@ -17,14 +17,18 @@ embeddings use their fp32 weights directly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.ddp.settings import DdpConfig
+from zsim.frameworks.torch.moments import replicated_moments
+from zsim.frameworks.torch.pipeline import TorchRuntime
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, move_kernels
+from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
+from zsim.plan.moments import BetweenSteps, JobMoment
 from zsim.plan.ops import Collective, Memory
 from zsim.plan.shared.optimizer import (
     clip_gradients,
@@ -38,6 +42,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.mesh import PIPELINE
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 ALL_REDUCE = "all_reduce"
 
@@ -307,3 +312,22 @@ class DdpSchedule(Hooks):
 def _backward_order(workload: Workload) -> list[ModuleCall]:
     """Module calls in the order in which backward reaches them."""
     return [call for segment in reversed(workload.segments) for call in reversed(segment.calls)]
+
+
+class DdpHooks(FrameworkHooks[DdpConfig]):
+    """DDP's buckets do not depend on the number of ranks."""
+
+    is_independent_of_ranks = True
+    pages_optimizer_states = True
+
+    def make(self, stage: Stage, config: DdpConfig) -> Hooks:
+        return DdpSchedule(stage, config)
+
+    def pipeline(self, config: DdpConfig, parallelism: ParallelismConfig) -> TorchRuntime:
+        return TorchRuntime(parallelism)
+
+    def moments(self, state: BetweenSteps) -> Iterable[JobMoment]:
+        return replicated_moments(state)
+
+
+HOOKS = DdpHooks()

@@ -1,12 +1,13 @@
 """The settings of torch's DistributedDataParallel."""
 
-# See [Note: annotations of tables].
+from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from zsim.specs.strategy.framework import MODEL_PARALLEL_KEYS, Framework
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 
 
@@ -37,3 +38,13 @@ class DdpConfig(StrategyConfig):
 
     def label(self, world_size: int, ranks: int) -> str:
         return "DDP"
+
+
+class Ddp(Framework[DdpTable, DdpConfig]):
+    table = DdpTable
+    title = "DDP"
+    order = 1
+    unread_keys = MODEL_PARALLEL_KEYS | {"training.autocast"}
+
+
+FRAMEWORK = Ddp()

@@ -1,1 +1,15 @@
 """DeepSpeed: engine, ZeRO stages, ZeRO++ and MiCS."""
+
+ROLES = {  # the module of each role: see zsim.specs.strategy.registry
+    "framework": "settings.config",
+    "resolver": "resolver",
+    "training": "training",
+    "hooks": "hooks",
+    "report": "resolver",
+    "config_file": "config_file",
+    "tune": "studies",
+    "bounds": "studies",
+    "checkpoint": "studies",
+    "fields": "faces",
+    "logs": "logs",
+}

@@ -1,8 +1,16 @@
-"""DeepSpeed, as a job is resolved with it."""
+"""DeepSpeed, as a job is resolved with it.
+
+# [Note: tiling]
+Memory-centric tiling makes linear layers `deepspeed.zero.TiledLinear`, fetched and freed tile by tile. It is
+part of the model's code, not of DeepSpeed's configuration. Only outputs are split (`out_splits`). The
+concatenation of the outputs is left out.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +24,15 @@ from zsim.frameworks.deepspeed.settings.degrees import (
     disable_overlap_in_pipeline,
     merge_degrees,
 )
+from zsim.frameworks.deepspeed.settings.effects import describe_settings
 from zsim.frameworks.deepspeed.settings.experts import check_experts, resolve_deepspeed_experts
 from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
 from zsim.frameworks.deepspeed.settings.resolve import add_leaf_modules, delay_update
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
 from zsim.frameworks.deepspeed.settings.zeropp import check_even_nodes
-from zsim.frameworks.deepspeed.tiles import tile_linears
+from zsim.frameworks.torch.names import UNSHARDED
+from zsim.report.framework import FrameworkReport
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.framework_resolver import (
     ExtendedModel,
@@ -31,10 +41,12 @@ from zsim.specs.experiment.framework_resolver import (
     Resolution,
     StrategyRequest,
 )
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.training.checkpointing import block_policies
 from zsim.specs.experiment.training.table import TrainingTable
-from zsim.specs.model.spec import ModelSpec
+from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Parameter
 from zsim.specs.strategy.expert_library import TRANSFORMERS
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -168,3 +180,80 @@ def _num_checkpoints(training: TrainingTable, model: ModelSpec) -> int:
 
 
 RESOLVER = DeepSpeedResolver()
+
+
+class DeepSpeedReport(FrameworkReport[DeepSpeedConfig]):
+    """ZeRO's stages and their additions."""
+
+    title_alone = UNSHARDED
+    strategy_names = (
+        "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3 + hpZ", "ZeRO-3 + qwZ", "ZeRO-3 + qgZ",
+        "ZeRO-3 + hpZ + qwZ + qgZ", "MiCS",
+    )  # fmt: skip
+    offloading_names = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
+    sharded_builder = "deepspeed.zero.Init"
+    sharded_builder_key = "zero_init"
+    allocator_warning = 'DeepSpeed warns of "allocator cache flushes"'
+
+    def strategy_name(self, job: Job, config: DeepSpeedConfig) -> str:
+        return "MiCS" if config.zero.is_mics else re.sub(r" \+ hpZ \d+", " + hpZ", strategy_label(job))
+
+    def resolved_strategy(self, job: Job, config: DeepSpeedConfig) -> dict[str, Any]:
+        """The settings of the JSON with their origins and effects."""
+        settings = {
+            row.key: f"{row.value} ({row.origin})" + (f": {row.effect}" if row.effect else "")
+            for row in describe_settings(config, job.num_nodes)
+        }
+        return {"stage": config.stage, "version": config.version, "file": config.name, "settings": settings}
+
+    def file_settings(self, job: Job, config: DeepSpeedConfig) -> dict[str, str] | None:
+        return {setting.key: setting.value for setting in describe_settings(config, job.num_nodes)}
+
+    def doubts_overlap(self, job: Job, config: DeepSpeedConfig) -> bool:
+        return job.num_nodes > 1
+
+
+REPORT = DeepSpeedReport()
+
+
+def tile_linears(model: ModelSpec, most_numel: int) -> ModelSpec:
+    """The model with every linear layer of a block with more than `most_numel` weights cut along its outputs
+    into equal tiles of at most `most_numel`."""
+    return model.map_blocks(lambda block: _tile_block(block, most_numel))
+
+
+def _tile_block(block: Block, most_numel: int) -> Block:
+    tiles = {module.name: _tiles(module, most_numel) for module in block.modules}
+    registration = block.registration
+    if registration is not None:
+        registration = tuple(tile.name for name in registration for tile in tiles[name])
+    return Block(
+        block.kind, tuple(tile for block_tiles in tiles.values() for tile in block_tiles), registration
+    )
+
+
+def _tiles(module: Module, most_numel: int) -> tuple[Module, ...]:
+    op_spec = module.op_spec
+    if not isinstance(op_spec, Linear) or module.numel <= most_numel:
+        return (module,)
+    splits = min(ceil(module.numel / most_numel), op_spec.out_features)
+    tiles = []
+    for number in range(splits):
+        rows = op_spec.out_features * (number + 1) // splits - op_spec.out_features * number // splits
+        parameters = tuple(
+            Parameter(parameter.name, _shape(parameter, op_spec, rows)) for parameter in module.parameters
+        )
+        name = f"{module.name}.linears.{number}"
+        is_reader = module.shares_input or number > 0
+        tiles.append(Module(name, Linear(op_spec.in_features, rows), parameters, is_reader))
+    return tuple(tiles)
+
+
+def _shape(parameter: Parameter, op_spec: Linear, rows: int) -> tuple[int, ...]:
+    """The tile's shape: outputs are the first dimension, in GPT-2's Conv1D the last."""
+    if (
+        parameter.shape == (op_spec.in_features, op_spec.out_features)
+        and op_spec.in_features != op_spec.out_features
+    ):
+        return op_spec.in_features, rows
+    return (rows, *parameter.shape[1:])

@@ -21,7 +21,8 @@ plain step of blocks that is four, so that in forward block i waits for block i 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
@@ -30,12 +31,17 @@ from zsim.frameworks.fsdp1.offload import Fsdp1OffloadedShards, check_accumulati
 from zsim.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient, GradientReducer
 from zsim.frameworks.fsdp1.settings import Fsdp1Config
 from zsim.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
+from zsim.frameworks.torch.fsdp_hooks import FsdpHooks
+from zsim.frameworks.torch.moments import sharded_moments
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks
+from zsim.plan.moments import BetweenSteps, JobMoment
 from zsim.plan.ops import Memory, Op
 from zsim.plan.shared.optimizer import clip_gradients, lazy_states, paged_states, update
+from zsim.plan.shared.originals import FrozenStorage
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.specs.strategy.training import TrainingConfig
 
 _MAX_INFLIGHT_ALL_GATHERS = 2  # torch/distributed/fsdp/_limiter_utils.py
 _STEPS_TO_STEADY = 8
@@ -426,3 +432,31 @@ class RateLimiter:
             if length == initial_length:
                 break
         return length
+
+
+def fsdp1_moments(state: BetweenSteps) -> Iterator[JobMoment]:
+    """A full state dict unshards one FSDP unit at a time, a block or everything outside of the blocks."""
+    model = state.job.model
+    largest = max([model.numel_outside_blocks, *(block.numel for block in model.unique_blocks)])
+    yield from sharded_moments(
+        state, largest, "a FULL_STATE_DICT", "torch 2.13 distributed/fsdp/_state_dict_utils.py"
+    )
+
+
+class Fsdp1Hooks(FsdpHooks[Fsdp1Config]):
+    """The schedule of FSDP1, which offloads where its shards are on the host."""
+
+    pages_optimizer_states = True
+
+    def make(self, stage: Stage, config: Fsdp1Config) -> Hooks:
+        return Fsdp1Schedule(stage, config)
+
+    def frozen_storage(self, config: Fsdp1Config, training: TrainingConfig, ranks: int) -> FrozenStorage:
+        storage = super().frozen_storage(config, training, ranks)
+        return replace(storage, shards=1) if config.sharding_strategy == "NO_SHARD" else storage
+
+    def moments(self, state: BetweenSteps) -> Iterable[JobMoment]:
+        return fsdp1_moments(state)
+
+
+HOOKS = Fsdp1Hooks()

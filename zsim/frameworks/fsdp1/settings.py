@@ -1,6 +1,6 @@
 """The settings of torch's FullyShardedDataParallel."""
 
-# See [Note: annotations of tables].
+from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from zsim.frameworks.torch.fsdp_table import FsdpTable
+from zsim.specs.strategy.framework import MODEL_PARALLEL_KEYS, PIPELINE_KEYS, Framework
 from zsim.specs.strategy.table import StrategyConfig
 
 
@@ -72,3 +73,13 @@ class Fsdp1Config(StrategyConfig):
 
     def label(self, world_size: int, ranks: int) -> str:
         return f"FSDP1 {self.sharding_strategy}"
+
+
+class Fsdp1(Framework[Fsdp1Table, Fsdp1Config]):
+    table = Fsdp1Table
+    title = "FSDP"
+    order = 2
+    unread_keys = MODEL_PARALLEL_KEYS | PIPELINE_KEYS | {"training.lora.preparation"}
+
+
+FRAMEWORK = Fsdp1()

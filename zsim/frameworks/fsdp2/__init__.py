@@ -1,1 +1,14 @@
 """FSDP2: torch's fully_shard."""
+
+ROLES = {  # the module of each role: see zsim.specs.strategy.registry
+    "framework": "settings",
+    "resolver": "resolver",
+    "training": "resolver",
+    "hooks": "schedule",
+    "report": "resolver",
+    "tune": "studies",
+    "bounds": "studies",
+    "checkpoint": "studies",
+    "fields": "faces",
+    "ranges": "ranges",
+}

@@ -7,6 +7,8 @@ gradients reduce-scattered, as a whole. Every parameter is sharded on dim 0 and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from zsim.cost.memory.parameters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.offload import Fsdp2OffloadedShards
@@ -15,13 +17,18 @@ from zsim.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.frameworks.fsdp2.states import ParamGroupGradient, ParamGroupState
 from zsim.frameworks.fsdp2.update import gathers_fp8, norm_sums, reduce_scales, update_param_groups
+from zsim.frameworks.torch.fsdp_hooks import FsdpHooks
+from zsim.frameworks.torch.moments import sharded_moments
+from zsim.frameworks.torch.pipeline import TorchRuntime
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE, move_kernels
 from zsim.plan.hooks import Hooks
+from zsim.plan.moments import BetweenSteps, JobMoment
 from zsim.plan.ops import Memory
 from zsim.plan.shared.optimizer import lazy_states, optimizer_tensors
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.specs.strategy.parallelism import ParallelismConfig
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"
@@ -408,3 +415,27 @@ class Fsdp2Schedule(Hooks):
             return
         updated = [tensor for chunk in self.stage_hooks for tensor in chunk.updated]
         update_param_groups(self.stage, self.strategy, (self.mesh, self.expert_mesh), groups, updated)
+
+
+def fsdp2_moments(state: BetweenSteps) -> Iterator[JobMoment]:
+    """A full state dict all-gathers one DTensor at a time."""
+    largest = max(parameter.numel for _, parameter in state.job.model.named_parameters())
+    yield from sharded_moments(
+        state, largest, "full_state_dict=True", "torch 2.13 distributed/checkpoint/state_dict.py"
+    )
+
+
+class Fsdp2Hooks(FsdpHooks[Fsdp2Config]):
+    """The schedule of FSDP2, which offloads where its shards are on the host."""
+
+    def make(self, stage: Stage, config: Fsdp2Config) -> Hooks:
+        return Fsdp2Schedule(stage, config)
+
+    def pipeline(self, config: Fsdp2Config, parallelism: ParallelismConfig) -> TorchRuntime:
+        return TorchRuntime(parallelism, is_fsdp=True)
+
+    def moments(self, state: BetweenSteps) -> Iterable[JobMoment]:
+        return fsdp2_moments(state)
+
+
+HOOKS = Fsdp2Hooks()

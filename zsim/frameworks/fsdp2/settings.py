@@ -1,6 +1,6 @@
 """The settings of torch's `fully_shard`."""
 
-# See [Note: annotations of tables].
+from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, StrictBool, field_validator
 
 from zsim.frameworks.torch.fsdp_table import FsdpTable
+from zsim.specs.strategy.framework import Framework
 from zsim.specs.strategy.table import Count, StrategyConfig
 
 
@@ -65,3 +66,13 @@ class Fsdp2Config(StrategyConfig):
         if self.replicate > 1:
             return f"HSDP {self.replicate} x {ranks // self.replicate}"
         return "FSDP2"
+
+
+class Fsdp2(Framework[Fsdp2Table, Fsdp2Config]):
+    table = Fsdp2Table
+    title = "FSDP"
+    order = 3
+    unread_keys = frozenset({"training.lora.preparation", "training.autocast", "parallelism.capacity_factor"})
+
+
+FRAMEWORK = Fsdp2()

@@ -17,14 +17,14 @@ from zsim.errors import InputError
 from zsim.frameworks.megatron.pipeline import MegatronPipeline, one_forward_one_backward_steps
 from zsim.frameworks.megatron.pipeline_combined import paired_without_pipeline, run_pair
 from zsim.frameworks.megatron.pipeline_interleaved import interleaved_steps
-from zsim.frameworks.megatron.pipeline_messages import PartitioningMessenger
-from zsim.plan.actions import Overlap, Step
-from zsim.plan.builder import PlanBuilder
+from zsim.plan.actions import Action, Overlap, Step
+from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.pipeline.messages import Messenger
 from zsim.plan.pipeline.pipeline_checks import check_micro_batches
 from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.stage import Stage
 from zsim.plan.walk import Walk
+from zsim.specs.strategy.mesh import TENSOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +113,31 @@ class MegatronRuntime(PipelineRuntime):
             schedule_manages_sharding=schedule_manages_sharding,
             is_delayed=self.settings.delays_weights,
         )
+
+
+class PartitioningMessenger(Messenger):
+    """Messages of Megatron-LM 2.1 to 3.0 without sequence parallelism. Each tensor-parallel rank sends its
+    part of an activation or gradient, and the receivers gather all of it
+    (`scatter_gather_tensors_in_pipeline`, Narayanan et al. 2021, arXiv 2104.04473, section 4.1;
+    megatron/p2p_communication.py).
+    """
+
+    def pre_forward(self, stage: int, micro_batch: int) -> None:
+        super().pre_forward(stage, micro_batch)
+        if not self.stages[stage].is_first:
+            self._gather("input", stage)
+
+    def pre_backward(self, stage: int, micro_batch: int) -> None:
+        super().pre_backward(stage, micro_batch)
+        if not self.stages[stage].is_last:
+            self._gather("gradient", stage)
+
+    def _gather(self, label: str, stage: int) -> None:
+        receiver = self.stages[stage]
+        self.builder.collective(
+            "all_gather", receiver.message_bytes, receiver.message_dtype, TENSOR, stream=COMPUTE,
+            name=f"all_gather {label} of stage {stage}",
+        )  # fmt: skip
+
+    def _bytes(self, message: Action) -> int:
+        return super()._bytes(message) // self.stages[message.stage].parallelism.tensor

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from zsim.errors import InputError
+from dataclasses import replace
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron import parallelism as styles
-from zsim.frameworks.megatron.expert_libraries import MEGATRON, MEGATRON_FUSED
-from zsim.frameworks.megatron.model_changes import apply_multi_token_prediction, pad_vocabulary
+from zsim.frameworks.megatron.kernels import MEGATRON, MEGATRON_FUSED
 from zsim.frameworks.megatron.settings.config import (
     MegatronConfig,
     check_distributed_checkpoints,
     check_megatron_layout,
+    is_core,
+    is_core_since,
     resolve_megatron,
 )
 from zsim.frameworks.megatron.settings.experts import (
@@ -20,14 +24,17 @@ from zsim.frameworks.megatron.settings.experts import (
 )
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.frameworks.torch.fsdp_resolver import launch_ranks
+from zsim.frameworks.torch.names import UNSHARDED
+from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import (
     ExtendedModel,
     FrameworkResolver,
     Resolution,
     StrategyRequest,
 )
-from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.model.prediction import add_prediction_layers
+from zsim.specs.model.spec import Embedding, Linear, Loss, ModelSpec, Module, Parameter
+from zsim.specs.strategy.experts import Dispatcher, ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.style import ModelParallelStyle
@@ -74,6 +81,23 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
             builds_map_with_masks=not (table.enable_experimental and table.moe_permute_fusion),
         )
 
+    def default_dispatcher(
+        self, table: MegatronTable, requested: ParallelismTable, nodes_per_domain: int
+    ) -> Dispatcher | None:
+        """All-to-alls, and in an NVLink domain of several nodes HybridEP from Megatron-Core 0.15 on.
+
+        Megatron's command line alone has all-gathers, which the reader of command lines fills in. What people
+        run has another: the recipes of Megatron-Bridge and NeMo state `alltoall` for every mixture, and their
+        `flex` dispatcher takes HybridEP for GB200 and GB300 (Megatron-Bridge training/
+        flex_dispatcher_backend.py, DeepSeek-V3's and Qwen3's recipes for NVL72). Tokens that are dropped and
+        shared experts that overlap are all-to-alls' alone there (scripts/performance/utils, `run_script.py`;
+        core/transformer/transformer_config.py).
+        """
+        needs_all_to_all = requested.capacity_factor is not None or table.overlap_shared_experts
+        if requested.expert == 1 or nodes_per_domain == 1 or needs_all_to_all:
+            return "all-to-all"
+        return "hybridep" if is_core_since(table.version, (0, 15)) else "all-to-all"
+
     def expert_replicas(self, table: MegatronTable) -> int:
         """Replicas are instances of the distributed optimizer (Megatron-Core 0.16.1 core/parallel_state.py:
         "Expert data parallel size should be divisible by partial DistOpt shard factor").
@@ -117,3 +141,80 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
 
 
 RESOLVER = MegatronResolver()
+
+
+class MegatronReport(FrameworkReport[MegatronConfig]):
+    """The forms of its optimizer."""
+
+    title_alone = UNSHARDED
+    strategy_names = ("Megatron DDP", "Megatron, distributed optimizer")
+
+
+REPORT = MegatronReport()
+
+
+_PREDICTIONS = "strategy.mtp_layers"
+
+
+def apply_multi_token_prediction(
+    model: ModelSpec, table: MegatronTable, parallelism: ParallelismConfig
+) -> tuple[ModelSpec, ParallelismConfig]:
+    """The model with its layers of multi-token prediction, and the stages with those layers on the last.
+
+    Raises InputError where Megatron has none, NotSimulatedError for what zsim lacks.
+    """
+    count = table.mtp_layers
+    if table.engine != "megatron" or not is_core(table.version):
+        raise InputError(
+            f"{_PREDICTIONS}: found {count}; only Megatron-Core has multi-token prediction, expected 0"
+        )
+    if model.learned_positions:  # core 0.16.1 training/arguments.py, `position_embedding_type`
+        raise InputError(
+            f"{_PREDICTIONS}: found {count} with '{model.name}', whose positions are learned; Megatron has "
+            "multi-token prediction with rotary positions or none, expected 0"
+        )
+    unsupported = {
+        "Megatron-FSDP": table.fsdp_sharding is not None,
+        "overlap_expert_parallel": table.overlap_expert_parallel,
+        f"schedule '{parallelism.schedule}'": parallelism.pipeline > 1 and parallelism.is_v_schedule,
+        "a captured module": model.captured is not None,
+        "an encoder": model.has_encoder,
+    }
+    for name, is_given in unsupported.items():
+        if is_given:
+            raise NotSimulatedError(
+                f"{_PREDICTIONS}: found {count} with {name}, beside which zsim does not simulate it yet"
+            )
+    stages = parallelism.layers_per_stage
+    if stages:
+        parallelism = replace(parallelism, layers_per_stage=(*stages[:-1], stages[-1] + count))
+    return add_prediction_layers(model, count), parallelism
+
+
+def pad_vocabulary(model: ModelSpec, multiple: int) -> ModelSpec:
+    """The model with the rows of its embedding and LM head padded to a multiple of `multiple`."""
+    old, new = model.vocab_size, -(-model.vocab_size // multiple) * multiple
+    if new == old:
+        return model
+
+    def pad_modules(modules: tuple[Module, ...]) -> tuple[Module, ...]:
+        return tuple(_pad_module(module, old, new) for module in modules)
+
+    return replace(model, vocab_size=new, before=pad_modules(model.before), after=pad_modules(model.after))
+
+
+def _pad_module(module: Module, old: int, new: int) -> Module:
+    op_spec: Any = module.op_spec
+    if isinstance(op_spec, Embedding) and op_spec.rows == old:
+        op_spec = replace(op_spec, rows=new)
+    elif isinstance(op_spec, Linear) and op_spec.out_features == old:
+        op_spec = replace(op_spec, out_features=new)
+    elif isinstance(op_spec, Loss):
+        return replace(module, op_spec=replace(op_spec, vocab_size=new))
+    else:
+        return module
+    parameters = tuple(
+        Parameter(parameter.name, tuple(new if size == old else size for size in parameter.shape))
+        for parameter in module.parameters
+    )
+    return replace(module, op_spec=op_spec, parameters=parameters)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.reference.settings import ReferenceConfig, ReferenceTable
 from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
+from zsim.frameworks.torch.names import UNSHARDED
 from zsim.frameworks.torch.parallelism import DATA_PARALLEL
+from zsim.report.framework import FrameworkReport
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.framework_resolver import FrameworkResolver, Resolution, StrategyRequest
+from zsim.specs.experiment.training.framework_training import FrameworkTraining
+from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.style import ModelParallelStyle
 from zsim.specs.strategy.training import TrainingConfig
@@ -68,3 +72,42 @@ def _resolve_reference(
 
 
 RESOLVER = ReferenceResolver()
+
+
+_GRADIENT_SHARDING_STAGE = 2  # from which on gradients are reduced in every micro-batch
+
+
+class ReferenceTraining(FrameworkTraining[ReferenceTable, ReferenceConfig]):
+    """It trains every parameter, with the same step on every rank."""
+
+    title = "the reference engine"
+    even_batch_reason = "the reference engine runs the same step on every rank"
+
+    def synchronized_replicas(
+        self, table: ReferenceTable, config: ReferenceConfig | None, replicas: int, nodes: int
+    ) -> int:
+        return replicas if table.stage >= _GRADIENT_SHARDING_STAGE else 1
+
+    def check_partial_training(
+        self,
+        key: str,
+        table: ReferenceTable,
+        config: ReferenceConfig | None,
+        parallelism: ParallelismConfig,
+    ) -> None:
+        raise NotSimulatedError(
+            f"{key}: the reference engine trains every parameter; expected another strategy"
+        )
+
+
+TRAINING = ReferenceTraining()
+
+
+class ReferenceReport(FrameworkReport[ReferenceConfig]):
+    """The paper's stages."""
+
+    title_alone = UNSHARDED
+    strategy_names = tuple(f"ZeRO stage {stage}, the reference engine" for stage in range(4))
+
+
+REPORT = ReferenceReport()

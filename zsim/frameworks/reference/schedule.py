@@ -25,6 +25,7 @@ from zsim.frameworks.reference.offload import ReferenceOffloadedShards
 from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.frameworks.reference.units import EngineUnit, make_engine_units
 from zsim.plan.builder import COMPUTE, move_kernels
+from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Category, Collective, CollectiveKind, Memory
 from zsim.plan.shared.optimizer import clip_gradients
@@ -366,3 +367,16 @@ class ReferenceSchedule(Hooks):
                 self.builder.free("gradients", gradient_numel * self.reduce_bytes, owner=unit.name)
         if self.offload is not None and self._has_offloaded_states:
             self.offload.drop_gradients(owned_numels)
+
+
+class ReferenceHooks(FrameworkHooks[ReferenceConfig]):
+    """The schedule of the reference engine, which offloads what is not on the device."""
+
+    def make(self, stage: Stage, config: ReferenceConfig) -> Hooks:
+        return ReferenceSchedule(stage, config)
+
+    def is_offloaded(self, config: ReferenceConfig) -> bool:
+        return config.optimizer_place != "device" or config.parameter_place != "device"
+
+
+HOOKS = ReferenceHooks()

@@ -1,12 +1,13 @@
 """The settings of ZeRO's reference engine."""
 
-# See [Note: annotations of tables].
+from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from zsim.specs.strategy.framework import MODEL_PARALLEL_KEYS, PIPELINE_KEYS, Framework
 from zsim.specs.strategy.table import Count, StrategyConfig, StrategyTable
 
 # Where the engine keeps optimizer states (with reduced gradients) and stage 3's parameter shards.
@@ -73,3 +74,18 @@ class ReferenceConfig(StrategyConfig):
 
     def label(self, world_size: int, ranks: int) -> str:
         return f"ZeRO stage {self.stage}, the reference engine"
+
+
+class Reference(Framework[ReferenceTable, ReferenceConfig]):
+    table = ReferenceTable
+    title = "the reference engine"
+    order = 6
+    unread_keys = (
+        MODEL_PARALLEL_KEYS
+        | PIPELINE_KEYS
+        | {"training.lora", "training.frozen", "training.frozen_dtype", "training.autocast"}
+        | {"training.stored_dtype"}
+    )
+
+
+FRAMEWORK = Reference()

@@ -1,17 +1,58 @@
 """Layers of routed experts that are sharded by torch: torchtitan's, and KempnerForge's.
 
 Sources: torchtitan 0.2.2 `models/moe/moe.py` and `distributed/expert_parallel.py`, and
-`kempnerforge/model/moe.py` at 5666d0d1.
+`kempnerforge/model/moe.py` at 5666d0d1. Passes are counted as [Note: rows that move] of
+`zsim.cost.kernels.moved_rows` says.
 """
 
 from __future__ import annotations
 
+from zsim.cost.kernels.moved_rows import (
+    SCATTER_ADD,
+    SORTED_INDEX_PUT,
+    ExpertKernelSet,
+    MoveCost,
+    RowPasses,
+)
 from zsim.specs.strategy.expert_library import ExpertLibrary
+
+# models/moe/moe.py, utils.py: a gather, the scores' product through fp32 and back, a copy with a row of zeros
+# at its end, and a gather that pads every expert's rows to a multiple of 8. Afterwards the same two the other
+# way round, and a sum. torch.compile leaves them: `apply_compile` (models/llama4/infra/parallelize.py) wraps
+# the children of a block with experts one by one, of its MoE module the router, the shared experts and the
+# products of the routed ones, but neither `MoE.forward`, which moves the rows, nor the dispatch (issue 1940).
+_TORCHTITAN_KERNELS = ExpertKernelSet(
+    "torchtitan",
+    permute=MoveCost(RowPasses(0, 16, 24), RowPasses(1, 19, 20, SCATTER_ADD + SORTED_INDEX_PUT), kept_rows=2),
+    unpermute=MoveCost(RowPasses(1, 6, 6), RowPasses(0, 4, 4)),
+    unordered_rows="activations",
+)
+# `grouped_expert_forward_packed`, R rows of E experts, padded to p R: a gather, zeros of p R, every expert's
+# rows copied into them. Back: every expert's copied into zeros of R, a product with the scores, zeros and a
+# sum by indices. Backward of a copy into a slice clones the gradient of the full tensor, once per expert,
+# takes the slice of it and leaves zeros there. Backward of reading a slice writes zeros of the full tensor,
+# which are added up: per expert 2 R and 4 p R on the way back, 2 p R and 4 R before.
+_KEMPNERFORGE_KERNELS = ExpertKernelSet(
+    "kempnerforge",
+    permute=MoveCost(
+        RowPasses(0, 4, 20, padded_rows=1, launches_per_expert=1),
+        RowPasses(
+            1, 6, 8, SORTED_INDEX_PUT, rows_per_expert=4, padded_rows_per_expert=2, launches_per_expert=8
+        ),
+    ),
+    unpermute=MoveCost(
+        RowPasses(1, 5, 5, SCATTER_ADD, launches_per_expert=1),
+        RowPasses(0, 15, 6, rows_per_expert=2, padded_rows_per_expert=4, launches_per_expert=9),
+        kept_rows=1,
+    ),
+    unordered_rows="activations",
+)
 
 TORCHTITAN = ExpertLibrary(
     name="torchtitan",
     title="torchtitan",
     owner="torchtitan",
+    kernels=_TORCHTITAN_KERNELS,
     dispatch="rows",
     splits_with_products=True,
     separates_gate=True,
@@ -20,6 +61,7 @@ KEMPNERFORGE = ExpertLibrary(
     name="kempnerforge",
     title="KempnerForge",
     owner="KempnerForge",
+    kernels=_KEMPNERFORGE_KERNELS,
     pads_to_fullest=True,
     waits_for_counts=True,
 )

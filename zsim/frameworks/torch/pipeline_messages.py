@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zsim.cost.kernels.shapes import WorkOptions
 from zsim.cost.memory.activations import saves_only_block_input
 from zsim.plan.actions import Action, MessageCall
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.pipeline.messages import Messenger, output_of
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
-from zsim.specs.strategy.work_options import work_options
 
 INPUT_BUFFERS, GRADIENT_BUFFERS = "buffers for inputs of stage", "buffers for gradients of stage"
 
@@ -109,4 +109,4 @@ def _keeps_input(stage: Stage) -> bool:
     if stage.is_first or segment is None:
         return False
     first = segment.calls[0].module
-    return segment.is_checkpointed or saves_only_block_input(first, work_options(stage.training))
+    return segment.is_checkpointed or saves_only_block_input(first, WorkOptions.of(stage.training))

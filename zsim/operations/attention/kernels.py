@@ -291,7 +291,7 @@ def _softmax_forward(spec: AttentionCore, shape: BatchShape, options: WorkOption
     softmax. Megatron's kernel: see [Note: softmax of four heads]."""
     e = options.activation_bytes
     if options.compile and not options.joins_norms:
-        if _fits_megatron(spec, shape, options):
+        if _has_fused_softmax(spec, shape, options):
             return e + _masked_bytes(spec, e), 1
         return (e + 4) + 8 + 9 + 8 + (4 + e), 5
     if options.compile:
@@ -306,7 +306,7 @@ def _softmax_forward(spec: AttentionCore, shape: BatchShape, options: WorkOption
     return 2 * e + 2 * e + softmax, 2 + launches
 
 
-def _fits_megatron(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> bool:
+def _has_fused_softmax(spec: AttentionCore, shape: BatchShape, options: WorkOptions) -> bool:
     """# [Note: softmax of four heads]
     Megatron's fused softmax of scale, mask and softmax takes only sequences times local heads that are a
     multiple of four since August 2021 (40becfc9, megatron/model/fused_softmax.py `is_kernel_available`).
@@ -329,7 +329,7 @@ def _softmax_backward(spec: AttentionCore, shape: BatchShape, options: WorkOptio
     dropout_mask = 1 if spec.dropout else 0
     if options.compile and not options.joins_norms:
         softmax, launches = (e + _masked_bytes(spec, 2 * e), 1)
-        if not _fits_megatron(spec, shape, options):
+        if not _has_fused_softmax(spec, shape, options):
             softmax, launches = (4 + e) + 12 + 9 + 8 + (4 + e), 5
         return softmax + (2 * e + 1) * dropout_mask, launches + dropout_mask
     if options.compile:

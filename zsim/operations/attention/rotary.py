@@ -7,7 +7,6 @@ from zsim.cost.kernels.elementwise import (
     PARTLY_ROTATED,
     ROTARY_EAGER,
     ROTARY_FUSED,
-    ROTARY_MEGATRON,
 )
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
@@ -29,10 +28,12 @@ def _rotary(
 ) -> tuple[Kernel, ...]:
     if not spec.rotary:
         return ()
-    if spec.scales_rotary and options.layers.scales_rotary_eagerly:
-        rotated = (spec.num_heads, spec.num_kv_heads)
+    scaled_rotary = options.layers.scaled_rotary
+    if spec.scales_rotary and scaled_rotary is not None:
+        e, dtype = options.activation_bytes, options.kernel_dtype
         kernels_per_tensor = [
-            ROTARY_MEGATRON[direction].kernels(shape.tokens * n * spec.qk_head_dim, options) for n in rotated
+            scaled_rotary[direction].kernels(shape.tokens * heads * spec.qk_head_dim, e, dtype)
+            for heads in (spec.num_heads, spec.num_kv_heads)
         ]
         return tuple(kernel for kernels in kernels_per_tensor for kernel in kernels)
     passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from zsim.cost.kernels.moved_rows import FUSED_MAP, MASKED_MAP
 from zsim.operations.experts import Experts
 from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
-from zsim.operations.rearrange import ExpertsLibrary, Rearrange
+from zsim.operations.rearrange import Rearrange
 from zsim.operations.router import Router
 from zsim.specs.model.spec import Activation, Linear, Module, Parameter
 from zsim.specs.strategy.expert_library import ExpertLibrary
@@ -27,7 +28,7 @@ def router_of(module: Module, split: ExpertSplit) -> Module:
     in_fp32 = work.in_fp32 if split.gate_in_fp32 is None else split.gate_in_fp32
     router = replace(
         work,
-        library=split.library.name,
+        library=split.library.kernels,
         in_fp32=in_fp32 and not split.library.casts_gate_output,
         has_fp32_output=in_fp32,
         has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
@@ -42,7 +43,7 @@ def row_map_modules(experts: Module, split: ExpertSplit, rows: float) -> list[Mo
     if split.dispatcher != "deepep":
         return []
     assert isinstance(experts.op_spec, Experts)
-    library: ExpertsLibrary = "megatron" if split.builds_map_with_masks else "megatron-fused"
+    library = MASKED_MAP if split.builds_map_with_masks else FUSED_MAP
     work = Rearrange("map", experts.op_spec.in_features, 0.0, library)
     return [
         Module(

@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.cost.kernels.moved_rows import MoveKind
 from zsim.operations.experts import Experts
 from zsim.operations.grouped_linear import GroupedLinear
 from zsim.operations.operation import Role
-from zsim.operations.rearrange import MoveKind, Rearrange, SharedOutput
+from zsim.operations.rearrange import Rearrange, SharedOutput
 from zsim.operations.router import Router
 from zsim.plan.parallel.adapters import add_adapters
 from zsim.plan.parallel.expert_modules import (
@@ -379,7 +380,7 @@ class _Layer:
             kind,
             self.work.in_features,
             rows,
-            split.library.name,
+            split.library.kernels,
             shared,
             self.work.num_experts,
             split.padding,

@@ -14,6 +14,7 @@ checkpoint stays on the GPU.
 
 from __future__ import annotations
 
+from zsim.cost.kernels.shapes import WorkOptions
 from zsim.cost.kernels.update import fill_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, move_kernels
@@ -21,7 +22,6 @@ from zsim.plan.hooks import CheckpointStore
 from zsim.plan.shared.host_side import HostSide
 from zsim.plan.workload.workload import Segment, Workload
 from zsim.specs.strategy.training import CheckpointOffload
-from zsim.specs.strategy.work_options import work_options
 
 CHECKPOINT = " checkpoint"  # suffix of the block's name
 _STREAM = "checkpoints"
@@ -117,7 +117,7 @@ class PartitionedCheckpoints(CheckpointStore):
         clears: bool = False,
     ) -> None:
         self.builder, self.group, self.ranks = builder, group, ranks
-        options = work_options(workload.training)
+        options = WorkOptions.of(workload.training)
         self.dtype = "fp32" if options.stream_bytes == DTYPE_BYTES["fp32"] else options.kernel_dtype
         self.copies_first, self.clears = copies_first, clears
         self._sizes = {segment.name: segment.input_bytes for segment in workload.segments}

@@ -71,7 +71,7 @@ def tile_mlp(
     changed, e = list(module_works), options.activation_bytes
     tokens, width = shape.seen_by(members[0]).tokens, members[0].op_spec.product_features[0]
     sizes = tile_sizes(tokens, tiles)
-    work_of_tile = {size: [_on_tokens(member, size, options) for member in members] for size in set(sizes)}
+    work_of_tile = {size: [_tile_work(member, size, options) for member in members] for size in set(sizes)}
     largest, stream_bytes = work_of_tile[sizes[0]], tokens * width * e
     tile_bytes = sum(work.forward_extra_bytes for work in largest)
     for number, index in enumerate(run):
@@ -111,7 +111,7 @@ def tile_mlp(
     return tuple(changed)
 
 
-def _on_tokens(module: Module, tokens: int, options: WorkOptions) -> ModuleWork:
+def _tile_work(module: Module, tokens: int, options: WorkOptions) -> ModuleWork:
     """A module's work on so many tokens of a rank."""
     return module_work(module, BatchShape(1, tokens * module.token_shards), options)
 

@@ -27,7 +27,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from zsim.cost.kernels.losses import log_probabilities, metric_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations import Loss
 from zsim.operations.operation import operations_of
@@ -105,8 +104,8 @@ def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> Met
     loss = next(iter(operations_of(model.after, Loss)), None)
     if loss is None or loss.holds_logits == "no":
         return None
-    kernels = Kernels(metric_kernels(shape.tokens, loss.vocab_size, options))
+    kernels = Kernels(loss.metric_kernels(shape, options))
     logits = shape.tokens * loss.vocab_size
-    tensors = log_probabilities(logits, options)
+    tensors = loss.metric_sizes(shape, options)
     element_bytes = 4 if loss.holds_logits == "in fp32" else options.activation_bytes
     return MetricLog(logits * element_bytes, loss.num_metrics, kernels, tensors)

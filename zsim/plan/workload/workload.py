@@ -14,7 +14,7 @@ from typing import Any
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
 from zsim.memo import Memo
-from zsim.operations.fused_head import FUSED_WITH_HEAD, fused_head, head_index
+from zsim.operations.fused_head import fused_head, head_index
 from zsim.operations.operation import Role
 from zsim.operations.traced import Extent
 from zsim.plan.ops import Kernels
@@ -33,7 +33,6 @@ from zsim.plan.workload.tiles import tile_mlp
 from zsim.plan.workload.trainer_logs import MetricLog, metric_log
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
-from zsim.specs.strategy.work_options import work_options
 
 _MOST_CACHED = 8  # models under a training
 
@@ -176,14 +175,14 @@ def make_workload(model: ModelSpec, training: TrainingConfig) -> Workload:
 
 def make_workloads(stages: Sequence[ModelSpec], training: TrainingConfig) -> list[Workload]:
     """The workloads of the stages of a model, which share the work of the modules that they share."""
-    deriver = _Deriver(BatchShape.of(training), work_options(training), training)
+    deriver = _Deriver(BatchShape.of(training), WorkOptions.of(training), training)
     return [_workload(stage, deriver, training) for stage in stages]
 
 
 def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> Workload:
-    shape, options = BatchShape.of(training), work_options(training)
+    shape, options = BatchShape.of(training), WorkOptions.of(training)
     stream = shape.split(model.token_shards)
-    head = deriver.fuse_head(model.after) if training.cross_entropy in FUSED_WITH_HEAD else ""
+    head = deriver.fuse_head(model.after) if options.loss.includes_head else ""
     segments = [deriver.segment("before", "before", "", model.before)]
     checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
     for number, block in enumerate(model.blocks, model.first_block):

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from zsim.resources import preset_table
 from zsim.specs.cluster.table import Fraction, Table
+from zsim.specs.strategy.sentences import left_out
 from zsim.units import BytesPerSecond
 
 
@@ -34,8 +36,8 @@ class OffloadRates(Table):
     threads_per_rank: int | None = Field(
         default=None,
         gt=0,
-        description="threads of a rank (OMP_NUM_THREADS, torch.set_num_threads); left out: one under FSDP, "
-        "which torchrun gives every rank where several run on a node, else the cores, shared evenly",
+        description="threads of a rank (OMP_NUM_THREADS, torch.set_num_threads); left out: "
+        f"{left_out('offload.threads_per_rank')}",
     )
     thread_bandwidth: BytesPerSecond | None = Field(
         default=None,
@@ -50,25 +52,8 @@ class OffloadRates(Table):
 
 
 def default_offload_table() -> dict[str, Any]:
-    """`[offload]` of clusters whose file has none, in the file's shape."""
-    return {
-        "source": (
-            "optimizer_fraction: a DGX-2's CPU-Adam of 2020 and 2021 reaches 0.177 (DeepSpeed's log of 10B "
-            "parameters, microbenchmarks mb-00622) and 0.426 (ZeRO-Offload, arXiv 2101.06840, table 4: "
-            "2.57 s for 10B), an H200's and a B200's host of 2025 0.359 and 0.372 "
-            "(stas00/ml-engineering@744d01e1 insights/when-to-upgrade-gpus): between them by their "
-            "logarithms, the DGX-2's 0.275 and the later 0.365, and the outermost as spread; copy_fraction: "
-            "likewise 0.284 and 0.365; thread_bandwidth: fused AdamW of torch 2.11 over 10 million elements "
-            "with one thread, 13.3 ms, on the host of one H100 (traces/h100-80gb-hbm3/microbench.json, "
-            "family adamw); dma_fraction and pageable_bandwidth assumed"
-        ),
-        "evidence": "assumed",
-        "optimizer_fraction": 0.316,
-        "copy_fraction": 0.322,
-        "pageable_bandwidth": "6 GB/s",
-        "thread_bandwidth": "21 GB/s",
-        "spread": {"optimizer_fraction": [0.177, 0.426], "copy_fraction": [0.284, 0.365]},
-    }
+    """`[offload]` of clusters whose file has none, in the file's shape (`presets/offload.toml`)."""
+    return dict(preset_table("offload"))
 
 
 def default_offload_rates() -> OffloadRates:

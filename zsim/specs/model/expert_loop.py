@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.cost.kernels.moved_rows import TRANSFORMERS_4_KERNELS, MoveKind
 from zsim.operations.experts import Experts
 from zsim.operations.operation import Role
-from zsim.operations.rearrange import ExpertsLibrary, MoveKind, Rearrange, SharedOutput
+from zsim.operations.rearrange import Rearrange, SharedOutput
 from zsim.specs.model.expert_layer import (
     expert_module_range,
     has_experts,
@@ -28,7 +29,6 @@ from zsim.specs.model.expert_layer import (
 )
 from zsim.specs.model.spec import Activation, Block, Linear, ModelSpec, Module, Parameter
 
-LOOPED_LIBRARY: ExpertsLibrary = "transformers-4"
 # Families whose experts were modules, with the names of gate, up and down.
 _LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
 _NAMES = {
@@ -171,7 +171,9 @@ def _rearrange(
     op_spec = stacked.op_spec
     assert isinstance(op_spec, Experts)
     name = stacked.name if number is None else f"{stacked.name}.{number}"
-    rearrangement = Rearrange(kind, op_spec.in_features, rows, LOOPED_LIBRARY, shared, op_spec.num_experts)
+    rearrangement = Rearrange(
+        kind, op_spec.in_features, rows, TRANSFORMERS_4_KERNELS, shared, op_spec.num_experts
+    )
     return Module(
         f"{name}.{kind}", rearrangement, token_shards=stacked.token_shards, host_waits=kind == "select"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.operations.rearrange import ExpertsLibrary
+from zsim.cost.kernels.moved_rows import TRANSFORMERS_KERNELS, ExpertKernelSet
 
 Dispatch = Literal["none", "rows", "rows and scores", "slots"]
 
@@ -16,12 +16,14 @@ class ExpertLibrary:
     rank.
     """
 
-    name: ExpertsLibrary = "transformers"
-    """Its name in error messages, and for the operations that rearrange rows."""
+    name: str = "transformers"
+    """Its name in error messages."""
     title: str = "transformers"
     """Its name in sentences."""
     owner: str = "transformers"
     """The name in sentences of the program that it is a part of."""
+    kernels: ExpertKernelSet = TRANSFORMERS_KERNELS
+    """The kernels that score experts and rearrange rows."""
 
     # -- parallelism ------------------------------------------------------------------------------------
 

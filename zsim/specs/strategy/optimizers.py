@@ -5,13 +5,12 @@ The states that they keep and move are in `zsim.cost.optimizers`.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
-from zsim.resources import PRESETS
+from zsim.resources import preset_table
 
 Launches = Literal["per list", "per tensor"]
 
@@ -47,8 +46,7 @@ class Optimizer:
 
 
 def _read_optimizers() -> Mapping[str, Optimizer]:
-    rows = tomllib.loads((PRESETS / "optimizers.toml").read_text())["optimizer"]
-    return {row["name"]: Optimizer(**row) for row in rows}
+    return {row["name"]: Optimizer(**row) for row in preset_table("optimizers")["optimizer"]}
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = _read_optimizers()

@@ -1,13 +1,13 @@
 """The frameworks that zsim simulates, by the name that `strategy.kind` gives them.
 
-A framework is a folder of `zsim.frameworks` with a module `framework`. Its other modules have the names of
-the rooms that ask for them. Core looks a framework up by its kind and names none.
+A framework is a folder of `zsim.frameworks` whose `__init__.py` has a table of its `ROLES`: the parts of zsim
+that ask frameworks for something, with the module of the folder that answers each. Core looks a framework up
+by its kind and names none.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,11 +26,23 @@ def kinds() -> tuple[str, ...]:
 
 
 @cache
-def kinds_with(module: str) -> tuple[str, ...]:
-    """The kinds whose folder has a module of this name, in the order of the alphabet."""
+def kinds_with(role: str) -> tuple[str, ...]:
+    """The kinds that have a role, in the order of the alphabet."""
+    return tuple(kind for kind, roles in _roles_by_kind().items() if role in roles)
+
+
+@cache
+def _roles_by_kind() -> Mapping[str, Mapping[str, str]]:
+    """The module of each role by kind, in the order of the alphabet. Folders without roles are shared."""
     (path,) = importlib.import_module(_PACKAGE).__path__
-    folders = sorted(path.parent for path in Path(path).glob("*/framework.py"))
-    return tuple(folder.name for folder in folders if (folder / f"{module}.py").exists())
+    folders = sorted(file.parent.name for file in Path(path).glob("*/__init__.py"))
+    packages = {folder: importlib.import_module(f"{_PACKAGE}.{folder}") for folder in folders}
+    return {folder: package.ROLES for folder, package in packages.items() if hasattr(package, "ROLES")}
+
+
+def workflow_names() -> tuple[str, ...]:
+    """The values of `rl.framework`: folders with the role `workflow`, with hyphens for underscores."""
+    return tuple(folder.replace("_", "-") for folder in kinds_with("workflow"))
 
 
 @cache
@@ -44,15 +56,16 @@ def is_strategy(kind: object) -> bool:
     return isinstance(kind, str) and kind in kinds()
 
 
-def role_of(kind: str, module: str, name: str, default: Any = None) -> Any:
-    """`name` in `module` of a framework's folder, for the base class of that role to type.
+def role_of(kind: str, role: str, name: str, default: Any = None) -> Any:
+    """`name` in the module that has a role of a framework, for the base class of that role to type.
 
-    `default` is the answer for a framework that lacks the module.
+    `default` is the answer for a framework that lacks the role, or this name in its module.
     """
-    path = f"{_PACKAGE}.{kind}.{module}"
-    if default is not None and importlib.util.find_spec(path) is None:
+    roles = _roles_by_kind()[kind]
+    if default is not None and role not in roles:
         return default
-    return getattr(importlib.import_module(path), name)
+    module = importlib.import_module(f"{_PACKAGE}.{kind}.{roles[role]}")
+    return getattr(module, name) if default is None else getattr(module, name, default)
 
 
 def framework_of(kind: str) -> Framework[Any, Any]:

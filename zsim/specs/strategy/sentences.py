@@ -1,29 +1,27 @@
-"""Phrases of error messages and of the pages of settings that name frameworks."""
+"""Phrases of error messages and of the pages of settings that name frameworks (`presets/sentences.toml`)."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from functools import cache
 
-from zsim.resources import PRESETS
-
-
-@cache
-def _sentences() -> Mapping[str, Mapping[str, str]]:
-    return tomllib.loads((PRESETS / "sentences.toml").read_text())
+from zsim.resources import preset_table
 
 
 def alternatives(setting: str) -> str:
     """The strategies to choose for a setting that a framework lacks, as error messages expect them."""
-    return _sentences()["alternatives"][setting]
+    return _phrases("alternatives")[setting]
 
 
 def left_out(key: str) -> str:
     """The values that frameworks take where `key` is left out, as its description has them."""
-    return _sentences()["left out"][key]
+    return _phrases("left out")[key]
 
 
 def phrase(subject: str) -> str:
     """The part of a sentence about `subject` that names frameworks."""
-    return _sentences()["phrases"][subject]
+    return _phrases("phrases")[subject]
+
+
+def _phrases(table: str) -> Mapping[str, str]:
+    phrases: Mapping[str, str] = preset_table("sentences")[table]
+    return phrases

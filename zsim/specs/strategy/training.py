@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from zsim.specs.strategy.choices import values_of
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
 from zsim.specs.strategy.lengths import SampledLengths
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -18,23 +18,15 @@ CheckpointOffload = Literal["pageable", "pinned", "stream"]
 # Megatron's --recompute-modules.
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
 AttentionKind = Literal["flash", "math"]
-# "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place
-# ("megatron-before-0.8": with a copy more in forward; "megatron-fused": its compiled kernels);
-# "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
-# "fused": one kernel each way; "fused_linear": the LM head's product and the loss in chunks (Liger's);
-# "tiled": both in tiles of about 1 GiB of fp32 logits, in eager kernels (DeepSpeed's TiledFusedLogitsLoss).
 if TYPE_CHECKING:
     CrossEntropy = str
 else:
-    CrossEntropy = Literal[values_of("training.cross_entropy")]
+    CrossEntropy = Literal[tuple(losses())]
 
-# "torch": torch.compile's; "megatron": Megatron-LM's, from its persistent norm of October 2021 on, which 3.0
-# is the first release to have; "megatron-2": those before, with Apex's norm. Beside Liger's: "nanotron",
-# which copies q, k and v and gates in eager kernels; "internevo", whose norms are in fp32.
 if TYPE_CHECKING:
     LayerKernels = str
 else:
-    LayerKernels = Literal[values_of("training.layer_kernels")]
+    LayerKernels = Literal[tuple(layer_kernel_sets())]
 
 # CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 if it is not set (CUDA Programming Guide, appendix on environment
 # variables; without MPS).
@@ -118,6 +110,10 @@ class TrainingConfig:
     """The blocks' products are layers of Transformer Engine."""
     has_fp32_stream: bool = False
     """The residual stream is fp32, since the embedding is, under autocast."""
+    forward_only: bool = False
+    """Nothing is trained: a step is the forward of its micro-batches, as for the probabilities of tokens that
+    another model has chosen.
+    """
 
     def block_policy(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included. "selective" applies to every

@@ -9,14 +9,16 @@ relative to the table.
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.explain.work import step_work
+from zsim.reading import read_bytes
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment, resolve_paths
@@ -25,7 +27,6 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.key_index import first_unknown_segment, keys_at, nearest_key
 from zsim.study.experiment_source import parse_setting
-from zsim.study.measured.csv_rows import check_names, read_csv_rows
 from zsim.study.measured.prediction import predict_job
 from zsim.study.measured.results import RowResult
 
@@ -103,6 +104,8 @@ def predict_run(run: ExperimentRun) -> RowResult:
         return predict_job(measured, job)
     except NotSimulatedError as error:
         return replace(measured, reason=str(error))
+    except Exception as error:  # of zsim, on one row: that row's, not the end of the table
+        return replace(measured, reason=f"an error of zsim: {type(error).__name__}: {error}")
 
 
 def _measured_seconds(run: ExperimentRun, job: Job) -> float | None:
@@ -210,3 +213,61 @@ def _flag(where: str, cells: Mapping[str, str], column: str) -> bool | None:
     if text and text.lower() not in _FLAGS:
         raise InputError(f"{where}: column '{column}': found {text!r}, expected true, false or nothing")
     return _FLAGS.get(text.lower())
+
+
+def read_csv_rows(
+    path: Path, check_columns: Callable[[list[str]], None]
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """(position for messages, cells by column) of every row that is not empty.
+
+    `check_columns` is called with the header first. Raises InputError for a file that is missing, empty, no
+    CSV table, without rows, or with rows of another length than the header.
+    """
+    reader = csv.DictReader(_text(path).splitlines(), strict=True)
+    has_rows = False
+    try:
+        columns = [column.strip() for column in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        check_columns(columns)
+        for row in reader:
+            where = f"{path.name}: line {reader.line_num}"
+            cells = _clean_cells(where, row)
+            if any(cells.values()):
+                has_rows = True
+                yield where, cells
+        if not has_rows:
+            raise InputError(f"{path.name}: no row below the header line; expected one per measured run")
+    except csv.Error as error:
+        raise InputError(f"{path.name}: line {reader.line_num}: not a CSV file: {error}") from None
+
+
+def check_names(name: str, columns: list[str]) -> None:
+    """Raise InputError for columns without a name, and for two of one name."""
+    if columns.count("") > 1:
+        raise InputError(f"{name}: line 1: {columns.count('')} columns have no name")
+    repeated = sorted({column for column in columns if columns.count(column) > 1})
+    if repeated:
+        raise InputError(f"{name}: the column '{repeated[0]}' stands there twice")
+
+
+def _text(path: Path) -> str:
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a CSV table of measured runs") from None
+    except OSError as error:
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
+    if not content.strip():
+        raise InputError(f"{path.name}: the file is empty; expected a CSV table of measured runs")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path.name}: not a CSV file: not UTF-8 text") from None
+
+
+def _clean_cells(where: str, row: Mapping[str | None, str | None]) -> dict[str, str]:
+    if None in row:
+        raise InputError(f"{where}: more cells than the header has columns")
+    if None in row.values():
+        raise InputError(f"{where}: fewer cells than the header has columns; is the file whole?")
+    return {str(column): str(value).strip() for column, value in row.items()}

@@ -15,12 +15,14 @@ from zsim.frameworks.deepspeed.settings.schema import (
     ExpertParallelBlock,
     PipelineBlock,
 )
+from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.settings.zero_schema import (
     LeafModuleBlock,
     OffloadOptimizerBlock,
     OffloadParamBlock,
     ZeroBlock,
 )
+from zsim.specs.strategy.framework import Framework
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import Precision
 
@@ -216,3 +218,19 @@ class DeepSpeedConfig(StrategyConfig):
 
     def without_origins(self) -> Self:
         return replace(self, name="", notes=(), origins=())
+
+
+class DeepSpeed(Framework[DeepSpeedTable, DeepSpeedConfig]):
+    table = DeepSpeedTable
+    title = "DeepSpeed"
+    order = 4
+    unread_keys = frozenset(
+        {
+            "training.lora.preparation", "training.autocast", "training.stored_dtype",
+            "parallelism.async_tensor", "parallelism.gather_per_product", "parallelism.virtual_stages",
+            "parallelism.expert_padding",
+        }
+    )  # fmt: skip
+
+
+FRAMEWORK = DeepSpeed()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from zsim.cost.memory.parameters import flat_numel
+from zsim.frameworks.deepspeed.expert_libraries import AUTOEP
 from zsim.frameworks.deepspeed.settings.config import ZeroConfig
 from zsim.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
 from zsim.frameworks.deepspeed.stage3.module_order import (
@@ -126,7 +127,7 @@ def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
 def _experts_family(workload: Workload) -> str:
     """The family whose class has router and experts, "" where AutoEP's class has replaced it."""
     modules = (call.module for segment in workload.segments for call in segment.calls)
-    is_replaced = any(router.library == "autoep" for router in operations_of(modules, Router))
+    is_replaced = any(router.library == AUTOEP.kernels for router in operations_of(modules, Router))
     return "" if is_replaced else workload.model.family
 
 

@@ -37,6 +37,7 @@ from zsim.frameworks.megatron.settings.precision_aware import (
 )
 from zsim.frameworks.megatron.settings.table import NEWEST_CORE, MegatronTable
 from zsim.specs.cluster.cublas import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, workspace_bytes
+from zsim.specs.strategy.framework import Framework
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -411,3 +412,19 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
         raise InputError(
             f"strategy.optimizer_instances: found {instances}, expected a divisor of {world_size} GPUs"
         )
+
+
+class Megatron(Framework[MegatronTable, MegatronConfig]):
+    table = MegatronTable
+    title = "Megatron"
+    order = 5
+    unread_keys = frozenset(
+        {
+            "training.lora.preparation", "training.autocast", "training.stored_dtype",
+            "parallelism.gather_per_product", "parallelism.first_stage_less_layers",
+            "parallelism.last_stage_less_layers", "parallelism.expert_padding",
+        }
+    )  # fmt: skip
+
+
+FRAMEWORK = Megatron()

@@ -1,0 +1,124 @@
+"""`zsim compare` and `zsim replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import (
+    AllowCode,
+    Set,
+    answer,
+    file_option,
+    folder_option,
+    is_output,
+    json_option,
+    permission,
+    print_file,
+    settings,
+)
+
+
+def compare(
+    simulated: Annotated[
+        Path, typer.Argument(metavar="SIMULATED", help="A trace, or an experiment TOML to simulate now.")
+    ],
+    recorded: Annotated[
+        Path,
+        typer.Argument(metavar="RECORDED", help="A trace: a rank's file or a folder of ranks; or a TOML."),
+    ],
+    set_: Set = None,
+    rank: Annotated[int | None, typer.Option(help="Whose times are compared; else the first rank's.")] = None,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FRACTION",
+            help="0.02 for all, or step=, time=, memory=, overlap=; again for more.",
+        ),
+    ] = None,
+    allow_code: AllowCode = False,
+    json_: Annotated[Path | None, json_option("everything")] = None,
+    out: Annotated[Path | None, file_option(help="Write one HTML page with both timelines.")] = None,
+) -> None:
+    """Two traces: are the calls the same, are times and bytes near, and what differs most.
+
+    Exit code 1: something is past its tolerance. Times measured beside foreign load are inconclusive.
+    """
+    from zsim.comparison.compare import compare as compare_traces
+    from zsim.comparison.verdict import Tolerances
+    from zsim.study.check.targets import load_trace
+
+    tolerances, code = Tolerances.parse(tolerance) if tolerance else None, permission(allow_code)
+    comparison = compare_traces(
+        load_trace(simulated, settings(set_), code),
+        load_trace(recorded, code=code),
+        tolerances=tolerances,
+        rank=rank,
+        names=(str(simulated), str(recorded)),
+    )
+    answer([str(comparison)], comparison.to_dict, json_)
+    if out is not None:
+        comparison.write_html(out)
+        if not is_output(json_):
+            print_file("page", out)
+    if comparison.verdict == "fail":
+        raise typer.Exit(1)
+
+
+def replay(
+    trace: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="A rank's file, several of one run, a folder of ranks, or a .tar.gz of it.",
+        ),
+    ],
+    cluster: Annotated[
+        str | None, typer.Option(help="Run its collectives on this cluster: a preset, or a topology TOML.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="On so many GPUs of it.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="On so many nodes of it.")] = None,
+    recorded_on: Annotated[
+        str | None,
+        typer.Option(metavar="GPU", help="The GPU of the recording, where the trace does not name it."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Which step; else the one of median length.")] = None,
+    whole: Annotated[
+        bool, typer.Option(help="Take each file for one step: for traces without step marks.")
+    ] = False,
+    json_: Annotated[Path | None, json_option("the result")] = None,
+    out: Annotated[
+        Path | None, folder_option(help="Write the replayed ranks there, as Kineto traces.")
+    ] = None,
+) -> None:
+    """Run a recorded step again: kernels as long as recorded, collectives together.
+
+    Without --cluster everything takes what it took, and the recorded step comes back, each part of it. With
+    --cluster collectives run on that fabric, and ranks wait for each other there. The number of ranks is set
+    by --gpus and --nodes.
+
+    What stays as it was: model, batch per GPU, strategy, the host's time between launches, and the schedule.
+    Kernels on another GPU go by the ratio of peaks or of memory bandwidths. With more ranks the outermost
+    group grows and the full tensors stay. Only the optimizer's kernels shrink with the shards. What a stream
+    waited for is read out of the recording's times and names. Memory is not replayed.
+    """
+    from zsim.study.replay.replay import replay as replay_trace
+    from zsim.study.replay.text import replay_lines
+    from zsim.trace.chrome.write import write_chrome_traces
+    from zsim.trace.readers.read import read_trace
+
+    result = replay_trace(
+        read_trace(trace, whole=whole),
+        cluster=cluster,
+        gpus=gpus,
+        nodes=nodes,
+        recorded_on=recorded_on,
+        step=step,
+    )
+    answer(replay_lines(result, ", ".join(str(path) for path in trace)), result.to_dict, json_)
+    if out is not None:
+        files = write_chrome_traces(result.written, out)
+        if not is_output(json_):
+            print_file("trace", f"{files[0].parent} ({len(files)} rank{'s' * (len(files) > 1)})")

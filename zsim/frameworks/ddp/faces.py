@@ -1,0 +1,32 @@
+"""The settings of DDP on the page, and its typed table in notebooks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pydantic
+
+from zsim.frameworks.ddp.settings import DdpTable
+from zsim.notebook.settings import TypedTable
+from zsim.ui.field import Field
+from zsim.ui.framework import FrameworkFields
+
+
+class DdpFields(FrameworkFields):
+    """The size of a bucket."""
+
+    label = "DDP"
+    position = 4
+    fields = (Field("strategy.bucket_cap_mb", "Bucket", "MiB"),)
+
+
+FIELDS = DdpFields()
+
+
+class DdpSettings(TypedTable, DdpTable):
+    """Torch's DistributedDataParallel: `zsim.Ddp(bucket_cap_mb=50)`."""
+
+    kind: Literal["ddp"] = pydantic.Field(default="ddp", description="whose data parallelism")
+
+
+Ddp = DdpSettings

@@ -1,0 +1,43 @@
+"""DDP in searches and whole runs: what to vary, bounds, and what a save writes."""
+
+from __future__ import annotations
+
+from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
+from zsim.frameworks.torch.checkpoint import TorchCheckpoint
+from zsim.goodput.checkpoints.tensors import ModelStates
+from zsim.specs.experiment.job import Job
+from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES
+from zsim.study.tune.axis import key_axis
+from zsim.study.tune.framework import FrameworkTuning
+
+
+class DdpTuning(FrameworkTuning[DdpTable]):
+    """Only the batch, checkpointing and buckets are DDP's to decide."""
+
+    label = "DDP"
+    structure = (CHECKPOINTINGS, LOSSES, MICRO_BATCHES)
+    details = (
+        key_axis("buckets", "strategy.bucket_cap_mb", 25.0, 100.0, 400.0),
+        key_axis("bucket view", "strategy.gradient_as_bucket_view", True, False),
+    )
+
+    def sizes(self, table: DdpTable, config: DdpConfig) -> dict[str, tuple[str, float, bool]]:
+        return {"bucket_cap_mb": ("strategy.bucket_cap_mb", table.bucket_cap_mb, False)}
+
+
+TUNING = DdpTuning()
+
+
+class DdpCheckpoint(TorchCheckpoint[DdpConfig]):
+    """Every rank holds all states."""
+
+    formats = ("full", "dcp")
+
+    def num_copies(self, config: DdpConfig, states: ModelStates) -> int:
+        return states.data_ranks
+
+    def num_replicas(self, job: Job, config: DdpConfig) -> int:
+        return job.data_parallel_size
+
+
+CHECKPOINT = DdpCheckpoint()

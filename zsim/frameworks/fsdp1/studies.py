@@ -1,0 +1,70 @@
+"""FSDP1 in searches and whole runs: what to vary, bounds, and what a save writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
+from zsim.frameworks.torch.checkpoint import TorchCheckpoint
+from zsim.frameworks.torch.tune import REDUCTIONS, replica_counts
+from zsim.goodput.checkpoints.tensors import ModelStates
+from zsim.specs.experiment.job import Job
+from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES
+from zsim.study.tune.axis import AxisChoice, Chosen, TunedAxis, key_axis
+from zsim.study.tune.base import Base
+from zsim.study.tune.framework import FrameworkTuning
+from zsim.study.tune.framework_bounds import FrameworkBounds
+
+_PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "none")
+
+
+def _shardings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """The sharding strategies, the hybrid ones with every group of whole nodes."""
+    key, replicate = "strategy.sharding_strategy", "strategy.replicate"
+    for name in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
+        yield AxisChoice(name, {key: name, replicate: None})
+    for count in replica_counts(base):
+        if count > 1 and base.world_size // count > 1:
+            for name in ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
+                yield AxisChoice(f"{name} {count} replicas", {key: name, replicate: count})
+
+
+class Fsdp1Tuning(FrameworkTuning[Fsdp1Table]):
+    """The sharding strategy, and what is gathered ahead."""
+
+    label = "FSDP1"
+    structure = (TunedAxis("sharding", _shardings), CHECKPOINTINGS, LOSSES, MICRO_BATCHES, REDUCTIONS)
+    details = (
+        key_axis("backward prefetch", "strategy.backward_prefetch", *_PREFETCH),
+        key_axis("forward prefetch", "strategy.forward_prefetch", True, False),
+        key_axis("limit_all_gathers", "strategy.limit_all_gathers", True, False),
+    )
+
+
+TUNING = Fsdp1Tuning()
+
+
+class Fsdp1Bounds(FrameworkBounds[Fsdp1Config]):
+    """The CPU updates shards that it holds."""
+
+    def updates_on_host(self, config: Fsdp1Config) -> bool:
+        return config.cpu_offload
+
+
+BOUNDS = Fsdp1Bounds()
+
+
+class Fsdp1Checkpoint(TorchCheckpoint[Fsdp1Config]):
+    """DTensors of the shards of flat parameters."""
+
+    def num_copies(self, config: Fsdp1Config, states: ModelStates) -> int:
+        return states.data_ranks if config.sharding_strategy == "NO_SHARD" else config.replicate
+
+    def is_on_host(self, config: Fsdp1Config) -> bool:
+        return config.cpu_offload
+
+    def num_replicas(self, job: Job, config: Fsdp1Config) -> int:
+        return config.replicate
+
+
+CHECKPOINT = Fsdp1Checkpoint()

@@ -1,0 +1,104 @@
+"""FSDP2 in searches and whole runs: what to vary, bounds, and what a save writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
+from zsim.frameworks.torch.checkpoint import TorchCheckpoint
+from zsim.frameworks.torch.parallelism import TORCH
+from zsim.frameworks.torch.tune import REDUCTIONS, replica_counts
+from zsim.goodput.checkpoints.tensors import ModelStates
+from zsim.specs.experiment.job import Job
+from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES, PARALLELISM
+from zsim.study.tune.axis import AxisChoice, Chosen, TunedAxis, key_axis
+from zsim.study.tune.base import Base
+from zsim.study.tune.degrees import data_ranks
+from zsim.study.tune.framework import FrameworkTuning
+from zsim.study.tune.framework_bounds import FrameworkBounds
+
+_WRAPPING = ("torchtitan", "torchtitan-0.1", "huggingface")
+
+
+def _reshards(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """Reshard to all ranks, to the node, or not at all."""
+    key, per_node = "strategy.reshard_after_forward", base.job.gpus_per_node
+    choices = [AxisChoice("", {key: True}), AxisChoice("no reshard", {key: False})]
+    shard = data_ranks(base, chosen) // chosen.get("strategy.replicate", 1)
+    if 1 < per_node < shard and shard % per_node == 0:
+        choices.append(AxisChoice(f"reshard to {per_node}", {key: per_node}))
+    return choices
+
+
+def _replicas(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    key = "strategy.replicate"
+    for count in replica_counts(base):
+        if data_ranks(base, chosen) % count:
+            continue
+        yield AxisChoice("" if count == 1 else f"{count} replicas", {key: count})
+
+
+def _host_offload(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    key = "strategy.cpu_offload"
+    return [AxisChoice("", {key: False}), AxisChoice("parameters, states on CPU", {key: True})]
+
+
+class Fsdp2Tuning(FrameworkTuning[Fsdp2Table]):
+    """Degrees, replicas, resharding and offloading."""
+
+    label = "FSDP2"
+    structure = (
+        PARALLELISM,
+        TunedAxis("replicas", _replicas),
+        TunedAxis("reshard", _reshards),
+        TunedAxis("offload", _host_offload),
+        CHECKPOINTINGS,
+        LOSSES,
+        MICRO_BATCHES,
+        REDUCTIONS,
+    )
+    details = (key_axis("wrapping", "strategy.wrapping", *_WRAPPING),)
+    schedules = TORCH.schedules
+    is_usual = True
+
+
+TUNING = Fsdp2Tuning()
+
+
+class Fsdp2Bounds(FrameworkBounds[Fsdp2Config]):
+    """The CPU updates shards that it holds. Shards and states are in the type that weights are kept in."""
+
+    def updates_on_host(self, config: Fsdp2Config) -> bool:
+        return config.cpu_offload
+
+    def bytes_per_parameter(self, job: Job, config: Fsdp2Config, moments: int) -> float:
+        if config.cpu_offload:
+            return 0.0
+        ranks = job.data_parallel_size * job.parallelism.context
+        return DTYPE_BYTES[job.training.stored_dtype] * (1 + moments) * config.replicate / ranks
+
+
+BOUNDS = Fsdp2Bounds()
+
+
+class Fsdp2Checkpoint(TorchCheckpoint[Fsdp2Config]):
+    """DTensors of shards in the type that weights are kept in."""
+
+    def num_copies(self, config: Fsdp2Config, states: ModelStates) -> int:
+        return config.replicate
+
+    def element_bytes(self, job: Job) -> int:
+        return DTYPE_BYTES[job.training.stored_dtype]
+
+    def is_on_host(self, config: Fsdp2Config) -> bool:
+        return config.cpu_offload
+
+    def looks_for_cycles(self, config: Fsdp2Config) -> bool:
+        return not config.wrapping.startswith("torchtitan")
+
+    def num_replicas(self, job: Job, config: Fsdp2Config) -> int:
+        return config.replicate
+
+
+CHECKPOINT = Fsdp2Checkpoint()

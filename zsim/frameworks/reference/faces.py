@@ -1,0 +1,30 @@
+"""The settings of the reference engine on the page, and its typed table in notebooks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pydantic
+
+from zsim.frameworks.reference.settings import ReferenceTable
+from zsim.frameworks.torch.stage_field import ZERO_STAGE
+from zsim.notebook.settings import TypedTable
+from zsim.ui.framework import FrameworkFields
+
+
+class ReferenceFields(FrameworkFields):
+    """The stage."""
+
+    fields = (ZERO_STAGE,)
+
+
+FIELDS = ReferenceFields()
+
+
+class ReferenceZeroSettings(TypedTable, ReferenceTable):
+    """ZeRO as in its paper, without a framework's additions: `zsim.ReferenceZero(stage=2)`."""
+
+    kind: Literal["reference"] = pydantic.Field(default="reference", description="whose data parallelism")
+
+
+ReferenceZero = ReferenceZeroSettings
