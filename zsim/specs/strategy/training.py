@@ -16,7 +16,9 @@ Checkpointing = Literal["none", "selective", "selective-op", "full"]
 # How the inputs of recomputed blocks are copied to host memory and back.
 CheckpointOffload = Literal["pageable", "pinned", "stream"]
 # Megatron's --recompute-modules.
-RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+RecomputeModule = Literal[
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out"
+]  # fmt: skip
 AttentionKind = Literal["flash", "math"]
 if TYPE_CHECKING:
     CrossEntropy = str
