@@ -16,11 +16,9 @@ from collections.abc import Mapping
 NOT_SIMULATED: Mapping[str, str] = {
     "use-torch-fsdp2": "torch's FSDP2 inside Megatron",
     "overlap-param-gather-with-optimizer-step": "gathers between parts of the optimizer step",
-    "optimizer-cpu-offload": "an optimizer on the CPU under Megatron",
     "optimizer-cuda-graph": "a CUDA graph of the optimizer",
     "cpu-offloading-num-layers": "activations on the CPU under Megatron",
     "fine-grained-activation-offloading": "activations on the CPU under Megatron",
-    "distribute-saved-activations": "checkpoints that tensor ranks share",
     "ddp-num-buckets": "a number of buckets (--ddp-bucket-size gives their size)",
     "ddp-reduce-scatter-with-fp32-accumulation": "gradients exchanged all-to-all and summed in fp32",
     "perform-rl-step": "steps of reinforcement learning",

@@ -34,6 +34,10 @@ ON_SWITCHES = (
     ),
     PRECISION_AWARE,
     ProgramKey(
+        "--distribute-saved-activations", bool, "whether tensor-parallel ranks share the inputs of layers",
+        "strategy.distribute_saved_activations", is_plain=True, values=_ON,
+    ),
+    ProgramKey(
         "--deterministic-mode", bool, "whether kernels give the same bits every time",
         "strategy.deterministic_mode", is_plain=True, values=_ON,
     ),

@@ -16,7 +16,7 @@ from zsim.programs.megatron_lm.arguments import Arguments, read_arguments, refus
 from zsim.programs.megatron_lm.degrees import read_degrees
 from zsim.programs.megatron_lm.expert_flags import read_experts
 from zsim.programs.megatron_lm.flags import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
-from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_fsdp
+from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_cpu_optimizer, read_fsdp
 from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES
 from zsim.programs.megatron_lm.muon_flags import MUONS, read_muon
 from zsim.specs.formats.training_file import TrainingFile
@@ -247,6 +247,7 @@ def _read_data_parallelism(arguments: Arguments, file: TrainingFile) -> None:
     if is_interleaved and is_flushing:
         settings["strategy.overlap_p2p_warmup_flush"] = True
     read_fsdp(arguments, file)
+    read_cpu_optimizer(arguments, file)
     bucket, instances = (
         arguments.integer("ddp-bucket-size"),
         arguments.integer("num-distributed-optimizer-instances"),

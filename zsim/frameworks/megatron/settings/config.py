@@ -29,7 +29,12 @@ from zsim.frameworks.megatron.settings.experts import (
 )
 from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp, check_fsdp_layout, resolve_megatron_fsdp
 from zsim.frameworks.megatron.settings.muon import MegatronMuon, refuse_muon_keys, resolve_megatron_muon
-from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware, resolve_precision_aware
+from zsim.frameworks.megatron.settings.precision_aware import (
+    OptimizerOnCpu,
+    PrecisionAware,
+    resolve_cpu_optimizer,
+    resolve_precision_aware,
+)
 from zsim.frameworks.megatron.settings.table import NEWEST_CORE, MegatronTable
 from zsim.specs.cluster.cublas import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, workspace_bytes
 from zsim.specs.strategy.framework import Framework
@@ -125,6 +130,8 @@ class MegatronConfig(StrategyConfig):
     """Megatron-FSDP, in place of the buffers."""
     precision_aware: PrecisionAware | None = None
     """Types of the precision-aware optimizer's states."""
+    offload: OptimizerOnCpu | None = None
+    """The optimizer on the CPU."""
     saves_replicated_states: bool = False
     """In a checkpoint every tensor-parallel rank writes the states of what all of them hold (core 0.15:
     training/checkpointing.py `dp_reshardable`).
@@ -139,6 +146,8 @@ class MegatronConfig(StrategyConfig):
     """Timers wait for the device around every forward, backward and exchange of messages."""
     test_mode: bool = False
     """Layers compare the norms of their queries and keys with those of other ranks."""
+    distributes_checkpoints: bool = False
+    """Tensor-parallel ranks share the inputs of recomputed layers."""
     muon: MegatronMuon | None = None
     """Megatron's own Muon, whose states the distributed optimizer has if its matrices are laid out
     for ranks.
@@ -241,6 +250,7 @@ def resolve_megatron(
         delay_wgrad_compute=table.delay_wgrad_compute,
         fsdp=resolve_megatron_fsdp(table, release, ranks),
         precision_aware=resolve_precision_aware(table, release, training),
+        offload=resolve_cpu_optimizer(table, release),
         workspaces=_cublas_workspaces(table, capability) if has_core and is_megatron else (),
         keeps_placeholders=fuses_accumulation
         and has_core
@@ -248,6 +258,7 @@ def resolve_megatron(
         and table.transformer_impl == "transformer_engine",
         synchronizes_timers=is_megatron and table.timing_log_level == 2,
         test_mode=is_megatron and table.test_mode,
+        distributes_checkpoints=table.distribute_saved_activations,
         muon=muon,
     )
 
@@ -280,6 +291,32 @@ def _check_fp8(table: MegatronTable, training: TrainingConfig) -> None:
         raise InputError(
             "strategy.fp8_param_gather: found true without the distributed optimizer, which alone gathers "
             "parameters; expected distributed_optimizer = true"
+        )
+
+
+def check_distributed_checkpoints(
+    table: MegatronTable, training: TrainingConfig, tensor: int, *, shares_sequences: bool
+) -> None:
+    """Raises InputError where Megatron refuses to share the inputs of recomputed layers among `tensor` ranks
+    (Megatron-Core 0.16.1 training/arguments.py `validate_args`, core/transformer/transformer_config.py).
+    """
+    if not table.distribute_saved_activations:
+        return
+    key = "strategy.distribute_saved_activations"
+    if table.engine != "megatron":
+        raise InputError(f"{key}: belongs to engine 'megatron', found '{table.engine}'; expected false")
+    if training.activation_checkpointing != "full":
+        raise InputError(
+            f"{key}: found true with training.activation_checkpointing "
+            f"'{training.activation_checkpointing}', and Megatron shares the inputs of whole layers alone; "
+            "expected 'full', or false"
+        )
+    if tensor == 1:
+        raise InputError(f"{key}: found true without tensor parallelism; expected parallelism.tensor > 1")
+    if shares_sequences:
+        raise InputError(
+            f"{key}: found true with sequence parallelism, under which every rank has its part of the input "
+            "already, and which Megatron refuses; expected parallelism.sequence_parallel = false, or false"
         )
 
 
