@@ -34,12 +34,13 @@ def _programs_by_folder() -> Mapping[str, TrainingProgram]:
 
 def role_of(folder: str, module: str, name: str, default: Any = None) -> Any:
     """`name` in `module` of a program's folder, for the base class of that role to type. `default` where the
-    folder has no such module.
+    folder has no such module, or the module not this name.
     """
     (package,) = importlib.import_module(_PACKAGE).__path__
     if default is not None and not (Path(package) / folder / f"{module}.py").exists():
         return default
-    return getattr(importlib.import_module(f"{_PACKAGE}.{folder}.{module}"), name)
+    room = importlib.import_module(f"{_PACKAGE}.{folder}.{module}")
+    return getattr(room, name) if default is None else getattr(room, name, default)
 
 
 def programs() -> tuple[TrainingProgram, ...]:

@@ -166,7 +166,7 @@ FAMILIES: Mapping[str, ModelFamily] = _Families()
 
 _LINEAR = "most of its layers have linear attention by the gated delta rule, which has no price in zsim"
 _STATE_SPACES = "most of its layers are state spaces, which have no price in zsim"
-_REFUSED = {
+REFUSED_TYPES = {
     "qwen3_next": _LINEAR,
     "qwen3_5": _LINEAR,
     "qwen3_5_text": _LINEAR,
@@ -223,8 +223,8 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_family_names()}"
         )
     family = FAMILIES.get(model_type)
-    if model_type in _REFUSED:
-        raise NotSimulatedError(f"{where}: model type '{model_type}': {_REFUSED[model_type]}")
+    if model_type in REFUSED_TYPES:
+        raise NotSimulatedError(f"{where}: model type '{model_type}': {REFUSED_TYPES[model_type]}")
     if family is None:
         raise InputError(
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"

@@ -12,6 +12,7 @@ from zsim.frameworks.deepspeed.settings.config import (
 from zsim.frameworks.deepspeed.settings.keys import UnsimulatedBehavior, is_enabled
 from zsim.frameworks.deepspeed.settings.reader import Reading
 from zsim.frameworks.deepspeed.settings.schema import FILE_KEYS, DeepSpeedFile, TensorParallelBlock
+from zsim.specs.strategy.requirement import Refusal
 
 SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon")
 
@@ -23,6 +24,7 @@ _BLOCKS = {
     for entry in info.metadata
     if isinstance(entry, UnsimulatedBehavior)
 }
+REFUSALS = tuple(Refusal(name, behavior.what) for name, behavior in _BLOCKS.items())
 
 
 def find_unsimulated(
