@@ -32,6 +32,7 @@ FLOOR: dict[str, float] = {
     "explain": 7,
     "api": 8,
     "goodput": 9,
+    "workflows": 9.5,
     "study": 10,
     "frameworks": 10.5, "programs": 10.7,
     "reference": 10.2, "ui": 10.2, "notebook": 10.2,
@@ -59,7 +60,7 @@ WINGS = {
     "calibrate": _READ - {"files", "resources"},
 }
 VERTICAL = {"frameworks", "programs"}  # each folder knows one of them, and core finds it by its name
-CLOCK = {"fluid", "fabric", "engine", "goodput"}
+CLOCK = {"fluid", "fabric", "engine", "goodput", "workflows"}
 HEAVY = {
     "torch",
     "pandas",

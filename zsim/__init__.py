@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from zsim.study.advice import simulate
     from zsim.study.replay.replay import Replay, replay
     from zsim.trace.readers.read import read_trace
+    from zsim.workflows.rl.result import RlResult, simulate_rl
 
 _MODULE_OF = {
     "Result": "zsim.api",
@@ -75,6 +76,8 @@ _MODULE_OF = {
     "bench_collectives": "zsim.notebook.topologies",
     "BenchResult": "zsim.notebook.topologies",
     "simulate_run": "zsim.notebook.runs",
+    "simulate_rl": "zsim.workflows.rl.result",
+    "RlResult": "zsim.workflows.rl.result",
     "RunResult": "zsim.notebook.runs",
     "Training": "zsim.notebook.settings",
     "Parallelism": "zsim.notebook.settings",
@@ -106,6 +109,7 @@ __all__ = [
     "Parallelism",
     "Replay",
     "Result",
+    "RlResult",
     "Run",
     "RunResult",
     "ScalingResult",
@@ -133,6 +137,7 @@ __all__ = [
     "sensitivity",
     "simulate",
     "simulate_flows",
+    "simulate_rl",
     "simulate_run",
     "sweep",
     "tune",

@@ -213,3 +213,106 @@ def test_a_missing_file_and_an_empty_set_are_errors(tmp_path: Path) -> None:
     empty = write(tmp_path, "m.json", '{"format": 1, "measurements": []}')
     with pytest.raises(InputError, match=r"no measurement in m\.json"):
         merge_measurements([read_measurements(empty)])
+
+
+OLD_NCCL_TESTS = """\
+#  Rank  0 Pid  1 on  node-a device  0 [0x0f] NVIDIA A100
+#  Rank  1 Pid  2 on  node-a device  1 [0x0f] NVIDIA A100
+#  Rank  2 Pid  3 on  node-a device  2 [0x0f] NVIDIA A100
+#  Rank  3 Pid  4 on  node-a device  3 [0x0f] NVIDIA A100
+#                                                     out-of-place                       in-place
+#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     8388608       2097152   float     sum    100.0   83.89  125.83  5e-07    101.6   59.24  103.67  5e-07
+    16777216       4194304   float     sum    200.0   83.89  125.83  5e-07    222.3   75.47  132.07  5e-07
+"""
+
+
+def test_the_header_says_in_which_column_the_time_is(tmp_path: Path) -> None:
+    """Before 2.11 there is no `root`, so the sixth column is a bandwidth in GB/s and not a time."""
+    found = read_measurements(write(tmp_path, "all_reduce_perf.txt", OLD_NCCL_TESTS))
+    assert [(row.bytes, row.seconds) for row in found.rows] == [
+        (8388608.0, about(100e-6)),
+        (16777216.0, about(200e-6)),
+    ]
+
+
+def test_without_a_header_no_column_is_guessed(tmp_path: Path) -> None:
+    text = "\n".join(line for line in OLD_NCCL_TESTS.splitlines() if "redop" not in line)
+    with pytest.raises(InputError, match="no header of nccl-tests"):
+        read_measurements(write(tmp_path, "all_reduce_perf.txt", f"# busbw\n{text}"))
+
+
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "0: ", "[0] "])
+def test_tags_of_launchers_before_every_line_are_left_out(tmp_path: Path, tag: str) -> None:
+    text = "".join(f"{tag}{line}\n" for line in NCCL_TESTS.splitlines())
+    plain = read_measurements(write(tmp_path, "log.txt", NCCL_TESTS))
+    assert read_measurements(write(tmp_path, "log.txt", text)).rows == plain.rows
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "kind"), [("125.83", "all_reduce"), ("62.92", "reduce_scatter"), ("83.89", None)]
+)
+def test_a_collective_without_a_name_is_known_by_its_bus_bandwidth(
+    tmp_path: Path, bandwidth: str, kind: str | None
+) -> None:
+    """83.89 GB/s x 2 x 3 / 4 = 125.83 of an all-reduce on 4 ranks, half of it of a reduce-scatter."""
+    path = write(tmp_path, "log.txt", OLD_NCCL_TESTS.replace("125.83", bandwidth))
+    if kind is None:
+        with pytest.raises(InputError, match="which collective"):
+            read_measurements(path)
+    else:
+        assert {row["kind"] for row in read_measurements(path).rows} == {kind}
+
+
+def test_milliseconds_of_a_header_are_milliseconds(tmp_path: Path) -> None:
+    text = OLD_NCCL_TESTS.replace("(us)", "(ms)")
+    assert read_measurements(write(tmp_path, "all_reduce.txt", text)).rows[0].seconds == about(0.1)
+
+
+def test_log_summary_gives_the_average_of_every_size(tmp_path: Path) -> None:
+    """2.0 MB is 2^21 bytes from each of 16 ranks. The table of stragglers repeats the ops and is left out."""
+    head = (
+        f"{'Comm. Op': <20}{'Message Size': <20}{'Count': <20}{'Total Latency(ms)': <20}{'Avg Latency(ms)'}"
+    )
+    text = (
+        f"[INFO] [utils.py:135:log_summary]\n{head}\n"
+        "all_gather_into_tensor\n"
+        "                    2.0 MB              24                  6.05                0.25   397  372\n"
+        "                    128.0 MB            96                  480.0               5.00   1700 1490\n"
+        "reduce_scatter_tensor\n"
+        "                    256.0 MB            12                  96.0                8.00   2100 1840\n"
+        "barrier\n"
+        "                    0B                  12                  96.0                8.00      0 0\n"
+        "Breakdown with straggler effect\n"
+        "all_gather_into_tensor\n"
+        "                    2.0 MB              24                  6.05                9.25   397  372\n"
+    )
+    path = write(tmp_path, "ds.log", text)
+    found = read_measurements(path, ranks=16)
+    assert [(row["kind"], row.bytes, row.seconds) for row in found.rows] == [
+        ("all_gather", 16 * 2.0**21, about(0.25e-3)),
+        ("all_gather", 16 * 2.0**27, about(5e-3)),
+        ("reduce_scatter", 2.0**28, about(8e-3)),
+    ]
+    with pytest.raises(InputError, match="log_summary does not say how many ranks"):
+        read_measurements(path)
+
+
+def test_ds_bench_says_its_collective_and_its_ranks(tmp_path: Path) -> None:
+    """One table per collective. A rank's input of an all-gather is a fourth of its full tensor."""
+    text = (
+        "---- Performance of all_reduce on 8 devices -----------\n\n"
+        "Size (Bytes)         Description               Duration        Throughput (Gbps)    BusBW (Gbps)\n"
+        "--------------\n"
+        "1.0 MB               1024x1024x1               102.1 us        164.3                143.8\n"
+        "256.0 MB             16384x8192x2              2.3 ms          1867.5               1634.1\n"
+        "---- Performance of all_gather on 4 devices -----------\n"
+        "4194304              1048576x4                 172.352         48.671               36.504\n"
+    )
+    found = read_measurements(write(tmp_path, "bench.log", text))
+    assert [(row["kind"], row["ranks"], row.bytes, row.seconds) for row in found.rows] == [
+        ("all_reduce", 8, 2.0**20, about(102.1e-6)),
+        ("all_reduce", 8, 2.0**28, about(2.3e-3)),
+        ("all_gather", 4, 4 * 2.0**22, about(172.352e-6)),
+    ]

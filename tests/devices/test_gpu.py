@@ -8,6 +8,8 @@ from itertools import count
 import pytest
 
 from zsim.devices.gpu import GpuKernels
+from zsim.specs.cluster.collectives import exchange_slowdown
+from zsim.specs.cluster.files import load_gpu
 
 
 class Clock:
@@ -83,3 +85,46 @@ def test_a_collective_slows_two_kernels_alike(first: int) -> None:
     seconds = [1.0, 2.0] if first == 0 else [2.0, 1.0]
     clock = Clock([(0.0, seconds[0]), (0.0, seconds[1])], slowdown=2.0, collective=(0.0, 2.0))
     assert clock.ended == [(3.0, first), (4.0, 1 - first)]
+
+
+def test_a_librarys_exchange_slows_kernels_by_the_multiprocessors_that_it_holds() -> None:
+    """7 s of work, alone at 1, beside a narrow exchange at 1.25 and beside any collective at 2: 1 s alone
+    until 1 s, 2 s of work until 3.5 s, 1 s of work until 5.5 s while both run, 2 s of work until 8 s beside
+    the narrow one again, and the last second alone."""
+    agenda: list[tuple[float, int, int]] = []
+    order, ended, clock = count(), list[float](), [0.0]
+
+    def call_after(delay: float, wake: tuple[GpuKernels[None], int]) -> None:
+        heapq.heappush(agenda, (clock[0] + delay, next(order), wake[1]))
+
+    gpu = GpuKernels(2.0, None, call_after, lambda _, __, now: ended.append(now), narrow_slowdown=1.25)
+    gpu.start(0.0, 0, 7.0)
+    changes = iter([(1.0, True, True), (3.5, True, False), (5.5, False, False), (8.0, False, True)])
+    change = next(changes, None)
+    while agenda or change:
+        if change is not None and (not agenda or change[0] <= agenda[0][0]):
+            clock[0], begins, is_narrow = change
+            call = gpu.begin_collective if begins else gpu.end_collective
+            call(clock[0], is_narrow=is_narrow)
+            change = next(changes, None)
+            continue
+        clock[0], _, ticket = heapq.heappop(agenda)
+        if ticket == gpu.ticket:
+            gpu.wake(clock[0])
+    assert ended == pytest.approx([9.0])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dispatcher", "slowdown"),
+    [
+        ("gb300-288gb", "hybridep", 152 / 136),
+        ("b200-sxm-180gb", "deepep", 148 / 128),
+        ("h100-sxm-80gb", "deepep", 132 / 112),
+        ("h100-sxm-80gb", "all-to-all", 1.2),
+    ],
+)
+def test_what_libraries_hold_follows_from_their_multiprocessors(
+    gpu: str, dispatcher: str, slowdown: float
+) -> None:
+    """20 for DeepEP and 16 for HybridEP, as Megatron asks them; NCCL's are H100's 1.2."""
+    assert exchange_slowdown(load_gpu(gpu), dispatcher) == pytest.approx(slowdown)

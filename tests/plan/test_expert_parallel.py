@@ -110,9 +110,12 @@ def test_full_recomputation_sends_the_rows_there_and_back_once_more() -> None:
     assert calls(plan, "recompute", "expert")["all_to_all", "expert", rows, "bf16"] == 2 * LAYERS
 
 
-def test_megatrons_default_gathers_the_tokens_of_all_ranks() -> None:
+GATHERED = {"expert": 8, "dispatcher": "all-gather"}
+
+
+def test_megatrons_all_gathers_bring_the_tokens_of_all_ranks() -> None:
     """Map (a byte), scores and tokens of 8 ranks; the sum goes back in the type of the scores."""
-    plan = make_plan(job_of({**SHARDED, "moe_router_dtype": "fp32"}, {"expert": 8}))
+    plan = make_plan(job_of({**SHARDED, "moe_router_dtype": "fp32"}, GATHERED))
     everyone = 8 * TOKENS
     assert calls(plan) == {
         ("all_gather", "expert", everyone * EXPERTS, "bool"): LAYERS,
@@ -386,7 +389,7 @@ def test_the_report_says_how_experts_are_spread() -> None:
     report = report_of(simulate_job(job_of(SHARDED, {"expert": 8})), 0.0).to_dict()
     found = report["experiment"]["parallelism"]
     assert {key: found[key] for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor")} == {
-        "expert": 8, "expert_tensor": 1, "dispatcher": "all-gather", "capacity_factor": None,
+        "expert": 8, "expert_tensor": 1, "dispatcher": "all-to-all", "capacity_factor": None,
     }  # fmt: skip
     assert report["model"]["active_parameters"] == report["model"]["parameters"] - EXPERT_WEIGHTS * 3 // 4
 

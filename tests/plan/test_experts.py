@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.kernel import total_flops
+from zsim.cost.kernels.moved_rows import TRANSFORMERS_KERNELS, MoveCost, MoveKind
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.engine.simulate import simulate_job
@@ -251,3 +252,19 @@ def test_transformer_engine_casts_the_rows_of_each_expert_apart(
     before = [one for one in given if one.kind != "gemm"]
     assert sum(one.launches for one in before if one.hbm_bytes) >= each
     assert before[0].launches == (16 if each > 1 else 1)
+
+
+def test_torchtitan_compiles_around_the_rows_that_it_moves() -> None:
+    """Its `apply_compile` leaves `MoE.forward` as it is, 16 passes over all rows before the products, while
+    transformers' module is compiled whole, which leaves 6."""
+    titan = TORCHTITAN.kernels
+    kinds: tuple[MoveKind, ...] = ("permute", "unpermute")
+    for kind in kinds:
+        moved: list[list[MoveCost]] = [
+            [kernels.move(kind, is_compiled=compiled) for compiled in (False, True)]
+            for kernels in (titan, TRANSFORMERS_KERNELS)
+        ]
+        assert moved[0][0] == moved[0][1]
+        assert moved[1][0] != moved[1][1]
+    assert titan.move("permute", is_compiled=True).forward.rows == 16
+    assert TRANSFORMERS_KERNELS.move("permute", is_compiled=True).forward.rows == 6

@@ -283,3 +283,16 @@ def test_lamb_needs_a_dynamic_loss_scale() -> None:
     )
     assert load({**lamb, "fp16": {"enabled": True}}).optimizer.name == "lamb"
     assert load(lamb).optimizer.name == "lamb"
+
+
+def test_keys_that_deepspeed_does_not_look_for_are_noted() -> None:
+    """`DeepSpeedConfig` takes what it knows from the object and looks at nothing else."""
+    found = load({"cuda_visible_devices": "0", "comms_config": {"verbose": False}})
+    assert found.notes == (
+        "ds.json: no effect, since DeepSpeed reads no such key: cuda_visible_devices, comms_config",
+    )
+
+
+def test_a_block_that_compiles_nothing_by_itself_says_so() -> None:
+    (note,) = load({"compile": {"disable": False, "backend": "inductor"}}).notes
+    assert note.startswith("ds.json: compile: compiles nothing by itself")

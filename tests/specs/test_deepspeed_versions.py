@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.effects import describe_settings
 from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
@@ -204,7 +204,7 @@ def test_a_key_is_refused_before_the_release_it_came_with(
         (bf16(3, mics_shard_size=4), "zero_optimization.mics_shard_size", "0.19.7", "0.19.6"),
         (bf16(3, zeropp_loco_param={}), "zero_optimization.zeropp_loco_param", "0.19.8", "0.19.7"),
         ({"amp": {"enabled": False}}, "amp", "0.19.8", "0.19.7"),
-        ({"sparse_attention": {"mode": "fixed"}}, "sparse_attention", "0.19.7", "0.19.6"),
+        ({"sparse_attention": False}, "sparse_attention", "0.19.7", "0.19.6"),
         ({"elasticity": {"enabled": False}}, "elasticity", "0.19.8", "0.19.7"),
     ],
 )
@@ -217,6 +217,24 @@ def test_a_key_is_refused_after_its_removal(config: dict[str, Any], key: str, go
     )
     load(config, last)
     assert load(config, lenient=True).notes == (f"ds.json: {key}: removed from DeepSpeed in {gone}; ignored",)
+
+
+@pytest.mark.parametrize(
+    ("config", "feature"),
+    [
+        ({"compression_training": {"x": {"shared_parameters": {"enabled": True}}}}, "quantising or pruning"),
+        ({"sparse_attention": {"mode": "fixed"}}, "block-sparse attention"),
+        ({"curriculum_learning": {"enabled": True}}, "sequence lengths that change"),
+    ],
+)
+def test_a_removed_method_that_no_release_is_simulated_with_is_refused_at_once(
+    config: dict[str, Any], feature: str
+) -> None:
+    """An older release would be refused next."""
+    with pytest.raises(
+        NotSimulatedError, match=rf"{feature}.* of any release; expected the key to be left out"
+    ):
+        load(config)
 
 
 def test_a_removed_key_is_in_force_before() -> None:
@@ -255,7 +273,9 @@ def test_aio_threads_changed_their_name() -> None:
 def test_one_bit_optimizers_left_with_0_19_7_and_never_went_with_zero() -> None:
     one_bit = {"optimizer": {"type": "OneBitAdam"}, "fp16": {"enabled": True}}
     assert load(one_bit, "0.19.6").unsimulated[0].key == "optimizer.type"
-    with pytest.raises(InputError, match=r"'OneBitAdam' is not an optimizer of DeepSpeed 0.19.8"):
+    with pytest.raises(
+        NotSimulatedError, match=r"no 'OneBitAdam' since 0.19.7.*not simulate it in any release"
+    ):
         load(one_bit)
     with pytest.raises(InputError, match="does not go with ZeRO; expected stage 0, found 1"):
         load({**one_bit, "zero_optimization": {"stage": 1}}, "0.19.6")

@@ -30,7 +30,11 @@ def resolved(strategy: dict[str, Any], parallelism: dict[str, Any], model: str =
         (MEGATRON, {"expert": 8, "expert_tensor": 8}, r"expert 64|do not divide the 32 GPUs"),
         (MEGATRON, {"tensor": 2, "expert": 4}, "which Megatron refuses to train; expected sequence_parallel"),
         (MEGATRON, {"dispatcher": "deepep"}, "'deepep' with expert = 1, which Megatron refuses"),
-        (MEGATRON, {"expert": 4, "capacity_factor": 1.5}, "Megatron drops tokens with 'all-to-all' only"),
+        (
+            MEGATRON,
+            {"expert": 4, "capacity_factor": 1.5, "dispatcher": "all-gather"},
+            "Megatron drops tokens with 'all-to-all' only",
+        ),
         ({**MEGATRON, "moe_pad_to_capacity": True}, {"expert": 4}, "without parallelism.capacity_factor"),
         (
             TITAN,
@@ -114,8 +118,37 @@ def test_padded_experts_are_whole_on_every_rank(key: str, value: Any) -> None:
 
 
 def test_what_is_left_out_is_the_frameworks_own() -> None:
-    """Megatron: expert_tensor = tensor, all-gathers; torchtitan: 1, all-to-alls."""
+    """Megatron: expert_tensor = tensor; torchtitan: 1; both all-to-alls."""
     megatron = resolved(MEGATRON, {"tensor": 2, "sequence_parallel": True, "expert": 4}).parallelism.experts
-    assert (megatron.tensor, megatron.dispatcher) == (2, "all-gather")
+    assert (megatron.tensor, megatron.dispatcher) == (2, "all-to-all")
     titan = resolved(TITAN, {"tensor": 2, "expert": 4}).parallelism.experts
     assert (titan.tensor, titan.dispatcher) == (1, "all-to-all")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parallelism", "dispatcher"),
+    [
+        ({}, {}, "hybridep"),
+        ({"version": "0.14"}, {}, "all-to-all"),
+        ({"overlap_shared_experts": True}, {}, "all-to-all"),
+        ({}, {"capacity_factor": 1.5}, "all-to-all"),
+        ({}, {"dispatcher": "all-gather"}, "all-gather"),
+    ],
+)
+def test_megatron_takes_hybridep_where_an_nvlink_domain_spans_nodes(
+    strategy: dict[str, Any], parallelism: dict[str, Any], dispatcher: str
+) -> None:
+    """As the recipes of NVL72 have it, from Megatron-Core 0.15 on, unless something needs all-to-alls."""
+    job = resolve(
+        Experiment(
+            model="qwen3-30b-a3b",
+            cluster="gb200-nvl72",
+            nodes=4,
+            training={"sequence_length": 4096},
+            strategy=MEGATRON | strategy,
+            parallelism={"expert": 16} | parallelism,
+        )
+    )
+    assert job.parallelism.experts.dispatcher == dispatcher
+    notes = [note for note in job.notes if note.startswith("parallelism.dispatcher is left out")]
+    assert len(notes) == ("dispatcher" not in parallelism)

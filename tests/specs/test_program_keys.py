@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from zsim.programs.accelerate.keys import KEYS as ACCELERATE_KEYS
+from zsim.programs.axolotl.keys import KEYS as AXOLOTL_KEYS
+from zsim.programs.litgpt.keys import KEYS as LITGPT_KEYS
+from zsim.programs.llama_factory.keys import KEYS as LLAMA_FACTORY_KEYS
 from zsim.programs.megatron_lm.keys import KEYS as MEGATRON_KEYS
+from zsim.programs.ms_swift.keys import KEYS as MS_SWIFT_KEYS
 from zsim.programs.torchtitan.keys import KEYS as TORCHTITAN_KEYS
+from zsim.programs.torchtune.keys import KEYS as TORCHTUNE_KEYS
 from zsim.programs.trainer.keys import KEYS as TRAINER_KEYS
+from zsim.programs.trl.keys import KEYS as TRL_KEYS
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
 from zsim.specs.formats.training_file import TrainingFile
@@ -21,6 +27,12 @@ ALL_KEYS = [
     *MEGATRON_KEYS,
     *TORCHTITAN_KEYS.values(),
     *TRAINER_KEYS.values(),
+    *AXOLOTL_KEYS.values(),
+    *LITGPT_KEYS.values(),
+    *LLAMA_FACTORY_KEYS.values(),
+    *MS_SWIFT_KEYS.values(),
+    *TORCHTUNE_KEYS.values(),
+    *TRL_KEYS.values(),
 ]
 RESHARD = ProgramKey(
     "reshard", str, "when a unit is freed", "strategy.reshard_after_forward", is_plain=True,

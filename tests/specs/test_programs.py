@@ -103,7 +103,9 @@ def test_every_program_is_called_by_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) > 5
     assert [program.name for program in programs() if program.is_default] == ["torch"]
     assert sorted(readable_programs()) == [
-        "accelerate", "deepspeed", "megatron", "torchtitan", "torchtitan-0.3", "transformers",
+        "accelerate", "axolotl", "deepspeed", "litgpt", "llama-factory", "llm-foundry", "megatron",
+        "ms-swift", "nanotron", "nemo-rl", "olmo", "torchtitan", "torchtitan-0.3", "torchtune",
+        "transformers", "trl", "verl",
     ]  # fmt: skip
 
 
@@ -112,6 +114,14 @@ def test_every_program_is_called_by_a_name_of_its_own() -> None:
     [
         ("a.yaml", "per_device_train_batch_size: 1\n", "transformers"),
         ("a.json", '{"per_device_train_batch_size": 1}', "transformers"),
+        ("a.yaml", "base_model: a/b\nmicro_batch_size: 1\ngradient_checkpointing: true\n", "axolotl"),
+        ("a.yaml", "stage: sft\nmodel_name_or_path: a/b\nper_device_train_batch_size: 1\n", "llama-factory"),
+        ("a.json", '{"finetuning_type": "lora", "model_name_or_path": "a/b"}', "llama-factory"),
+        ("a.yaml", "model: a/b\ntuner_type: lora\nper_device_train_batch_size: 1\n", "ms-swift"),
+        ("a.yaml", "model:\n  _component_: torchtune.models.llama2.llama2_7b\n", "torchtune"),
+        ("a.yaml", "checkpoint_dir: a/b\ntrain:\n  micro_batch_size: 1\n", "litgpt"),
+        ("a.yaml", "model_name_or_path: a/b\nuse_peft: true\n", "trl"),
+        ("a.yaml", "per_device_train_batch_size: 1\nmax_length: 1024\n", "trl"),
         ("a.yaml", "distributed_type: FSDP\ngradient_checkpointing: true\n", None),
         ("a.yml", "model:\n  tensor_model_parallel_size: 2\n", "megatron"),
         ("a.yaml", "anything: 1\n", None),

@@ -32,6 +32,15 @@ SCRIPTS = {
     "a case": "S=7b\ncase $S in\n 1b) L=1;;\n 7b|8b) L=32 ;;\n *) L=0 ;;\nesac\nshow $L\n",
     "exported": "export A=1 B=2\nshow $A $B\n",
     "a function that is not called": "f() {\n show no\n}\nshow yes\n",
+    "a function that is called": "f() {\n show $1 $2 $#\n}\nf a 'b c'\nf d\nshow end\n",
+    "a function by its keyword": "function f {\n local X=$1\n show $X\n}\nf a\nif true; then f b; fi\n",
+    "a function in a function": 'f() { show "$@"; }\ng() { f 1 "$@"; show $1; }\ng "x y" z\n',
+    "parameters of a script": 'set -- a \'b c\'\nshow $1 "$2" ${3:-d} $#\nshift\nshow "$@" $1\n',
+    "arithmetic of parameters": "set -- 8 4\nshow $(( ${1} * $2 / 3 ))\n",
+    "a loop over words": 'for s in a "b c"; do\n X=$s\n show $X\ndone\nshow $s\n',
+    "a loop over an array": 'A=(1 2)\nfor s in "${A[@]}"; do if [ $s = 2 ]; then show $s; fi; done\n',
+    "a loop over nothing": "A=()\nfor s in ${A[@]}; do show $s; done\nshow end\n",
+    "a loop in a loop": "for a in 1 2; do for b in x y; do show $a$b; done; done\n",
     "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",
     "redirected": "A=1\nshow $A 2>&1 > /dev/stdout\n",
     "evaluated": 'C="show --x 1"\neval $C\n',
@@ -60,10 +69,12 @@ def test_unset_variables_stand_for_themselves() -> None:
 
 
 def test_what_is_not_followed_is_noted() -> None:
-    script = run_script("for i in 1 2; do show $i; done\nif [ -f x ]; then show y; fi\nsource env.sh\n")
-    assert script.commands == []
+    loops = "for i in $(ls); do show $i; done\nwhile read x; do show w; done\n"
+    script = run_script(f"{loops}if [ -f x ]; then show y; fi\nsource env.sh\n")
+    assert script.commands == [["show", "$i"], ["show", "w"]]
     assert script.notes == [
-        "a loop is not followed: for",
+        "a loop is followed once: for i in $(ls)",
+        "a loop is followed once: while read x",
         "condition not followed: -f x",
         "not read: env.sh, which the script sources",
     ]
@@ -84,3 +95,14 @@ def test_what_is_not_followed_is_noted() -> None:
 def test_texts_that_are_no_scripts_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         run_script(text)
+
+
+def test_a_script_has_the_parameters_that_it_is_started_with() -> None:
+    text = "SIZE=$1\nshow $SIZE ${2:-4096} $#\n"
+    assert run_script(text, {}, ["8B"]).commands == [["show", "8B", "4096", "1"]]
+    assert run_script(text).commands == [["show", "$1", "4096", "$#"]]
+
+
+def test_a_function_that_calls_itself_is_an_error() -> None:
+    with pytest.raises(InputError, match="nested too deep"):
+        run_script("f() { f; }\nf\n")

@@ -211,9 +211,7 @@ def test_an_astra_sim_network_comes_in_and_goes_out_again(tmp_path: Path) -> Non
     ]
 
 
-def test_yaml_with_aliases_or_wrong_keys_is_refused(tmp_path: Path) -> None:
-    bomb = "a: &a [x, x]\nb: &b [*a, *a]\nnpus_count: [*b]\n"
-    assert "anchors or aliases" in refused(tmp_path, bomb, "network.yml")
+def test_yaml_without_end_or_with_wrong_keys_is_refused(tmp_path: Path) -> None:
     deep = "npus_count: " + "[" * 200_000 + "]" * 200_000
     assert "nested or repeated beyond" in refused(tmp_path, deep, "network.yml")
     assert "expected one of Ring" in refused(tmp_path, ASTRA.replace("Switch,", "Star,"), "network.yml")

@@ -539,3 +539,14 @@ def test_a_folder_without_cases_is_refused_and_other_files_are_named(tmp_path: P
         invoke(tmp_path)
     table(tmp_path, RUN)
     assert run_check([tmp_path], tmp_path).notes == ("2 files no case: adam.csv, odd.json",)
+
+
+def test_the_rows_of_tables_are_written_as_experiments(tmp_path: Path) -> None:
+    """And nothing is checked; without a table there is nothing to write."""
+    table = tmp_path / "runs.csv"
+    table.write_text("row_id,model,cluster,strategy.kind,fits\nmarch-1,gpt2,dgx-h100,ddp,false\n")
+    words = ["check", "--write-experiments", str(tmp_path / "files")]
+    result = CliRunner().invoke(app, [*words, str(table)])
+    assert (result.exit_code, result.output) == (0, f"1 experiment in {tmp_path / 'files'}\n")
+    assert zsim.load_experiment(tmp_path / "files" / "march-1.toml").cluster == "dgx-h100"
+    assert CliRunner().invoke(app, words).exit_code != 0

@@ -10,6 +10,7 @@ import zsim
 from zsim.errors import InputError
 from zsim.study.check.check import run_check
 from zsim.study.check.targets import find_targets
+from zsim.study.measured.experiment_files import write_run_experiments
 from zsim.study.measured.experiment_table import predict_run, read_experiment_runs
 from zsim.study.measured.results import RowResult
 
@@ -75,7 +76,7 @@ def test_a_row_that_cannot_be_simulated_is_skipped_with_its_reason(tmp_path: Pat
 @pytest.mark.parametrize(
     ("columns", "cells", "message"),
     [
-        (",training.micro_batch", ",1", "unknown column 'training.micro_batch'.*'micro_batch_size'"),
+        (",training.micro_batch", ",1", "column 'training.micro_batch'; did you mean 'training.micro_batch"),
         (",micro_batch_size", ",1", "unknown column 'micro_batch_size'; did you mean 'training.micro_batch"),
         (",step_second", ",1", "unknown column 'step_second'; did you mean 'step_seconds'"),
         (",cluster.gpu.memory.capacty", ",1", "runs.csv: cluster.gpu.memory.capacty: .*'capacity'"),
@@ -107,3 +108,40 @@ def test_tables_in_folders_are_found_and_published_ones_named(tmp_path: Path) ->
     assert (search.published, search.ignored) == (["theirs.csv"], ["other.csv"])
     report = run_check([tmp_path], tmp_path)
     assert "theirs.csv: python -m validation.published checks published runs" in report.notes
+
+
+def test_rows_are_written_as_experiments_that_predict_the_same(tmp_path: Path) -> None:
+    """Keys inside the files that an experiment names, and lists, included; what was measured is a comment."""
+    columns = ",model.n_layer,cluster.gpu.memory.capacity,training.lora.targets,step_seconds,fits"
+    path = tmp_path / "runs.csv"
+    path.write_text(f'{KEYS}{columns}\n{ROW},2,40 GB,"[""c_attn""]",0.5,true\n')
+    (run,) = read_experiment_runs(path)
+    written = write_run_experiments([path], tmp_path / "files")
+    assert written.to_dict() == {"written": {"a": str(tmp_path / "files" / "a.toml")}}
+    text = written.files["a"].read_text()
+    assert text.startswith("# a, of runs\n# measured: step_seconds = 0.5, fits = true\n")
+    again = zsim.load_experiment(written.files["a"])
+    assert again == run.experiment
+    assert zsim.simulate(again).report.step_seconds == predict_run(run).predicted_seconds
+
+
+def test_a_row_whose_name_is_no_files_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{KEYS}\n{ROW}\n{ROW.replace('a,', '../b,', 1)}\n")
+    with pytest.raises(InputError, match=r"row_id '\.\./b' is no file's name"):
+        write_run_experiments([path], tmp_path / "files")
+    assert not (tmp_path / "files").exists()
+    other = tmp_path / "other.csv"
+    path.write_text(f"{KEYS}\n{ROW}\n")
+    other.write_text(path.read_text())
+    with pytest.raises(InputError, match="row_id 'a' is in another table too"):
+        write_run_experiments([path, other], tmp_path / "files")
+
+
+def test_an_error_of_zsim_on_one_row_is_that_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("shape")
+
+    monkeypatch.setattr("zsim.study.measured.experiment_table.predict_job", fails)
+    (row,) = predicted(tmp_path, "", "")
+    assert (row.status, row.reason) == ("skipped", "an error of zsim: KeyError: 'shape'")

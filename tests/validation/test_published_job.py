@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from validation.published.job import row_job
+from validation.published.predict import measured_seconds
 from validation.published.table import PublishedRun
 from zsim.errors import NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
@@ -231,26 +232,20 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
         ({"tp": "3"}, "tp 3 do not divide 16 GPUs"),
         ({"ep": "2"}, "expert parallelism (ep = 2)"),
         ({"notes": "moe{experts=8,topk=2}"}, "moe_ffn of the routed experts is ''"),
-        ({"strategy": "FSDP2 8 x TP 8 (vanilla TP)"}, "degrees of model parallelism are not published"),
         ({"strategy": "JAX/XLA FSDP (GSPMD)"}, "XLA's scheduler"),
         ({"strategy": "fairscale FSDP"}, "fairscale"),
-        ({"offload": "optimizer->CPU"}, "offload is not simulated (strategy"),
-        ({"strategy": "ZeRO-3", "zero_stage": "3", "offload": "unknown"}, "whether anything is offloaded"),
-        (
-            {"strategy": "ZeRO-3", "zero_stage": "3", "offload": "activations CPU"},
-            "offload 'activations CPU'",
-        ),
+        ({"offload": "optimizer->CPU"}, "offload 'optimizer->CPU' is not simulated (strategy"),
+        ({"strategy": "ZeRO-3", "zero_stage": "3", "offload": "hidden states"}, "offload 'hidden states'"),
+        ({"strategy": "PTD-P", "tp": ""}, "degrees of model parallelism are not published"),
+        ({"strategy": "something else", "zero_stage": ""}, "strategy 'something else' is not simulated"),
         ({"strategy": "ZeRO-3", "zero_stage": "3", "offload": "optimizer NVMe"}, "NVMe of unknown drives"),
-        ({"arch_type": "moe"}, "architecture 'moe'"),
-        ({"mlp_type": "geglu"}, "'geglu'"),
+        ({"arch_type": "moe"}, "number and width of the routed experts"),
+        ({"arch_type": "hybrid-mamba2-dense"}, "architecture 'hybrid-mamba2-dense'"),
         ({"gpu": "TPU v4"}, "GPU 'TPU v4'"),
-        ({"act_ckpt": ""}, "activation checkpointing is not published"),
         ({"hidden": ""}, "no hidden"),
         ({"n_heads": "7"}, "7"),
-        ({"inter_gbps_per_gpu": ""}, "network between the nodes"),
         ({"n_gpus": "12", "global_batch": "96"}, "12 GPUs do not fill nodes of 8"),
         ({"n_params": "1e9", "n_params_kind": "exact"}, "parameters, but the row says"),
-        ({"precision": "nvfp4 (with fp8 parts)"}, "which products are in which type"),
         ({"compile": "thunder nvfuser"}, "thunder"),
     ],
 )
@@ -260,9 +255,44 @@ def test_what_cannot_be_simulated_is_refused_with_its_reason(changes: dict[str, 
     assert reason in str(caught.value)
 
 
-def test_rows_of_role_trend_are_not_compared() -> None:
-    with pytest.raises(NotSimulatedError, match="trend"):
-        row_job(PublishedRun("r", "s", "trend", CELLS, "x"))
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"act_ckpt": ""}, "checkpointing: not published, taken as none"),
+        ({"act_ckpt": "as usual"}, "checkpointing: 'as usual' taken as none"),
+        ({"inter_gbps_per_gpu": ""}, "network: not published, taken as the dgx-a100-80gb preset's"),
+        (
+            {"inter_gbps_per_gpu": "", "inter_desc": "8x200 Gb/s RoCE"},
+            "network: not published, taken as 200 Gb/s for each GPU",
+        ),
+        ({"precision": "fp8 (?)", "gpu": "H100"}, "precision: 'fp8 (?)' taken as fp8 throughout"),
+        (
+            {"strategy": "ZeRO-3", "zero_stage": "3", "offload": "unknown"},
+            "offload: 'unknown' taken as none",
+        ),
+        ({"micro_batch": "", "grad_accum": "2"}, "batch: micro-batch not published, taken as 4"),
+        ({"mlp_type": ""}, "model: mlp_type not published, taken as swiglu"),
+        (
+            {"strategy": "sharded somehow", "zero_stage": "2"},
+            "strategy: 'sharded somehow' taken as deepspeed",
+        ),
+        ({"compile": "sometimes"}, "compile: 'sometimes' taken as no"),
+    ],
+)
+def test_what_a_row_leaves_open_is_taken_and_named(changes: dict[str, str], sentence: str) -> None:
+    assert sentence in row_job(run(**changes)).assumptions
+
+
+def test_degrees_in_the_strategys_text_count_where_no_column_has_them() -> None:
+    job = row_job(run(strategy="FSDP2 4 x TP 4", grad_accum="8")).job
+    assert (job.kind, job.parallelism.tensor) == ("fsdp2", 4)
+
+
+def test_rows_of_role_trend_are_predicted_and_not_compared() -> None:
+    trend = PublishedRun("r", "s", "trend", {**CELLS, "step_time_s": "1.0"}, "x")
+    assert row_job(trend).job.world_size == 16
+    assert measured_seconds(trend) is None
+    assert measured_seconds(replace(trend, role="report")) == 1.0
 
 
 def test_an_offloaded_row_names_its_blocks_its_release_and_how_its_script_builds_the_model() -> None:

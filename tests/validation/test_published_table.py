@@ -47,7 +47,7 @@ def test_a_column_of_ones_own_does_not_pass_for_what_is_known_of_a_source(tmp_pa
     ("text", "expected"),
     [
         ("", "the file is empty"),
-        ("row_id,gpu\na,b\n", "no column n_layers, hidden, n_heads"),
+        ("row_id,gpu\na,b\n", "no column seq_len, n_gpus, strategy"),
         (f"{HEADER},gpu\n{ROW},x\n", "the column 'gpu' stands there twice"),
         (f"{HEADER}\n{ROW},x\n", "line 2: more cells than the header has columns"),
         (

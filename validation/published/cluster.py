@@ -4,62 +4,121 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from validation.published.sources import complete_run
 from validation.published.table import PublishedRun
+from validation.published.vocabulary import (
+    best_word,
+    join_numbers,
+    read_words,
+    spellings,
+    split_words,
+    vocabulary,
+)
 from zsim.errors import NotSimulatedError
 from zsim.report.job_features import find_network
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.presets import topology_preset_names
 from zsim.units import BYTES_PER_SECOND, parse_quantity
 
-# GPU column (longest match first) -> preset.
-CLUSTERS = {
-    "A100-SXM4-80GB": "dgx-a100-80gb",
-    "A100-SXM4-40GB": "dgx-a100-40gb",
-    "H100-SXM-96GB-HBM2e": "grand-teton-h100-500w",
-    "H100-SXM5-80GB": "dgx-h100",
-    "H200-SXM-141GB": "hgx-h200",
-    "B200-SXM-180GB": "hgx-b200",
-    "GB200-186GB": "gb200-nvl72",
-    "B300-SXM-270GB": "hgx-b300",
-    "GB300-288GB": "gb300-nvl72",
-    "V100-SXM3-32GB": "dgx-2",
-    "V100-SXM2-16GB": "dgx-1",
-    "V100-SXM2-32GB": "jean-zay-v100",
-}
 _BUSY = r"degrades? strongly"  # Hugging Face's cluster, whose collectives were measured among other jobs
 _SLOWEST_RDMA = 5.0  # Gb/s per GPU: below, TCP
+_FORMS = ("pcie", "nvl", "max")  # of a chip, that a file must name
 _LABELS = frozenset(("extends", "name", "description", "gpus_per_node"))
 
 
 def cluster_preset(run: PublishedRun) -> str:
-    """The name of the preset whose GPU the row names. Raises NotSimulatedError if there is none."""
-    gpu = run.text("gpu")
-    if gpu.startswith("H100-SXM5-80GB") and "AWS p5" in run.text("inter_desc"):
-        return "aws-p5-busy" if re.search(_BUSY, run.text("inter_desc")) else "aws-p5"
-    for name, preset in CLUSTERS.items():
-        if gpu.startswith(name) and "labelled" not in gpu:
-            return preset
-    raise NotSimulatedError(f"GPU '{gpu}' has no hardware file")
+    """The name of the preset whose GPU the row names, however it is spelled. Raises NotSimulatedError if
+    there is none."""
+    gpu, network = run.text("gpu"), run.text("inter_desc")
+    present = _gpu_words(gpu, run.number("gpu_mem_gb"))
+    best = best_word("gpu", present)
+    if best is None:
+        best = _cluster_by_file(present)
+    if best is None or "labelled" in gpu or any(form in present - best[1] for form in _FORMS):
+        raise NotSimulatedError(f"GPU '{gpu}' has no hardware file")
+    if best[0] == "dgx-h100" and re.search(r"(?i)\bp5\b|p5\.48xlarge", network):
+        return "aws-p5-busy" if re.search(_BUSY, network) else "aws-p5"
+    return best[0]
 
 
-def cluster_table(run: PublishedRun, name: str, preset: Cluster) -> dict[str, Any]:
+def _gpu_words(text: str, memory_gb: float | None) -> frozenset[str]:
+    """The words of a GPU's name, with and without joined numbers, and its memory: "40 GB", "40G" and "40" of
+    the memory's column are 40gb."""
+    plain = re.sub(r"(?i)(\d+) ?gi?b?\b", r"\1gb", text)
+    words = set(spellings(plain))
+    words |= {match[1] for word in words if (match := re.fullmatch(r"(sxm)\d", word))}
+    words |= {match[1] for word in words if (match := re.fullmatch(r"(?:rtx|geforce)(\d+)", word))}
+    if memory_gb and not any(re.fullmatch(r"\d+gb", word) for word in words):
+        words.add(f"{memory_gb:.0f}gb")
+    return frozenset(words)
+
+
+def _cluster_by_file(present: frozenset[str]) -> tuple[str, frozenset[str]] | None:
+    """The preset that the vocabulary does not list, by the name of its GPU's file: gh200 for
+    "gh200-96gb"."""
+    listed = vocabulary()["gpu"]
+    for name in topology_preset_names():
+        if name not in listed:
+            chip = _chip(name)
+            if chip in present and chip not in _listed_chips():
+                return name, frozenset((chip,))
+    return None
+
+
+@cache
+def _listed_chips() -> frozenset[str]:
+    """The chips whose variants the vocabulary chooses among."""
+    return frozenset(map(_chip, vocabulary()["gpu"]))
+
+
+def _chip(cluster: str) -> str:
+    """The first word of the name of a preset's GPU, with its number: "rtx4090" of rtx-4090."""
+    return join_numbers(split_words(load_cluster(cluster).gpu.name))[0][0]
+
+
+def cluster_table(run: PublishedRun, name: str, preset: Cluster, assumptions: list[str]) -> dict[str, Any]:
     """The preset and the tables in which the row differs from it: GPUs per node, bandwidth of the NVLinks,
-    network bandwidth per GPU."""
+    network bandwidth per GPU. A network between nodes that is not published is the preset's, by name."""
     table: dict[str, Any] = {"extends": name}
+    gpus = run.count("n_gpus") or 1
     per_node = run.count("gpus_per_node") or preset.gpus_per_node
     if per_node != preset.gpus_per_node:
         table["gpus_per_node"] = per_node
     network = run.number("inter_gbps_per_gpu")
+    if not network and gpus > per_node:
+        network = described_gbps(run.text("inter_desc"), per_node)
+        taken = f"the {preset.name} preset's" if network is None else f"{network:g} Gb/s for each GPU"
+        assumptions.append(f"network: not published, taken as {taken}")
+        if network is None and per_node != preset.gpus_per_node:
+            network = preset.nic.bandwidth * preset.nic.per_node / preset.gpus_per_node * 8 / 1e9
     if network:
         table["nic"] = {"per_node": per_node, "bandwidth": _rate(network * 1e9 / 8)}
-    elif (run.count("n_gpus") or 1) > per_node:
-        raise NotSimulatedError("the network between the nodes is not published")
     link = _link_bytes_per_second(run.text("intra_link"))
     if link is not None and abs(link / preset.node_link.bandwidth - 1) > 0.01:
         table["node_link"] = {"bandwidth": _rate(link)}
     return table
+
+
+def described_gbps(text: str, gpus_per_node: int) -> float | None:
+    """Gb/s for each GPU by a description: "8x400Gb/s per node", "3.2 Tb/s", "400 Gb/s per GPU", "4x HDR".
+    None where it says no rate."""
+    plain = text.lower().replace(",", "")
+    rate = re.search(r"(?:(\d+) ?x ?)?(\d+(?:\.\d+)?) ?(t|g)(?:bit|b(?!yte))?(?:/s|ps|e)?\b", plain)
+    if rate is not None:
+        gbps = float(rate[2]) * (1000 if rate[3] == "t" else 1)
+        ports = int(rate[1]) if rate[1] else None
+        if ports is None and "per gpu" in plain:
+            return gbps
+        return gbps * (ports or 1) / gpus_per_node
+    best = best_word("network", frozenset(spellings(plain)))
+    if best is None:
+        return None
+    count = re.search(r"(\d+) ?x", plain)
+    return float(best[0]) * (int(count[1]) / gpus_per_node if count else 1.0)
 
 
 def complete_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[str, Any]:
@@ -104,13 +163,13 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def attention_variant(run: PublishedRun) -> str:
-    """The attention implementation that the row names. "" stands for the GPU file's default,
-    FlashAttention-2.
-    """
-    kernel = run.text("attn_kernel").lower()
-    if "v1" in kernel:
+    """The attention implementation that the row names. "" stands for the GPU file's default."""
+    reading = read_words("attention", run.text("attn_kernel"))
+    if reading.has("unfused attention"):
+        return "math"
+    if reading.has("flash-attn v1"):
         return "flash1-triton"
-    return next((f"flash{generation}" for generation in "34" if f"fa{generation}" in kernel), "")
+    return next((f"flash{generation}" for generation in "34" if reading.has(f"flash-attn {generation}")), "")
 
 
 def _link_bytes_per_second(text: str) -> float | None:

@@ -24,18 +24,32 @@ _FLAG = r"(?:^|; )([a-z][a-z0-9-]+)=([^;{}]+)"  # one of Megatron's, in the note
 _LATENT = r"q(\d+|None)/kv(\d+)/nope(\d+)/rope(\d+)/v(\d+)"
 
 
+_COLUMNS = {
+    "n_experts": "experts", "top_k": "topk", "moe_ffn": "moe_ffn", "shared_ffn": "shared_ffn",
+    "dense_layers": "dense_layers", "dispatcher": "dispatcher",
+}  # fmt: skip
+
+
 def is_mixture(run: PublishedRun) -> bool:
     """Whether the row's model has routed experts."""
-    return "moe{" in run.text("notes") or run.text("arch_type") == "decoder-moe"
+    kind = run.text("arch_type").lower()
+    return has_expert_settings(run) or kind == "moe" or bool(re.search(r"decoder.*moe|moe.*decoder", kind))
+
+
+def has_expert_settings(run: PublishedRun) -> bool:
+    """Whether the row says how many routed experts there are and how wide, in a note or in columns."""
+    return "moe{" in run.text("notes") or bool(run.count("n_experts"))
 
 
 def expert_settings(run: PublishedRun) -> dict[str, str]:
-    """The `moe{...}` note: {"experts": "8", "topk": "2", ...}. Raises NotSimulatedError without one."""
+    """The `moe{...}` note, or the columns of experts: {"experts": "8", "topk": "2", ...}. Raises
+    NotSimulatedError without either."""
     match = re.search(r"moe\{([^}]*)\}", run.text("notes"))
-    if match is None:
+    columns = {key: run.text(column) for column, key in _COLUMNS.items() if run.text(column)}
+    if match is None and "experts" not in columns:
         raise NotSimulatedError("the shape is not published: number and width of the routed experts")
-    pairs = (item.partition("=") for item in match[1].split(",") if item)
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    pairs = (item.partition("=") for item in (match[1] if match else "").split(",") if item)
+    return {**columns, **{key.strip(): value.strip() for key, _, value in pairs}}
 
 
 def expert_model(run: PublishedRun, dense: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +64,7 @@ def expert_model(run: PublishedRun, dense: Mapping[str, Any]) -> dict[str, Any]:
     count, top_k, width = (_number(moe_note, key) for key in ("experts", "topk", "moe_ffn"))
     shared, layers = _number(moe_note, "shared_ffn", 0), int(shape["num_hidden_layers"])
     dense_layers = _dense_layers(run, moe_note, layers)
-    if "head_dim" in moe_note:
+    if moe_note.get("head_dim", "").isdigit():
         shape["head_dim"] = _number(moe_note, "head_dim")
     if re.search(r"next|qwen3\.5|linear|mamba|nemotron", name):
         raise NotSimulatedError(f"model '{run.text('model')}': not every layer's attention is softmax's")
@@ -84,8 +98,8 @@ def expert_model(run: PublishedRun, dense: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(moe_note: Mapping[str, str], key: str, default: int | None = None) -> int:
     text = moe_note.get(key, "")
-    if text.isdigit():
-        return int(text)
+    if re.fullmatch(r"\d+(\.0*)?", text):
+        return int(float(text))
     if default is None or text not in _UNSTATED:
         raise NotSimulatedError(f"the shape is not published: {key} of the routed experts is '{text}'")
     return default
@@ -161,7 +175,9 @@ def _latent_attention_model(
 # -- how they run ------------------------------------------------------------------------------------------
 
 
-def expert_parallelism(run: PublishedRun, settings: Mapping[str, str], kind: str) -> dict[str, Any]:
+def expert_parallelism(
+    run: PublishedRun, settings: Mapping[str, str], kind: str, assumptions: list[str]
+) -> dict[str, Any]:
     """The keys of `[parallelism]` for routed experts. `settings` are the row's launch settings.
 
     Raises NotSimulatedError for features that zsim lacks, and for settings that the row leaves open and no
@@ -172,23 +188,36 @@ def expert_parallelism(run: PublishedRun, settings: Mapping[str, str], kind: str
             raise NotSimulatedError(f"expert parallelism (ep = {run.count('ep')}) without routed experts")
         return {}
     combined = {**settings, **expert_settings(run)}
-    _refuse_unsupported(run, combined)
+    _refuse_unsupported(run)
+    if combined.get("balanced") == "0":
+        assumptions.append("routing: how uneven is not published, taken as the default")
     degree = run.count("ep") or 1
     table: dict[str, Any] = {"expert": degree} if degree > 1 else {}
-    tensor = combined.get("etp", "")
-    if tensor not in _UNSTATED and kind == "megatron":
-        table["expert_tensor"] = int(tensor)
-    dispatcher = combined.get("dispatcher", "")
-    shares = degree > 1 or (run.count("tp") or 1) > 1
-    if dispatcher in _DISPATCHERS and kind == "megatron" and (degree > 1 or dispatcher in ("allgather",)):
+    tensor = combined.get("etp", "").lower()
+    if tensor == "tp":
+        tensor = run.text("tp") or "1"
+    if re.fullmatch(r"\d+(\.0*)?", tensor) and kind == "megatron":
+        table["expert_tensor"] = int(float(tensor))
+    elif kind == "megatron" and degree > 1 and not _divides(run, degree * (run.count("tp") or 1)):
+        table["expert_tensor"] = 1
+        assumptions.append("expert tensor parallelism: not published, taken as 1")
+    dispatcher = re.sub(r"[^a-z]", "", combined.get("dispatcher", "").lower())
+    is_used = degree > 1 or (kind == "megatron" and dispatcher == "allgather")
+    if dispatcher in _DISPATCHERS and kind in ("megatron", "fsdp2") and is_used:
         table["dispatcher"] = _DISPATCHERS[dispatcher]
-    elif shares and dispatcher == "?":
-        raise NotSimulatedError("what brings tokens to their experts (the dispatcher) is not published")
+    elif degree > 1 and dispatcher not in _DISPATCHERS:
+        assumptions.append("dispatcher: not published, taken as the framework's default")
     if _drops_tokens(run, combined):
         table["capacity_factor"] = _capacity(combined)
     if combined.get("balanced") == "1" or "force-balanced" in run.text("notes"):
         table["expert_imbalance"] = 1.0
     return table
+
+
+def _divides(run: PublishedRun, ranks: int) -> bool:
+    """Whether so many ranks divide the GPUs of a pipeline stage."""
+    stage = (run.count("n_gpus") or 1) // (run.count("pp") or 1)
+    return stage % ranks == 0
 
 
 def expert_strategy(run: PublishedRun, settings: Mapping[str, str]) -> dict[str, Any]:
@@ -224,10 +253,8 @@ def _capacity(moe_note: Mapping[str, str]) -> float:
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else 1.0
 
 
-def _refuse_unsupported(run: PublishedRun, moe_note: Mapping[str, str]) -> None:
+def _refuse_unsupported(run: PublishedRun) -> None:
     notes = run.text("notes")
     flags = dict(re.findall(_FLAG, notes))
-    if moe_note.get("balanced") == "0":
-        raise NotSimulatedError("how unevenly the router spread its tokens is not published")
     if flags.get("fine-grained-activation-offloading") == "True":
         raise NotSimulatedError("offload of single modules' activations is not simulated")

@@ -10,12 +10,31 @@ from typing import Any
 from validation.published.mixtures import expert_parallelism
 from validation.published.table import PublishedRun
 from zsim.errors import NotSimulatedError
+from zsim.programs.nanotron.read import stage_layers
 
 _DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+_STATED = {
+    "tp": r"tp|tensor[- ]?(?:model[- ]?)?parallel\w*|mp", "pp": r"pp|pipeline[- ]?(?:model[- ]?)?parallel\w*",
+    "vp": r"vp|vpp|virtual[- ]?\w*", "cp": r"cp|context[- ]?parallel\w*", "ep": r"ep|expert[- ]?parallel\w*",
+}  # fmt: skip
 _CONTEXT_METHODS = {"p2p": "p2p", "all_gather": "all-gather", "a2a": "all-to-all", "a2a+p2p": "a2a+p2p"}
 _OFF = ("0", "False")
 _SEQUENCE_PARALLEL = r"\(SP\b|\+ ?SP\b|, SP\b"
 _ASYNC_TENSOR = r"Async ?TP|\bSP\b.*\basync\)"
+
+
+def stated_degrees(run: PublishedRun) -> dict[str, str]:
+    """The degrees that the strategy's text says and no column has: {"tp": "8"} of "TP8", "TP=8" and "8-way
+    tensor parallelism"."""
+    text = run.text("strategy")
+    found = {}
+    for column, words in _STATED.items():
+        match = re.search(
+            rf"(?i)(?<![a-z])(?:{words})[ =:_-]*(\d+)(?![\d.])|(\d+)[- ]?way (?:{words})(?![a-z])", text
+        )
+        if match is not None and not run.text(column):
+            found[column] = match[1] or match[2]
+    return found
 
 
 def launch_settings(run: PublishedRun) -> dict[str, str]:
@@ -70,7 +89,7 @@ def parallelism_table(
     degrees = {key: run.count(column) or 1 for column, key in _DEGREES.items()}
     table: dict[str, Any] = {key: degree for key, degree in degrees.items() if degree > 1}
     settings, text = launch_settings(run), run.text("strategy")
-    experts = expert_parallelism(run, settings, strategy["kind"])
+    experts = expert_parallelism(run, settings, strategy["kind"], assumptions)
     if not table:
         return experts
     if degrees["tensor"] > 1:
@@ -118,6 +137,12 @@ def _pipeline_table(
     if layers % stages and (layers + 2) % stages == 0:
         assumptions.append("embedding and loss count as a layer each")
         table |= {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
+    elif layers % stages and strategy["kind"] == "megatron" and layers > stages:
+        assumptions.append(f"pipeline: {layers} layers over {stages} stages as evenly as they divide")
+        each, more = divmod(layers, stages)
+        table["layers_per_stage"] = [
+            each + (stages - 1 - more <= stage < stages - 1) for stage in range(stages)
+        ]
     elif strategy["kind"] == "deepspeed" and (run.count("tp") or 1) == 1:
         table |= {"first_stage_less_layers": 0}
     return table
@@ -139,24 +164,9 @@ def parse_pipeline_layout(notes: str, stages: int) -> list[int]:
 
 
 def nanotron_layers(run: PublishedRun, ranks: int) -> list[int]:
-    """The layers of nanotron's stages. Blocks are dealt out in order, and a stage ends with the block at
-    which the running cost exceeds (rank + 1) / ranks of the total.
-
-    A layer costs 4 h h + 3 h f, the LM head h V (h: hidden, f: MLP, V: vocabulary), all other blocks nothing.
-    So a stage may have no layer. Source: nanotron of January 2025 (9055c664), `build_model` in
-    models/base.py, `get_block_compute_costs` in models/llama.py.
-    """
-    hidden, ffn = run.count("hidden") or 0, run.count("ffn") or 0
-    layers = run.count("n_layers") or 0
-    layer, head = hidden * (4 * hidden + 3 * ffn), hidden * (run.count("vocab") or 0)
-    total, cost, stage = layers * layer + head, 0, 0
-    layers_per_stage = [0] * ranks
-    for _ in range(layers):
-        layers_per_stage[stage] += 1
-        cost += layer
-        if cost * ranks > total * (stage + 1):
-            stage += 1
-    return layers_per_stage
+    """The layers of nanotron's stages."""
+    sizes = [run.count(column) or 0 for column in ("n_layers", "hidden", "ffn", "vocab")]
+    return stage_layers(*sizes, ranks=ranks)
 
 
 def pipeline_micro_batches(run: PublishedRun, kind: str, micro_batch: int, assumptions: list[str]) -> int:

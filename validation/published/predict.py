@@ -12,7 +12,7 @@ from validation.published.job import row_job
 from validation.published.parallelism import kind_of_parallelism, model_ranks_of
 from validation.published.sources import complete_run
 from validation.published.table import PublishedRun, read_runs
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError, ZsimError
 from zsim.specs.experiment.job import Job
 from zsim.study.measured.prediction import iterate_predictions, predict_job
 from zsim.study.measured.results import CheckResult, RowResult
@@ -49,23 +49,11 @@ def predict_rows(
 
 
 def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
-    """zsim's prediction of one row, or the reason why the row is skipped."""
-    measured = _measured_memory(run)
-    kind = next(iter(measured), _memory_kind(run))
-    base = RowResult(
-        run.row_id,
-        run.source,
-        "skipped",
-        measured_seconds=measured_seconds(run),
-        measured_memory_bytes=measured.get(kind),
-        memory_kind=kind,
-        measured_fits=_measured_fits(run),
-        role=run.role,
-        tier=run.text("tier"),
-        measured_memory=measured,
-        parallelism=kind_of_parallelism(run),
-    )
+    """zsim's prediction of one row, or the reason why the row is skipped. What is wrong with a row, or goes
+    wrong with it in zsim, is that row's reason."""
+    base = RowResult(run.row_id, run.source, "skipped", role=run.role, tier=run.text("tier"))
     try:
+        base = _measured(run, base)
         row = row_job(run)
         if tweak is not None:
             row = replace(row, job=tweak(row.job))
@@ -77,13 +65,32 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
             network=network_of(run),
             is_of_last_rank=row.is_of_last_rank,
         )
-    except NotSimulatedError as error:
+    except ZsimError as error:
         return replace(base, reason=str(error))
+    except Exception as error:  # of zsim, on what one row says
+        return replace(base, reason=f"an error of zsim: {type(error).__name__}: {error}")
+
+
+def _measured(run: PublishedRun, base: RowResult) -> RowResult:
+    """`base` with what the row publishes."""
+    measured = _measured_memory(run)
+    kind = next(iter(measured), _memory_kind(run))
+    return replace(
+        base,
+        measured_seconds=measured_seconds(run),
+        measured_memory_bytes=measured.get(kind),
+        memory_kind=kind,
+        measured_fits=_measured_fits(run),
+        measured_memory=measured,
+        parallelism=kind_of_parallelism(run),
+    )
 
 
 def measured_seconds(run: PublishedRun) -> float | None:
     """Seconds of one optimizer step: published, or derived from tokens or samples per second. None without
-    either."""
+    either, and for a row of role trend, whose absolute values compare with nothing."""
+    if run.role == "trend":
+        return None
     seconds = run.number("step_time_s")
     if seconds:
         return seconds

@@ -12,7 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from validation.published.parallelism import stated_degrees
 from validation.published.table import PublishedRun
+from validation.published.vocabulary import canonical_text
 from zsim.reading import parse_toml
 from zsim.specs.experiment.overrides import set_dotted_key
 from zsim.specs.messages import validate_table
@@ -37,8 +39,17 @@ class SourceRule(BaseModel):
     )
     assume: str | None = None
 
+    @property
+    def is_of_one_source(self) -> bool:
+        """Whether the rule tells what was found out of single sources, and not what a software of its date
+        does, which everybody can know."""
+        return not {"source", "source_ref"}.isdisjoint(self.when)
+
     def applies(self, run: PublishedRun, kind: str) -> bool:
-        """Whether the rule is about the row. `kind` is the kind of its strategy, or "" before it is known."""
+        """Whether the rule is about the row. `kind` is the kind of its strategy, or "" before it is known.
+        Rules on single sources are about no row that is read as a stranger would."""
+        if run.is_strangers and self.is_of_one_source:
+            return False
         return all(_matches(run, kind, *condition) for condition in self.when.items()) and not any(
             _matches(run, kind, *condition) for condition in self.unless.items()
         )
@@ -55,8 +66,10 @@ def _matches(run: PublishedRun, kind: str, column: str, pattern: str) -> bool:
         return run.text("date") >= pattern
     if column == "before":
         return run.text("date") < pattern
-    text = {"source": run.source, "kind": kind}.get(column, run.text(column))
-    return re.search(pattern, text) is not None
+    source = "" if run.is_strangers else run.source
+    text = {"source": source, "kind": kind}.get(column, run.text(column))
+    texts = [text, canonical_text(column, text)]
+    return any(re.search(pattern, found, re.IGNORECASE) for found in texts[: 1 + bool(texts[1])])
 
 
 @cache
@@ -81,6 +94,7 @@ def complete_run(run: PublishedRun) -> CompletedRun:
     release = re.search(r"torch (1\.\d+)", run.text("software"), re.IGNORECASE)
     if release and not run.text("torch"):
         run = _fill_cells(run, {"torch": release[1]})
+    run = _fill_cells(run, stated_degrees(run))
     assumptions: list[str] = []
     for rule in source_rules():
         if rule.cells and rule.applies(run, ""):

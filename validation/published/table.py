@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 from zsim.errors import InputError
 from zsim.study.measured.experiment_table import check_names, read_csv_rows
 
-REQUIRED = ("row_id", "n_layers", "hidden", "n_heads", "seq_len", "gpu", "n_gpus", "strategy", "micro_batch")
+REQUIRED = ("row_id", "seq_len", "gpu", "n_gpus", "strategy")
+_NOTHING = frozenset(("n/a", "na", "none", "-", "?", "unknown", "unstated", "not stated", "null"))
 _COLUMNS = """
+n_layers hidden n_heads micro_batch
 source_group source_ref provenance arch_provenance date software model arch_type n_kv_heads ffn mlp_type
 vocab tied_emb n_params n_params_kind gpu_mem_gb gpus_per_node intra_link inter_gbps_per_gpu inter_desc
 zero_stage dp tp pp vp cp ep shard_group offload grad_accum global_batch precision reduce_dtype optimizer
@@ -19,6 +22,7 @@ act_ckpt attn_kernel compile tokens_per_s tokens_per_s_per_gpu samples_per_s ste
 tflops_kind mfu hfu peak_tflops_used mem_alloc_gb mem_active_gb mem_reserved_gb mem_other_gb mem_kind
 status simulatable assumed_fields flags notes calc_model_tflops_6N12LdS published_tflops check_flags tier
 source role
+head_dim n_experts top_k moe_ffn shared_ffn dense_layers dispatcher lora_rank lora_targets
 """
 KNOWN = frozenset((*REQUIRED, *_COLUMNS.split()))
 
@@ -34,17 +38,21 @@ class PublishedRun:
     """The cells by column, as text."""
     where: str
     """The row's position, for messages."""
+    is_strangers: bool = False
+    """Read as a stranger would: without what was found out of its source alone."""
 
     def text(self, column: str) -> str:
         return self.cells.get(column, "")
 
     def number(self, column: str) -> float | None:
-        """The cell as a number, or None if empty. Raises InputError for anything else."""
+        """The cell as a number ("8,192" too), or None if it is empty or says that it is not known.
+
+        Raises InputError for anything else."""
         text = self.text(column)
-        if not text:
+        if text.lower() in ("", *_NOTHING):
             return None
         try:
-            value = float(text)
+            value = float(re.sub(r"(?<=\d)[,_](?=\d{3}\b)", "", text))
         except ValueError:
             raise InputError(
                 f"{self.where}: column '{column}': found {text!r}, expected a number or nothing"
@@ -95,7 +103,7 @@ def _read_file(path: Path, table: RunTable) -> None:
     for where, cells in read_csv_rows(path, check_columns):
         row_id = cells["row_id"] or where.removeprefix(f"{path.name}: ")
         source = cells.get("source") or cells.get("source_group") or path.stem
-        known_cells = {column: text for column, text in cells.items() if column in KNOWN}
+        known_cells = {column: " ".join(text.split()) for column, text in cells.items() if column in KNOWN}
         table.runs.append(PublishedRun(row_id, source, cells.get("role", ""), known_cells, where))
 
 

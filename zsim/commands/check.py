@@ -49,6 +49,14 @@ def check(
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Some rows of each source of a table only.")] = False,
+    write_experiments: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write every row of the tables as an experiment file, and check nothing.",
+            show_default=False,
+        ),
+    ] = None,
     allow_code: AllowCode = False,
     json_: Annotated[Path | None, json_option("every row")] = None,
     junit: Annotated[Path | None, file_option(help="Write JUnit XML, as CI systems read it.")] = None,
@@ -77,6 +85,9 @@ def check(
 
     if markdown and not targets:
         raise InputError("--markdown: expected a table of measured runs, RUNS.csv")
+    if write_experiments is not None:
+        _write_experiments(list(targets or []), write_experiments, json_)
+        return
     pins, base = _baseline(baseline, bool(targets), update_baseline)
     paths = list(targets or [])
     if not paths and baseline is not None:
@@ -113,6 +124,16 @@ def check(
             print_file("baseline", f"{pins.path}: {cases}")
     if report.verdict == "fail":
         raise typer.Exit(1)
+
+
+def _write_experiments(tables: list[Path], folder: Path, json_: Path | None) -> None:
+    """Write the rows of tables of measured runs as experiment files."""
+    from zsim.study.measured.experiment_files import write_run_experiments
+
+    if not tables:
+        raise InputError("--write-experiments: expected tables of measured runs, RUNS.csv")
+    written = write_run_experiments(tables, folder)
+    answer(written.lines(folder), written.to_dict, json_)
 
 
 def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Baseline | None, Path]:

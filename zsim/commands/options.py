@@ -94,7 +94,7 @@ class ExperimentOptions:
     set_: Set = None
     allow_code: AllowCode = False
 
-    def with_settings(self, values: Mapping[str, Any]) -> ExperimentOptions:
+    def add_settings(self, values: Mapping[str, Any]) -> ExperimentOptions:
         """The options with settings that other options stand for.
 
         Raises InputError for a setting that `--set` gives too.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,6 +26,7 @@ from zsim.files import make_folder
 if TYPE_CHECKING:
     from zsim.api import Result
     from zsim.specs.experiment.job import Job
+    from zsim.specs.experiment.tables import Experiment
 
 
 @takes_experiment()
@@ -34,6 +35,9 @@ def run(
     unfold: Annotated[bool, typer.Option(help="Simulate every rank instead of one per class.")] = False,
     brief: Annotated[
         bool, typer.Option("--brief", help="Three lines: fits, step, and what all takes.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="All of it: collectives, traffic, other memory, evidence, notes.")
     ] = False,
     tokens: Annotated[
         str | None, typer.Option(help="Tokens to train on (15T), for days and money: cost.tokens.")
@@ -48,10 +52,12 @@ def run(
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
+    if brief and full:
+        raise InputError("--brief and --full contradict each other")
     length = {"cost.tokens": tokens, "cost.samples": samples, "cost.epochs": epochs}
-    options = options.with_settings({key: value for key, value in length.items() if value is not None})
+    options = options.add_settings({key: value for key, value in length.items() if value is not None})
     with garbage_collection.pause():
-        code = _run(options, unfold, brief, json_, out)
+        code = _run(options, unfold, "brief" if brief else "full" if full else "screen", json_, out)
     if code:
         raise typer.Exit(code)
 
@@ -105,13 +111,22 @@ def _seconds(text: str) -> float:
         raise InputError(f"--measured: {error}") from None
 
 
-def _run(options: ExperimentOptions, unfold: bool, brief: bool, json_: Path | None, out: Path | None) -> int:
+def _run(
+    options: ExperimentOptions,
+    unfold: bool,
+    detail: Literal["brief", "screen", "full"],
+    json_: Path | None,
+    out: Path | None,
+) -> int:
     """Simulate, write and print. Returns the exit code."""
     from zsim.report.views.text.brief import brief_lines
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
-    result = simulate(options.load(), unfold=unfold, on_job=_warn_of_size)
+    experiment = options.load()
+    if experiment.rl is not None:
+        return _run_rl(experiment, json_, out)
+    result = simulate(experiment, unfold=unfold, on_job=_warn_of_size)
     files: dict[str, Path] = {}
     if out is not None:
         files |= _write_all(result, out)
@@ -120,14 +135,26 @@ def _run(options: ExperimentOptions, unfold: bool, brief: bool, json_: Path | No
     else:
         if json_ is not None:
             files["json"] = write_json(result.report.to_dict(), json_)
-        if brief:
+        if detail == "brief":
             for line in brief_lines(result.report):
                 print(line)
             for kind, path in files.items():
                 print_file(kind, path)
         else:
-            print_report(result.report, files=files)
+            print_report(result.report, files=files, is_full=detail == "full")
     return result.report.verdict.exit_code
+
+
+def _run_rl(experiment: Experiment, json_: Path | None, out: Path | None) -> int:
+    """Simulate a step of reinforcement learning, write and print it. Returns the exit code."""
+    from zsim.workflows.rl.result import simulate_rl
+
+    result = simulate_rl(experiment)
+    if out is not None:
+        make_folder(out)
+        write_json(result.to_dict(), out / "report.json")
+    answer(result.lines(), result.to_dict, json_)
+    return 0 if result.fits else 1
 
 
 def _warn_of_size(job: Job) -> None:

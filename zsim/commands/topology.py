@@ -233,7 +233,8 @@ def import_(
         str | None,
         typer.Option(
             "--format",
-            help="nccl, nvidia-smi, ibnetdiscover, lldp, slurm or astra-sim; else by the content.",
+            help="nccl, nvidia-smi, rocm-smi, hwloc, ibnetdiscover, lldp, slurm or astra-sim; else by the "
+            "content.",
         ),
     ] = None,
     base: Annotated[

@@ -2,8 +2,9 @@
 
 Kernels on different streams of one GPU share it: n concurrent kernels run at 1/n of their speed each (an
 equal share of the multiprocessors and of HBM). While a collective runs on the GPU, all kernels are
-`compute_slowdown` times slower, because it takes multiprocessors and bandwidth from them. This is the fluid
-model with one resource, solved in closed form.
+`compute_slowdown` times slower, because it takes multiprocessors and bandwidth from them, and less so while
+only collectives run that are narrow: kernels of a library on a few multiprocessors. This is the fluid model
+with one resource, solved in closed form.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ class GpuKernels(Generic[Owner]):
     __slots__ = (
         "_all_remaining",
         "_collectives",
+        "_factor",
         "_is_early",
         "_last_change",
+        "_narrow",
+        "_narrow_slowdown",
         "_on_busy_change",
         "_on_end",
         "_on_interruption",
@@ -63,8 +67,11 @@ class GpuKernels(Generic[Owner]):
         on_end: Callable[[Owner, int, float], None],
         on_busy_change: Callable[[bool], None] | None = None,
         on_interruption: Callable[[Owner, float], None] | None = None,
+        narrow_slowdown: float | None = None,
     ) -> None:
         self._slowdown = slowdown
+        self._narrow_slowdown = slowdown if narrow_slowdown is None else narrow_slowdown
+        self._factor = 1.0
         self._owner = owner
         self._schedule = schedule
         self._on_end = on_end
@@ -75,7 +82,7 @@ class GpuKernels(Generic[Owner]):
         self._remaining = self._second_remaining = 0.0
         self._ops: list[int] = []
         self._all_remaining: list[float] = []
-        self._collectives = 0
+        self._collectives = self._narrow = 0
         self.ticket = 0
         self._is_early = False
         self._last_change = 0.0
@@ -92,12 +99,12 @@ class GpuKernels(Generic[Owner]):
         self._op, self._remaining, self._last_change = op, seconds, now
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._schedule(seconds * self._slowdown if self._collectives else seconds, (self, ticket))
+        self._schedule(seconds * self._factor, (self, ticket))
 
     @property
     def is_undisturbed(self) -> bool:
         """Whether kernels that start now run alone and at full speed."""
-        return self._op < 0 and not self._ops and (self._collectives == 0 or self._slowdown == 1.0)
+        return self._op < 0 and not self._ops and self._factor == 1.0
 
     def start_row(self, op: int, seconds: float, began: float, delay: float) -> None:
         """Start kernels in a row while the GPU is undisturbed. The last, `op`, takes `seconds` from the time
@@ -139,21 +146,34 @@ class GpuKernels(Generic[Owner]):
             self._all_remaining.append(seconds)
         self._schedule_wake_up()
 
-    def begin_collective(self, now: float) -> None:
-        if self._collectives == 0 and self._slowdown > 1.0 and (self._op >= 0 or self._ops):
+    def begin_collective(self, now: float, *, is_narrow: bool = False) -> None:
+        if is_narrow:
+            self._narrow += 1
+        else:
+            self._collectives += 1
+        factor = self._slowdown if self._collectives else self._narrow_slowdown
+        if factor <= self._factor:
+            return
+        if self._op >= 0 or self._ops:
             self._interrupt_row(now)
             self._update_remaining(now)
             self._is_early = True  # see [Note: late wake-ups]
-        self._collectives += 1
+        self._factor = factor
 
-    def end_collective(self, now: float) -> None:
-        if self._collectives == 1 and self._slowdown > 1.0 and (self._op >= 0 or self._ops):
-            self._update_remaining(now)
-            self._collectives = 0
-            if not self._is_early:
-                self._schedule_wake_up()
+    def end_collective(self, now: float, *, is_narrow: bool = False) -> None:
+        if is_narrow:
+            self._narrow -= 1
         else:
             self._collectives -= 1
+        factor = self._slowdown if self._collectives else self._narrow_slowdown if self._narrow else 1.0
+        if factor >= self._factor:
+            return
+        if self._op >= 0 or self._ops:
+            self._update_remaining(now)
+            self._factor = factor
+            if not self._is_early:
+                self._schedule_wake_up()
+        self._factor = factor
 
     def wake(self, now: float) -> None:
         """End the kernels with the least work left. To be called for the latest `ticket` only."""
@@ -216,7 +236,7 @@ class GpuKernels(Generic[Owner]):
     def _update_remaining(self, now: float) -> None:
         """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower still
         while a collective runs."""
-        slowdown = self._slowdown if self._collectives else 1.0
+        slowdown = self._factor
         elapsed, self._last_change = now - self._last_change, now
         if self._second >= 0:
             done = elapsed / (2 * slowdown)
@@ -229,7 +249,7 @@ class GpuKernels(Generic[Owner]):
             self._all_remaining = [seconds - done for seconds in self._all_remaining]
 
     def _schedule_wake_up(self) -> None:
-        slowdown = self._slowdown if self._collectives else 1.0
+        slowdown = self._factor
         if self._second >= 0:
             least_remaining, second_remaining = self._remaining, self._second_remaining
             if second_remaining < least_remaining:

@@ -34,9 +34,10 @@ class Executor:
     """Runs one step: on each of `ranks` (all ranks, or one per class) its program.
 
     `kernel_seconds` are those of the programs on these ranks. `slowdowns` are the factors on their kernels
-    while a collective runs. `allocators` are those of the ranks before the step. They are given if memory is
-    short, so that the allocators delay the host. Recorded programs need no `offload`, and no `fabric` if they
-    do not communicate. `on_finish` is called once, when the last op of all ranks has ended.
+    while a collective runs, and `narrow_slowdowns` (left out: the same) while only a library's exchanges do.
+    `allocators` are those of the ranks before the step. They are given if memory is short, so that the
+    allocators delay the host. Recorded programs need no `offload`, and no `fabric` if they do not
+    communicate. `on_finish` is called once, when the last op of all ranks has ended.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Executor:
         slowdowns: Sequence[float],
         offload: Offload | None,
         allocators: Sequence[Allocator] = (),
+        narrow_slowdowns: Sequence[float] = (),
     ) -> None:
         self.env = env
         self._fabric = fabric
@@ -77,8 +79,9 @@ class Executor:
             )
             on_busy_change = rank.transfers_in_flight.set_gpu_busy if self._slows_collectives else None
             rank.gpu = GpuKernels(
-                slowdowns[index], rank, self._schedule, self._end, on_busy_change, self._interrupt_row
-            )
+                slowdowns[index], rank, self._schedule, self._end, on_busy_change, self._interrupt_row,
+                narrow_slowdowns[index] if narrow_slowdowns else None,
+            )  # fmt: skip
             if allocators:
                 rank.allocator = allocators[index].copy()
             self.ranks.append(rank)
@@ -349,10 +352,13 @@ class Executor:
         transfer = rendezvous.transfers.get(id(work))
         if transfer is None:
             transfer = rendezvous.transfers[id(work)] = self.fabric.transfer(work, rendezvous.communicator)
-        now = self.env.now
+        now, is_narrow = self.env.now, work.library is not None and not self._is_recorded
         for member, _ in () if self._is_recorded else members:  # a recorded one was under way since it came
-            member.gpu.begin_collective(now)
-        self._start_transfer(transfer, members, partial(self._end_collective, members))
+            member.gpu.begin_collective(now, is_narrow=is_narrow)
+        if is_narrow:  # its multiprocessors are its own: kernels take nothing from it
+            self.fabric.run(transfer, partial(self._end_collective, members, is_narrow=True))
+        else:
+            self._start_transfer(transfer, members, partial(self._end_collective, members))
 
     def _start_transfer(
         self, transfer: Transfer, members: list[tuple[SimulatedRank, int]], on_end: Callable[[], None]
@@ -369,11 +375,11 @@ class Executor:
         for transfers in transfer_in_flight.member_transfers:
             transfers.append(transfer_in_flight)
 
-    def _end_collective(self, members: list[tuple[SimulatedRank, int]]) -> None:
+    def _end_collective(self, members: list[tuple[SimulatedRank, int]], *, is_narrow: bool = False) -> None:
         self.num_events += len(members)
         now = self.env.now
         for rank, op in members:
-            rank.gpu.end_collective(now)
+            rank.gpu.end_collective(now, is_narrow=is_narrow)
             self._end(rank, op, now)
 
     def _exchange_messages(self, rank: SimulatedRank, op: int, now: float) -> None:

@@ -22,6 +22,7 @@ from zsim.fabric.folding.classes import RankClasses
 from zsim.fabric.messages import communicators_of, count_collectives, fabric_collectives
 from zsim.plan.node_types import gpu_of, host_of, type_of_program
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
+from zsim.specs.cluster.collectives import exchange_slowdown
 from zsim.specs.experiment.job import Job
 
 Seconds = Sequence[float | None]
@@ -95,6 +96,7 @@ class PreparedJob:
 
         `kernel_seconds` is per class, by default `self.kernel_seconds`.
         """
+        dispatcher = self.job.parallelism.experts.dispatcher
         return Executor(
             self.fabric.env,
             [self.programs[program] for program in self.program_of],
@@ -107,6 +109,10 @@ class PreparedJob:
             ],
             self.offload,
             [self.allocators[program] for program in self.program_of] if self.allocators else (),
+            [
+                exchange_slowdown(gpu_of(self.job, self.plan, program), dispatcher)
+                for program in self.program_of
+            ],
         )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.ops import Plan
 from zsim.plan.plans import Plans
+from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -29,6 +31,10 @@ class Simulator:
         self._library = Library()
         self._plans = Plans()
         self._outcomes: list[Outcome] = []  # that used last at the end
+
+    def cluster(self, source: str | dict[str, Any]) -> Cluster:
+        """A cluster by name, path or tables. Raises InputError for an unknown one."""
+        return self._library.cluster(source)
 
     def job(self, experiment: Experiment) -> Job:
         """The experiment resolved. Each file is read once. Raises what `resolve` raises."""

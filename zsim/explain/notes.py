@@ -15,6 +15,7 @@ from zsim.plan.paging import paging_note
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.framework import report_role
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
+from zsim.specs.cluster.collectives import LIBRARY_MULTIPROCESSORS, exchange_slowdown
 from zsim.specs.experiment.job import Job, slowest_gpu_slowdown
 from zsim.units import format_bytes
 
@@ -114,6 +115,14 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         notes.append(
             f"kernels run {interference.compute_slowdown:g} times slower while a collective is under way "
             f"({interference.evidence})"
+        )
+    gpu, experts = job.cluster.gpus[job.types[0]], job.parallelism.experts
+    narrow = exchange_slowdown(gpu, experts.dispatcher)
+    if experts.ranks > 1 and narrow < interference.compute_slowdown:
+        notes.append(
+            f"kernels run {narrow:.3f} times slower while only exchanges of experts are under way, whose "
+            f"kernels ('{experts.dispatcher}') hold {LIBRARY_MULTIPROCESSORS[experts.dispatcher]} of "
+            f"{gpu.sm_count} multiprocessors"
         )
     if interference.communication_slowdown > 1:
         notes.append(

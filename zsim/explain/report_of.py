@@ -192,6 +192,7 @@ def _facts(outcome: Outcome) -> JobFacts:
         parallelism=resolved_parallelism(job),
         model=model_size(job),
         moments=moments_of(job, plan),
+        input_notes=job.notes,
         rank_map=None if job.parallelism.is_trivial else _rank_map(job),
     )
 

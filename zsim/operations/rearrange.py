@@ -103,7 +103,7 @@ class Rearrange(Operation):
 
     def _unordered_row_bytes(self, rows: int, options: WorkOptions) -> int:
         """Bytes of the rows in their first order, where they are written before they are summed up."""
-        if self.library.unordered_rows == "none" or options.compile:
+        if self.library.unordered_rows == "none" or (options.compile and self.library.is_compiled):
             return 0
         has_fp32_rows = self.library.unordered_rows == "fp32"
         return rows * self.width * (4 if has_fp32_rows else options.activation_bytes)

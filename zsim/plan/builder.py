@@ -453,6 +453,20 @@ class PlanBuilder:
             change = (len(self.ops), category, -size, "gpu", op, False, owner, (), "", part, micro_batch)
             self.memory.append(tuple.__new__(MemoryChange, change))
 
+    def free_all(self) -> None:
+        """Free all memory that is still allocated: what a pass without backward has left for it."""
+        live: dict[tuple[Device, Category, bool, str, str, int], int] = {}
+        for change in self.memory:
+            key = (
+                change.device, change.category, change.is_pinned, change.owner, change.part,
+                change.micro_batch,
+            )  # fmt: skip
+            live[key] = live.get(key, 0) + change.bytes
+        for (device, category, is_pinned, owner, part, micro_batch), size in live.items():
+            self.free(
+                category, size, device, is_pinned=is_pinned, owner=owner, part=part, micro_batch=micro_batch
+            )
+
     def program(self, resident: Sequence[Memory], name: str = "") -> Program:
         """The program of the issued ops, for ranks that hold `resident` between steps."""
         if self._host_waits:

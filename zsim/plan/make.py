@@ -17,6 +17,7 @@ from zsim.plan.parallel.experts import expand_experts
 from zsim.plan.parallel.stages import cut_into_stages, register_head_first, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.single_thread import serialize_operators
+from zsim.plan.pipeline.forward_only import ForwardOnly
 from zsim.plan.pipeline.lowering import steps_of
 from zsim.plan.rank_program import RankProgram, StagedModel, plan_rank
 from zsim.plan.stage import WORLD
@@ -180,6 +181,8 @@ def plan_stages(
     """
     model = StagedModel(workloads, parallelism, world_size, tied_numel)
     runtime = hooks_of(strategy).pipeline(strategy, parallelism)
+    if model.training.forward_only:
+        runtime = ForwardOnly(parallelism)
     ranks = [
         plan_rank(model, strategy, runtime, rank, steps)
         for rank, steps in enumerate(steps_of(runtime, model.micro_batches))

@@ -41,6 +41,7 @@ class Walk:
         parallelism = hooks.stage.parallelism
         self.has_dtensors = parallelism.has_dtensors
         self.compiles = self.workload.training.compile
+        self.keeps_nothing = self.workload.training.forward_only
 
     def _call_overhead(self, call: ModuleCall) -> str:
         return "eager_call" if self._is_eager(call) else "module_call"
@@ -123,11 +124,13 @@ class Walk:
         hooks.begin_forward(self.micro_batch)
         for segment in segments:
             hooks.pre_forward(segment)
-            builder.activations(segment.input_bytes, segment.name + CHECKPOINT, self.micro_batch)
+            if not self.keeps_nothing:
+                builder.activations(segment.input_bytes, segment.name + CHECKPOINT, self.micro_batch)
             for call in segment.calls:
                 if self.logs is not None and call.module.role is Role.LOSS:
                     self.logs.replace_outputs(builder)
                 keeps = not segment.is_checkpointed and call.name not in segment.unsaved_calls
+                keeps = keeps and not self.keeps_nothing
                 yield call
                 self._forward_module(call, keeps=keeps)
             hooks.post_forward(segment)
@@ -144,7 +147,7 @@ class Walk:
             builder.activations(saved, name, micro_batch, tensors.saved)
         if extra:
             builder.activations(extra, name, micro_batch, tensors.forward)
-        if outputs:
+        if outputs and not self.keeps_nothing:
             builder.activations(sum(outputs), call.segment + CHECKPOINT, micro_batch, outputs)
         if _waits_for_input(call.module):
             builder.host_wait(builder.record(COMPUTE) if self.input_event is None else self.input_event)

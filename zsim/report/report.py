@@ -69,6 +69,8 @@ class JobFacts:
     """The numbers of the model's parameters."""
     moments: Sequence[JobMoment] = ()
     """What the job needs outside of its step."""
+    input_notes: Sequence[str] = ()
+    """The notes on what was asked, which the report's notes begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ class Report:
     evidence: Mapping[str, str]
     simulation: SimulationStats
     notes: tuple[str, ...]
+    """Sentences on the job and on what is assumed of it, those on what was asked first."""
     offload: OffloadSection | None = None
     energy: Energy | None = None
     cost: RunCost | None = None
@@ -146,6 +149,8 @@ class Report:
     rank_map: RankMap | None = None
     model: Mapping[str, int] = field(default_factory=dict)
     moments: tuple[JobMoment, ...] = ()
+    input_notes: tuple[str, ...] = ()
+    """The first of the notes: those on what was asked."""
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
@@ -382,6 +387,7 @@ def make_report(
         rank_map=job.rank_map,
         model=job.model,
         moments=tuple(job.moments),
+        input_notes=tuple(job.input_notes),
         pipeline=pipeline,
     )
 

@@ -134,7 +134,12 @@ def test_it_takes_less_where_the_gpu_has_enough_to_do() -> None:
 @pytest.mark.parametrize(
     ("parallelism", "more", "error", "message"),
     [
-        ({"expert": 8}, {}, InputError, "dispatcher 'all-gather'.*'all-to-all' alone"),
+        (
+            {"expert": 8, "dispatcher": "all-gather"},
+            {},
+            InputError,
+            "dispatcher 'all-gather'.*'all-to-all' alone",
+        ),
         (
             ALONE,
             {"strategy": {"overlap_expert_parallel": True}},

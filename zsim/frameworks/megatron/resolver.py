@@ -12,6 +12,7 @@ from zsim.frameworks.megatron.settings.config import (
     MegatronConfig,
     check_megatron_layout,
     is_core,
+    is_core_since,
     resolve_megatron,
 )
 from zsim.frameworks.megatron.settings.experts import (
@@ -31,7 +32,7 @@ from zsim.specs.experiment.framework_resolver import (
 )
 from zsim.specs.model.prediction import add_prediction_layers
 from zsim.specs.model.spec import Embedding, Linear, Loss, ModelSpec, Module, Parameter
-from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.strategy.experts import Dispatcher, ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.style import ModelParallelStyle
@@ -77,6 +78,23 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
             quantised_padding="map" if table.moe_router_padding else "copies",
             builds_map_with_masks=not (table.enable_experimental and table.moe_permute_fusion),
         )
+
+    def default_dispatcher(
+        self, table: MegatronTable, requested: ParallelismTable, nodes_per_domain: int
+    ) -> Dispatcher | None:
+        """All-to-alls, and in an NVLink domain of several nodes HybridEP from Megatron-Core 0.15 on.
+
+        Megatron's command line alone has all-gathers, which the reader of command lines fills in. What people
+        run has another: the recipes of Megatron-Bridge and NeMo state `alltoall` for every mixture, and their
+        `flex` dispatcher takes HybridEP for GB200 and GB300 (Megatron-Bridge training/
+        flex_dispatcher_backend.py, DeepSeek-V3's and Qwen3's recipes for NVL72). Tokens that are dropped and
+        shared experts that overlap are all-to-alls' alone there (scripts/performance/utils, `run_script.py`;
+        core/transformer/transformer_config.py).
+        """
+        needs_all_to_all = requested.capacity_factor is not None or table.overlap_shared_experts
+        if requested.expert == 1 or nodes_per_domain == 1 or needs_all_to_all:
+            return "all-to-all"
+        return "hybridep" if is_core_since(table.version, (0, 15)) else "all-to-all"
 
     def expert_replicas(self, table: MegatronTable) -> int:
         """Replicas are instances of the distributed optimizer (Megatron-Core 0.16.1 core/parallel_state.py:

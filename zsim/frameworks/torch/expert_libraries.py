@@ -18,12 +18,13 @@ from zsim.specs.strategy.expert_library import ExpertLibrary
 
 # models/moe/moe.py, utils.py: a gather, the scores' product through fp32 and back, a copy with a row of zeros
 # at its end, and a gather that pads every expert's rows to a multiple of 8. Afterwards the same two the other
-# way round, and a sum.
+# way round, and a sum. torch.compile leaves them: `apply_compile` (models/llama4/infra/parallelize.py) wraps
+# the children of a block with experts one by one, of its MoE module the router, the shared experts and the
+# products of the routed ones, but neither `MoE.forward`, which moves the rows, nor the dispatch (issue 1940).
 _TORCHTITAN_KERNELS = ExpertKernelSet(
     "torchtitan",
     permute=MoveCost(RowPasses(0, 16, 24), RowPasses(1, 19, 20, SCATTER_ADD + SORTED_INDEX_PUT), kept_rows=2),
     unpermute=MoveCost(RowPasses(1, 6, 6), RowPasses(0, 4, 4)),
-    is_compiled=True,
     unordered_rows="activations",
 )
 # `grouped_expert_forward_packed`, R rows of E experts, padded to p R: a gather, zeros of p R, every expert's

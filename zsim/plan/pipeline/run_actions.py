@@ -92,6 +92,9 @@ def run_actions(
             builder.synchronize()
     if messenger is not None:
         messenger.finish()
+    if stage_hooks[0].stage.workload.training.forward_only:
+        builder.free_all()
+        return
     stage_hooks[0].finish_gradients()
     builder.phase, builder.micro_batch = "optimizer", -1
     stage_hooks[0].optimizer_step()

@@ -54,10 +54,13 @@ def read_accelerate(path: str) -> TrainingFile:
         raise InputError(f"{path}: no such file; expected an Accelerate YAML") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    data = load_yaml(text, path)
+    repeats: list[str] = []
+    data = load_yaml(text, path, repeats)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of `accelerate config` at the top")
     file = TrainingFile(path, program="accelerate")
+    for repeat in repeats:
+        file.note(repeat)
     for key in data:  # ClusterConfig refuses them
         if key not in (*TOP_KEYS, *_IDLE):
             raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*TOP_KEYS, *_IDLE))}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
 from zsim.programs.megatron_lm.flags import FLAGS, LISTS, SWITCHES
-from zsim.programs.megatron_lm.shell import run_script
+from zsim.programs.megatron_lm.shell import Script, run_script
 from zsim.reading import parse_whole_number, read_text
 
 # Flags that Megatron's parser still has in order to name their successors.
@@ -39,7 +40,10 @@ _LAUNCHER_OPTIONS = {
 }  # fmt: skip
 _SHORT_OPTIONS = {"-N": "nodes", "-n": "tasks"}
 _EXACT, _MAX_LIST = 3, 10_000
-_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+_SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_SCRIPTS = (*_SHELL_SCRIPTS, ".args", ".txt")
+_SHELLS = ("bash", "sh", "source", ".", "sbatch")
+_POSITIONAL = re.compile(r"\$\{?([1-9])\b")
 
 
 @dataclass
@@ -59,6 +63,8 @@ class Arguments:
     notes: list[str] = field(default_factory=list)
     read_flags: set[str] = field(default_factory=set)
     """Flags that were looked up. The others have no effect on a step."""
+    hint: str = ""
+    """How a value that a script takes from outside is given, where that is not by a variable."""
 
     def has(self, *flags: str) -> bool:
         """Whether one of the flags is given."""
@@ -88,7 +94,7 @@ class Arguments:
         if number is None or number < minimum:
             raise InputError(
                 f"{self.where}: --{flag}: found '{value}', expected a whole number of at least {minimum}"
-                f"{_how_to_set(str(value), self.where)}"
+                f"{self._how_to_set(str(value))}"
             )
         return number
 
@@ -116,12 +122,13 @@ class Arguments:
         value = self.values.get(flag, [])
         return [str(entry) for entry in value] if isinstance(value, list) else str(value).split()
 
-
-def _how_to_set(value: str, where: str) -> str:
-    if not value.startswith("$"):
-        return ""
-    name = value.strip("${}")
-    return f"; the script takes it from its environment: '{name}=... {where}' gives it"
+    def _how_to_set(self, value: str) -> str:
+        if not value.startswith("$"):
+            return ""
+        if self.hint:
+            return f"; {self.hint}"
+        name = value.strip("${}")
+        return f"; the script takes it from its environment: '{name}=... {self.where}' gives it"
 
 
 def is_command_line(words: Sequence[str]) -> bool:
@@ -139,18 +146,20 @@ def names_script(words: Sequence[str]) -> bool:
 
 
 def _script_index(words: Sequence[str]) -> int | None:
-    """The index of the script among the words, or None if they name none."""
-    index = next((number for number, word in enumerate(words) if "=" not in word), None)
+    """The index of the script among the words, or None if they name none. A shell may stand before it."""
+    indices = (number for number, word in enumerate(words) if "=" not in word and word not in _SHELLS)
+    index = next(indices, None)
     if index is None or Path(words[index]).suffix not in _SCRIPTS:
         return None
-    return index if index + 1 == len(words) or words[index + 1].startswith("--") else None
+    has_parameters = index + 1 < len(words) and not words[index + 1].startswith("--")
+    return None if has_parameters and Path(words[index]).suffix not in _SHELL_SCRIPTS else index
 
 
 def read_arguments(config: str | Sequence[str]) -> Arguments:
     """The arguments in a shell script, in a command line or in a list of arguments.
 
-    A script may have `NAME=value` before it and flags after it, which win over its own. Raises InputError for
-    flags and numbers of values that Megatron's parser refuses.
+    A script may have `NAME=value` before it, and behind it its parameters and flags, which win over its own.
+    Raises InputError for flags and numbers of values that Megatron's parser refuses.
     """
     if not isinstance(config, str):
         return _parse([str(word) for word in config], "strategy.config")
@@ -158,31 +167,50 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     script_index = _script_index(words)
     if script_index is None:
         return _parse(words, "command line")
-    path, extra_flags = words[script_index], words[script_index + 1 :]
-    environment = dict(word.partition("=")[::2] for word in words[:script_index])
+    path, parameters = words[script_index], words[script_index + 1 :]
+    environment = dict(word.partition("=")[::2] for word in words[:script_index] if "=" in word)
     try:
         text = read_text(Path(path))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a script that starts Megatron") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
+    num_positional = next((n for n, word in enumerate(parameters) if word.startswith("--")), len(parameters))
     try:
-        script = run_script(text, environment)
+        script = run_script(text, environment, parameters if num_positional else ())
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     megatron_commands = [command for command in script.commands if is_command_line(command)]
     words = megatron_commands[-1] if megatron_commands else _flags_in_variables(script.variables.values)
     if not words:
-        raise InputError(
-            f"{path}: starts no Megatron: expected pretrain_gpt.py with --num-layers and the like"
-        )
-    arguments = _parse([*words, *extra_flags], path)
+        raise InputError(f"{path}: starts no Megatron: {_reason(script, text)}")
+    parameters_read = sorted(set(_POSITIONAL.findall(text)))
+    hint = (
+        f"it takes parameters: '{path} {' '.join(f'ARG{n}' for n in parameters_read)}' gives them"
+        if parameters_read
+        else ""
+    )
+    hint = "" if num_positional else hint
+    arguments = _parse(words, path, hint=hint, is_script=True)
+    for flag, value in _parse(parameters[num_positional:], path).values.items():
+        arguments.values[flag] = value
     variables = script.variables.values
     arguments.environment = {name: values[0] for name, values in variables.items() if values}
-    arguments.notes = list(dict.fromkeys(script.notes))
+    arguments.notes += list(dict.fromkeys(script.notes))
     if len(megatron_commands) > 1:
         arguments.notes.append(f"{len(megatron_commands)} commands start Megatron; the last one is simulated")
     return arguments
+
+
+def _reason(script: Script, text: str) -> str:
+    """Why a script was not seen to start Megatron."""
+    skipped = [note for note in script.notes if note.startswith(("condition", "not read"))]
+    uncalled = [
+        name for name in script.functions if not re.search(rf"(?m)^\s*{re.escape(name)}\b(?!\s*\()", text)
+    ]
+    reasons = [*skipped, *(f"function '{name}' is not called" for name in uncalled)]
+    expected = "expected pretrain_gpt.py with --num-layers and the like"
+    return f"{expected} ({'; '.join(reasons[:3])})" if reasons else expected
 
 
 def _words(config: str) -> list[str]:
@@ -212,20 +240,34 @@ def _contains(words: list[str], group: list[str]) -> bool:
     return any(words[start : start + len(group)] == group for start in range(len(words) - len(group) + 1))
 
 
-def _parse(words: Sequence[str], where: str) -> Arguments:
-    arguments = Arguments(where)
+def _parse(words: Sequence[str], where: str, *, hint: str = "", is_script: bool = False) -> Arguments:
+    """The flags of a command line.
+
+    Programs on top of Megatron have flags of their own. Those of a script, and of a program that is not
+    Megatron's, are noted with the number of values that they have there. Any other unknown flag is an error.
+    """
+    arguments = Arguments(where, hint=hint)
     program_index = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
     launcher = _launcher(words[: program_index + 1] if program_index >= 0 else words)
     _set_shape(arguments, launcher)
+    program = Path(words[program_index]).name if program_index >= 0 else ""
+    has_own_flags = is_script or (bool(program) and not program.startswith("pretrain_"))
+    unknown: list[str] = []
     remaining_words = list(words[program_index + 1 :])
     while remaining_words:
         word = remaining_words.pop(0)
         if not word.startswith("--"):
-            if program_index >= 0 and not word.startswith("$"):
+            is_shell_text = word.startswith(("$", "&", "|", ">", "`")) or has_own_flags
+            if program_index >= 0 and not is_shell_text:
                 raise InputError(f"{where}: found '{word}' where a flag is expected, such as --num-layers 32")
             continue
         flag, equals, value = word[2:].partition("=")
         if program_index < 0 and flag in _LAUNCHER_OPTIONS:
+            continue
+        if flag not in FLAGS and has_own_flags:
+            unknown.append(flag)
+            while remaining_words and not _is_flag(remaining_words[0]):
+                remaining_words.pop(0)
             continue
         if flag not in FLAGS:
             raise InputError(f"{where}: --{flag}: Megatron has no such flag{did_you_mean(flag, FLAGS)}")
@@ -237,6 +279,9 @@ def _parse(words: Sequence[str], where: str) -> Arguments:
             if flag not in LISTS or len(values) >= _MAX_LIST:
                 break
         _set_flag(arguments, flag, values)
+    if unknown:
+        flags = ", ".join(f"--{flag}" for flag in dict.fromkeys(unknown))
+        arguments.notes.append(f"not Megatron's, and not read: {flags}")
     return arguments
 
 

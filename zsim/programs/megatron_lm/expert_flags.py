@@ -72,7 +72,7 @@ def read_experts(arguments: Arguments) -> dict[str, Any]:
             keys[f"strategy.{key}"] = True
     if arguments.has("delay-wgrad-compute") and "strategy.overlap_expert_parallel" in keys:
         keys["strategy.delay_wgrad_compute"] = True
-    mtp_layers = arguments.integer("mtp-num-layers", 0)
+    mtp_layers = arguments.integer("mtp-num-layers", 0, minimum=0)
     arguments.text("mtp-loss-scaling-factor", None)
     if mtp_layers:
         keys["strategy.mtp_layers"] = mtp_layers

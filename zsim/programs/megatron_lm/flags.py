@@ -34,6 +34,7 @@ NOT_SIMULATED: Mapping[str, str] = {
     "freeze-all-layers": "frozen layers",
     "skip-train": "runs that do not train",
     "moe-layer-recompute": "recomputation of a layer's experts alone",
+    "step-batch-size-schedule": "a batch that grows by steps (give the batch as --global-batch-size)",
 }
 
 NOT_SIMULATED_ARCHITECTURES: Mapping[str, str] = {
@@ -305,8 +306,9 @@ _VALUES = """
     rotary-scaling-factor rotary-seq-len-interpolation-factor s3-cache-path sample-rate save
     save-dgrads-interval save-interval save-retain-interval save-wgrads-interval
     scaled-upper-triang-masked-softmax-fusion seed seq-length sft-tokenizer-prompt-format sgd-momentum
-    sharp-enabled-group short-seq-prob softmax-type split start-weight-decay straggler-ctrlr-port
-    straggler-minmax-count suggested-communication-unit-size swin-backbone-type symmetric-ar-type
+    sharp-enabled-group short-seq-prob softmax-type split start-weight-decay step-batch-size-schedule
+    straggler-ctrlr-port straggler-minmax-count suggested-communication-unit-size swin-backbone-type
+    symmetric-ar-type
     te-precision-config-file tensor-model-parallel-size tensorboard-dir tensorboard-log-interval
     tensorboard-queue-size tiktoken-num-special-tokens tiktoken-pattern timing-log-level timing-log-option
     titles-data-path tokenizer-metadata tokenizer-model tokenizer-type tp-comm-bootstrap-backend

@@ -10,6 +10,7 @@ from typing import get_args
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.settings.table import GraphModule
+from zsim.programs.environment import read_attention, read_environment
 from zsim.programs.megatron_lm.architecture import read_architecture
 from zsim.programs.megatron_lm.arguments import Arguments, read_arguments, refuse
 from zsim.programs.megatron_lm.degrees import read_degrees
@@ -34,7 +35,6 @@ _RECIPES: dict[str, Fp8Recipe] = {
 _OPTIMIZERS = ("adam", "sgd", "lion")
 _EMERGING = ("soap", "adaptive_muon")  # core/optimizer/emerging_optimizers.py
 _INTERLEAVED = ("strategy.overlap_p2p", "strategy.align_param_gather")
-_CONNECTIONS, _ALLOCATOR = "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def read_megatron(config: str | Sequence[str]) -> TrainingFile:
@@ -60,6 +60,8 @@ def settings_of(arguments: Arguments) -> TrainingFile:
     for key, value in read_degrees(arguments).items():
         file.settings[f"parallelism.{key}"] = value
     file.settings |= read_experts(arguments)
+    if arguments.has("num-experts"):
+        file.defaults["parallelism.dispatcher"] = "all-gather"  # `--moe-token-dispatcher-type`'s default
     _read_batch(arguments, file)
     _read_precision(arguments, file)
     _read_recomputation(arguments, file)
@@ -289,11 +291,13 @@ def _gradient_dtype(arguments: Arguments, precision: str) -> str:
 
 
 def _read_environment(arguments: Arguments, file: TrainingFile) -> None:
-    connections = arguments.environment.get(_CONNECTIONS, "")
-    if connections.isdecimal() and 1 <= int(connections) <= 32:
-        file.settings["training.device_max_connections"] = int(connections)
-    if "expandable_segments:True" in arguments.environment.get(_ALLOCATOR, ""):
-        file.settings["training.expandable_segments"] = True
+    """Read the variables that a script sets. Transformer Engine's choose a core of attention only where the
+    flag leaves the choice open.
+    """
+    read_environment(file, arguments.environment)
+    is_open = arguments.text("attention-backend", "auto") == "auto" and not arguments.has("use-flash-attn")
+    if is_open and arguments.text("transformer-impl") != "local":
+        read_attention(file, arguments.environment)
 
 
 def _note_ignored_flags(arguments: Arguments, file: TrainingFile) -> None:

@@ -74,6 +74,8 @@ _ACTIVATIONS = {
     "swiglu": "swiglu", "fast-swiglu": "swiglu", "silu": "swiglu", "squared-relu": "squared-relu",
     "squared_relu": "squared-relu", "quick_gelu": "quick-geglu", "openai-gelu": "openai-gelu",
 }  # fmt: skip
+_VALIDATION = ("validation_ds", "test_ds", "validation", "predict_ds")
+_PRECISIONS = ("precision", "mixed_precision", "params_dtype", "bf16", "fp16", "--bf16", "--fp16")
 _READ_LAST = ("mixed_precision", "comm_overlap")  # both are written over the other sections when a run starts
 _READ = (
     "devices", "num_nodes", "precision", "mixed_precision", "activation", "activation_func",
@@ -82,7 +84,6 @@ _READ = (
 # Quantised queries, keys and values: a ring of Transformer Engine sends keys and values of a byte an element
 # then, and the gradients of all steps in one all-to-all behind the last (`AttnFuncWithCPAndKVP2P` of 2.17.1).
 _FP8_ATTENTION = ("fp8_dot_product_attention", "fp8_multi_head_attention", "fp8_dpa", "fp8_mha")
-_MAX_NAMED = 12
 # Field of a recipe's LoRA -> (ours, its default); and those that change what is computed, with their
 # defaults.
 _LORA = {
@@ -126,6 +127,18 @@ def read_recipe(path: str) -> TrainingFile:
     return file
 
 
+def read_fields(file: TrainingFile, fields: Mapping[str, Any]) -> None:
+    """Write what fields of Megatron-Core's configurations say into `file`, for programs that set it up.
+
+    The program's own batch, machines and model stay. Raises what `read_recipe` raises.
+    """
+    megatron = settings_of(_arguments(file.name, fields))
+    kept = dict(file.settings)
+    file.settings |= megatron.settings | kept
+    file.defaults = megatron.defaults | file.defaults
+    file.notes += [note for note in megatron.notes if note not in file.notes]
+
+
 def _adapters(where: str, peft: Mapping[str, Any]) -> dict[str, Any]:
     """`[training.lora]` of a recipe's `peft` (Megatron-Bridge 0.6.0 peft/lora.py `LoRA`).
 
@@ -144,13 +157,22 @@ def _adapters(where: str, peft: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of every value. The sections for mixed precision and overlap come last."""
-    names = sorted(data, key=lambda name: _READ_LAST.index(name) + 1 if name in _READ_LAST else 0)
-    for name in names:
+    """(dotted path, value) of every value, without what is only of validation.
+
+    Values behind others win where names repeat: those of a section over those of sections in it, and the
+    sections for mixed precision and overlap over all.
+    """
+
+    def rank(name: str) -> int:
+        return _READ_LAST.index(name) + 2 if name in _READ_LAST else int(not isinstance(data[name], Mapping))
+
+    for name in sorted(data, key=rank):
         value = data[name]
+        if str(name) in _VALIDATION:
+            continue
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{name}.")
-        elif not str(name).startswith("_") and value is not None:
+        elif not str(name).startswith("_") and value is not None and value != "None":  # OmegaConf's null
             yield f"{prefix}{name}", value
 
 
@@ -180,6 +202,9 @@ def _arguments(where: str, data: Mapping[str, Any]) -> Arguments:
         else:
             unknown.append(path)
     _set_shape(arguments, last_values)
+    if isinstance(data.get("train"), Mapping) and not set(_PRECISIONS) & set(last_values):
+        last_values["mixed_precision"] = "bf16_mixed"
+        arguments.notes.append("no precision in it: bf16, as Megatron-Bridge's own recipes have it")
     _set_precision(arguments, last_values)
     _set_network(arguments, last_values)
     if str(fields.get("model.optim.name", fields.get("optim.name", ""))).startswith("distributed_"):
@@ -192,8 +217,7 @@ def _arguments(where: str, data: Mapping[str, Any]) -> Arguments:
         arguments.values["tokenizer-type"] = "HuggingFaceTokenizer"
         arguments.read_flags.add("tokenizer-type")
     if unknown:
-        more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
-        arguments.notes.append(f"not read: {', '.join(unknown[:_MAX_NAMED])}{more}")
+        arguments.notes.append(f"not read: {', '.join(unknown)}")
     return arguments
 
 

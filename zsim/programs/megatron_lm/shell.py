@@ -5,14 +5,14 @@ would start.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from zsim.errors import InputError
 from zsim.programs.megatron_lm.shell_words import Token, Variables, tokenize
 
-_MAX_COMMANDS, _MAX_DEPTH = 2_000, 8
+_MAX_COMMANDS, _MAX_DEPTH, _MAX_ROUNDS = 2_000, 8, 100
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _NUMBERS = {
@@ -26,21 +26,30 @@ _LOOPS = ("for", "while", "until", "select")
 class Script:
     """The commands that a launch script would start, and its variables at its end.
 
-    Loops and functions are not followed. Conditions that depend on files or on the output of other programs
-    count as false.
+    Functions are followed where they are called. A loop over known words is followed for every word, and any
+    other loop once. Conditions that depend on files or on the output of other programs count as false.
     """
 
     commands: list[list[str]] = field(default_factory=list)
     """The words of each command."""
     variables: Variables = field(default_factory=Variables)
+    functions: dict[str, list[Token]] = field(default_factory=dict)
+    """The body of each function that is defined."""
     notes: list[str] = field(default_factory=list)
     """The loops and conditions that were not followed, where they might matter."""
 
 
-def run_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
-    """The commands of a script under the variables of `environment`. Raises InputError for text that is no
-    shell script."""
+def run_script(
+    text: str, environment: Mapping[str, str] | None = None, parameters: Sequence[str] = ()
+) -> Script:
+    """The commands of a script under the variables of `environment`, started with `parameters`.
+
+    Without parameters `$1` and the like stand for themselves. Raises InputError for text that is no shell
+    script.
+    """
     script = Script(variables=Variables({key: [value] for key, value in (environment or {}).items()}))
+    if parameters:
+        script.variables.set_parameters(parameters)
     _Runner(script, 0).run(tokenize(text))
     return script
 
@@ -73,11 +82,11 @@ class _Runner:
             elif token.text == "case":
                 self._case(is_active=is_active)
             elif token.text in _LOOPS:
-                self._skip_loop(is_active=is_active)
+                self._loop(is_active=is_active)
             elif token.text in ("{", "}", "then", "do", "!", "time", "exec"):
                 self.position += 1
             elif token.text == "function" or self._is_function():
-                self._skip_function()
+                self._define_function(is_active=is_active)
             else:
                 words = self._take_command()
                 if is_active:
@@ -166,30 +175,60 @@ class _Runner:
             is_done = is_done or is_taken
         self.position += 1
 
-    def _skip_loop(self, *, is_active: bool) -> None:
-        name = self.tokens[self.position].text
+    def _loop(self, *, is_active: bool) -> None:
+        """Run the body for every word of a `for`, if all are known. Otherwise once, with a note."""
+        start = self.position
         while self.position < len(self.tokens) and self.tokens[self.position].text != "do":
             self.position += 1
+        words = [token.text for token in self.tokens[start : self.position] if not token.is_operator]
         self.position += 1
-        self._run_statements(is_active=False, ends=("done",))
+        body_start = self.position
+        values = self._loop_values(words) if is_active else None
+        if is_active and values is None:
+            self.script.notes.append(f"a loop is followed once: {' '.join(words)[:60]}")
+        for value in values if values is not None else [None]:
+            self.position = body_start
+            if value is not None:
+                self.script.variables.values[words[1]] = [value]
+            self._run_statements(is_active=is_active, ends=("done",))
+        if not values and values is not None:
+            self._run_statements(is_active=False, ends=("done",))
         self.position += 1
-        if is_active:
-            self.script.notes.append(f"a loop is not followed: {name}")
+
+    def _loop_values(self, words: list[str]) -> list[str] | None:
+        """The words that a `for` runs over, or None if they depend on more than the script's variables."""
+        if len(words) < 3 or words[0] != "for" or words[2] != "in":
+            return None
+        values = [value for word in words[3:] for value in self.script.variables.expand(word)]
+        is_known = all(not re.search(r"[$`*?{]", value) for value in values)
+        return values if is_known and len(values) <= _MAX_ROUNDS else None
 
     def _is_function(self) -> bool:
         texts = [token.text for token in self.tokens[self.position : self.position + 3]]
         return texts[1:] == ["(", ")"] and not self.tokens[self.position].is_operator
 
-    def _skip_function(self) -> None:
+    def _define_function(self, *, is_active: bool) -> None:
+        """Keep a function's body, and move past it."""
+        tokens = self.tokens[self.position :]
+        name = tokens[1].text if tokens[0].text == "function" and len(tokens) > 1 else tokens[0].text
         while self.position < len(self.tokens) and self.tokens[self.position].text != "{":
             self.position += 1
-        depth = 0
+        start, depth = self.position + 1, 0
         while self.position < len(self.tokens):
             text = self.tokens[self.position].text
             depth += (text == "{") - (text == "}")
             self.position += 1
             if depth == 0:
-                return
+                break
+        if is_active:
+            self.script.functions[name] = self.tokens[start : self.position - 1]
+
+    def _call(self, fields: list[str]) -> None:
+        """Run a function's body with the words behind its name as its parameters."""
+        variables = self.script.variables
+        outer = variables.set_parameters(fields[1:])
+        _Runner(self.script, self.depth + 1).run(self.script.functions[fields[0]])
+        variables.restore_parameters(outer)
 
     def _start_command(self, words: list[Token]) -> None:
         """Assign, or record the command with its words expanded."""
@@ -213,6 +252,12 @@ class _Runner:
         inner = _inner_script(fields)
         if inner is not None:
             _Runner(self.script, self.depth + 1).run(tokenize(inner))
+        elif fields[0] in self.script.functions:
+            self._call(fields)
+        elif fields[0] == "set" and fields[1:2] == ["--"]:
+            self.script.variables.set_parameters(fields[2:])
+        elif fields[0] == "shift":
+            self.script.variables.shift(int(fields[1]) if fields[1:] and fields[1].isdecimal() else 1)
         elif fields[0] in ("source", "."):
             self.script.notes.append(f"not read: {' '.join(fields[1:2])}, which the script sources")
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zsim.errors import InputError
@@ -18,6 +18,8 @@ _MAX_WORD = 100_000
 _BREAKS = ("&&", "||", ";;", ";", "|", "&", "\n", "(", ")")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)\($")
+_PARAMETER = re.compile(r"[0-9]+|[@*#]")
+_PARAMETERS = 9  # that are empty rather than unset, once there are any
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -161,6 +163,26 @@ class Variables:
 
     values: dict[str, list[str]] = field(default_factory=dict)
 
+    def set_parameters(self, words: Sequence[str]) -> dict[str, list[str]]:
+        """Set `$1`, `$2`, ..., `$#` and `$@` of a script or function. Returns those before."""
+        outer = {name: value for name, value in self.values.items() if _PARAMETER.fullmatch(name)}
+        self.restore_parameters({str(number): [word] for number, word in enumerate(words, 1)})
+        self.values |= {"@": list(words), "*": list(words), "#": [str(len(words))]}
+        for number in range(len(words) + 1, _PARAMETERS + 1):
+            self.values[str(number)] = [""]
+        return outer
+
+    def restore_parameters(self, parameters: Mapping[str, list[str]]) -> None:
+        """Replace the parameters by those that `set_parameters` returned."""
+        for name in [name for name in self.values if _PARAMETER.fullmatch(name)]:
+            del self.values[name]
+        self.values |= parameters
+
+    def shift(self, count: int) -> None:
+        """Drop the first parameters, if there are any."""
+        if "@" in self.values:
+            self.set_parameters(self.values["@"][count:])
+
     def expand(self, word: str) -> list[str]:
         """The fields that a word becomes."""
         fields: list[str] = []
@@ -251,9 +273,9 @@ class Variables:
                 self.values[name] = values
         if values is None:
             return [] if index in ("[@]", "[*]") else [text]
-        if index == "[*]":
+        if index == "[*]" or name == "*":
             return [" ".join(values)]
-        if index == "[@]":
+        if index == "[@]" or name == "@":
             return list(values)
         number = int(index[1:-1]) if index is not None and index[1:-1].isdecimal() else 0
         return values[number : number + 1]
@@ -262,7 +284,8 @@ class Variables:
         """The value of an expression of whole numbers, variables, + - * / % and brackets, or None for any
         other.
         """
-        words = re.sub(r"\$\{?(\w+)\}?", r"\1", text)
+        words = re.sub(r"\$\{?([0-9]+)\}?", lambda match: self.expand_text(f"${match[1]}"), text)
+        words = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", words)
         words = _NAME.sub(lambda match: self.expand_text(f"${match[0]}"), words).replace("/", "//")
         try:
             return (

@@ -274,6 +274,7 @@ IDLE_SECTIONS = (
 IDLE_KEYS = {
     "training": (
         "dataset", "dataset_path", "steps", "gc_freq", "gc_debug", "seed", "deterministic", "warmup_steps",
+        "disable_cuda_graphs",
     ),
     "parallelism": (
         "full_dtensor", "spmd_backend", "enable_compiled_autograd",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from zsim.specs.formats.program import ProgramSource, TrainingProgram
@@ -13,7 +14,7 @@ class Torchtitan(TrainingProgram):
     name = "torchtitan"
     title = "torchtitan"
     kinds = ("fsdp2", "ddp")
-    order = 50
+    order = 35  # before Megatron, which takes any script
     file_nouns = ("torchtitan TOML",)
     reads = "a torchtitan TOML"
     writes = "a torchtitan TOML"
@@ -21,6 +22,20 @@ class Torchtitan(TrainingProgram):
     takes_options = True
     takes_any_options = True
     script_settings = ("training.precision", "training.stored_dtype")
+
+    def recognises(self, source: ProgramSource) -> bool:
+        """Whether it is a script that starts torchtitan, or a command line with a registered function."""
+        from zsim.programs.torchtitan.text import names_launch_script
+
+        if source.arguments is not None:
+            return False
+        is_registered = any(word.startswith("--module") for word in source.words) and any(
+            word.startswith("--config") for word in source.words
+        )
+        return is_registered or names_launch_script(source.words)
+
+    def names_file(self, path: Path) -> bool:
+        return path.suffix == ".sh" and self.recognises(ProgramSource(str(path)))
 
     def is_default_reader(self, source: ProgramSource) -> bool:
         return source.suffix == ".toml" and len(source.words) == 1

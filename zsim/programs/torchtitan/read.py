@@ -277,6 +277,8 @@ def _read_checkpointing(settings: TitanSettings, is_new: bool) -> None:
 
 
 def _read_training_options(settings: TitanSettings, is_new: bool) -> None:
+    if settings.get("training.disable_cuda_graphs", True) is False:
+        settings.file.note("CUDA graphs of forward and backward, on where not disabled, are simulated as off")
     enabled, components = (
         settings.get("compile.enable", False),
         settings.get("compile.components", ["model", "loss"]),

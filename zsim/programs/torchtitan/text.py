@@ -12,16 +12,50 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean, unreadable_reason
+from zsim.programs.megatron_lm.shell import run_script
 from zsim.programs.torchtitan.keys import KEYS, REGISTERED, RENAMED, SECTIONS
+from zsim.programs.torchtitan.registry import locate_registry, read_registered
 from zsim.reading import parse_json, parse_toml, parse_whole_number, read_text
 from zsim.specs.cluster.files import read_toml
 
 _CONFIG_FILE = "job.config_file"
+# Variables that run_train.sh reads -> the options that it makes of them.
+_VARIABLES = {"CONFIG_FILE": _CONFIG_FILE, "MODULE": "module", "CONFIG": "config"}
+_SHELLS = ("bash", "sh")
+_MICRO_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
+_STEP_TOKENS, _LENGTH = "training.num_tokens_per_train_step", "training.max_context_length"
+
+
+def names_launch_script(words: list[str]) -> bool:
+    """Whether the words start a script that starts torchtitan, with variables for it before."""
+    index = next(
+        (number for number, word in enumerate(words) if "=" not in word and word not in _SHELLS), None
+    )
+    if index is None or not words[index].endswith(".sh") or not os.path.isfile(words[index]):
+        return False
+    try:
+        return "torchtitan" in read_text(words[index])
+    except (OSError, UnicodeDecodeError, InputError):
+        return False
+
+
+def _script_words(words: list[str]) -> tuple[list[str], Path]:
+    """(the command line that a launch script starts, the script's folder). Nothing of it is run."""
+    index = next(number for number, word in enumerate(words) if word.endswith(".sh"))
+    path, environment = words[index], dict(word.partition("=")[::2] for word in words[:index] if "=" in word)
+    script = run_script(read_text(path), environment, words[index + 1 :] or ("",))
+    commands = [command for command in script.commands if any("torchtitan" in word for word in command)]
+    if not commands:
+        raise InputError(f"{path}: starts no torchtitan: expected torchrun -m torchtitan.train ...")
+    return [word for word in commands[-1] if word], Path(path).parent
 
 
 def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     """(name for messages, dotted settings in today's spelling, whether they are 0.3.0's)."""
     words = [config] if os.path.isfile(config) else _words(config)
+    folder = Path()
+    if names_launch_script(words):
+        words, folder = _script_words(words)
     shape, options = _split_launcher(words)
     command_line_settings = dict(_parse_options(options))
     file = command_line_settings.pop(_CONFIG_FILE, None)
@@ -32,16 +66,41 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     settings: dict[str, Any] = {}
     is_new = module is not None or registered is not None
     if is_new:
-        settings |= _registered_settings(str(module), str(registered))
+        settings |= _registered_settings(str(module), str(registered), folder)
     if file is not None:
+        file = str(folder / file) if os.path.isfile(folder / file) else file
         if not os.path.exists(file):
-            raise InputError(f"{file}: no such file; expected a torchtitan TOML")
+            tried = f"; tried {folder / file} and {file}" if folder != Path() else ""
+            raise InputError(f"{file}: no such file; expected a torchtitan TOML{tried}")
         is_new = file.endswith(".json")
         data = _read(Path(file))
         settings |= dict(_flatten(_add_checkpointing_mode(data) if is_new else data))
     name = file or ("torchtitan" if module is None else f"torchtitan {registered}")
-    settings |= command_line_settings
+    settings = _sequences(settings | command_line_settings, str(name))
     return str(name), {**_rename_keys(settings, str(name)), **shape}, is_new
+
+
+def _sequences(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Batches of tokens, as torchtitan counts them since 2026, as batches of sequences."""
+    token_keys = (_MICRO_TOKENS, _STEP_TOKENS, _LENGTH)
+    if not set(token_keys) & set(settings):
+        return dict(settings)
+    result = {key: value for key, value in settings.items() if key not in token_keys}
+    length = settings.get(_LENGTH, settings.get("training.seq_len", 2048))
+    micro = settings.get(_MICRO_TOKENS, 16384)
+    step = settings.get(_STEP_TOKENS, -1)
+    for key, tokens in ((_MICRO_TOKENS, micro), (_STEP_TOKENS, step)):
+        is_count = isinstance(tokens, int) and isinstance(length, int) and length > 0
+        if not is_count or (tokens != -1 and (tokens < length or tokens % length)):
+            raise InputError(
+                f"{name}: {key}: found {tokens!r}, expected a multiple of max_context_length, {length!r}: "
+                f"zsim "
+                "simulates whole sequences"
+            )
+    result |= {"training.seq_len": length, "training.local_batch_size": micro // length}
+    if step != -1:
+        result["training.global_batch_size"] = step // length
+    return result
 
 
 def _words(command: str) -> list[str]:
@@ -86,13 +145,19 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _registered_settings(module: str, config: str) -> dict[str, Any]:
+def _registered_settings(module: str, config: str, folder: Path) -> dict[str, Any]:
+    """The settings of a registered function: as a checkout around has it, else as 0.3.0 had it."""
+    for start in dict.fromkeys((folder, Path())):
+        if (path := locate_registry(start, module)) is not None:
+            return read_registered(path, config, module)
     if (module, config) not in REGISTERED:
         choices = [f"--module {name} --config {function}" for name, function in REGISTERED]
         raise InputError(
-            f"torchtitan: --module {module} --config {config}: zsim knows {', '.join(choices)}; of any "
-            "other, "
-            "give the JSON that --debug.save_config_file writes"
+            f"torchtitan: --module {module} --config {config}: zsim knows {', '.join(choices)} without "
+            f"torchtitan; "
+            f"of any other, start from a checkout, which has torchtitan/models/{module}/config_registry.py, "
+            f"or give "
+            "the JSON that --debug.save_config_file writes"
         )
     return {"model.name": module, **REGISTERED[module, config]}
 
@@ -129,8 +194,8 @@ def _split_launcher(words: list[str]) -> tuple[dict[str, int], list[str]]:
                 pending_option = key
         elif key == "NGPU":
             counts["__nproc_per_node"] = _count(value, key)
-        elif key == "CONFIG_FILE":
-            options.append(f"--{_CONFIG_FILE}={value}")
+        elif key in _VARIABLES:
+            options.append(f"--{_VARIABLES[key]}={value}")
         else:
             options.append(word)
     if "__nproc_per_node" not in counts:

@@ -5,68 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zsim.programs.deepspeed.keys import EVERY_BLOCK, JSON_KEYS
+from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, ARGUMENTS, TRANSFORMERS
 from zsim.specs.formats.program import ConfigMapping
 from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
 
-_TRANSFORMERS = "transformers 5.23.0, "
-_ARGUMENTS = _TRANSFORMERS + "training_args.py"
-_LIGER = _TRANSFORMERS + "training_args.py, integrations/liger.py"
+_LIGER = TRANSFORMERS + "training_args.py, integrations/liger.py"
 
-LENGTH_KEYS = (
-    ProgramKey("max_length", int, "tokens of a sequence, of TRL", "training.sequence_length"),
-    ProgramKey("max_seq_length", int, "tokens of a sequence, of older TRL", "training.sequence_length"),
-    ProgramKey("cutoff_len", int, "tokens of a sequence, of LLaMA-Factory", "training.sequence_length"),
-)
-# Keys at the top of the file that a step depends on.
-_TOP_KEYS = (
+# Keys of the example scripts that are started with such a file (transformers, examples/pytorch).
+_SCRIPT_KEYS = (
+    ProgramKey("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
+    ProgramKey("torch_dtype", str, "the type in which weights are loaded", "training.stored_dtype"),
+    ProgramKey("dtype", str, "the same, in newer scripts", "training.stored_dtype"),
+    ProgramKey("block_size", int, "tokens of a sequence", "training.sequence_length"),
+    ProgramKey("attn_implementation", str, "the kernels of attention", "training.attention"),
     ProgramKey(
-        "per_device_train_batch_size", int, "sequences of a micro-batch", "training.micro_batch_size",
-        is_plain=True, default=8, tuned=(), source=_ARGUMENTS,
-    ),
-    ProgramKey(
-        "gradient_accumulation_steps", int, "micro-batches of a step",
-        "training.gradient_accumulation_steps", is_plain=True, default=1, tuned=(), source=_ARGUMENTS,
-    ),
-    ProgramKey(
-        "max_grad_norm", float, "norm that gradients are clipped to", "training.gradient_clipping",
-        is_plain=True, default=1.0,
-    ),
-    ProgramKey("bf16", bool, "whether products are in bf16", "training.precision"),
-    ProgramKey("fp16", bool, "whether products are in fp16", "training.precision"),
-    ProgramKey(
-        "optim", str, "the optimizer and its kernels", "training.optimizer_implementation", is_plain=True,
-        values={"adamw_torch_fused": "fused", "adamw_torch": "foreach"}, default="adamw_torch_fused",
-    ),
-    ProgramKey(
-        "gradient_checkpointing", bool, "whether backward computes every block again",
-        "training.activation_checkpointing", is_plain=True, values={True: "full", False: None},
-        tuned=("none", "full"), source=_ARGUMENTS,
-    ),
-    ProgramKey(
-        "activation_checkpointing", bool, "the same", "training.activation_checkpointing", is_plain=True,
+        "activation_checkpointing",
+        bool,
+        "whether backward computes every block again",
+        "training.activation_checkpointing",
+        is_plain=True,
         values={True: "full", False: None},
     ),
+    ProgramKey("use_lora", (bool, int), "adapters of a script's own", treatment="refused", neutral=(0,)),
+    ProgramKey("use_qlora", (bool, int), "adapters of a script's own", treatment="refused", neutral=(0,)),
     ProgramKey(
-        "torch_compile", bool, "whether torch.compile is used", "training.compile", is_plain=True,
-        values={True: True, False: None},
+        "use_lisa",
+        (bool, int),
+        "LISA, which trains a few layers at a time",
+        treatment="refused",
+        neutral=(0,),
     ),
-    ProgramKey(
-        "use_liger_kernel", bool, "whether Liger's kernels are used", "training.liger", is_plain=True,
-        values={True: True, False: None},
-    ),
-    ProgramKey("deepspeed", (str, dict), "DeepSpeed's JSON, or its content", "strategy.config"),
-    ProgramKey(
-        "fsdp", (str, list), "what FSDP shards, in words", "strategy.sharding_strategy", tuned=(),
-        source=_ARGUMENTS,
-    ),
-    ProgramKey("fsdp_config", (str, dict), "Accelerate's keys of FSDP, or a file with them"),
-    ProgramKey(
-        "ddp_bucket_cap_mb", float, "MiB of gradients in a bucket of DDP", "strategy.bucket_cap_mb",
-        is_plain=True, tuned=(), source=_ARGUMENTS,
-    ),
-    *LENGTH_KEYS,
-)  # fmt: skip
-KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _TOP_KEYS}
+)
+KEYS: Mapping[str, ProgramKey] = {**ARGUMENT_KEYS, **{key.key: key for key in _SCRIPT_KEYS}}
 
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
     JSON_KEYS,
@@ -82,14 +52,14 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
         _LIGER, ("fused",),
     ),
     ConfigMapping(
-        "strategy.reshard_after_forward", "file", "fsdp_config.reshard_after_forward", _ARGUMENTS,
+        "strategy.reshard_after_forward", "file", "fsdp_config.reshard_after_forward", ARGUMENTS,
         (True, False),
     ),
-    ConfigMapping("strategy.replicate", "file", "no replicas", _ARGUMENTS, (1, None)),
+    ConfigMapping("strategy.replicate", "file", "no replicas", ARGUMENTS, (1, None)),
     # A ParallelismConfig is an object, which YAML cannot hold.
     ConfigMapping(
         "strategy.replicate", "script", "TrainingArguments(parallelism_config=ParallelismConfig(...))",
-        _ARGUMENTS, kinds=("fsdp2",),
+        ARGUMENTS, kinds=("fsdp2",),
     ),
     ConfigMapping(
         "strategy.replicate", "script", "a device mesh for FullyShardedDataParallelPlugin",
@@ -97,10 +67,10 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
     ),
     ConfigMapping(
         "strategy.no_sync", "file", "accelerator_config.gradient_accumulation_kwargs.sync_each_batch",
-        _TRANSFORMERS + "trainer_pt_utils.py",
+        TRANSFORMERS + "trainer_pt_utils.py",
     ),
     *(
-        ConfigMapping(f"strategy.{key}", "file", f"fsdp_config.{key}", _ARGUMENTS)
+        ConfigMapping(f"strategy.{key}", "file", f"fsdp_config.{key}", ARGUMENTS)
         for key in ("cpu_offload", "backward_prefetch", "forward_prefetch", "limit_all_gathers")
     ),
 )  # fmt: skip

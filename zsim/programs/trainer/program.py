@@ -17,6 +17,8 @@ class Trainer(TrainingProgram):
     kinds = ("deepspeed", "fsdp1", "fsdp2", "ddp")
     order = 20
     suffixes = (*YAML_SUFFIXES, ".json")
+    release = "transformers 5.23"
+    recognised_by = "TrainingArguments at the top (per_device_train_batch_size, gradient_checkpointing, ...)"
 
     def recognises(self, source: ProgramSource) -> bool:
         """Whether a file has keys of TrainingArguments at the top level."""

@@ -1,36 +1,29 @@
 """Hugging Face's TrainingArguments as a YAML or JSON (transformers 5.23: training_args.py) -> an experiment.
 
-Files of programs on top of the Trainer (TRL, LLaMA-Factory) have the same keys besides their own.
+Programs on top of the Trainer whose files have keys of their own have folders of their own.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, unreadable_reason
-from zsim.programs.accelerate.fsdp_keys import read_fsdp
-from zsim.programs.accelerate.keys import SHARDING
-from zsim.programs.trainer.keys import KEYS, LENGTH_KEYS
-from zsim.reading import parse_json, read_text
-from zsim.specs.formats.program_key import ProgramKey
-from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.programs.huggingface.arguments import SILENT_ARGUMENTS
+from zsim.programs.huggingface.files import read_file
+from zsim.programs.huggingface.job import (
+    precision_of,
+    read_attention,
+    read_batch,
+    read_checkpointing,
+    read_liger,
+    read_synchronisation,
+)
+from zsim.programs.huggingface.models import read_model, weights_type, write_types
+from zsim.programs.huggingface.optimizers import read_optimizer
+from zsim.programs.huggingface.strategies import read_strategy
+from zsim.programs.trainer.keys import KEYS
+from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
-
-
-def _load(path: Path) -> Any:
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    if path.suffix.lower() != ".json":
-        return load_yaml(text, str(path))
-    try:
-        return parse_json(text, path)
-    except ValueError as error:
-        raise InputError(f"{path}: is not valid JSON: {error}") from None
 
 
 def read_training_arguments(path: str) -> TrainingFile:
@@ -38,116 +31,28 @@ def read_training_arguments(path: str) -> TrainingFile:
 
     Raises InputError for impossible values, NotSimulatedError for other optimizers.
     """
-    data = _load(Path(path))
-    file = TrainingFile(path, program="transformers")
-    _read_batch(file, data)
-    precision = "bf16" if data.get("bf16") else "fp16" if data.get("fp16") else "fp32"
-    file.settings["training.precision"] = precision
-    for key in ("gradient_checkpointing", "activation_checkpointing", "torch_compile", "use_liger_kernel"):
-        _read_plain(file, data, key)
-    folder = Path(path).parent
-    if data.get("deepspeed"):
-        _read_deepspeed(file, data["deepspeed"], folder)
-    else:
-        _read_plain(file, data, "optim")
-        _read_sharding(file, data, folder)
-    unread_keys = [str(key) for key in data if key not in KEYS]
-    if unread_keys:
-        file.note(f"not read: {', '.join(unread_keys)}")
-    return file
+    return read_file(path, read_arguments)
 
 
-def _read_batch(file: TrainingFile, data: Mapping[str, Any]) -> None:
-    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
-        if data.get(key) != "auto":
-            _read_plain(file, data, key)
-    _read_plain(file, data, "max_grad_norm")
-    length = next((data[key.key] for key in LENGTH_KEYS if isinstance(data.get(key.key), int)), None)
-    if length is not None:
+def read_arguments(name: str, data: Mapping[str, Any]) -> TrainingFile:
+    """The settings in TrainingArguments by key, of a file or a command line called `name`."""
+    file = TrainingFile(name, program="transformers")
+    values = FileValues(file, data, KEYS, SILENT_ARGUMENTS, "the Trainer")
+    values.refuse()
+    read_model(values, "model_name_or_path", is_quantised=False)
+    read_batch(values)
+    file.settings["training.precision"] = precision_of(values)
+    read_checkpointing(values)
+    values.read("activation_checkpointing", "torch_compile")
+    read_liger(values)
+    if length := values.count("block_size"):
         file.settings["training.sequence_length"] = length
-
-
-def _read_plain(file: TrainingFile, data: Mapping[str, Any], key: str) -> None:
-    """Write the setting of a plain key.
-
-    Raises InputError for another type, and NotSimulatedError for another word than those that are declared.
-    """
-
-    def parse(plain_key: ProgramKey, value: Any) -> Any:
-        if plain_key.type is bool:
-            return bool(value)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if plain_key.type is float and is_number:
-            return float(value)
-        if plain_key.type is float:
-            raise InputError(f"{file.name}: {key}: found {value!r}, expected a number")
-        if plain_key.type is int and not (is_number and isinstance(value, int) and value >= 1):
-            raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number of at least 1")
-        if plain_key.values is not None and str(value) not in plain_key.values:
-            raise NotSimulatedError(
-                f"{file.name}: {key}: zsim does not simulate '{value}' yet; expected "
-                f"{', '.join(plain_key.values)}"
-            )
-        return value
-
-    KEYS[key].read(file, data, parse)
-
-
-def _read_deepspeed(file: TrainingFile, config: Any, folder: Path) -> None:
-    """Read the JSON, whose "auto" zsim fills from these arguments, as the Trainer does."""
-    file.settings["strategy.kind"] = "deepspeed"
-    if isinstance(config, Mapping):
-        file.settings["strategy.config_name"] = file.name
-        file.settings["strategy.config"] = dict(config)
-        return
-    sibling = folder / str(config)
-    file.settings["strategy.config"] = str(sibling if os.path.isfile(sibling) else config)
-
-
-def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) -> None:
-    """Read `fsdp` with `fsdp_config`, by default version 2 and wrapped by block. Without `fsdp` the strategy
-    is DDP.
-    """
-    fsdp = data.get("fsdp")
-    if not fsdp:
-        file.settings["strategy.kind"] = "ddp"
-        if data.get("ddp_bucket_cap_mb"):
-            _read_plain(file, data, "ddp_bucket_cap_mb")
-        return
-    config = data.get("fsdp_config") or {}
-    if isinstance(config, str):
-        sibling = folder / config
-        config = _load(sibling if os.path.isfile(sibling) else Path(config))
-    if not isinstance(config, Mapping):
-        raise InputError(f"{file.name}: fsdp_config: expected keys and values, found {config!r}")
-    keys = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
-    keys.setdefault("version", 2)
-    keys.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
-    if "cpu_offload" in keys:
-        keys["offload_params"] = keys.pop("cpu_offload")
-    _read_fsdp_words(file, fsdp, keys)
-    idle = [key for key in keys if key.startswith("xla")]
-    for key in idle:
-        if keys.pop(key):
-            raise NotSimulatedError(f"{file.name}: fsdp_config.{key}: zsim does not simulate XLA's FSDP")
-    read_fsdp(file, keys, {})
-
-
-def _read_fsdp_words(file: TrainingFile, fsdp: Any, keys: dict[str, Any]) -> None:
-    """Read `fsdp: "full_shard auto_wrap offload"`, the spelling before version 5."""
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
-    for word in words:
-        if str(word).upper() in SHARDING:
-            if str(keys["version"]) == "1":
-                keys.setdefault("reshard_after_forward", str(word).upper())
-            elif str(word).lower() in ("full_shard", "shard_grad_op"):
-                keys.setdefault("reshard_after_forward", str(word).lower() == "full_shard")
-            else:
-                raise InputError(f"{file.name}: fsdp: '{word}' needs fsdp_config.version 1")
-        elif word == "offload":
-            keys["offload_params"] = True
-        elif word not in ("auto_wrap", "true", "True"):
-            strategies = ", ".join(SHARDING).lower()
-            raise InputError(
-                f"{file.name}: fsdp: found '{word}', expected {strategies}, offload or auto_wrap"
-            )
+    read_strategy(values)
+    read_optimizer(values, "optim")
+    read_synchronisation(values)
+    read_attention(values, "attn_implementation")
+    write_types(
+        values, precision_of(values), weights_type(values, "dtype", "torch_dtype"), has_adapters=False
+    )
+    values.finish("transformers 5.23")
+    return file

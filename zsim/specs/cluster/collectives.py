@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from zsim.errors import did_you_mean
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.table import Fraction, Table
 from zsim.units import Seconds
 
@@ -61,6 +62,11 @@ LIBRARIES: Mapping[str, tuple[AlgorithmName, AlgorithmName, AlgorithmName]] = {
     "deepep": ("deepep_inside", "deepep_pair", "deepep_across"),
     "hybridep": ("hybridep_inside", "hybridep_pair", "hybridep_across"),
 }
+
+# The multiprocessors of their kernels: what DeepEP's buffers take (`Buffer.num_sms`) and Megatron gives it
+# (`moe_deepep_num_sms`), and what Megatron gives HybridEP (`moe_hybridep_num_sms`; Megatron-Core 0.16.1
+# core/transformer/transformer_config.py), whose copies are the TMA's.
+LIBRARY_MULTIPROCESSORS: Mapping[str, int] = {"deepep": 20, "hybridep": 16}
 
 _COMMON: frozenset[AlgorithmName] = frozenset({"ring", "tree", "all_to_all", "all_to_all_inside"})
 
@@ -142,3 +148,16 @@ class CollectiveCosts(Table):
         if self.choice == "tuning-model" and self.generation is None:
             raise ValueError("choice 'tuning-model' needs 'generation'")
         return self
+
+
+def exchange_slowdown(gpu: Gpu, dispatcher: str) -> float:
+    """The factor on kernels while only exchanges of a dispatcher run on the GPU.
+
+        s = min(c, S / (S - n))
+
+    c: `compute_slowdown`. S: multiprocessors. n: those that the library's kernels hold
+    (`LIBRARY_MULTIPROCESSORS`). Other dispatchers' are the backend's, c.
+    """
+    slowdown = gpu.interference.compute_slowdown
+    count = LIBRARY_MULTIPROCESSORS.get(dispatcher, 0)
+    return min(slowdown, gpu.sm_count / (gpu.sm_count - count)) if 0 < count < gpu.sm_count else slowdown

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from zsim.errors import InputError, did_you_mean
+from zsim.specs.cluster.decode import DecodeRates
 from zsim.specs.cluster.table import Fraction, Table
 from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
 
@@ -17,6 +18,10 @@ PositiveRate = Annotated[BytesPerSecond, Field(gt=0)]
 
 
 PositiveFlops = Annotated[FlopsPerSecond, Field(gt=0)]
+
+
+# Of a data sheet's peak, which is at the boost clock. Boards whose power lets them run above it.
+ClockedFraction = Annotated[float, Field(gt=0, le=1.5)]
 
 
 class PeakRates(Table):
@@ -65,8 +70,9 @@ class GemmEfficiency(Table):
     NVIDIA's containers, so `transformer_engine_ratio` is not known where only products of torch were timed.
     """
 
-    max_fraction: Fraction = Field(
-        description="what large products sustain of the peak, on random data and within the board's power"
+    max_fraction: ClockedFraction = Field(
+        description="what large products sustain of the peak, on random data and within the board's power; "
+        "above 1 on boards that run above the data sheet's boost clock"
     )
     k_half: float = Field(ge=0, description="inner dimension at which half of the fraction is reached")
     tile_m: int = Field(gt=0, description="rows of the output that one block of threads computes")
@@ -93,7 +99,7 @@ class GemmEfficiency(Table):
     grouped: ProductsInOneCall | None = Field(
         default=None, description="products of experts in one kernel; left out: as one product"
     )
-    by_dtype: dict[str, Fraction] = Field(
+    by_dtype: dict[str, ClockedFraction] = Field(
         default_factory=dict, description="`max_fraction` of single types; left out: `max_fraction` of all"
     )
 
@@ -296,6 +302,9 @@ class Gpu(BaseModel):
     memory_bound: MemoryEfficiency = Field(description="what kernels bound by memory reach")
     launch: KernelLaunch = Field(description="what a kernel costs besides its work")
     interference: Interference = Field(description="how kernels and collectives slow one another")
+    decode: DecodeRates | None = Field(
+        default=None, description="what kernels of inference reach; left out: assumed from the rest"
+    )
     power: Power | None = Field(default=None, description="what the board draws")
     power_limit: Watts | None = Field(
         default=None,

@@ -11,7 +11,7 @@ from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.expert_library import ExpertLibrary
-from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.strategy.experts import Dispatcher, ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.registry import role_of
@@ -121,6 +121,15 @@ class FrameworkResolver(Generic[Table, Config]):
                 f"{alternatives('split experts')}"
             )
         return ExpertSplit()
+
+    def default_dispatcher(
+        self, table: Table, requested: ParallelismTable, nodes_per_domain: int
+    ) -> Dispatcher | None:
+        """The dispatcher where nothing is said. None for the first of the style's dispatchers.
+
+        `nodes_per_domain` is the number of nodes that one NVLink domain spans.
+        """
+        return None
 
     def expert_replicas(self, table: Table) -> int:
         """The number of replicas that the ranks with the same experts must fill."""

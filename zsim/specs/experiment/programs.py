@@ -33,14 +33,14 @@ def _programs_by_folder() -> Mapping[str, TrainingProgram]:
 
 
 def role_of(folder: str, module: str, name: str, default: Any = None) -> Any:
-    """`name` in `module` of a program's folder, for the base class of that role to type. `default` where the
-    folder has no such module, or the module not this name.
+    """`name` in `module` of a program's folder, for the base class of that role to type. `default`, if it is
+    not None, where the folder has no such module, or the module no such name.
     """
     (package,) = importlib.import_module(_PACKAGE).__path__
     if default is not None and not (Path(package) / folder / f"{module}.py").exists():
         return default
-    room = importlib.import_module(f"{_PACKAGE}.{folder}.{module}")
-    return getattr(room, name) if default is None else getattr(room, name, default)
+    role_module = importlib.import_module(f"{_PACKAGE}.{folder}.{module}")
+    return getattr(role_module, name) if default is None else getattr(role_module, name, default)
 
 
 def programs() -> tuple[TrainingProgram, ...]:

@@ -42,6 +42,7 @@ from zsim.specs.model.expert_loop import unstack_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import check_names
 from zsim.specs.strategy.expert_degrees import (
+    assumed_dispatcher_note,
     assumed_loads_note,
     expert_members,
     resolve_expert_degrees,
@@ -59,6 +60,11 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
 
     Raises InputError for contradictions, NotSimulatedError for what zsim cannot simulate yet.
     """
+    if experiment.rl is not None:
+        raise NotSimulatedError(
+            "rl: rollouts are simulated by `zsim run` and zsim.simulate_rl alone; leave out [rl] for the "
+            "training step"
+        )
     library = library or Library()
     try:
         cluster = library.cluster(experiment.cluster)
@@ -234,18 +240,21 @@ def _apply_expert_degrees(
     trained.
     """
     table, placement, parallelism = experiment.strategy, layout.placement, layout.parallelism
+    framework, link = resolver_of(table.kind), layout.full_cluster.node_link
+    nodes_per_domain, requested = placement.nodes_per_domain(link), layout.requested_parallelism
     split = resolve_expert_degrees(
-        layout.requested_parallelism,
+        requested,
         parallelism,
         expert_split,
         layout.model,
         placement.world_size,
         training.micro_batch_tokens,
         placement.gpus_per_node,
-        resolver_of(table.kind).expert_replicas(table),
-        placement.nodes_per_domain(layout.full_cluster.node_link),
+        framework.expert_replicas(table),
+        nodes_per_domain,
+        framework.default_dispatcher(table, requested, nodes_per_domain),
     )
-    resolver_of(table.kind).check_experts(config, split, parallelism)
+    framework.check_experts(config, split, parallelism)
     check_adapted_experts(model, table, split)
     return replace(parallelism, experts=split)
 
@@ -268,6 +277,7 @@ def _check_tables(
     others = (
         flex_note(parallelism, cluster.gpus, model, training),
         assumed_loads_note(parallelism.experts, model),
+        assumed_dispatcher_note(experiment.parallelism, parallelism),
     )
     check_fp8_shapes(model, training, parallelism)
     return [*notes, *(note for note in others if note)]

@@ -43,10 +43,13 @@ from zsim.specs.strategy.table import Count, StrategyTable, StrictTable
 from zsim.specs.user_code import UserCode, load_user_models
 
 if TYPE_CHECKING:
+    from zsim.specs.experiment.rl.table import RlTable
     from zsim.specs.experiment.run.run import TrainingRunTable
 
     _RunTable = TrainingRunTable
+    _RlTable = RlTable
 else:
+    _RlTable = Annotated[Any, LazyModel("zsim.specs.experiment.rl.table:RlTable")]
     _RunTable = Annotated[Any, LazyModel("zsim.specs.experiment.run.run:TrainingRunTable")]
 
 
@@ -120,6 +123,10 @@ class ExperimentFile(StrictTable):
     cost: Lazy[CostTable] | None = Field(default=None, description="prices and power, for money and energy")
     run: _RunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"
+    )
+    rl: _RlTable | None = Field(
+        default=None,
+        description="reinforcement learning: an engine's rollouts, then updates by this job",
     )
     notes: tuple[str, ...] = Field(default=(), description="said again by every report")
     program: Program | None = Field(

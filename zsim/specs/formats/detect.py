@@ -130,10 +130,14 @@ def merge_training_file(
     if file.resolve_stages is not None and remaining_overrides.get("model", merged.get("model")) is not None:
         for dotted, value in file.resolve_stages(_num_layers(merged, remaining_overrides)).items():
             _fill(merged, dotted, value, remaining_overrides, f"{origin}: {dotted}", file.name)
+    for dotted, value in file.cluster_changes.items():
+        remaining_overrides.setdefault(f"cluster.{dotted}", value)
     merged["notes"] = [*merged.get("notes", ()), *file.notes]
     merged.setdefault("program", file.program)
     for key in ("model", "cluster"):
         if remaining_overrides.get(key, merged.get(key)) is None:
+            if key == "model" and file.missing_model:
+                raise InputError(f"{file.name}: {file.missing_model}")
             raise InputError(f"{file.name} names no {key}: give it (--{key})")
     return merged, remaining_overrides
 

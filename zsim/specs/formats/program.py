@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zsim.errors import InputError
-from zsim.reading import parse_json, read_text
+from zsim.reading import parse_json, parse_toml, read_text
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -55,7 +55,9 @@ class ProgramSource:
 
     @property
     def suffix(self) -> str:
-        return Path(self.text).suffix.lower()
+        """The ending of the file's name. Empty for a command line, whose last word may be a path too."""
+        has_options = any(word.startswith("-") or "=" in word for word in self.words)
+        return "" if len(self.words) > 1 and has_options else Path(self.text).suffix.lower()
 
     @cached_property
     def words(self) -> list[str]:
@@ -69,7 +71,7 @@ class ProgramSource:
 
     @cached_property
     def content(self) -> Any:
-        """The content of a YAML or JSON, or None where it cannot be read.
+        """The content of a YAML, JSON or TOML, or None where it cannot be read.
 
         Raises InputError for a JSON that no program has, of numbers or nesting without end.
         """
@@ -78,6 +80,8 @@ class ProgramSource:
             text = read_text(path)
             if self.suffix == ".json":
                 return parse_json(text, path)
+            if self.suffix == ".toml":
+                return parse_toml(text, path)
         except (OSError, ValueError):
             return None
         try:
@@ -130,6 +134,10 @@ class TrainingProgram:
     """Whether options that no program recognises are read as its."""
     yaml_marks: tuple[str, ...] = ()
     """Keys at the top level of a YAML of which no other program has all, for texts without a name."""
+    release: str = ""
+    """The release whose code says what its keys mean and what is left out."""
+    recognised_by: str = ""
+    """The marks of its files, in words."""
     script_settings: tuple[str, ...] = ()
     """Keys of an experiment that its file says, and all other programs leave to the script."""
 

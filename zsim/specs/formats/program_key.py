@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.program import ConfigMapping
@@ -43,12 +43,23 @@ class ProgramKey:
     """Where this was read, and in which release."""
     kinds: tuple[str, ...] = ()
     """The strategies under which the program reads it. Empty: all."""
+    treatment: Literal["read", "noted", "refused"] = "read"
+    """A noted key changes the time or the memory a little, and zsim leaves it out and says so. A refused key
+    makes another job of it, which zsim does not simulate.
+    """
+    neutral: tuple[Any, ...] = ()
+    """Values of a noted or refused key that change nothing, besides null, false and what is empty."""
     _program_values: Mapping[Any, Any] = field(init=False, repr=False, compare=False)
     """The program's values by the experiment's."""
 
     def __post_init__(self) -> None:
         program_values = {setting: value for value, setting in (self.values or {}).items()}
         object.__setattr__(self, "_program_values", program_values)
+
+    def is_neutral(self, value: Any) -> bool:
+        """Whether a value is as good as none."""
+        is_empty = value is None or value is False or value in ("", [], {})
+        return is_empty or any(type(entry) is type(value) and entry == value for entry in self.neutral)
 
     def read(
         self,

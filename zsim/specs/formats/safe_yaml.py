@@ -1,30 +1,118 @@
-"""YAML from untrusted sources: plain data only, without aliases that expand. Each error is one sentence."""
+"""YAML from untrusted sources, as Python's programs read it: plain data only. Each error is one sentence.
+
+A key that stands twice has its last value, as PyYAML reads it, and a note says so. Anchors, aliases and merge
+keys are followed, within limits. `None` without quotes is null, which it means in every such program.
+`${a.b}` alone is the scalar at `a.b` of the same file, as OmegaConf resolves it.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
 
-_MAX_CHARACTERS, _MAX_DEPTH = 400_000, 50
-_ALIAS = re.compile(r"(^|[\s\[{,:-])[&*][A-Za-z0-9_]", re.MULTILINE)
+if TYPE_CHECKING:
+    from ruamel.yaml.nodes import Node
+
+_MAX_CHARACTERS, _MAX_DEPTH, _MAX_NODES = 400_000, 50, 100_000
+_TOO_LARGE = "nested or repeated beyond what such a file has"
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 
-def load_yaml(text: str, file: str) -> Any:
-    """The content of one YAML document."""
-    from ruamel.yaml import YAML
+def load_yaml(text: str, file: str, notes: list[str] | None = None) -> Any:
+    """The content of one YAML document.
+
+    Adds a sentence about every key that stands twice to `notes`. Raises InputError for text that is not YAML,
+    and for aliases that expand beyond what a file of settings has.
+    """
     from ruamel.yaml.error import YAMLError
 
     if len(text) > _MAX_CHARACTERS or _depth(text) > _MAX_DEPTH:
-        raise InputError(f"{file}: nested or repeated beyond what such a file has")
-    if _ALIAS.search(text):
-        raise InputError(f"{file}: has YAML anchors or aliases, which no such file needs")
+        raise InputError(f"{file}: {_TOO_LARGE}")
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        content = _construct(text, file, notes)
     except (YAMLError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{file}: not YAML: {first}") from None
+    return _resolve_references(content, content) if "${" in text else content
+
+
+def _construct(text: str, file: str, notes: list[str] | None) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import SafeConstructor
+    from ruamel.yaml.nodes import ScalarNode
+
+    class Constructor(SafeConstructor):
+        """Takes the last of two equal keys. ruamel takes the first, or stops."""
+
+        def check_mapping_key(self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
+            if key in mapping and notes is not None and key_node.value != "<<":
+                line = key_node.start_mark.line + 1
+                notes.append(f"'{key}' stands again in line {line}; the last of them counts")
+            return True
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = Constructor
+    root = yaml.compose(text)
+    if root is None:
+        return None
+    if _num_nodes(root, {}) > _MAX_NODES:
+        raise InputError(f"{file}: {_TOO_LARGE}")
+    null_tag = "tag:yaml.org,2002:null"
+    for node in _nodes(root, set()):
+        if isinstance(node, ScalarNode) and node.value == "None" and node.style is None:
+            node.ctag = type(node.ctag)(suffix=null_tag)
+    return yaml.constructor.construct_document(root)
+
+
+def _nodes(node: Node, seen: set[int]) -> Iterator[Node]:
+    """Every node of a document once."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    yield node
+    for child in _children(node):
+        yield from _nodes(child, seen)
+
+
+def _children(node: Node) -> list[Node]:
+    from ruamel.yaml.nodes import MappingNode, SequenceNode
+
+    if isinstance(node, MappingNode):
+        return [child for pair in node.value for child in pair]
+    return list(node.value) if isinstance(node, SequenceNode) else []
+
+
+def _num_nodes(node: Node, sizes: dict[int, int]) -> int:
+    """Nodes of the document with every alias written out.
+
+    Raises ValueError for an alias to what it stands in.
+    """
+    if id(node) not in sizes:
+        sizes[id(node)] = -1
+        sizes[id(node)] = 1 + sum(_num_nodes(child, sizes) for child in _children(node))
+    if sizes[id(node)] < 0:
+        raise ValueError("an alias stands within its own anchor")
+    return sizes[id(node)]
+
+
+def _resolve_references(value: Any, content: Any, depth: int = 0) -> Any:
+    """`value` with `${a.b}` replaced by the scalar at `a.b` of `content`, where there is one."""
+    if isinstance(value, Mapping):
+        return {key: _resolve_references(entry, content, depth) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_resolve_references(entry, content, depth) for entry in value]
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or depth > _MAX_DEPTH:
+        return value
+    target = content
+    for key in match[1].split("."):
+        if not isinstance(target, Mapping) or key not in target:
+            return value
+        target = target[key]
+    return value if isinstance(target, Mapping | list) else _resolve_references(target, content, depth + 1)
 
 
 def _depth(text: str) -> int:

@@ -16,6 +16,8 @@ class TrainingFile:
     """Settings that the file gives."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults of its program, which the experiment may replace silently."""
+    cluster_changes: dict[str, Any] = field(default_factory=dict)
+    """Changes of the experiment's cluster, as dotted keys of it, which variables of the environment make."""
     notes: list[str] = field(default_factory=list)
     """Keys without effect on a step, or that zsim leaves out."""
     shard_degree: int | None = None
@@ -28,6 +30,9 @@ class TrainingFile:
     """Micro-batches of a pipeline that runs from start to end for each accumulation step."""
     resolve_stages: Callable[[int], Mapping[str, Any]] | None = None
     """Maps the number of layers to settings. It is called once the model is known."""
+
+    missing_model: str = ""
+    """Why the model that it names cannot be had here. Empty if it names none, or one that can."""
 
     def note(self, text: str) -> None:
         self.notes.append(f"{self.name}: {text}")

@@ -16,3 +16,9 @@ def default_kind() -> str:
 def values_of(key: str) -> tuple[str, ...]:
     """The values of a key that names frameworks, or what is theirs."""
     return tuple(preset_table(_PRESET)["values"][key])
+
+
+def default_workflow() -> str:
+    """The framework of a reinforcement learning that names none."""
+    name: str = preset_table(_PRESET)["default_workflow"]
+    return name

@@ -50,13 +50,15 @@ def resolve_expert_degrees(
     gpus_per_node: int,
     replicas: int = 1,
     nodes_per_domain: int = 1,
+    default_dispatcher: Dispatcher | None = None,
 ) -> ExpertSplit:
     """The expert split of `library_split`, which says whose experts they are, with the degrees of the table.
 
     `parallelism` has the other degrees. `tokens` counts those of a rank's micro-batch, and `replicas` is
     `expert_replicas`. `nodes_per_domain` is the number of nodes that one NVLink domain spans. Only HybridEP
     treats these as one node (deepseek-ai/DeepEP, branch hybrid-ep: ranks of an NVLink domain write to each
-    other). DeepEP's kernels know nodes of up to 8 GPUs.
+    other). DeepEP's kernels know nodes of up to 8 GPUs. `default_dispatcher` is the framework's on this
+    machine, None for the first of its style.
 
     Raises InputError for a model without experts, for degrees that do not divide, and for what the framework
     refuses. Raises NotSimulatedError for expert parallelism that zsim lacks.
@@ -69,7 +71,7 @@ def resolve_expert_degrees(
     tensor = _expert_tensor_ranks(table, parallelism, library_split)
     split = replace(library_split, ranks=table.expert, tensor=tensor, capacity_factor=table.capacity_factor)
     _check_divides(split, parallelism, experts, model, world_size, replicas)
-    split = replace(split, dispatcher=_resolve_dispatcher(table, parallelism, split))
+    split = replace(split, dispatcher=_resolve_dispatcher(table, parallelism, split, default_dispatcher))
     _check_capacity(split)
     is_hybrid = split.dispatcher == "hybridep"
     is_split = parallelism.style.splits_expert_tokens and split.ranks > 1 and split.tensor == 1
@@ -135,6 +137,21 @@ def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
         f"layer the fullest of {split.ranks} expert-parallel ranks has {max(split.loads):.2f} times the mean "
         f"rows ({ends[0]:.2f} to {ends[1]:.2f} were seen); parallelism.expert_imbalance says another, 1 "
         "where balance is forced, as benchmarks do"
+    )
+
+
+def assumed_dispatcher_note(table: ParallelismTable, parallelism: ParallelismConfig) -> str | None:
+    """The note on the dispatcher that is assumed where nothing is said. None where there is no other, or no
+    exchange.
+    """
+    split, dispatchers = parallelism.experts, parallelism.style.dispatchers
+    if table.dispatcher is not None or split.ranks == 1 or len(dispatchers) == 1:
+        return None
+    others = [repr(name) for name in dispatchers if name != split.dispatcher]
+    return (
+        f"parallelism.dispatcher is left out: {split.dispatcher!r} is taken, as people run "
+        f"{parallelism.style.title} on such a machine; it also has {', '.join(others)}, with which exchanges "
+        "may take another time"
     )
 
 
@@ -280,10 +297,10 @@ def _check_divides(
 
 
 def _resolve_dispatcher(
-    table: ParallelismTable, parallelism: ParallelismConfig, split: ExpertSplit
+    table: ParallelismTable, parallelism: ParallelismConfig, split: ExpertSplit, default: Dispatcher | None
 ) -> Dispatcher:
     dispatchers = parallelism.style.dispatchers
-    dispatcher = table.dispatcher or dispatchers[0]
+    dispatcher = table.dispatcher or default or dispatchers[0]
     name = parallelism.style.title
     if dispatcher not in dispatchers:
         raise InputError(

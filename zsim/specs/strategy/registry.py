@@ -40,6 +40,11 @@ def _roles_by_kind() -> Mapping[str, Mapping[str, str]]:
     return {folder: package.ROLES for folder, package in packages.items() if hasattr(package, "ROLES")}
 
 
+def workflow_names() -> tuple[str, ...]:
+    """The values of `rl.framework`: folders with the role `workflow`, with hyphens for underscores."""
+    return tuple(folder.replace("_", "-") for folder in kinds_with("workflow"))
+
+
 @cache
 def kinds_in_order() -> tuple[str, ...]:
     """The values of `strategy.kind`, in the order of `Framework.order`."""

@@ -102,6 +102,10 @@ class TrainingConfig:
     """The blocks' products are layers of Transformer Engine."""
     has_fp32_stream: bool = False
     """The residual stream is fp32, since the embedding is, under autocast."""
+    forward_only: bool = False
+    """Nothing is trained: a step is the forward of its micro-batches, as for the probabilities of tokens that
+    another model has chosen.
+    """
 
     def block_policy(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included. "selective" applies to every

@@ -104,6 +104,8 @@ def predict_run(run: ExperimentRun) -> RowResult:
         return predict_job(measured, job)
     except NotSimulatedError as error:
         return replace(measured, reason=str(error))
+    except Exception as error:  # of zsim, on one row: that row's, not the end of the table
+        return replace(measured, reason=f"an error of zsim: {type(error).__name__}: {error}")
 
 
 def _measured_seconds(run: ExperimentRun, job: Job) -> float | None:

@@ -4,7 +4,7 @@ assertions.
 
 from __future__ import annotations
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.frameworks.deepspeed.settings.config import Dtype, OptimizerWrapper, ZeroConfig
 from zsim.frameworks.deepspeed.settings.reader import Reading
 from zsim.frameworks.deepspeed.settings.release import Release
@@ -123,7 +123,10 @@ def check_optimizer(reading: Reading, zero: ZeroConfig, release: Release) -> Non
         options = (*names, *TORCH_OPTIMIZERS)
         hint = did_you_mean(block.type, options)
         if name in ONE_BIT_OPTIMIZERS:
-            hint = ", which has none of the 1-bit ones since 0.19.7; expected an older strategy.version"
+            raise NotSimulatedError(
+                f"{where}.type: DeepSpeed has no '{block.type}' since 0.19.7, and zsim does not simulate it "
+                "in any release; expected another optimizer, such as AdamW"
+            )
         raise InputError(
             f"{where}.type: '{block.type}' is not an optimizer of DeepSpeed {release} or torch{hint}"
         )

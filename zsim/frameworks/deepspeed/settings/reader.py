@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zsim.errors import InputError, nearest
+from zsim.errors import InputError, NotSimulatedError, nearest
 from zsim.frameworks.deepspeed.settings.keys import Key, keys_of
 from zsim.frameworks.deepspeed.settings.release import Release
-from zsim.frameworks.deepspeed.settings.schema import FILE_KEYS, DeepSpeedFile
+from zsim.frameworks.deepspeed.settings.schema import FILE_KEYS, UNSIMULATED_KEYS, DeepSpeedFile
 from zsim.frameworks.deepspeed.settings.text import drop_comments, load_object
 from zsim.frameworks.deepspeed.settings.zero_schema import (
     ZERO_KEYS,
@@ -23,6 +24,7 @@ from zsim.frameworks.deepspeed.settings.zero_schema import (
 from zsim.specs.messages import raise_input_error
 
 _ZERO = "zero_optimization"
+_NEARLY = 0.8  # likeness of an unknown key to one of DeepSpeed's from which it is a slip
 # Blocks in which DeepSpeed, or Hugging Face for it, takes the word "auto".
 _AUTO_BLOCKS = (_ZERO, "bf16", "fp16", "aio", "activation_checkpointing", "tensor_parallel", "data_types")
 # (first release, table in `zero_optimization` or "", key) of keys added later, in the order of the releases.
@@ -88,6 +90,7 @@ def read_deepspeed_file(
     _refuse_foreign_file(data, where)
     _refuse_removed(data, where, release, notes, lenient)
     _rename_old_spellings(data, where, notes)
+    _drop_ignored(data, where, notes)
     _refuse_newer(data, where, release, notes, lenient)
     autos = _remove_autos(data)
     filled = _fill_autos(data, autos, hidden_size)
@@ -132,6 +135,12 @@ def _refuse_removed(
         for key in [key for key in block if key in keys and release.number >= keys[key].until]:
             major, minor, patch = keys[key].until
             message = f"{where}: {prefix}{key}: removed from DeepSpeed in {major}.{minor}.{patch}"
+            behavior = UNSIMULATED_KEYS.get(key) if not prefix else None
+            if not lenient and behavior is not None and behavior.is_on(block[key]):
+                raise NotSimulatedError(
+                    f"{message}, and zsim does not simulate {behavior.what} of any release; "
+                    "expected the key to be left out"
+                )
             if not lenient:
                 raise InputError(
                     f"{message}, and {release} refuses it; expected the key to be left out, or [strategy] "
@@ -139,6 +148,25 @@ def _refuse_removed(
                 )
             notes.append(f"{message}; ignored")
             del block[key]
+
+
+def _drop_ignored(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:
+    """Remove keys at the top that DeepSpeed does not look for, as its `DeepSpeedConfig` does, with a note.
+
+    A key that is spelt nearly as one of DeepSpeed's stays, for an error that says so.
+    """
+    known_keys = list(DeepSpeedFile.model_fields)
+    ignored_keys = [
+        key
+        for key in data
+        if key not in known_keys
+        and not difflib.get_close_matches(key.lower(), known_keys, n=1, cutoff=_NEARLY)
+        and not any(known_key.startswith(key.lower()) for known_key in known_keys)
+    ]
+    for key in ignored_keys:
+        del data[key]
+    if ignored_keys:
+        notes.append(f"{where}: no effect, since DeepSpeed reads no such key: {', '.join(ignored_keys)}")
 
 
 def _rename_old_spellings(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:

@@ -251,3 +251,10 @@ class DeepSpeedFile(JsonBlock):
 
 
 FILE_KEYS = keys_of(DeepSpeedFile)
+# Every key that may ask for behaviour that zsim does not simulate, and that behaviour.
+UNSIMULATED_KEYS = {
+    name: entry
+    for name, info in DeepSpeedFile.model_fields.items()
+    for entry in info.metadata
+    if isinstance(entry, UnsimulatedBehavior)
+}

@@ -9,22 +9,19 @@ from zsim.frameworks.deepspeed.settings.config import (
     UnsimulatedSetting,
     ZeroConfig,
 )
-from zsim.frameworks.deepspeed.settings.keys import UnsimulatedBehavior, is_enabled
+from zsim.frameworks.deepspeed.settings.keys import is_enabled
 from zsim.frameworks.deepspeed.settings.reader import Reading
-from zsim.frameworks.deepspeed.settings.schema import FILE_KEYS, DeepSpeedFile, TensorParallelBlock
+from zsim.frameworks.deepspeed.settings.schema import (
+    FILE_KEYS,
+    UNSIMULATED_KEYS,
+    TensorParallelBlock,
+)
 from zsim.specs.strategy.requirement import Refusal
 
 SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon")
 
 
-# Every key that may ask for behaviour that zsim does not simulate, and that behaviour.
-_BLOCKS = {
-    name: entry
-    for name, info in DeepSpeedFile.model_fields.items()
-    for entry in info.metadata
-    if isinstance(entry, UnsimulatedBehavior)
-}
-REFUSALS = tuple(Refusal(name, behavior.what) for name, behavior in _BLOCKS.items())
+REFUSALS = tuple(Refusal(name, behavior.what) for name, behavior in UNSIMULATED_KEYS.items())
 
 
 def find_unsimulated(
@@ -33,7 +30,7 @@ def find_unsimulated(
     """Every setting of the file that zsim does not simulate, although it changes the step."""
     unsimulated = list(_find_in_zero(reading, zero))
     file = reading.file
-    for key, block in _BLOCKS.items():
+    for key, block in UNSIMULATED_KEYS.items():
         if block.is_on(getattr(file, key)):
             unsimulated.append(UnsimulatedSetting(key, block.what))
     unsimulated += _find_in_tensor_parallel(file.tensor_parallel)
@@ -101,6 +98,11 @@ def unmodelled_notes(reading: Reading) -> list[str]:
     if costly:
         notes.append(
             f"{reading.where}: {', '.join(costly)}: DeepSpeed waits for the GPU to measure; left out here"
+        )
+    if reading.file.compile:
+        notes.append(
+            f"{reading.where}: compile: compiles nothing by itself: a script that calls engine.compile() is "
+            "simulated with training.compile = true"
         )
     return notes
 

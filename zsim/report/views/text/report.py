@@ -30,22 +30,34 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def print_report(
-    report: Report, console: Console | None = None, files: Mapping[str, str | Path] | None = None
+    report: Report,
+    console: Console | None = None,
+    files: Mapping[str, str | Path] | None = None,
+    *,
+    is_full: bool = True,
 ) -> None:
-    """Print `report`. `files` are the paths of the other files written, by their description."""
+    """Print `report`. `files` are the paths of the other files written, by their description.
+
+    Unless it `is_full`, it fits on a screen: whether the job fits, its time, and where time and memory go,
+    with the notes on what was asked.
+    """
     from rich.console import Console
     from rich.text import Text
 
     console = console or Console(highlight=False, emoji=False)
     is_plain = not (console.encoding or "ascii").lower().startswith("utf")
-    for section in _sections(report, is_plain):
+    for section in _sections(report, is_plain) if is_full else _screen(report, is_plain):
         console.print(section)
         console.print()
-    notes = [*report.notes, *moment_notes(report)]
+    notes = [*(report.notes if is_full else report.input_notes), *moment_notes(report)]
     for note in notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
     if notes:
         console.print()
+    if not is_full:
+        console.print(Text(_rest_of(report), style="dim"))
+        if files:
+            console.print()
     for description, path in (files or {}).items():
         console.print(Text.assemble((f"{description:<8}", "bold"), str(path)), soft_wrap=True)
 
@@ -61,7 +73,26 @@ def report_lines(report: Report) -> Iterator[str]:
     yield from (line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def _sections(report: Report, is_plain: bool) -> Iterator[RenderableType]:
+def _screen(report: Report, is_plain: bool) -> Iterator[RenderableType]:
+    """The sections of the short report."""
+    yield from _answers(report)
+    yield _breakdown(report, is_plain, is_full=False)
+    for text_table in irregular_tables(report):
+        yield _text_table(text_table)
+    yield _memory(report, "gpu", is_plain)
+    if report.cost is not None:
+        yield _cost(report)
+
+
+def _rest_of(report: Report) -> str:
+    """The sentence that says what the full report has besides."""
+    more_notes = len(report.notes) - len(report.input_notes)
+    notes_text = f", and {more_notes} notes on what is assumed" if more_notes else ""
+    return f"--full adds collectives, traffic, other memory and the evidence{notes_text}."
+
+
+def _answers(report: Report) -> Iterator[RenderableType]:
+    """Whether the job fits, how fast it is, and why."""
     from rich.text import Text
 
     training = report.labels.get("training")
@@ -71,6 +102,12 @@ def _sections(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     if report.validation is not None:
         yield _range(report, report.validation)
     yield Text(report.limit)
+
+
+def _sections(report: Report, is_plain: bool) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    yield from _answers(report)
     yield _breakdown(report, is_plain)
     for text_table in irregular_tables(report):
         yield _text_table(text_table)
@@ -144,11 +181,11 @@ def _range(report: Report, validation: Validation) -> Text:
     return text
 
 
-def _breakdown(report: Report, is_plain: bool) -> Table:
+def _breakdown(report: Report, is_plain: bool, *, is_full: bool = True) -> Table:
     table = _table("Where the step goes", "", "time", "share", "")
     for name, meaning in WHOLE_STEP.items():
         seconds = report.breakdown.seconds.get(name, 0.0)
-        if name in ("bubble", DATA_LOADING) and not seconds:
+        if not seconds and (not is_full or name in ("bubble", DATA_LOADING)):
             continue
         share = seconds / report.step_seconds
         bar = _bar(share, meaning.terminal, is_plain)

@@ -62,12 +62,14 @@ def read_nccl_topology(text: str, file: str, base: str | None) -> ImportedTopolo
 
 
 def _guess_base(file: str, sm: float, devices: list[Element], notes: list[str]) -> str:
-    """A preset by the GPUs' SM version, else by the file's name, else a guess by the PCIe generation."""
+    """A preset by the name that a cloud gives its file, else by the GPUs' SM version,
+    else a guess by the PCIe
+    generation.
+    """
+    if (cloud := _cloud(file)) is not None:
+        return cloud
     if sm:
         return next((name for min_sm, name in reversed(_BASES) if sm >= min_sm), _BASES[0][1])
-    for preset, word in _CLOUDS:
-        if word in file.lower():
-            return preset
     speeds = {(device.get("link_speed") or "").replace("GT/s", "").strip() for device in devices}
     preset = "dgx-h100" if "32" in speeds else "dgx-a100-80gb" if "16" in speeds else "dgx-2"
     notes.append(
@@ -75,6 +77,11 @@ def _guess_base(file: str, sm: float, devices: list[Element], notes: list[str]) 
         "often have wrong; say another preset with --base"
     )
     return preset
+
+
+def _cloud(file: str) -> str | None:
+    """The preset of the cloud's machine that a file is named after."""
+    return next((preset for preset, word in _CLOUDS if word in file.lower()), None)
 
 
 def _parse(text: str, file: str) -> Element:
@@ -164,6 +171,9 @@ def _nvlink(
             f"{file}: {self_links} NVLinks whose target is the GPU itself connect nothing and are left out"
         )
     if not gpus:
+        return {}
+    if not any(counts) and _cloud(file) is not None:
+        notes.append(f"{file}: no NVLinks, which NCCL asks the driver for there: the preset's are kept")
         return {}
     if not any(counts):
         notes.append(f"{file}: no NVLinks: GPUs talk over PCIe")

@@ -7,51 +7,50 @@ the link between sockets. Rates are those of the preset `base`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.imported_topology import ImportedTopology
+from zsim.specs.formats.topology.imported_topology import ImportedTopology, natural_order
 
 _CELL = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS)$")
 _MAXIMUM = 512
-# GB/s of one NVLink one way by the number that a GPU has: 6 V100, 12 A100, 18 H100 or B200 (the slower one)
-_LINKS = {6: (25.0, "dgx-2"), 12: (25.0, "dgx-a100-80gb"), 18: (25.0, "dgx-h100")}
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_HEAD = re.compile(r"^\s*GPU0(\s+GPU\d+)*\s", re.MULTILINE)
+_NVLINK_GIGABYTES = 25.0  # a second and direction: NVLink 2, 3 and 4, of V100, A100 and H100
+# NVLinks of a GPU in all -> the machine with a switch between them, and the one with direct links.
+_SWITCHED = {6: "dgx-2", 12: "dgx-a100-80gb", 18: "dgx-h100"}
+_DIRECT = {6: "dgx-1", 12: "dgx-a100-80gb", 18: "dgx-h100"}
+
+
+def is_nvidia_smi(text: str) -> bool:
+    """Whether a text has a line of columns as `nvidia-smi topo -m` prints it."""
+    return _HEAD.search(_COLORS.sub("", text)) is not None
 
 
 def read_nvidia_smi(text: str, file: str, base: str | None) -> ImportedTopology:
     """The topology of one node, from its matrix. The preset is guessed from the number of NVLinks unless
     `base` is given.
     """
-    rows = _matrix(re.sub(r"\x1b\[[0-9;]*m", "", text), file)
+    rows = _matrix(_COLORS.sub("", text), file)
     gpus = [name for name in rows if name.startswith("GPU")]
     cards = [name for name in rows if name.startswith(("NIC", "mlx", "bnxt", "efa"))]
     if not gpus:
         raise InputError(f"{file}: no row for a GPU; expected what `nvidia-smi topo -m` prints")
-    pairs = [rows[gpu][peer] for gpu in gpus for peer in gpus if gpu != peer]
-    links = [int(cell[2:]) for cell in pairs if cell.startswith("NV")]
     notes = ["nvidia-smi gives no rates: bandwidths are the preset's"]
-    per_gpu = 0
     tables: dict[str, dict[str, Any]] = {}
     source = f"imported from {file} (nvidia-smi topo -m)"
-    if links and len(links) == len(pairs) and len(set(links)) == 1 and links[0] in _LINKS:
-        per_gpu, kind = links[0], "switch"
-    elif links:
-        per_gpu = sum(
-            int(rows[gpus[0]][peer][2:]) for peer in gpus[1:] if rows[gpus[0]][peer].startswith("NV")
-        )
-        kind = "mesh"
-    else:
-        kind = "none"
+    kind, per_gpu, guess = _links(rows, gpus, notes)
     if base is None:
-        base = _LINKS.get(per_gpu, (0.0, "rtx-4090-x8" if not links else "dgx-a100-80gb"))[1]
+        base = guess
         notes.append(f"{per_gpu} NVLinks per GPU: taken over {base}; say another preset with --base")
     if kind == "none":
         tables["node_link"] = {"source": source, "evidence": "assumed", "kind": "none"}
     elif kind == "mesh":
-        rate = per_gpu * 25.0
         tables["node_link"] = {
-            "source": f"{source}; 25 GB/s per NVLink and direction",
-            "evidence": "assumed", "kind": "mesh", "bandwidth": f"{rate:g} GB/s", "efficiency": 0.8,
+            "source": f"{source}; {_NVLINK_GIGABYTES:g} GB/s per NVLink and direction",
+            "evidence": "assumed", "kind": "mesh", "bandwidth": f"{per_gpu * _NVLINK_GIGABYTES:g} GB/s",
+            "efficiency": 0.8,
         }  # fmt: skip
         notes.append("NVLinks between GPUs directly: taken as spread evenly over all pairs")
     gpus_per_switch = [sum(rows[gpu][peer] == "PIX" for peer in gpus) + 1 for gpu in gpus]
@@ -67,6 +66,52 @@ def read_nvidia_smi(text: str, file: str, base: str | None) -> ImportedTopology:
     return ImportedTopology(
         base, f"imported from {file} over {base}", tables, {"gpus_per_node": len(gpus)}, tuple(notes)
     )
+
+
+def _links(
+    rows: Mapping[str, Mapping[str, str]], gpus: Sequence[str], notes: list[str]
+) -> tuple[str, int, str]:
+    """(the kind of link between GPUs, NVLinks of a GPU, the preset with so many).
+
+    With a switch every cell counts all links of a GPU, with direct links those of the pair. So a number that
+    times the other GPUs makes as many as a GPU of some generation has is of a pair. Bridges that join some
+    GPUs alone are no way between all.
+    """
+    counts = {
+        (gpu, peer): int(cell[2:])
+        for gpu in gpus
+        for peer in gpus
+        if gpu != peer and (cell := rows[gpu][peer]).startswith("NV")
+    }
+    totals = [sum(counts.get((gpu, peer), 0) for peer in gpus) for gpu in gpus]
+    if not counts:
+        return "none", 0, "rtx-4090-x8"
+    if len(_reachable(gpus, counts)) < len(gpus):
+        group = ", ".join(sorted(_reachable(gpus, counts), key=natural_order))
+        notes.append(
+            f"NVLink joins some GPUs alone ({group} ...): GPUs are taken to talk over PCIe, as any ring "
+            f"over more of "
+            "them does; a group of just those is faster"
+        )
+        return "none", max(totals), "a100-pcie-x8" if max(totals) == 12 else "h100-pcie-x8"
+    is_complete = len(counts) == len(gpus) * (len(gpus) - 1) and len(set(counts.values())) == 1
+    links = max(counts.values())
+    if is_complete and totals[0] not in _DIRECT and links in _SWITCHED:
+        return "switch", links, _SWITCHED[links]
+    if is_complete and len(gpus) == 2 and links in _SWITCHED:
+        return "switch", links, _SWITCHED[links]
+    return "mesh", min(totals), _DIRECT.get(min(totals), "dgx-a100-80gb")
+
+
+def _reachable(gpus: Sequence[str], counts: Mapping[tuple[str, str], int]) -> set[str]:
+    """The GPUs that NVLinks lead to from the first."""
+    reached, waiting = {gpus[0]}, [gpus[0]]
+    while waiting:
+        gpu = waiting.pop()
+        neighbors = {peer for first, peer in counts if first == gpu} - reached
+        reached |= neighbors
+        waiting += sorted(neighbors)
+    return reached
 
 
 def _matrix(text: str, file: str) -> dict[str, dict[str, str]]:

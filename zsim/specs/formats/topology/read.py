@@ -16,11 +16,13 @@ from zsim.reading import read_user_file
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.topology.astra_sim import read_astra_sim
+from zsim.specs.formats.topology.hwloc import is_hwloc, read_hwloc
 from zsim.specs.formats.topology.ibnetdiscover import read_ibnetdiscover
 from zsim.specs.formats.topology.imported_topology import ImportedTopology
 from zsim.specs.formats.topology.lldp import is_lldp, read_lldp
 from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
-from zsim.specs.formats.topology.nvidia_smi import read_nvidia_smi
+from zsim.specs.formats.topology.nvidia_smi import is_nvidia_smi, read_nvidia_smi
+from zsim.specs.formats.topology.rocm_smi import is_rocm_smi, read_rocm_smi
 from zsim.specs.formats.topology.slurm import read_slurm_topology
 
 _MAX_BYTES = 4_000_000
@@ -52,6 +54,8 @@ def import_topology(
     readers: dict[str, Callable[[str, str, str | None], ImportedTopology]] = {
         "nccl": read_nccl_topology,
         "nvidia-smi": read_nvidia_smi,
+        "rocm-smi": read_rocm_smi,
+        "hwloc": read_hwloc,
         "ibnetdiscover": read_ibnetdiscover,
         "lldp": read_lldp,
         "slurm": read_slurm_topology,
@@ -84,11 +88,13 @@ def import_topology(
 def _guess_format(path: Path, text: str) -> str:
     start = text.lstrip()[:2000].lower()
     if start.startswith("<"):
-        return "nccl"
-    if "gpu0" in start and ("pix" in text.lower() or "sys" in text.lower() or "nv" in text.lower()):
-        return "nvidia-smi"
+        return "hwloc" if is_hwloc(text) else "nccl"
     if "switchguid=" in text or "# topology file: generated" in start:
         return "ibnetdiscover"
+    if is_rocm_smi(text):
+        return "rocm-smi"
+    if is_nvidia_smi(text):
+        return "nvidia-smi"
     if is_lldp(text):
         return "lldp"
     if "npus_count" in start:
@@ -97,7 +103,8 @@ def _guess_format(path: Path, text: str) -> str:
         return "slurm"
     raise InputError(
         f"{path.name}: not recognised; expected an NCCL topology XML, `nvidia-smi topo -m`, "
-        "`ibnetdiscover`, `lldpctl`, a Slurm topology.conf or .yaml, or an ASTRA-sim network yml (say which "
+        "`rocm-smi --showtopo`, hwloc's XML, `ibnetdiscover`, `lldpctl`, a Slurm topology.conf or .yaml, or "
+        "an ASTRA-sim network yml (say which "
         "with --format)"
     )
 

@@ -24,7 +24,8 @@ def read_slurm_topology(text: str, file: str, base: str | None) -> ImportedTopol
     """A network of switches and nodes. Nodes are numbered in the order of the file."""
     base = base or "dgx-h100"
     is_yaml = "SwitchName=" not in text and "BlockName=" not in text
-    nodes_of, parent = _parse_yaml(text, file) if is_yaml else _parse_conf(text, file)
+    notes: list[str] = []
+    nodes_of, parent = _parse_yaml(text, file, notes) if is_yaml else _parse_conf(text, file)
     order = [node for nodes in nodes_of.values() for node in nodes]
     if not order:
         raise InputError(f"{file}: no switch has nodes; expected SwitchName=... Nodes=... or block entries")
@@ -61,11 +62,11 @@ def read_slurm_topology(text: str, file: str, base: str | None) -> ImportedTopol
         "kind": "links",
         "links": links,
     }
-    notes = (
+    notes += [
         f"{len(order)} nodes under {len(nodes_of)} leaf switches: use it with --nodes {len(order)} or fewer",
         f"Slurm gives no rates: the nodes are {base}'s, links between switches never block",
-    )
-    return ImportedTopology(base, f"imported from {file} over {base}", {"network": table}, {}, notes)
+    ]
+    return ImportedTopology(base, f"imported from {file} over {base}", {"network": table}, {}, tuple(notes))
 
 
 def expand_hostlist(text: str, file: str) -> list[str]:
@@ -101,7 +102,7 @@ def _expand_ranges(ranges: str, part: str, file: str) -> list[str]:
 def _parse_conf(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
     nodes_of: dict[str, list[str]] = {}
     parent: dict[str, str | None] = {}
-    for line in text.splitlines():
+    for line in re.sub(r"\\[ \t]*\n", " ", text).splitlines():
         words = dict(word.split("=", 1) for word in line.split("#", 1)[0].split() if "=" in word)
         keys = {key.lower(): value for key, value in words.items()}
         name = keys.get("switchname") or keys.get("blockname")
@@ -115,13 +116,23 @@ def _parse_conf(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, s
     return nodes_of, parent
 
 
-def _parse_yaml(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+def _parse_yaml(text: str, file: str, notes: list[str]) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+    """The default topology, or the first that has switches."""
     from zsim.specs.formats.safe_yaml import load_yaml
 
     content = load_yaml(text, file)
     nodes_of: dict[str, list[str]] = {}
     parent: dict[str, str | None] = {}
-    for topology in content if isinstance(content, list) else [content]:
+    topologies = [
+        entry for entry in (content if isinstance(content, list) else [content]) if _has_switches(entry)
+    ]
+    chosen = next((entry for entry in topologies if entry.get("cluster_default")), (topologies or [{}])[0])
+    if len(topologies) > 1:
+        notes.append(
+            f"{len(topologies)} topologies of the same nodes: '{chosen.get('topology', '')}' is taken, not "
+            + ", ".join(f"'{entry.get('topology', '')}'" for entry in topologies if entry is not chosen)
+        )
+    for topology in [chosen] if topologies else []:
         for key, entries_key in (("tree", "switches"), ("block", "blocks")):
             part = topology.get(key) if isinstance(topology, dict) else None
             entries = part.get(entries_key) if isinstance(part, dict) else None
@@ -135,6 +146,14 @@ def _parse_yaml(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, s
                 for child in expand_hostlist(str(entry.get("children") or ""), file):
                     parent[child] = name
     return nodes_of, parent
+
+
+def _has_switches(topology: Any) -> bool:
+    """Whether an entry of a topology.yaml is a tree or has blocks. Others (`flat`) say nothing of "
+    "switches."""
+    return isinstance(topology, dict) and any(
+        isinstance(topology.get(key), dict) for key in ("tree", "block")
+    )
 
 
 def _safe(name: str) -> str:

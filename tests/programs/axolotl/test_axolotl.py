@@ -1,0 +1,219 @@
+"""axolotl's YAML: the job that it starts, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import zsim
+from tests.expect import of_kind, there
+from tests.programs.reading import notes_of, read_job, read_text
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+
+FULL = """
+base_model: NousResearch/Meta-Llama-3-8B
+datasets:
+  - path: tatsu-lab/alpaca
+    type: alpaca
+sequence_len: 4096
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: paged_adamw_8bit
+bf16: auto
+gradient_checkpointing: true
+wandb_project:
+val_set_size: 0.05
+"""
+QLORA = """
+base_model: meta-llama/Llama-2-7b-hf
+adapter: qlora
+load_in_4bit: true
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+sequence_len: 2048
+micro_batch_size: 1
+optimizer: adamw_bnb_8bit
+"""
+
+
+def test_a_full_training_keeps_everything_in_bf16(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, FULL, model=None)
+    training = experiment.training
+    assert (experiment.model, experiment.program, experiment.strategy.kind) == (
+        "llama-3-8b",
+        "axolotl",
+        "ddp",
+    )
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.sequence_length, training.activation_checkpointing) == (4096, "full")
+    assert (training.precision, training.stored_dtype) == ("bf16", "bf16")
+    assert (training.optimizer, training.gradient_clipping, training.lora) == ("paged-adamw-8bit", 1.0, None)
+    assert "not read" not in notes_of(experiment)
+
+
+def test_qlora_has_frozen_weights_in_4_bits(tmp_path: Path) -> None:
+    """Llama-2-7B's blocks have 32 x 202,375,168 = 6,476,005,376 weights in 4 bits, 3,238,002,688 bytes. A
+    scale of 8 bits is for 64 of them (101,187,584), and one of 32 bits for 256 scales (1,581,056). Embedding,
+    head and norms are 2 x 131,072,000 + 266,240 in bf16, 524,820,480 bytes. Adapters of rank 32 are
+    79,953,920 in fp32, 319,815,680 bytes.
+    """
+    experiment = read_text(tmp_path, QLORA, model=None)
+    lora = there(experiment.training.lora)
+    assert (lora.rank, lora.alpha, lora.dropout, lora.targets) == (32, 16, 0.05, "all-linear")
+    assert (lora.quantized, lora.double_quantization, lora.preparation) == ("nf4", True, "none")
+    assert (experiment.training.optimizer, experiment.training.stored_dtype) == ("adamw-8bit", "fp32")
+    parameters = zsim.simulate(experiment).report.to_dict()["peak_bytes"]["gpu"]["parameters"]
+    assert parameters == pytest.approx(3_238_002_688 + 102_768_640 + 524_820_480 + 319_815_680, rel=0.001)
+
+
+def test_what_is_left_out_is_axolotls(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, "base_model: meta-llama/Llama-2-7b-hf\ndatasets: []\n")
+    training = experiment.training
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (1, 1)
+    assert (training.sequence_length, training.activation_checkpointing) == (512, "none")
+    assert "as axolotl 067b021c has it: micro_batch_size 1, sequence_len 512, bf16 auto" in notes_of(
+        experiment
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "reshard"),
+    [
+        (
+            "fsdp_version: 2\nfsdp_config:\n  offload_params: false\n  reshard_after_forward: true\n",
+            "fsdp2",
+            True,
+        ),
+        ("fsdp_config:\n  fsdp_version: 2\n  reshard_after_forward: false\n", "fsdp2", False),
+        ("fsdp: [full_shard, auto_wrap]\nfsdp_config:\n  fsdp_version: 2\n", "fsdp2", True),
+    ],
+)
+def test_fsdp_config_means_fsdp_with_and_without_fsdp(
+    tmp_path: Path, lines: str, kind: str, reshard: bool
+) -> None:
+    text = FULL.replace("paged_adamw_8bit", "adamw_torch_fused")
+    strategy = of_kind(read_text(tmp_path, text + lines).strategy, Fsdp2Table)
+    assert (strategy.kind, strategy.reshard_after_forward, strategy.param_dtype) == (kind, reshard, "bf16")
+
+
+def test_fsdp_in_words_is_version_1(tmp_path: Path) -> None:
+    lines = "fsdp:\n  - full_shard\n  - auto_wrap\nfsdp_config:\n  fsdp_offload_params: true\n"
+    lines += "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    strategy = of_kind(
+        read_text(tmp_path, FULL.replace("paged_adamw_8bit", "adamw_torch") + lines).strategy, Fsdp1Table
+    )
+    assert (strategy.sharding_strategy, strategy.cpu_offload) == ("FULL_SHARD", True)
+
+
+def test_a_json_is_looked_for_from_the_repositorys_root(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "deepspeed_configs").mkdir()
+    (tmp_path / "examples" / "llama-3").mkdir(parents=True)
+    config = {
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": "auto"},
+        "gradient_accumulation_steps": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+    text = FULL + "deepspeed: deepspeed_configs/zero3.json\n"
+    folder = tmp_path / "examples" / "llama-3"
+    with pytest.raises(InputError, match=r"deepspeed_configs/zero3\.json': no such file") as missing:
+        read_text(folder, text)
+    assert str(folder / "deepspeed_configs/zero3.json") in str(missing.value)
+    assert str(tmp_path / "deepspeed_configs/zero3.json") in str(missing.value)
+    (tmp_path / "deepspeed_configs" / "zero3.json").write_text(json.dumps(config))
+    job = read_job(folder, text)
+    strategy = of_kind(job.strategy, DeepSpeedConfig)
+    assert (strategy.stage, strategy.batch.micro_batch_size, strategy.optimizer.allows_untested) == (
+        3,
+        2,
+        True,
+    )
+    assert job.training.optimizer == "paged-adamw-8bit"
+
+
+@pytest.mark.parametrize(
+    ("lines", "loss", "liger"),
+    [
+        (
+            "plugins:\n  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n",
+            "fused_linear",
+            False,
+        ),
+        (
+            "plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rms_norm: true\n"
+            "liger_fused_linear_cross_entropy: true\n",
+            "fused_linear",
+            True,
+        ),
+        ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_glu_activation: true\n", "eager", True),
+    ],
+)
+def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: bool) -> None:
+    training = read_text(tmp_path, FULL + lines).training
+    assert (training.cross_entropy, training.liger) == (loss, liger)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("rl: dpo\n", "rl 'dpo': is of axolotl"),
+        ("load_in_8bit: true\n", "8 bits"),
+        ("activation_offloading: true\n", "kept on the host"),
+        ("relora: true\n", "ReLoRA"),
+        ("lisa_n_layers: 4\n", "LISA"),
+    ],
+)
+def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read_text(tmp_path, FULL + lines)
+
+
+@pytest.mark.parametrize("word", ["offload", "unsloth"])
+def test_checkpoints_on_the_host_are_refused(tmp_path: Path, word: str) -> None:
+    with pytest.raises(NotSimulatedError, match="checkpoints that are kept on the host"):
+        read_text(tmp_path, FULL.replace("gradient_checkpointing: true", f"gradient_checkpointing: {word}"))
+
+
+def test_optimizers_are_refused_by_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(NotSimulatedError, match=r"optimizer 'galore_adamw': .*GaLore"):
+        read_text(tmp_path, FULL.replace("paged_adamw_8bit", "galore_adamw"))
+    with pytest.raises(InputError, match="did you mean 'adamw_torch'"):
+        read_text(tmp_path, FULL.replace("paged_adamw_8bit", "adamw_tork"))
+
+
+def test_what_matters_is_named_and_what_does_not_is_silent(tmp_path: Path) -> None:
+    lines = "lora_mlp_kernel: true\ntiled_mlp: true\nquux: 3\nhub_model_id: me/mine\nseed: 42\n"
+    notes = notes_of(read_text(tmp_path, FULL + lines))
+    assert "lora_mlp_kernel (axolotl's fused adapters)" in notes
+    assert "tiled_mlp (MLPs in tiles)" in notes
+    assert "not read, since zsim does not know what they do: quux" in notes
+    assert "hub_model_id" not in notes
+    assert "seed" not in notes
+
+
+def test_ranks_that_share_a_sequence_need_fsdp2(tmp_path: Path) -> None:
+    text = FULL.replace("paged_adamw_8bit", "adamw_torch_fused") + "context_parallel_size: 2\n"
+    with pytest.raises(InputError, match="with FSDP2 only"):
+        read_text(tmp_path, text)
+    experiment = read_text(tmp_path, text + "fsdp_version: 2\nfsdp_config:\n  offload_params: false\n")
+    assert (experiment.parallelism.context, experiment.parallelism.context_method) == (2, "all-gather")
+
+
+def test_a_model_that_is_not_here_says_what_mends_it(tmp_path: Path) -> None:
+    text = FULL.replace("NousResearch/Meta-Llama-3-8B", "acme/rocket-12B")
+    with pytest.raises(InputError, match=r"base_model: unknown model 'acme/rocket.*--model config\.json"):
+        read_text(tmp_path, text, model=None)
+
+
+def test_weights_that_are_stored_quantised_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="stored quantised"):
+        read_text(tmp_path, FULL.replace("NousResearch/Meta-Llama-3-8B", "TheBloke/Llama-2-7B-GPTQ"))

@@ -1,0 +1,133 @@
+"""LLaMA-Factory's file: the job that it starts, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import zsim
+from tests.expect import there
+from tests.programs.reading import notes_of, read_job, read_text
+from zsim.errors import InputError, NotSimulatedError
+
+FULL = """
+model_name_or_path: meta-llama/Meta-Llama-3-8B
+stage: sft
+do_train: true
+finetuning_type: full
+dataset: alpaca_en_demo
+template: llama3
+cutoff_len: 4096
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+bf16: true
+output_dir: saves/full
+logging_steps: 10
+"""
+LORA = """
+model_name_or_path: meta-llama/Meta-Llama-3-8B
+stage: sft
+do_train: true
+template: llama3
+bf16: true
+"""
+
+
+def test_a_full_training_keeps_fp32_weights_under_autocast(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, FULL, model=None)
+    training = experiment.training
+    assert (experiment.model, experiment.program, experiment.strategy.kind) == (
+        "llama-3-8b",
+        "llama-factory",
+        "ddp",
+    )
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 8)
+    assert (training.sequence_length, training.precision, training.stored_dtype) == (4096, "bf16", "fp32")
+    assert (training.activation_checkpointing, training.checkpoint_is_reentrant) == ("full", True)
+    assert (training.lora, training.gradient_clipping) == (None, 1.0)
+    assert "not read" not in notes_of(experiment)
+
+
+def test_pure_bf16_keeps_everything_in_bf16(tmp_path: Path) -> None:
+    """Llama-3-8B has 8,030,261,248 parameters, of 2 bytes."""
+    text = FULL.replace("bf16: true", "pure_bf16: true\nenable_liger_kernel: true\nflash_attn: fa2")
+    experiment = read_text(tmp_path, text, changes={"training.sequence_length": 1024})
+    assert (experiment.training.stored_dtype, experiment.training.liger) == ("bf16", True)
+    peaks = zsim.simulate(experiment).report.to_dict()["peak_bytes"]["gpu"]
+    assert peaks["parameters"] == 2 * 8_030_261_248
+    assert peaks["optimizer_states"] == pytest.approx(4 * 8_030_261_248, rel=1e-3)
+
+
+def test_lora_is_what_it_trains_where_nothing_says_more(tmp_path: Path) -> None:
+    """Rank 8 on every linear layer but the head, checkpoints on, micro-batches of TrainingArguments' 8."""
+    experiment = read_text(tmp_path, LORA)
+    training, lora = experiment.training, there(experiment.training.lora)
+    assert (lora.rank, lora.alpha, lora.targets, lora.dropout) == (8, 16, "all-linear", 0)
+    assert (lora.quantized, lora.dtype, training.frozen_dtype) == (None, None, None)
+    assert (training.sequence_length, training.micro_batch_size) == (2048, 8)
+    assert training.activation_checkpointing == "full"
+    notes = notes_of(experiment)
+    assert "finetuning_type lora" in notes
+    assert "cutoff_len 2048" in notes
+    assert "per_device_train_batch_size 8" in notes
+
+
+def test_four_bits_are_bitsandbytes(tmp_path: Path) -> None:
+    lora = there(
+        read_text(tmp_path, LORA + "quantization_bit: 4\nlora_target: q_proj,v_proj\n").training.lora
+    )
+    assert (lora.quantized, lora.double_quantization, lora.preparation) == ("nf4", True, "none")
+    assert lora.targets == ("q_proj", "v_proj")
+    with pytest.raises(NotSimulatedError, match="in 8 bits; expected 4"):
+        read_text(tmp_path, LORA + "quantization_bit: 8\n")
+    with pytest.raises(InputError, match="finetuning_type full, which LLaMA-Factory refuses"):
+        read_text(tmp_path, FULL + "quantization_bit: 4\n")
+
+
+def test_checkpoints_may_be_turned_off(tmp_path: Path) -> None:
+    text = LORA + "disable_gradient_checkpointing: true\n"
+    assert read_text(tmp_path, text).training.activation_checkpointing == "none"
+
+
+def test_optimizers_have_transformers_names(tmp_path: Path) -> None:
+    assert read_text(tmp_path, FULL + "optim: paged_adamw_8bit\n").training.optimizer == "paged-adamw-8bit"
+    assert read_text(tmp_path, FULL + "optim: adafactor\n").training.optimizer == "adafactor-transformers"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("use_galore: true\n", "use_galore True: .*GaLore"),
+        ("use_apollo: true\n", "APOLLO"),
+        ("use_badam: true\n", "BAdam"),
+        ("use_unsloth_gc: true\n", "kept on the host"),
+        ("tensor_model_parallel_size: 2\n", "Megatron-Core under LLaMA-Factory"),
+        ("mixture_of_depths: convert\n", "mixtures of depths"),
+    ],
+)
+def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read_text(tmp_path, FULL + lines)
+
+
+@pytest.mark.parametrize("stage", ["rm", "ppo", "kto"])
+def test_other_stages_are_refused_by_name(tmp_path: Path, stage: str) -> None:
+    with pytest.raises(NotSimulatedError, match=f"stage '{stage}': is of LLaMA-Factory"):
+        read_text(tmp_path, FULL.replace("stage: sft", f"stage: {stage}"))
+
+
+def test_a_file_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    text = "model_name_or_path: meta-llama/Meta-Llama-3-8B\ntemplate: llama3\nexport_dir: out\n"
+    with pytest.raises(InputError, match="LLaMA-Factory's, but trains nothing"):
+        read_text(tmp_path, text)
+
+
+def test_a_key_that_stands_twice_is_said(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, FULL + "cutoff_len: 1024\n")
+    assert experiment.training.sequence_length == 1024
+    assert "'cutoff_len' stands again in line 14; the last of them counts" in notes_of(experiment)
+
+
+def test_a_job_comes_of_it(tmp_path: Path) -> None:
+    assert read_job(tmp_path, LORA).training.micro_batch_size == 8

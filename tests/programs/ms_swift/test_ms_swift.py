@@ -1,0 +1,106 @@
+"""ms-swift's YAML: the job that it starts, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.expect import of_kind, there
+from tests.programs.reading import notes_of, read_job, read_text
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+
+FULL = """
+model: Qwen/Qwen2-7B-Instruct
+tuner_type: full
+torch_dtype: bfloat16
+dataset: swift/self-cognition#500
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+max_length: 4096
+deepspeed: zero3
+"""
+LORA = """
+model: Qwen/Qwen2-7B-Instruct
+dataset: [swift/self-cognition#500]
+torch_dtype: bfloat16
+max_length: 2048
+"""
+
+
+def test_zero3_is_a_name(tmp_path: Path) -> None:
+    job = read_job(tmp_path, FULL, model=None)
+    strategy = of_kind(job.strategy, DeepSpeedConfig)
+    assert (strategy.stage, strategy.batch.micro_batch_size, strategy.batch.gradient_accumulation_steps) == (
+        3,
+        1,
+        2,
+    )
+    assert (job.model.name, job.training.precision, job.training.sequence_length) == (
+        "qwen2-7b",
+        "bf16",
+        4096,
+    )
+    assert job.training.activation_checkpointing == "full"
+
+
+def test_offloading_by_name(tmp_path: Path) -> None:
+    job = read_job(tmp_path, FULL.replace("zero3", "zero2_offload"))
+    zero = of_kind(job.strategy, DeepSpeedConfig).zero
+    assert zero.offload_optimizer is not None
+    assert zero.offload_param is None
+
+
+def test_a_name_that_is_no_file_lists_the_names(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match="zero9': no such file; expected a DeepSpeed JSON, or one of zero0, zero1"
+    ):
+        read_text(tmp_path, FULL.replace("zero3", "zero9"))
+
+
+def test_lora_is_what_it_trains_where_nothing_says_more(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, LORA, model=None)
+    lora = there(experiment.training.lora)
+    assert (lora.rank, lora.alpha, lora.dropout, lora.targets) == (8, 32, 0.05, "all-linear")
+    assert experiment.training.micro_batch_size == 1
+    assert experiment.training.gradient_accumulation_steps == 2
+    assert (experiment.program, experiment.strategy.kind) == ("ms-swift", "ddp")
+    assert "tuner_type lora" in notes_of(experiment)
+
+
+def test_a_full_training_keeps_the_type_of_the_weights(tmp_path: Path) -> None:
+    text = FULL.replace("deepspeed: zero3\n", "")
+    assert read_text(tmp_path, text).training.stored_dtype == "bf16"
+
+
+def test_four_bits_are_bitsandbytes(tmp_path: Path) -> None:
+    lora = there(read_text(tmp_path, LORA + "quant_method: bnb\nquant_bits: 4\n").training.lora)
+    assert (lora.quantized, lora.double_quantization) == ("nf4", True)
+    with pytest.raises(NotSimulatedError, match="besides bitsandbytes' 4 bits"):
+        read_text(tmp_path, LORA + "quant_method: hqq\nquant_bits: 4\n")
+
+
+@pytest.mark.parametrize("key", ["tuner_type", "train_type", "sft_type"])
+def test_the_key_of_older_files_counts(tmp_path: Path, key: str) -> None:
+    assert read_text(tmp_path, LORA + f"{key}: full\n").training.lora is None
+    with pytest.raises(NotSimulatedError, match=f"{key} longlora"):
+        read_text(tmp_path, LORA + f"{key}: longlora\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("rlhf_type: dpo\n", "swift rlhf"),
+        ("use_galore: true\n", "GaLore"),
+        ("lisa_activated_layers: 2\n", "LISA"),
+        ("micro_batch_size: 1\nglobal_batch_size: 16\n", "Megatron-SWIFT"),
+    ],
+)
+def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read_text(tmp_path, LORA + lines)
+
+
+def test_a_share_of_the_layers_is_zero_by_default(tmp_path: Path) -> None:
+    assert read_text(tmp_path, LORA + "freeze_parameters_ratio: 0.0\n").training.lora is not None

@@ -1,0 +1,143 @@
+"""torchtune's YAML: full, LoRA and QLoRA recipes, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import zsim
+from tests.expect import of_kind, there
+from tests.programs.reading import notes_of, read_text
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+
+FULL = """
+output_dir: /tmp/out
+model:
+  _component_: torchtune.models.llama3_1.llama3_1_8b
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  path: /tmp/tokenizer.model
+  max_seq_len: 4096
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+  checkpoint_dir: /tmp/nowhere/Meta-Llama-3.1-8B-Instruct/
+  output_dir: ${output_dir}
+dataset:
+  _component_: torchtune.datasets.alpaca_dataset
+  packed: True
+batch_size: 2
+batch_size_val: ${batch_size}
+gradient_accumulation_steps: 4
+optimizer:
+  _component_: torch.optim.AdamW
+  fused: True
+  lr: 2e-5
+loss:
+  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
+clip_grad_norm: null
+compile: False
+enable_activation_checkpointing: True
+dtype: bf16
+profiler:
+  _component_: torchtune.training.setup_torch_profiler
+  enabled: False
+"""
+LORA = FULL.replace(
+    "_component_: torchtune.models.llama3_1.llama3_1_8b",
+    "_component_: torchtune.models.llama3_1.qlora_llama3_1_8b\n  lora_attn_modules: ['q_proj', "
+    "'v_proj', 'output_proj']"
+    "\n  apply_lora_to_mlp: True\n  lora_rank: 16\n  lora_alpha: 32\n  lora_dropout: 0.0",
+)
+
+
+def test_everything_is_bf16(tmp_path: Path) -> None:
+    """An eighth of 8,030,261,248 parameters, of 2 bytes, on each of 8 GPUs."""
+    experiment = read_text(tmp_path, FULL, model=None)
+    training, strategy = experiment.training, of_kind(experiment.strategy, Fsdp2Table)
+    assert (experiment.model, experiment.program) == ("llama-3.1-8b", "torchtune")
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.sequence_length, training.activation_checkpointing) == (4096, "full")
+    assert (training.stored_dtype, training.cross_entropy, training.gradient_clipping) == (
+        "bf16",
+        "fused_linear",
+        0.0,
+    )
+    assert (strategy.param_dtype, strategy.reduce_dtype, strategy.reshard_after_forward) == (
+        "bf16",
+        "bf16",
+        True,
+    )
+    peaks = zsim.simulate(experiment).report.to_dict()["peak_bytes"]["gpu"]
+    assert peaks["parameters"] == pytest.approx(2 * 8_030_261_248 / 8, rel=1e-3)
+    assert "not read" not in notes_of(experiment)
+
+
+def test_qlora_adapts_what_the_file_names(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, LORA, name="8B_qlora_single_device.yaml", model=None)
+    lora = there(experiment.training.lora)
+    assert (lora.rank, lora.alpha, lora.dtype) == (16, 32, "bf16")
+    assert lora.targets == ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert (lora.quantized, lora.double_quantization, lora.preparation) == ("nf4", True, "none")
+    assert (experiment.strategy.kind, experiment.gpus, experiment.training.stored_dtype) == ("ddp", 1, "bf16")
+
+
+def test_lora_has_weights_in_16_bits(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, LORA.replace("qlora_", "lora_"))
+    assert there(experiment.training.lora).quantized is None
+    assert experiment.strategy.kind == "fsdp2"
+
+
+def test_every_second_block_may_be_checkpointed(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL + "ac_mode: selective\nac_option: 2\n").training
+    assert (training.activation_checkpointing, training.checkpoint_every) == ("full", 2)
+
+
+def test_layers_of_their_own_are_units(tmp_path: Path) -> None:
+    strategy = of_kind(read_text(tmp_path, FULL).strategy, Fsdp2Table)
+    assert strategy.wrapping == "huggingface"
+    text = FULL + "custom_sharded_layers: ['tok_embeddings', 'output']\n"
+    assert of_kind(read_text(tmp_path, text).strategy, Fsdp2Table).wrapping == "torchtitan"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("optimizer_in_bwd: True\n", "within backward"),
+        ("enable_activation_offloading: True\n", "kept on the host"),
+        ("enable_fp8_training: True\n", "fp8"),
+        ("teacher_model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\n", "distillation"),
+        (
+            "quantizer:\n  _component_: torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer\n",
+            "qat",
+        ),
+    ],
+)
+def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read_text(tmp_path, FULL + lines)
+
+
+def test_preference_losses_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="preference training"):
+        read_text(
+            tmp_path,
+            FULL.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torchtune.rlhf.loss.DPOLoss"),
+        )
+
+
+def test_a_file_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    text = (
+        "model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\ntasks: [truthfulqa]\nbatch_size: 8\n"
+    )
+    with pytest.raises(InputError, match="torchtune's, but trains nothing"):
+        read_text(tmp_path, text)
+
+
+def test_a_builder_without_a_preset_says_what_mends_it(tmp_path: Path) -> None:
+    text = FULL.replace("llama3_1.llama3_1_8b", "acme.rocket_12b").replace(
+        "Meta-Llama-3.1-8B-Instruct", "Rocket"
+    )
+    with pytest.raises(InputError, match=r"rocket_12b' is no preset.*--model config\.json"):
+        read_text(tmp_path, text, model=None)

@@ -1,0 +1,147 @@
+"""TRL's YAML, and recipes of the alignment handbook: SFT as it is, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import zsim
+from tests.expect import of_kind, there
+from tests.programs.reading import notes_of, read_text
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.specs.experiment.resolve import resolve
+
+FULL = """
+model_name_or_path: meta-llama/Meta-Llama-3-8B
+torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+dataset_name: trl-lib/Capybara
+bf16: true
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+max_length: 2048
+packing: true
+output_dir: out
+learning_rate: 2.0e-5
+"""
+QLORA = """
+model_name_or_path: mistralai/Mistral-7B-v0.1
+use_peft: true
+load_in_4bit: true
+lora_r: 16
+lora_alpha: 32
+lora_target_modules: [q_proj, v_proj]
+per_device_train_batch_size: 4
+max_length: 1024
+"""
+
+
+def test_a_model_that_is_loaded_in_bf16_is_kept_so(tmp_path: Path) -> None:
+    """Llama-3-8B's 8,030,261,248 parameters, gradients and states are of 2, 2 and 4 bytes."""
+    experiment = read_text(tmp_path, FULL, model=None)
+    training = experiment.training
+    assert (experiment.model, experiment.program, experiment.strategy.kind) == ("llama-3-8b", "trl", "ddp")
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.sequence_length, training.activation_checkpointing) == (2048, "full")
+    assert (training.stored_dtype, training.precision, training.lora) == ("bf16", "bf16", None)
+    assert not training.checkpoint_is_reentrant
+    peaks = zsim.simulate(experiment).report.to_dict()["peak_bytes"]["gpu"]
+    assert peaks["parameters"] == peaks["gradients"] == 2 * 8_030_261_248
+
+
+def test_qlora_is_no_full_training(tmp_path: Path) -> None:
+    """Adapters of 16 on q and v of Mistral-7B: 32 x 16 x (4,096 + 4,096 + 4,096 + 1,024) = "
+    "6,815,744 of bf16."""
+    experiment = read_text(tmp_path, QLORA, model=None)
+    lora = there(experiment.training.lora)
+    assert experiment.model == "mistral-7b"
+    assert (lora.rank, lora.alpha, lora.dropout, lora.targets) == (16, 32, 0.05, ("q_proj", "v_proj"))
+    assert (lora.quantized, lora.double_quantization, lora.preparation, lora.dtype) == (
+        "nf4",
+        False,
+        "none",
+        "bf16",
+    )
+    peaks = zsim.simulate(experiment).report.to_dict()["peak_bytes"]["gpu"]
+    assert peaks["gradients"] == 2 * 6_815_744
+
+
+def test_what_is_left_out_is_trls(tmp_path: Path) -> None:
+    """TRL 1.10: fp32 weights under autocast, checkpoints, 1,024 tokens, the head in chunks."""
+    text = "model_name_or_path: meta-llama/Meta-Llama-3-8B\npacking: false\nlearning_rate: 1.0e-5\n"
+    experiment = read_text(tmp_path, text)
+    training = experiment.training
+    assert (training.sequence_length, training.micro_batch_size) == (1024, 8)
+    assert (training.activation_checkpointing, training.precision) == ("full", "bf16")
+    assert (training.stored_dtype, training.cross_entropy) == ("fp32", "fused_linear")
+    notes = notes_of(experiment)
+    for word in (
+        "per_device_train_batch_size 8",
+        "bf16 true",
+        "gradient_checkpointing true",
+        "max_length 1024",
+    ):
+        assert word in notes
+
+
+def test_adapters_on_weights_in_fp32_say_so(tmp_path: Path) -> None:
+    text = QLORA.replace("load_in_4bit: true\n", "")
+    assert read_text(tmp_path, text).training.frozen_dtype == "fp32"
+    assert read_text(tmp_path, text + "dtype: bfloat16\n").training.frozen_dtype is None
+
+
+def test_rank_without_use_peft_trains_everything(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, FULL + "lora_r: 64\n")
+    assert experiment.training.lora is None
+    assert "lora_r: no effect without use_peft" in notes_of(experiment)
+
+
+def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
+    config = {
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": "auto"},
+        "gradient_accumulation_steps": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    experiment = read_text(tmp_path, FULL + "deepspeed: ds.json\n")
+    assert experiment.training.stored_dtype == "fp32"
+    assert of_kind(resolve(experiment).strategy, DeepSpeedConfig).batch.micro_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("num_generations: 8\n", "rollouts and their update"),
+        ("desirable_weight: 1.0\n", "KTO"),
+        ("simpo_gamma: 0.5\n", "CPO and SimPO"),
+        ("center_rewards_coefficient: 0.01\n", "reward models"),
+        ("load_in_8bit: true\n", "8 bits"),
+        ("use_dora: true\n", "DoRA"),
+        ("activation_offloading: true\n", "kept on the host"),
+        ("optim: lomo\n", "LOMO"),
+        ("load_in_4bit: true\n", "without adapters"),
+    ],
+)
+def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read_text(tmp_path, FULL + lines)
+
+
+def test_weights_in_fp16_cannot_be_scaled(tmp_path: Path) -> None:
+    text = FULL.replace("bfloat16", "float16").replace("bf16: true", "fp16: true")
+    with pytest.raises(NotSimulatedError, match="whose gradients torch refuses to scale"):
+        read_text(tmp_path, text)
+
+
+def test_a_value_of_the_wrong_kind_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="max_length: found 'long', expected a number"):
+        read_text(tmp_path, FULL.replace("max_length: 2048", "max_length: long"))
+    with pytest.raises(InputError, match="gradient_checkpointing: found 'maybe', expected true or false"):
+        read_text(tmp_path, FULL.replace("gradient_checkpointing: true", "gradient_checkpointing: maybe"))

@@ -1,0 +1,188 @@
+"""verl's and NeMo-RL's YAML: the update of the trained model, with its parallelism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.expect import of_kind
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.tables import Experiment
+
+VERL = """\
+data: {train_batch_size: 1024, max_prompt_length: 512, max_response_length: 1536}
+actor_rollout_ref:
+  model: {path: meta-llama/Llama-3.1-8B, enable_gradient_checkpointing: true}
+  actor:
+    strategy: fsdp
+    ppo_mini_batch_size: 256
+    ppo_micro_batch_size_per_gpu: 2
+    fsdp_config: {param_offload: true, optimizer_offload: true, fsdp_size: -1}
+  rollout: {name: vllm, tensor_model_parallel_size: 2, n: 4}
+trainer: {n_gpus_per_node: 8, nnodes: 2}
+"""
+MEGATRON = """\
+data: {train_batch_size: 256, max_prompt_length: 512, max_response_length: 512}
+actor_rollout_ref:
+  model: {path: x}
+  actor:
+    strategy: megatron
+    ppo_mini_batch_size: 64
+    ppo_micro_batch_size_per_gpu: 1
+    megatron: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: 2, param_offload: true}
+trainer: {n_gpus_per_node: 8, nnodes: 1}
+"""
+POLICY = """\
+policy:
+  model_name: meta-llama/Llama-3.1-8B
+  train_global_batch_size: 256
+  train_micro_batch_size: 2
+  max_total_sequence_length: 4096
+  precision: bfloat16
+  max_grad_norm: 1.0
+  dtensor_cfg: {enabled: true, activation_checkpointing: true, tensor_parallel_size: 2,
+    sequence_parallel: true}
+  megatron_cfg: {enabled: false, tensor_model_parallel_size: 8}
+  optimizer: {name: torch.optim.AdamW, kwargs: {foreach: false, fused: false}}
+cluster: {gpus_per_node: 8, num_nodes: 2}
+"""
+
+
+def read(path: Path, **overrides: Any) -> Experiment:
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    return build_experiment(
+        {"cluster": "dgx-h100", "model": "llama-3.1-8b"},
+        {"strategy.config": str(path), **changes},
+        origin="test",
+    )
+
+
+def write(folder: Path, text: str, name: str = "a.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_verls_actor_is_fsdp_over_all_gpus_and_only_the_rollout_is_split(tmp_path: Path) -> None:
+    """256 prompts with 4 responses are 1,024 sequences, on 16 ranks in micro-batches of 2: 32 of them."""
+    found = read(write(tmp_path, VERL))
+    table, training = of_kind(found.strategy, Fsdp1Table), found.training
+    assert (found.gpus, found.parallelism.tensor) == (16, 1)
+    assert (table.sharding_strategy, table.param_dtype, table.reduce_dtype) == ("FULL_SHARD", "bf16", "fp32")
+    assert (table.cpu_offload, table.no_sync) == (False, False)
+    assert (training.sequence_length, training.micro_batch_size) == (2048, 2)
+    assert (training.gradient_accumulation_steps, training.activation_checkpointing) == (32, "full")
+    assert training.optimizer_implementation == "foreach"
+    assert any("one update of the actor over 1,024 sequences of 2,048 tokens" in note for note in found.notes)
+    assert any("verl makes 4 of a step" in note for note in found.notes)
+    assert any(
+        "param_offload, optimizer_offload: on the GPU during the update" in note for note in found.notes
+    )
+
+
+def test_verls_groups_of_shards_are_replicas(tmp_path: Path) -> None:
+    text = VERL.replace("fsdp_size: -1", "fsdp_size: 8, reshard_after_forward: false")
+    table = of_kind(read(write(tmp_path, text)).strategy, Fsdp1Table)
+    assert (table.sharding_strategy, table.replicate) == ("_HYBRID_SHARD_ZERO2", 2)
+    text = VERL.replace("strategy: fsdp", "strategy: fsdp2").replace("fsdp_size: -1", "offload_policy: true")
+    second = of_kind(read(write(tmp_path, text)).strategy, Fsdp2Table)
+    assert (second.cpu_offload, second.reshard_after_forward) == (True, True)
+
+
+def test_verls_micro_batches_by_tokens_are_whole_sequences(tmp_path: Path) -> None:
+    """16,384 tokens hold 8 of 2,048, and a rank's 64 sequences are 8 such micro-batches."""
+    text = VERL.replace("ppo_micro_batch_size_per_gpu: 2", "use_dynamic_bsz: true")
+    training = read(write(tmp_path, text)).training
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (8, 8)
+
+
+def test_verls_megatron_is_megatrons(tmp_path: Path) -> None:
+    """64 sequences on one replica of 4 x 2 GPUs."""
+    found = read(write(tmp_path, MEGATRON))
+    table = of_kind(found.strategy, MegatronTable)
+    assert (found.parallelism.tensor, found.parallelism.pipeline) == (4, 2)
+    assert found.parallelism.sequence_parallel is True
+    assert table.distributed_optimizer is True
+    assert found.training.gradient_accumulation_steps == 64
+    assert found.training.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        ("strategy: fsdp", "strategy: veomni", NotSimulatedError, "does not simulate 'veomni'"),
+        ("ppo_micro_batch_size_per_gpu: 2", "x: 1", InputError, "which verl asks for unless use_dynamic_bsz"),
+        ("fsdp_size: -1", "dtype: float16", NotSimulatedError, "float16 of verl's; expected bfloat16"),
+    ],
+)
+def test_what_verl_cannot_be_simulated_with_is_refused(
+    tmp_path: Path, old: str, new: str, error: type[Exception], message: str
+) -> None:
+    assert old in VERL
+    with pytest.raises(error, match=message):
+        read(write(tmp_path, VERL.replace(old, new)))
+
+
+def test_nemo_rls_policy_is_fsdp2_with_dtensor(tmp_path: Path) -> None:
+    """256 sequences on 16 / 2 replicas in micro-batches of 2: 16 of them."""
+    found = read(write(tmp_path, POLICY))
+    table, training = of_kind(found.strategy, Fsdp2Table), found.training
+    assert (found.gpus, found.parallelism.tensor, found.parallelism.sequence_parallel) == (16, 2, True)
+    assert (table.param_dtype, table.reduce_dtype, table.no_sync) == ("bf16", "fp32", False)
+    assert (training.gradient_accumulation_steps, training.optimizer_implementation) == (16, "for_loop")
+    assert training.activation_checkpointing == "full"
+
+
+def test_nemo_rls_files_extend_others(tmp_path: Path) -> None:
+    write(tmp_path, POLICY, "base.yaml")
+    write(tmp_path, "defaults: base.yaml\npolicy: {train_micro_batch_size: 4}\n", "middle.yaml")
+    child = write(
+        tmp_path,
+        "defaults: [middle.yaml]\ngrpo: {num_prompts_per_step: 8}\npolicy:\n  train_global_batch_size: 512\n"
+        "  dtensor_cfg: {_override_: true, enabled: true}\n",
+    )
+    found = read(child)
+    assert (found.training.micro_batch_size, found.training.sequence_length) == (4, 4096)
+    assert found.parallelism.tensor == 1
+    assert found.training.gradient_accumulation_steps == 8
+
+
+def test_a_file_that_is_extended_and_missing_is_named(tmp_path: Path) -> None:
+    child = write(tmp_path, "defaults: none.yaml\npolicy: {model_name: x}\ncluster: {num_nodes: 1}\n")
+    with pytest.raises(InputError, match=r"defaults: 'none.yaml': .*tried .*none.yaml"):
+        read(child)
+    loop = write(tmp_path, "defaults: loop.yaml\npolicy: {model_name: x}\ncluster: {}\n", "loop.yaml")
+    with pytest.raises(InputError, match="defaults: expected the name of a file"):
+        read(loop)
+
+
+def test_nemo_rls_megatron_takes_its_fields(tmp_path: Path) -> None:
+    text = POLICY.replace("dtensor_cfg: {enabled: true,", "dtensor_cfg: {enabled: false,").replace(
+        "megatron_cfg: {enabled: false,",
+        "megatron_cfg: {enabled: true, activation_checkpointing: true, mtp_num_layers: 0,\n"
+        "    moe_token_dispatcher_type: alltoall, optimizer: "
+        "{optimizer: adam, use_distributed_optimizer: true},\n"
+        "    distributed_data_parallel_config: {overlap_grad_reduce: true, grad_reduce_in_fp32: false},",
+    )
+    found = read(write(tmp_path, text))
+    table = of_kind(found.strategy, MegatronTable)
+    assert (found.parallelism.tensor, table.distributed_optimizer, table.overlap_grad_reduce) == (
+        8,
+        True,
+        True,
+    )
+    assert table.grad_reduce_dtype == "bf16"
+    assert (found.training.activation_checkpointing, found.training.gradient_clipping) == ("full", 1.0)
+
+
+def test_gpus_that_generate_do_not_train(tmp_path: Path) -> None:
+    resources = "  generation: {colocated: {enabled: false, resources: {num_nodes: 1}}}\ncluster:"
+    found = read(write(tmp_path, POLICY.replace("cluster:", resources)))
+    assert found.gpus == 8
+    assert any("8 of 16 GPUs generate; 8 train" in note for note in found.notes)

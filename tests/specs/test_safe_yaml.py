@@ -1,0 +1,66 @@
+"""YAML as Python's programs read it, from sources that nobody vouches for."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsim.errors import InputError
+from zsim.specs.formats.safe_yaml import load_yaml
+
+
+def test_the_last_of_two_equal_keys_counts_and_is_said() -> None:
+    notes: list[str] = []
+    assert load_yaml("debug: false\nnum: 1\ndebug: true\n", "a.yaml", notes) == {"debug": True, "num": 1}
+    assert notes == ["'debug' stands again in line 3; the last of them counts"]
+
+
+def test_stars_in_a_comment_are_no_aliases() -> None:
+    assert load_yaml("# the *whole* number & *more\na: 1 # *b\n", "a.yaml") == {"a": 1}
+
+
+def test_anchors_and_merge_keys_are_followed() -> None:
+    text = "base: &base {rank: 8, alpha: 16}\ncopy: *base\nlarger:\n  <<: *base\n  rank: 64\n"
+    notes: list[str] = []
+    content = load_yaml(text, "a.yaml", notes)
+    assert content["copy"] == {"rank": 8, "alpha": 16}
+    assert content["larger"] == {"rank": 64, "alpha": 16}
+    assert notes == []
+
+
+def test_none_without_quotes_is_null() -> None:
+    assert load_yaml("a: None\nb: 'None'\nc: [None, 1]\n", "a.yaml") == {
+        "a": None,
+        "b": "None",
+        "c": [None, 1],
+    }
+
+
+def test_a_reference_is_the_scalar_that_it_names() -> None:
+    text = "batch_size: 4\ndata:\n  size: ${batch_size}\n  twice: ${data.size}\n"
+    text += "path: ${out}/logs\nnone: ${out}\n"
+    assert load_yaml(text, "a.yaml") == {
+        "batch_size": 4, "data": {"size": 4, "twice": 4}, "path": "${out}/logs", "none": "${out}",
+    }  # fmt: skip
+
+
+def test_references_in_a_circle_stay_as_they_are() -> None:
+    assert load_yaml("a: ${b}\nb: ${a}\n", "a.yaml")["a"] in ("${a}", "${b}")
+
+
+def test_aliases_that_expand_without_end_are_refused() -> None:
+    """Five levels of ten are 10^5 entries, and their lists."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    for before, name in zip("abcd", "bcde", strict=True):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]")
+    with pytest.raises(InputError, match="repeated beyond"):
+        load_yaml("\n".join(lines), "a.yaml")
+    with pytest.raises(InputError, match="within its own anchor"):
+        load_yaml("a: &a [*a]", "a.yaml")
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [1", "a: b: c", "a: *b", "a: !!python/object:os.system x", "? {a: 1}\n: 2"]
+)
+def test_anything_else_is_one_sentence(text: str) -> None:
+    with pytest.raises(InputError, match=r"^a\.yaml: not YAML: [^\n]*$"):
+        load_yaml(text, "a.yaml")

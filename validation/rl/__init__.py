@@ -1,0 +1,1 @@
+"""Published steps of reinforcement learning and runs of inference engines, predicted."""

@@ -1,0 +1,416 @@
+"""The experiment of a published step of reinforcement learning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+from validation.rl.table import RlRow
+from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
+from zsim.errors import NotSimulatedError
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.library import Library
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.registry import workflow_names
+
+_ASSUMED_SAMPLES = (64, 8)  # prompts and samples of each, of rows about one phase alone
+_ASSUMED_PROMPT = 128.0  # tokens, where nothing is said
+_ASSUMED_SHARE = 0.5
+"""Mean length of responses over their cap, where no mean is published: the geometric mean of the rows of role
+calibrate that publish both (0.26 to 0.81)."""
+_DYNAMIC_TOKENS = 16384  # of a micro-batch, the default of verl and its like
+
+
+@dataclass(frozen=True)
+class RowExperiment:
+    """The experiment of a row."""
+
+    experiment: Experiment
+    phase: str | None
+    """The phase that the row is about, None if it is about whole steps."""
+    assumptions: tuple[str, ...]
+    """What the row leaves open, and how it was settled."""
+
+
+def row_experiment(row: RlRow, library: Library) -> RowExperiment:
+    """The experiment of a row. Raises NotSimulatedError for one that leaves too much open."""
+    assumptions: list[str] = []
+    phase = _phase(row)
+    layout = Layout(row.text("train_parallelism"))
+    cluster_name = _cluster(row, phase, assumptions)
+    cluster = library.cluster(cluster_name)
+    per_node = row.count("gpus_per_node") or cluster.gpus_per_node
+    placement = _placement(row)
+    gpus, training_gpus, rollout_gpus = _gpus(row, placement, phase, assumptions)
+    model_name = model_of(row.text("model"))
+    model = library.model(model_name)
+    table: dict[str, Any] = {"extends": cluster_name, "gpus_per_node": per_node}
+    data: dict[str, Any] = {
+        "model": model_name,
+        "cluster": cluster_name if per_node == cluster.gpus_per_node else table,
+        "gpus": gpus,
+        "nodes": -(-gpus // per_node),
+        "simulation": {"known_to_fit": True},
+        "strategy": _strategy(layout, training_gpus, has_adapters=row.has_word("lora", "algorithm")),
+        "parallelism": _parallelism(row, layout, model),
+        "training": _training(row, layout),
+    }
+    if phase == "training":
+        _set_batch(row, data, training_gpus)
+        return RowExperiment(Experiment.of_data(data, origin=row.row_id), phase, tuple(assumptions))
+    data["rl"] = _rl_table(row, placement, rollout_gpus, phase, assumptions)
+    _set_engine(data["rl"]["rollout"], row, model, cluster, rollout_gpus or gpus, assumptions)
+    _set_micro_batch(row, data, layout)
+    return RowExperiment(Experiment.of_data(data, origin=row.row_id), phase, tuple(assumptions))
+
+
+def _cluster(row: RlRow, phase: str | None, assumptions: list[str]) -> str:
+    """The preset of the row's GPU. Syncs of an unknown GPU are taken to be of the one that most rows have."""
+    if phase == "weight_sync" and row.has_word(r"^$|not stated", "gpu"):
+        assumptions.append("H100")
+        return "dgx-h100"
+    return cluster_of(row.text("gpu"))
+
+
+def _phase(row: RlRow) -> str | None:
+    if row.has_word(r"sync-only|weight sync only", "algorithm"):
+        return "weight_sync"
+    if row.has_word(r"trainer only|train phase|training only", "algorithm"):
+        return "training"
+    return None
+
+
+def _placement(row: RlRow) -> str:
+    text = row.text("placement").lower()
+    for pattern, placement in (
+        (r"async|off-policy|one.?step|disaggregated async", "async"),
+        (r"split|apart|disaggr|separat|non-?coloc", "split"),
+    ):
+        if re.search(pattern, text) and not text.startswith("coloc"):
+            return placement
+    return "colocated"
+
+
+def _gpus(
+    row: RlRow, placement: str, phase: str | None, assumptions: list[str]
+) -> tuple[int, int, int | None]:
+    """GPUs of the job, of its trainer, and of its rollout if they are its own."""
+    total, split = row.count("n_gpus"), split_of(row.text("gpu_split"))
+    if phase == "training":
+        training = split[0] if split and split[0] else total
+        if not training:
+            raise NotSimulatedError("the number of GPUs is not published")
+        return training, training, None
+    if not total and split:
+        total = sum(split)
+    if not total:
+        if phase != "weight_sync":
+            raise NotSimulatedError("the number of GPUs is not published")
+        trainer, engine = Layout(row.text("train_parallelism")), Layout(row.text("gen_parallelism"))
+        training = _ranks(trainer)
+        rollout = engine.tensor * (engine.data or 1)
+        if placement == "colocated":
+            return training, training, None
+        assumptions.append(f"{training} GPUs train and {rollout} generate")
+        return training + rollout, training, rollout
+    if placement == "colocated":
+        return total, total, None
+    if split and all(split):
+        return sum(split), split[0], split[1]
+    assumptions.append("half of the GPUs generate")
+    return total, total - total // 2, total // 2
+
+
+def _ranks(layout: Layout) -> int:
+    """GPUs that the degrees of a trainer multiply to. Expert ranks are taken from the data-parallel ones."""
+    others = prod((layout.tensor, layout.pipeline, layout.context))
+    dense = others * (layout.data or 1)
+    experts = layout.pipeline * layout.expert * (layout.degree("etp") or 1)
+    return dense if dense % experts == 0 else dense * experts // gcd(dense, experts)
+
+
+def _strategy(layout: Layout, gpus: int, *, has_adapters: bool) -> dict[str, Any]:
+    text = layout.text.lower()
+    stage = re.search(r"zero[- ]?(?:stage )?-?([0-3])", text)
+    if stage or "deepspeed" in text:
+        return {"kind": "deepspeed", "zero_stage": int(stage[1]) if stage else 3}
+    if re.search(r"megatron|mcore|dist-opt", text):
+        return {"kind": "megatron"}
+    if re.search(r"\bddp\b", text):
+        return {"kind": "ddp"}
+    kind = "fsdp1" if re.search(r"fsdp ?1|fsdp1|fsdp(?! ?2)", text) and "fsdp2" not in text else "fsdp2"
+    group = layout.degree("fsdp_size")
+    offload: dict[str, Any] = (
+        {"cpu_offload": True} if re.search(r"cpu_offload|params? (?:on|to) cpu", text) else {}
+    )
+    offload |= {"wrapping": "peft"} if kind == "fsdp1" and has_adapters else {}
+    if group and group < gpus and gpus % group == 0:
+        return {"kind": kind, "replicate": gpus // group, **offload}
+    return {"kind": kind, **offload}
+
+
+def _parallelism(row: RlRow, layout: Layout, model: ModelSpec) -> dict[str, Any]:
+    is_megatron = layout.has(r"megatron|mcore|dist-opt")
+    degrees = {
+        "tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context,
+        "expert": layout.expert,
+    }  # fmt: skip
+    table: dict[str, Any] = {name: degree for name, degree in degrees.items() if degree > 1}
+    if layout.tensor > 1:
+        table["sequence_parallel"] = layout.has(r"\bsp\b|sequence parallel") or is_megatron
+    expert_tensor = layout.degree("etp")
+    if layout.expert > 1 and (expert_tensor or is_megatron):
+        table["expert_tensor"] = expert_tensor or 1
+    virtual = layout.degree("vpp", "vp")
+    if virtual and virtual > 1 and layout.pipeline > 1:
+        table["virtual_stages"] = virtual
+    if layout.context > 1 and layout.has("ulysses"):
+        table["context_method"] = "all-to-all"
+    layers = len(model.blocks)
+    if layers % (layout.pipeline * (virtual or 1)):
+        table["layers_per_stage"] = _stages(row, layers, layout.pipeline)
+        table.pop("virtual_stages", None)
+    return table
+
+
+def _stages(row: RlRow, layers: int, stages: int) -> list[int]:
+    """Layers of the stages where they are not alike: those that the row says of the first and the last, else
+    the first and the last have one less than others, as embedding and head are beside them.
+    """
+    ends = re.search(r"first/last stage layers (\d+)/(\d+)", row.text("notes"))
+    if ends and stages > 2:
+        first, last = int(ends[1]), int(ends[2])
+        size, rest = divmod(layers - first - last, stages - 2)
+        return [first, *[size + (stage < rest) for stage in range(stages - 2)], last]
+    size, rest = divmod(layers, stages)
+    return [size + (0 < stage <= rest) for stage in range(stages)]
+
+
+def _training(row: RlRow, layout: Layout) -> dict[str, Any]:
+    precision = dtype_of(row.text("precision_train"))
+    table: dict[str, Any] = {"precision": precision if precision in ("bf16", "fp16", "fp8") else "bf16"}
+    if row.has_word(
+        r"activation checkpointing(?! ?(false|off|none))|gradient checkpointing", "offload", "notes"
+    ):
+        table["activation_checkpointing"] = "full"
+    if row.has_word(r"activation checkpointing:? ?(false|off|none)", "notes"):
+        table["activation_checkpointing"] = "none"
+    if row.has_word("sync-only", "algorithm"):
+        table["precision"] = "bf16"
+    table.setdefault("activation_checkpointing", "full" if not layout.has("megatron") else "none")
+    lora = row.number("algorithm") if row.has_word("lora", "algorithm") else None
+    if row.has_word("lora", "algorithm"):
+        rank = re.search(r"r(?:ank)? ?(\d+)", row.text("algorithm"))
+        table["lora"] = {"rank": int(rank[1]) if rank else int(lora or 16), "targets": "all-linear"}
+    if layout.has(r"compile"):
+        table["compile"] = True
+    return table
+
+
+def _lengths(row: RlRow, phase: str | None, assumptions: list[str]) -> dict[str, Any]:
+    cap = row.count("response_len_max")
+    total_cap = row.count("total_len_max")
+    prompt = row.number("prompt_len_mean")
+    mean = row.number("response_len_mean")
+    total = row.number("total_len_mean")
+    if prompt is None:
+        prompt = max(16.0, total - mean) if total and mean else min(_ASSUMED_PROMPT, (total_cap or 1024) / 4)
+        assumptions.append(f"prompts of {prompt:.0f} tokens")
+    if cap is None and total_cap:
+        cap = max(1, int(total_cap - prompt))
+    if mean is None and total:
+        mean = max(1.0, total - prompt)
+    if mean is None:
+        if cap is None:
+            if phase is None:
+                raise NotSimulatedError("the lengths of responses are not published")
+            cap = 1024
+        mean = _ASSUMED_SHARE * cap
+        if phase is None:
+            assumptions.append(f"responses of {mean:,.0f} tokens, {_ASSUMED_SHARE:.0%} of their cap")
+    is_constant = row.has_word(r"constant|exactly|fixed|static", "length_law")
+    response: dict[str, Any] = {"mean": mean}
+    if is_constant or (cap is not None and mean >= 0.98 * cap):
+        return {
+            "prompt": {"mean": prompt},
+            "response": {"law": "constant", "mean": mean},
+            "max_response": max(cap or 0, int(mean)),
+        }
+    return {
+        "prompt": {"mean": prompt},
+        "response": response,
+        "max_response": cap or int(4 * mean),
+    }
+
+
+def _rl_table(
+    row: RlRow, placement: str, rollout_gpus: int | None, phase: str | None, assumptions: list[str]
+) -> dict[str, Any]:
+    prompts, samples = row.count("prompts_per_step"), row.count("samples_per_prompt")
+    if not prompts:
+        if phase is None:
+            raise NotSimulatedError("the number of prompts of a step is not published")
+        prompts, samples = _ASSUMED_SAMPLES
+    samples = samples or 1
+    framework = _framework(row, assumptions)
+    table: dict[str, Any] = {
+        "framework": framework,
+        "algorithm": _algorithm(row),
+        "placement": placement,
+        "prompts_per_step": prompts,
+        "samples_per_prompt": samples,
+        "lengths": _lengths(row, phase, assumptions),
+        "rollout": _rollout(row, rollout_gpus),
+    }
+    version = re.search(r"\d+\.\d+(?:\.\d+)?", row.text("version"))
+    if version:
+        table["version"] = version[0]
+    updates = row.number("updates_per_rollout")
+    total = prompts * samples
+    if updates and updates > 1 and total % round(updates) == 0:
+        table["mini_batch_samples"] = total // round(updates)
+    table |= _passes(row)
+    sync = row.text("notes")
+    if re.search(r"nccl_reshard|shard-to-shard|p2p reshard|rdma|ddma|multi sender", sync, re.IGNORECASE):
+        table["sync"] = {"transport": "reshard"}
+    elif row.has_word(r"checkpoint-engine", "framework") or re.search("weights from host memory", sync):
+        table["sync"] = {"transport": "host"}
+    if placement == "async":
+        age = re.search(
+            r"max age (\d+)|(\d+)[ -](?:step )?off|staleness (\d+)", row.text("notes") + row.text("algorithm")
+        )
+        value = next((int(group) for group in age.groups() if group), 1) if age else 1
+        table["max_staleness"] = max(1, value)
+    return table
+
+
+def _framework(row: RlRow, assumptions: list[str]) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", row.text("framework").lower()).strip("-")
+    for known in workflow_names():
+        if known in name or known.replace("-", "") in name.replace("-", ""):
+            return known
+    for pattern, known in (
+        (r"nemo", "nemo-rl"),
+        (r"deepspeed|ds-chat", "deepspeed-chat"),
+        (r"prime", "prime-rl"),
+    ):
+        if re.search(pattern, name) and known in workflow_names():
+            return known
+    default = "verl" if "verl" in workflow_names() else workflow_names()[0]
+    assumptions.append(f"framework '{row.text('framework')}' as {default}")
+    return default
+
+
+def _algorithm(row: RlRow) -> str:
+    text = row.text("algorithm").lower()
+    for pattern, name in (
+        (r"dapo", "dapo"), (r"grpo|gspo", "grpo"), (r"rloo|reinforce", "rloo"), (r"ppo", "ppo"),
+        (r"online.?dpo", "online-dpo"), (r"\bdpo\b", "dpo"),
+    ):  # fmt: skip
+        if re.search(pattern, text):
+            return name
+    return "grpo"
+
+
+def _passes(row: RlRow) -> Mapping[str, Any]:
+    text = row.text("logprob_passes").lower()
+    if not text:
+        return {}
+    table: dict[str, Any] = {}
+    has_reference = re.search(r"\bref", text) is not None
+    table["reference"] = "resident" if has_reference else "none"
+    if re.search(r"none|rollout|skip|bypass", text):
+        table["old_logprobs"] = "rollout"
+    elif re.search(r"old|policy|actor", text):
+        table["old_logprobs"] = "recomputed"
+    return table
+
+
+def _rollout(row: RlRow, gpus: int | None) -> dict[str, Any]:
+    text = row.text("gen_parallelism")
+    layout = Layout(text)
+    table: dict[str, Any] = {"tensor": layout.tensor}
+    expert = layout.expert
+    if expert > layout.tensor and expert % layout.tensor == 0:
+        table["expert"] = expert
+    if gpus is not None:
+        table["gpus"] = gpus
+    memory = re.search(r"(?:gpu_mem\w*|mem(?:ory)?(?:_fraction)?\w*) ?[=:]? ?(0?\.\d+|1\.0)", text)
+    if memory:
+        table["gpu_memory_utilization"] = float(memory[1])
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        value = re.search(rf"{name} ?[=:]? ?(\d[\d,]*)", text)
+        if value:
+            table[name] = int(value[1].replace(",", ""))
+    if re.search(r"eager", text):
+        table["enforce_eager"] = True
+    dtype = dtype_of(row.text("precision_gen"))
+    table["precision"] = dtype if dtype in ("bf16", "fp16", "fp8") else "bf16"
+    engine = next(
+        (name for name in ("sglang", "vllm", "trtllm") if name in text.lower().replace("-", "")), None
+    )
+    if engine:
+        table["engine"] = engine
+    return table
+
+
+def _set_engine(
+    table: dict[str, Any], row: RlRow, model: ModelSpec, cluster: Cluster, gpus: int, assumptions: list[str]
+) -> None:
+    """The tensor ranks of an engine that the row does not say: as few as leave half of their share of the
+    memory to the cache.
+    """
+    if row.has_word("sync-only", "algorithm"):  # whatever its cache
+        table.update(gpu_memory_utilization=0.98, max_num_batched_tokens=1024)
+    text = re.sub(r"\(.*?\)", "", row.text("gen_parallelism"))
+    if Layout(text).degree("tp", "tensor parallel") or table.get("expert"):
+        table["tensor"] = Layout(text).tensor
+    else:
+        size = 1 if table["precision"] == "fp8" else 2
+        share = table.get("gpu_memory_utilization", 0.6) * cluster.gpu.memory.capacity / 2
+        tensor = 1
+        while model.numel * size / tensor > share and tensor < gpus:
+            tensor *= 2
+        table["tensor"] = tensor
+        if tensor > 1:
+            assumptions.append(f"engines of {tensor} GPUs")
+    if table["tensor"] > gpus or gpus % table["tensor"]:
+        raise NotSimulatedError(f"engines of {table['tensor']} GPUs do not divide {gpus}")
+
+
+def _set_batch(row: RlRow, data: dict[str, Any], gpus: int) -> None:
+    """The batch of a trainer that is measured alone: sequences that are all as long as they may be."""
+    length = row.count("total_len_max") or row.count("total_len_mean")
+    samples = (row.count("prompts_per_step") or 0) * (row.count("samples_per_prompt") or 1)
+    if not length or not samples:
+        raise NotSimulatedError("the batch of the trainer is not published")
+    parallelism = data["parallelism"]
+    replicas = max(1, gpus // prod(parallelism.get(name, 1) for name in ("tensor", "pipeline", "context")))
+    per_replica = max(1, samples // replicas)
+    data["training"] |= {
+        "sequence_length": length, "micro_batch_size": 1, "gradient_accumulation_steps": per_replica,
+    }  # fmt: skip
+    data["simulation"] = {"known_to_fit": True, "every_micro_batch": False}
+
+
+def _set_micro_batch(row: RlRow, data: dict[str, Any], layout: Layout) -> None:
+    """Tokens of a packed micro-batch, of which the longest sample has to fit one."""
+    lengths = data["rl"]["lengths"]
+    longest = int(lengths["max_response"] + lengths["prompt"]["mean"] + 1)
+    length = max(longest, row.count("total_len_max") or 0)
+    text = row.text("micro_batch")
+    packed = re.search(r"(\d+) ?x ?([\d,]+) tokens", text)
+    tokens = re.search(r"([\d,]{4,}) tokens", f"{text}; {layout.text}")
+    if packed:
+        size = int(packed[1]) * int(packed[2].replace(",", ""))
+    elif tokens:
+        size = int(tokens[1].replace(",", "")) * layout.context
+    else:
+        size = max(_DYNAMIC_TOKENS * layout.context, length)
+    multiple = 16 * layout.context * layout.tensor
+    length = -(-length // multiple) * multiple
+    data["training"] |= {"sequence_length": length, "micro_batch_size": max(1, round(size / length))}

@@ -1,0 +1,218 @@
+"""axolotl's YAML -> an experiment.
+
+Read in axolotl 067b021c: utils/config/__init__.py (`normalize_config`, `resolve_dtype`), loaders/model.py,
+loaders/adapter.py, core/builders/base.py, utils/trainer.py (`setup_fsdp_envs`), utils/schemas.
+
+# [Note: the types of axolotl's weights]
+The model is loaded in the type of `bf16`, `bfloat16` or `fp16` (`resolve_dtype`), also where all of it is
+trained. PEFT's preparation casts to fp32, and axolotl casts embedding, norms and head back afterwards
+(`_configure_embedding_dtypes`), so that the residual stream stays in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.programs.accelerate.fsdp_keys import read_fsdp
+from zsim.programs.axolotl.keys import ADAPTERS, KEYS, RELEASE, SILENT
+from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
+from zsim.programs.huggingface.files import read_file
+from zsim.programs.huggingface.job import note_full_length, read_attention
+from zsim.programs.huggingface.models import read_model, write_types
+from zsim.programs.huggingface.optimizers import read_optimizer
+from zsim.programs.huggingface.strategies import read_strategy
+from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.training_file import TrainingFile
+
+_OPTIMIZERS = {
+    "ao_adamw_8bit": ("adamw-8bit-torchao", "fused"),
+    "ao_adamw_4bit": ("adamw-4bit-torchao", "fused"),
+    "ao_adamw_fp8": ("adamw-fp8-torchao", "fused"),
+    "muon": ("muon", "fused"),
+}
+_CUT_PLUGIN, _LIGER_PLUGIN = "cut_cross_entropy", "liger"
+_LIGER_KERNELS = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
+
+
+def read_axolotl(path: str) -> TrainingFile:
+    """The settings in axolotl's YAML.
+
+    Raises InputError for what axolotl refuses, NotSimulatedError for what zsim does not simulate.
+    """
+    return read_file(path, read_values)
+
+
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
+    """The settings in axolotl's values by key, of a file called `name`."""
+    file = TrainingFile(name, program="axolotl")
+    values = FileValues(file, data, KEYS, SILENT, "axolotl")
+    values.refuse()
+    adapter = values.get("adapter")
+    if adapter not in (None, "", "lora", "qlora"):
+        raise values.lack("adapter", "adapters besides lora and qlora")
+    is_quantised = values.flag("load_in_4bit") or adapter == "qlora"
+    if is_quantised and not adapter:
+        raise values.lack("load_in_4bit", "weights in 4 bits without an adapter, which nothing trains")
+    read_model(values, "base_model", is_quantised=is_quantised)
+    _read_batch(values)
+    _read_strategy(values)
+    precision, weights = _types(values)
+    _read_checkpointing(values)
+    values.read("torch_compile")
+    read_optimizer(values, "optimizer", extra=_OPTIMIZERS)
+    _read_attention(values)
+    _read_plugins(values)
+    _read_degrees(values)
+    write_types(values, precision, weights, has_adapters=bool(adapter))
+    if adapter:
+        _read_adapters(values, is_quantised=is_quantised)
+    values.finish(RELEASE)
+    return file
+
+
+def _read_batch(values: FileValues) -> None:
+    values.read("micro_batch_size", "sequence_len")
+    for key in ("micro_batch_size", "sequence_len"):
+        if not values.has(key):
+            values.assumptions.append(f"{key} {KEYS[key].default}")
+    batch, micro_batch = values.count("batch_size"), values.count("micro_batch_size") or 1
+    if batch is not None and not values.has("gradient_accumulation_steps"):
+        values.file.settings["training.gradient_accumulation_steps"] = max(1, batch // micro_batch)
+    else:
+        values.read("gradient_accumulation_steps")
+    values.read("max_grad_norm")
+    is_packed = values.flag("sample_packing") or values.has("pretraining_dataset")
+    note_full_length(values, "sequence_len", is_packed=is_packed)
+
+
+def _types(values: FileValues) -> tuple[str, str]:
+    """The types of products under autocast and of weights, see [Note: the types of axolotl's weights]."""
+    bf16 = values.get("bf16", "auto")
+    if values.flag("bfloat16") or bf16 == "full":
+        return "fp32", "bf16"
+    if values.flag("float16"):
+        return "fp32", "fp16"
+    if bf16 == "auto" and values.flag("fp16"):
+        return "fp16", "fp16"
+    if bf16 == "auto" or values.flag("bf16"):
+        if not values.has("bf16"):
+            values.assume("bf16", "auto")
+        return "bf16", "bf16"
+    return ("fp16", "fp16") if values.flag("fp16") else ("fp32", "fp32")
+
+
+def _read_checkpointing(values: FileValues) -> None:
+    word = str(values.get("gradient_checkpointing", "")).lower()
+    if word in ("offload", "offload_disk", "unsloth"):
+        raise values.lack(
+            "gradient_checkpointing", "checkpoints that are kept on the host until backward; expected true"
+        )
+    values.read("gradient_checkpointing")
+    arguments = values.table("gradient_checkpointing_kwargs")
+    if arguments.get("use_reentrant") and values.flag("gradient_checkpointing"):
+        values.file.settings["training.checkpoint_is_reentrant"] = True
+
+
+def _read_strategy(values: FileValues) -> None:
+    """Read DeepSpeed's file or FSDP, which `fsdp_config` asks for with or without `fsdp`."""
+    if values.has("deepspeed") or not (values.get("fsdp") or values.get("fsdp_config")):
+        read_strategy(values)
+        return
+    config = {str(key).removeprefix("fsdp_"): value for key, value in values.table("fsdp_config").items()}
+    words = {str(word) for word in values.words("fsdp")}
+    version = str(values.get("fsdp_version", config.pop("version", 2 if "fsdp" not in values.values else 1)))
+    config = {key: value for key, value in config.items() if value is not None}
+    for key in ("cpu_offload_pin_memory", "final_state_dict_type", "mixed_precision_policy"):
+        config.pop(key, None)
+    config["version"] = version
+    config.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+    if "offload" in words:
+        config["offload_params"] = True
+    if version == "1" and "shard_grad_op" in words:
+        config.setdefault("sharding_strategy", "SHARD_GRAD_OP")
+    if version == "2" and isinstance(config.get("reshard_after_forward"), str):
+        config["reshard_after_forward"] = config["reshard_after_forward"].upper() == "FULL_SHARD"
+    precision, _ = _types(values)
+    values.file.settings["training.precision"] = precision
+    read_fsdp(values.file, config, {})
+
+
+def _read_attention(values: FileValues) -> None:
+    if values.has("attn_implementation"):
+        read_attention(values, "attn_implementation")
+    elif values.flag("eager_attention"):
+        values.file.settings["training.attention"] = "math"
+
+
+def _read_plugins(values: FileValues) -> None:
+    """Read Liger's kernels and losses with the head, which need no logits."""
+    plugins = " ".join(values.words("plugins")).lower()
+    settings = values.file.settings
+    kernels = [key for key in _LIGER_KERNELS if values.flag(key)]
+    if _LIGER_PLUGIN in plugins or kernels:
+        if kernels:
+            settings["training.liger"] = True
+            settings["training.cross_entropy"] = "eager"
+        if values.flag("liger_cross_entropy"):
+            settings["training.cross_entropy"] = "fused"
+        if values.flag("liger_fused_linear_cross_entropy"):
+            settings["training.cross_entropy"] = "fused_linear"
+    has_cut = _CUT_PLUGIN in plugins and values.flag("cut_cross_entropy", True)
+    if has_cut or values.flag("chunked_cross_entropy"):
+        settings["training.cross_entropy"] = "fused_linear"
+        key = "cut_cross_entropy" if has_cut else "chunked_cross_entropy"
+        values.file.note(f"{key}: simulated as Liger's loss with the head, which keeps no logits either")
+    names = [
+        str(plugin).rpartition(".")[2]
+        for plugin in values.words("plugins")
+        if not any(word in plugin.lower() for word in (_CUT_PLUGIN, _LIGER_PLUGIN, "swanlab"))
+    ]
+    if names:
+        values.file.note(f"plugins left out: {', '.join(names)}")
+
+
+def _read_degrees(values: FileValues) -> None:
+    settings, kind = values.file.settings, values.file.settings["strategy.kind"]
+    context = values.count("context_parallel_size") or values.count("sequence_parallel_degree") or 1
+    tensor = values.count("tensor_parallel_size") or 1
+    for key, degree in (("context", context), ("tensor", tensor)):
+        if degree > 1 and kind != "fsdp2":
+            raise InputError(
+                f"{values.file.name}: {key} parallelism of {degree}: zsim simulates axolotl's "
+                "with FSDP2 only "
+                f"(fsdp_version: 2), found strategy {kind}"
+            )
+    if context > 1:
+        ring = str(
+            values.get("ring_attn_func", "varlen_llama3" if values.flag("sample_packing") else "batch_ring")
+        )
+        settings["parallelism.context"] = context
+        settings["parallelism.context_method"] = "all-gather" if "llama3" in ring else "p2p"
+    if tensor > 1:
+        settings |= {"parallelism.tensor": tensor, "parallelism.sequence_parallel": False}
+        values.file.note(
+            "tensor_parallel_size: simulated as torchtitan splits layers, without sequence parallelism"
+        )
+    if kind == "fsdp2":
+        replicate = values.count("dp_replicate_size")
+        if replicate is not None:
+            settings["strategy.replicate"] = replicate
+        if (shard := values.count("dp_shard_size")) is not None:
+            values.file.shard_degree = shard
+
+
+def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
+    is_linear = values.flag("lora_target_linear")
+    write_adapters(values, ADAPTERS)
+    settings = values.file.settings
+    if is_linear:
+        settings["training.lora.targets"] = "all-linear"
+    if layers := values.get("peft_layers_to_transform"):
+        settings["training.lora.layers"] = list(layers) if isinstance(layers, list) else [layers]
+    if ranks := values.table("lora_rank_pattern"):
+        settings["training.lora.rank_pattern"] = dict(ranks)
+    if is_quantised:
+        double = values.table("bnb_config_kwargs").get("bnb_4bit_use_double_quant", True)
+        write_quantisation(values, double=bool(double))

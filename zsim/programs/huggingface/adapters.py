@@ -1,0 +1,75 @@
+"""PEFT's LoRA, on weights in 16 bits or in bitsandbytes' 4, as the programs on top of it configure it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.specs.formats.file_values import FileValues
+
+ALL_LINEAR = ("all-linear", "all_linear", "all", "all_linears")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterKeys:
+    """The keys of a program's file that say its adapters, with the program's own defaults.
+
+    An empty name means that the program has no such key.
+    """
+
+    rank: str
+    default_rank: int
+    alpha: str
+    default_alpha: float
+    dropout: str
+    default_dropout: float
+    targets: str
+    saved: str
+    parameters: str = ""
+
+
+def write_adapters(values: FileValues, keys: AdapterKeys, default_targets: str | None = None) -> None:
+    """Write `[training.lora]`. `default_targets` are the program's, None for PEFT's of the model's family."""
+    settings = values.file.settings
+    rank, alpha = values.count(keys.rank), values.number(keys.alpha)
+    settings["training.lora.rank"] = rank or values.assume(keys.rank, keys.default_rank)
+    settings["training.lora.alpha"] = alpha if alpha is not None else keys.default_alpha
+    dropout = values.number(keys.dropout)
+    settings["training.lora.dropout"] = dropout if dropout is not None else keys.default_dropout
+    targets = target_modules(values, keys.targets) or default_targets
+    if targets is not None:
+        settings["training.lora.targets"] = targets
+    if keys.saved and (saved := values.words(keys.saved)):
+        settings["training.lora.modules_to_save"] = list(saved)
+    if keys.parameters and (parameters := values.words(keys.parameters)):
+        settings["training.lora.target_parameters"] = list(parameters)
+
+
+def target_modules(values: FileValues, key: str) -> Any:
+    """Names of modules, a pattern, or "all-linear". None where the file has none."""
+    value = values.get(key)
+    if isinstance(value, str) and value in ALL_LINEAR:
+        return "all-linear"
+    if isinstance(value, str) and "," not in value:
+        is_pattern = any(letter in value for letter in "()[]|*\\^$")
+        return value if is_pattern else [value]
+    names = values.words(key)
+    if any(name in ALL_LINEAR for name in names):
+        return "all-linear"
+    return list(names) or None
+
+
+def write_quantisation(values: FileValues, *, double: bool, preparation: str = "none") -> None:
+    """Write frozen products in bitsandbytes' 4 bits. `double` quantises the scales as well."""
+    values.file.settings |= {
+        "training.lora.quantized": "nf4",
+        "training.lora.double_quantization": double,
+        "training.lora.preparation": preparation,
+    }
+
+
+def keep_adapters_in_bf16(settings: dict[str, Any]) -> None:
+    """Write adapters, their gradients and states in bf16, of a job whose strategy and types are written."""
+    settings["training.lora.dtype"] = "bf16"
+    if settings["strategy.kind"] == "ddp" and settings["training.precision"] == "bf16":
+        settings["training.stored_dtype"] = "bf16"

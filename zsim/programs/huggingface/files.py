@@ -1,0 +1,43 @@
+"""Files of values by key, as YAML or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, unreadable_reason
+from zsim.reading import parse_json, read_text
+from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.specs.formats.training_file import TrainingFile
+
+
+def load_file(path: Path, notes: list[str] | None = None) -> Any:
+    """The content of a YAML or JSON. Raises InputError for a file that is missing or damaged."""
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {unreadable_reason(error)}") from None
+    if path.suffix.lower() != ".json":
+        return load_yaml(text, str(path), notes)
+    try:
+        return parse_json(text, path)
+    except ValueError as error:
+        raise InputError(f"{path}: is not valid JSON: {error}") from None
+
+
+def read_file(path: str, read_values: Callable[[str, Mapping[str, Any]], TrainingFile]) -> TrainingFile:
+    """The settings in the file at `path`, whose content `read_values` reads by key.
+
+    Notes say which keys stand twice. Raises InputError for a file without keys.
+    """
+    repeats: list[str] = []
+    data = load_file(Path(path), repeats)
+    if not isinstance(data, Mapping):
+        raise InputError(f"{path}: expected keys and values at the top")
+    file = read_values(path, data)
+    for repeat in repeats:
+        file.note(repeat)
+    return file

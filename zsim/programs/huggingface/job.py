@@ -1,0 +1,108 @@
+"""A job of transformers' Trainer, of the keys that every program on top of it passes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.specs.formats.file_values import FileValues
+
+# The experiment's value for each, "" for one that it leaves open: torch's own choice.
+_KERNELS = {
+    "eager": "math", "sdpa": "", "flash_attention_2": "flash2", "flash_attention_3": "flash3",
+    "kernels-community/flash-attn2": "flash2", "kernels-community/flash-attn": "flash2",
+    "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3",
+}  # fmt: skip
+_LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
+
+
+def read_batch(values: FileValues) -> None:
+    """Read the micro-batch and the accumulation, except where DeepSpeed's JSON says them."""
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if values.get(key) != "auto":
+            values.read(key)
+    if "per_device_train_batch_size" not in values.values:
+        size = values.keys["per_device_train_batch_size"].default
+        values.assumptions.append(f"per_device_train_batch_size {size}")
+    if values.has("max_grad_norm") and values.number("max_grad_norm") == 0:
+        values.file.settings["training.gradient_clipping"] = 0.0
+    else:
+        values.read("max_grad_norm")
+
+
+def precision_of(values: FileValues, default: str = "fp32") -> str:
+    """The type of products, by `bf16` and `fp16`. `default` holds where the file has neither."""
+    for key in ("bf16", "fp16"):
+        if values.get(key) == "auto":
+            return "bf16"
+        if values.flag(key):
+            return key
+    return "fp32" if values.has("bf16") else default
+
+
+def read_checkpointing(values: FileValues, *, default: bool = False, is_reentrant: bool = False) -> None:
+    """Read whether every block is checkpointed. The arguments are the program's defaults."""
+    if not values.has("gradient_checkpointing") and default:
+        values.assume("gradient_checkpointing", True)
+        values.file.defaults["training.activation_checkpointing"] = "full"
+    else:
+        values.read("gradient_checkpointing")
+    arguments = values.table("gradient_checkpointing_kwargs")
+    reentrant = arguments.get("use_reentrant", is_reentrant)
+    if reentrant and (values.flag("gradient_checkpointing", default)):
+        values.put("training.checkpoint_is_reentrant", True, "gradient_checkpointing_kwargs")
+
+
+def read_liger(values: FileValues, key: str = "use_liger_kernel") -> None:
+    """Read Liger's kernels, all of them or only some losses."""
+    if not values.flag(key):
+        return
+    config: Mapping[str, Any] = values.table("liger_kernel_config") if key == "use_liger_kernel" else {}
+    chosen = {name for name, is_on in config.items() if is_on}
+    if not config or len(chosen) > 1 or not chosen & set(_LIGER_LOSSES):
+        values.file.settings["training.liger"] = True
+        if config.get("fused_linear_cross_entropy") is False:
+            loss = "fused" if config.get("cross_entropy") else "eager"
+            values.file.settings["training.cross_entropy"] = loss
+        return
+    loss = "fused_linear" if "fused_linear_cross_entropy" in chosen else "fused"
+    values.file.settings["training.cross_entropy"] = loss
+
+
+def read_synchronisation(values: FileValues) -> None:
+    """Read whether gradients are reduced in every micro-batch."""
+    config = values.get("accelerator_config", {})
+    arguments = config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None
+    has_key = values.file.settings["strategy.kind"] in ("ddp", "fsdp1", "fsdp2")
+    if isinstance(arguments, Mapping) and "sync_each_batch" in arguments and has_key:
+        values.file.settings["strategy.no_sync"] = not arguments["sync_each_batch"]
+
+
+def note_full_length(values: FileValues, key: str, *, is_packed: bool) -> None:
+    """Say what stands for documents whose lengths no file has."""
+    if is_packed:
+        values.file.note(
+            "sequences are full and their documents attend as one, since no file says how long documents "
+            "are: training.lengths does"
+        )
+    else:
+        values.file.note(
+            f"every sequence is taken at {key}, its longest, since no file says how long documents are: "
+            "training.lengths does"
+        )
+
+
+def read_attention(values: FileValues, *keys: str) -> None:
+    """Write the attention that the first of `keys` in the file names.
+
+    FlashAttention-2 stays open, since it is what torch's kernels are as well. A note names kernels that zsim
+    does not know.
+    """
+    key = next((key for key in keys if values.has(key)), None)
+    if key is None:
+        return
+    name = str(values.get(key)).removeprefix("paged|")
+    if name not in _KERNELS:
+        values.file.note(f"{key}: '{name}' is simulated as the GPU's usual fused attention")
+    elif (kernels := _KERNELS[name]) in ("math", "flash3"):
+        values.file.settings["training.attention"] = kernels

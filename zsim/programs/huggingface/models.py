@@ -1,0 +1,126 @@
+"""The model that a file names, and the types that a Trainer's job keeps and computes in.
+
+# [Note: what casts under the Trainer]
+With `bf16` the forward runs under torch.autocast (transformers 5.23 trainer.py
+`autocast_smart_context_manager`, Accelerate's `mixed_precision`), and the weights stay in the type that they
+were loaded in. AdamW keeps gradients and states in that type too. Under FSDP Accelerate 1.15 casts what is
+trained to fp32 first (accelerator.py `prepare_model`, utils/fsdp_utils.py `fsdp2_prepare_model`), and under
+DeepSpeed the engine has fp32 masters. Without `bf16` and `fp16` nothing casts, and a model in bf16 computes
+in bf16.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import NotSimulatedError
+from zsim.specs.formats.file_values import FileValues
+from zsim.specs.model.hub_names import cached_config_path, is_hub_id, preset_of, unknown_hub_id
+
+_QUANTISED = re.compile(
+    r"gptq|awq|aqlm|hqq|eetq|exl2|int4|int8|w4a16|fp8|nvfp4|mxfp4|[-_](bnb|nf4)", re.IGNORECASE
+)
+_LOW = ("bf16", "fp16")
+_TYPES = {
+    "bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16", "half": "fp16", "float16": "fp16",
+    "fp16": "fp16", "torch.float16": "fp16", "float32": "fp32", "fp32": "fp32", "torch.float32": "fp32",
+}  # fmt: skip
+
+
+def locate_model(name: str, folder: Path) -> str | None:
+    """A preset's name, or the path of a config.json, for a model that a file in `folder` names.
+
+    The name is a path from there or from the working folder, a preset's, or ends in an id of the Hub. None
+    if there is neither.
+    """
+    for start in (folder, Path()):
+        path = start / os.path.expanduser(name) / "config.json"
+        if os.path.isfile(path):
+            return str(path)
+    hub_id = "/".join(name.strip("/").split("/")[-2:])
+    if preset := preset_of(hub_id):
+        return preset
+    config = cached_config_path(hub_id)
+    return None if config is None else str(config)
+
+
+def is_quantised_name(name: str) -> bool:
+    """Whether a model's name says that its weights are stored quantised."""
+    return _QUANTISED.search(name.rpartition("/")[2]) is not None
+
+
+def missing_model(key: str, name: str) -> str:
+    """The sentence about a model that a file names at `key` and that cannot be had here."""
+    if is_hub_id(name):
+        return f"{key}: {unknown_hub_id(name)} (--model config.json)"
+    return f"{key}: '{name}' is no preset and no folder with a config.json; give one (--model config.json)"
+
+
+def read_model(values: FileValues, key: str, *, is_quantised: bool) -> None:
+    """Write the model that a file names, as a preset or a config.json. An experiment may name another.
+
+    `is_quantised` says that the file asks for weights in 4 bits. Raises NotSimulatedError for a model whose
+    weights are stored quantised and that the file trains otherwise.
+    """
+    name = values.get(key)
+    if name is None:
+        return
+    if not isinstance(name, str):
+        raise values.error(key, "a model's name")
+    if is_quantised_name(name) and not (is_quantised and ("bnb" in name.lower() or "nf4" in name.lower())):
+        raise values.lack(key, "weights that are stored quantised, as this model's name says")
+    model = locate_model(name, Path(values.file.name).parent)
+    if model is not None:
+        values.file.defaults["model"] = model
+        return
+    values.file.missing_model = missing_model(key, name)
+
+
+def weights_type(values: FileValues, *keys: str) -> str:
+    """The type at the first of `keys` that the file has, "" for one that the checkpoint decides."""
+    for key in keys:
+        word: Any = values.get(key)
+        if word is None:
+            continue
+        if str(word) in ("auto", "null", ""):
+            return ""
+        if str(word) not in _TYPES:
+            raise values.error(key, "one of auto, bfloat16, float16, float32")
+        return _TYPES[str(word)]
+    return ""
+
+
+def write_types(values: FileValues, precision: str, weights: str, *, has_adapters: bool) -> None:
+    """Write the types of products and of weights. `weights` is the type that is loaded, "" for the product's.
+
+    The strategy stands in the file's settings already. Raises NotSimulatedError for weights in fp16 that are
+    trained, which torch's GradScaler refuses ("Attempting to unscale FP16 gradients").
+    """
+    settings, kind = values.file.settings, values.file.settings["strategy.kind"]
+    is_cast = precision in _LOW
+    if not is_cast and weights in _LOW:
+        precision = weights
+        if kind in ("fsdp1", "fsdp2"):
+            settings |= {"strategy.param_dtype": weights, "strategy.reduce_dtype": weights}
+    settings["training.precision"] = precision
+    if kind == "deepspeed":
+        return
+    if has_adapters:
+        if kind == "ddp" and weights and weights != precision:
+            settings["training.frozen_dtype"] = weights
+        return
+    if weights == "fp16" and (kind == "ddp" or not is_cast):
+        raise NotSimulatedError(
+            f"{values.file.name}: asks to train weights that are kept in fp16, whose gradients "
+            "torch refuses to "
+            "scale; zsim does not simulate it; expected weights in bf16 or fp32"
+        )
+    if weights == "bf16" and (kind == "ddp" or not is_cast):
+        settings["training.stored_dtype"] = "bf16"
+        if precision == "fp16":
+            raise NotSimulatedError(
+                f"{values.file.name}: fp16: zsim does not simulate products in fp16 of weights in bf16"
+            )

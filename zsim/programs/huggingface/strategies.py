@@ -1,0 +1,105 @@
+"""How the Trainer shards: `deepspeed`, else `fsdp` with `fsdp_config`, else DDP.
+
+Read in transformers 5.23 training_args.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.accelerate.fsdp_keys import read_fsdp
+from zsim.programs.accelerate.keys import SHARDING
+from zsim.programs.huggingface.files import load_file
+from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.named_files import locate_named_file
+
+
+def read_strategy(
+    values: FileValues, presets: Mapping[str, Mapping[str, Any]] | None = None, *, fsdp: Any = None
+) -> None:
+    """Write the strategy. `presets` are DeepSpeed's files that the program has by name.
+
+    `fsdp` is the words of FSDP where the program has no key for them.
+    """
+    if values.has("deepspeed") and values.get("deepspeed") is not False:
+        _read_deepspeed(values, presets or {})
+    elif words := values.get("fsdp", fsdp):
+        _read_sharding(values, words)
+    else:
+        _read_ddp(values)
+
+
+def _read_ddp(values: FileValues) -> None:
+    values.file.settings["strategy.kind"] = "ddp"
+    if values.has("ddp_bucket_cap_mb"):
+        values.read("ddp_bucket_cap_mb")
+    if values.has("fsdp_config"):
+        values.file.note("fsdp_config: no effect without fsdp, so the strategy is DDP")
+        return
+    values.file.note(
+        "names no deepspeed and no fsdp, so the strategy is DDP; what a launcher adds is "
+        "strategy.kind, or strategy.config with its own file"
+    )
+
+
+def _read_deepspeed(values: FileValues, presets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Read the JSON, whose "auto" zsim fills from these arguments, as the Trainer does."""
+    file, config = values.file, values.get("deepspeed")
+    file.settings["strategy.kind"] = "deepspeed"
+    if isinstance(config, str) and config in presets:
+        config = presets[config]
+    if isinstance(config, Mapping):
+        file.settings["strategy.config_name"] = file.name
+        file.settings["strategy.config"] = dict(config)
+        return
+    if not isinstance(config, str):
+        raise values.error("deepspeed", "the path of a DeepSpeed JSON, or its keys and values")
+    expected = "a DeepSpeed JSON" + (f", or one of {', '.join(presets)}" if presets else "")
+    path = locate_named_file(config, Path(file.name).parent, f"{file.name}: deepspeed", expected)
+    file.settings["strategy.config"] = str(path)
+
+
+def _read_sharding(values: FileValues, words: Any) -> None:
+    """Read `fsdp` with `fsdp_config`, by default version 2 and wrapped by block."""
+    file = values.file
+    config = values.get("fsdp_config", {})
+    if isinstance(config, str):
+        where = f"{file.name}: fsdp_config"
+        config = load_file(locate_named_file(config, Path(file.name).parent, where, "keys of FSDP"))
+    if not isinstance(config, Mapping):
+        raise InputError(f"{file.name}: fsdp_config: expected keys and values, found {config!r}")
+    keys = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
+    keys.setdefault("version", 2)
+    keys.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+    if "cpu_offload" in keys:
+        keys["offload_params"] = keys.pop("cpu_offload")
+    _read_fsdp_words(values, words, keys)
+    idle = [key for key in keys if key.startswith("xla")]
+    for key in idle:
+        if keys.pop(key):
+            raise NotSimulatedError(f"{file.name}: fsdp_config.{key}: zsim does not simulate XLA's FSDP")
+    read_fsdp(file, keys, {})
+
+
+def _read_fsdp_words(values: FileValues, fsdp: Any, keys: dict[str, Any]) -> None:
+    """Read `fsdp: "full_shard auto_wrap offload"`, the spelling before version 5."""
+    name = values.file.name
+    words = (
+        fsdp.replace(",", " ").split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    )
+    for word in words:
+        if str(word).upper() in SHARDING:
+            if str(keys["version"]) == "1":
+                keys.setdefault("reshard_after_forward", str(word).upper())
+            elif str(word).lower() in ("full_shard", "shard_grad_op"):
+                keys.setdefault("reshard_after_forward", str(word).lower() == "full_shard")
+            else:
+                raise InputError(f"{name}: fsdp: '{word}' needs fsdp_config.version 1")
+        elif word == "offload":
+            keys["offload_params"] = True
+        elif word not in ("auto_wrap", "true", "True"):
+            strategies = ", ".join(SHARDING).lower()
+            raise InputError(f"{name}: fsdp: found '{word}', expected {strategies}, offload or auto_wrap")

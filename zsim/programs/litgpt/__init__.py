@@ -1,0 +1,1 @@
+"""Reader of litgpt's files."""

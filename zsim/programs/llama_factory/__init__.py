@@ -1,0 +1,1 @@
+"""Reader of LLaMA-Factory's files."""

@@ -1,0 +1,156 @@
+"""The keys of LLaMA-Factory's files beside TrainingArguments (0.9.6.dev0, ff6d4d12: hparams/*_args.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zsim.programs.huggingface.adapters import AdapterKeys
+from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, SILENT_ARGUMENTS
+from zsim.programs.trainer.keys import CONFIG_MAPPINGS as TRAINER_MAPPINGS
+from zsim.specs.formats.file_values import silent_keys
+from zsim.specs.formats.program_key import ProgramKey
+
+RELEASE = "LLaMA-Factory 0.9.6"
+ADAPTERS = AdapterKeys(
+    "lora_rank", 8, "lora_alpha", 16, "lora_dropout", 0.0, "lora_target", "additional_target"
+)
+
+_READ = (
+    ProgramKey("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
+    ProgramKey("stage", str, "pt or sft; others are refused by name"),
+    ProgramKey("finetuning_type", str, "lora (where it is left out) or full"),
+    ProgramKey("cutoff_len", int, "tokens of a sequence", "training.sequence_length"),
+    ProgramKey("packing", bool, "whether documents fill sequences", "training.lengths"),
+    ProgramKey("neat_packing", bool, "the same, with attention by document", "training.lengths"),
+    ProgramKey("lora_rank", int, "rank of the adapters", "training.lora.rank"),
+    ProgramKey("lora_alpha", float, "scale of the adapters, over the rank", "training.lora.alpha"),
+    ProgramKey("lora_dropout", float, "dropout before an adapter", "training.lora.dropout"),
+    ProgramKey(
+        "lora_target", (str, list), "modules that are adapted, all where left out", "training.lora.targets"
+    ),
+    ProgramKey(
+        "additional_target", (str, list), "modules that are trained whole",
+        "training.lora.modules_to_save",
+    ),
+    ProgramKey("quantization_bit", int, "4: frozen products in 4 bits", "training.lora.quantized"),
+    ProgramKey("quantization_method", str, "whose; bitsandbytes' is read"),
+    ProgramKey("quantization_type", str, "the type of the 4 bits, of which all have the same bytes"),
+    ProgramKey(
+        "double_quantization", bool, "whether their scales are quantised too",
+        "training.lora.double_quantization",
+    ),
+    ProgramKey("pure_bf16", bool, "whether everything is in bf16, without autocast", "training.stored_dtype"),
+    ProgramKey(
+        "disable_gradient_checkpointing", bool, "backward does not compute every block again",
+        "training.activation_checkpointing",
+    ),
+    ProgramKey(
+        "use_reentrant_gc", bool, "whether a second output of a block is held",
+        "training.checkpoint_is_reentrant",
+    ),
+    ProgramKey("flash_attn", str, "the kernels of attention", "training.attention"),
+    ProgramKey("enable_liger_kernel", bool, "whether Liger's kernels are used", "training.liger"),
+    ProgramKey("do_train", bool, "whether the file is of a training at all"),
+)  # fmt: skip
+_REFUSED = (
+    ("use_galore", "GaLore, which projects gradients onto bases that an SVD renews"),
+    ("use_apollo", "APOLLO, which scales gradients by a random projection of them"),
+    ("use_badam", "BAdam, which trains a block of layers at a time"),
+    ("use_adam_mini", "Adam-mini, which keeps a state per block of a tensor"),
+    ("use_muon", 'the Muon of LLaMA-Factory; expected training.optimizer = "muon"'),
+    ("use_dora", "DoRA, which norms every adapted weight"),
+    ("use_llama_pro", "LLaMA Pro, which trains the blocks that it adds"),
+    ("use_unsloth", "unsloth's model"),
+    ("use_unsloth_gc", "checkpoints that are kept on the host until backward"),
+    ("use_mca", 'Megatron-Core under LLaMA-Factory; expected strategy "megatron"'),
+    ("use_megatron_bridge", 'Megatron-Bridge under LLaMA-Factory; expected strategy "megatron"'),
+    ("use_hyper_parallel", "HyperParallel"),
+    ("use_kt", "KTransformers, which computes experts on the host"),
+    ("mixture_of_depths", "mixtures of depths, in which layers leave tokens out"),
+    ("shift_attn", "shifted sparse attention"),
+    ("fp8", 'products in fp8 of LLaMA-Factory; expected training.precision = "fp8"'),
+    ("freeze_language_model", "a language model that is not trained"),
+    ("use_v1_kernels", "LLaMA-Factory's own kernels"),
+)
+_MEGATRON = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+    "context_parallel_size", "use_distributed_optimizer", "sequence_parallel",
+    "virtual_pipeline_model_parallel_size",
+)  # fmt: skip
+_NEW_ENGINE = (
+    "dist_config",
+    "model_class",
+    "peft_config",
+    "kernel_config",
+    "train_dataset",
+    "init_config",
+    "optim_config",
+)
+_NOTED = (
+    ("upcast_layernorm", "norms in fp32"),
+    ("upcast_lmhead_output", "logits in fp32"),
+    ("moe_aux_loss_coef", "the loss of balanced experts"),
+    ("use_dft_loss", "another loss"),
+    ("use_eaft_loss", "another loss"),
+    ("resize_vocab", "a larger vocabulary"),
+    ("add_tokens", "a larger vocabulary"),
+    ("add_special_tokens", "a larger vocabulary"),
+    ("pissa_init", "adapters from an SVD of the weights"),
+    ("compute_accuracy", "an accuracy in evaluations"),
+    ("include_effective_tokens_per_second", "counts of tokens"),
+    ("fp8_backend", "the library of fp8"),
+)
+KEYS: Mapping[str, ProgramKey] = {
+    **ARGUMENT_KEYS,
+    **{
+        key.key: key
+        for key in (
+            *_READ,
+            *(ProgramKey(name, (bool, str), meaning, treatment="refused") for name, meaning in _REFUSED),
+            *(
+                ProgramKey(
+                    name, (bool, int), "Megatron-Core under LLaMA-Factory; expected strategy \"megatron\"",
+                    treatment="refused",
+                )
+                for name in _MEGATRON
+            ),
+            *(
+                ProgramKey(name, (str, dict), "the engine of LLaMA-Factory's v1 files", treatment="refused")
+                for name in _NEW_ENGINE
+            ),
+            ProgramKey("use_asft_loss", bool, "ASFT, which asks a reference model", treatment="refused"),
+            *(ProgramKey(name, (bool, str, dict), meaning, treatment="noted") for name, meaning in _NOTED),
+        )
+    },
+}  # fmt: skip
+SILENT = SILENT_ARGUMENTS | silent_keys(
+    """
+    dataset eval_dataset template template_dir media_dir train_on_prompt mask_history streaming
+    buffer_size mix_strategy interleave_probs overwrite_cache preprocessing_batch_size
+    preprocessing_num_workers max_samples val_size ignore_pad_token_for_loss tool_format
+    default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system
+    adapter_name_or_path adapter_folder create_new_adapter use_rslora loraplus_lr_ratio
+    loraplus_lr_embedding pissa_iter pissa_convert new_special_tokens_config init_special_tokens
+    split_special_tokens use_fast_tokenizer offload_folder use_kv_cache infer_dtype
+    print_param_status plot_loss disable_shuffling early_stopping_steps use_swanlab
+    freeze_vision_tower freeze_multi_modal_projector asft_alpha eaft_alpha rope_scaling
+    quantization_device_map packing_mode kt_config use_audio_in_video crop_to_patches
+    image_do_pan_and_scan pref_beta pref_ftx simpo_gamma
+    """,
+    "swanlab_",
+    "galore_",
+    "apollo_",
+    "badam_",
+    "image_",
+    "video_",
+    "audio_",
+    "export_",
+    "hf_hub_",
+    "ms_hub_",
+    "om_hub_",
+    "ray_",
+    "ppo_",
+    "freeze_trainable",
+    "freeze_extra",
+)
+CONFIG_MAPPINGS = TRAINER_MAPPINGS

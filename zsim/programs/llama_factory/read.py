@@ -1,0 +1,171 @@
+"""LLaMA-Factory's file -> an experiment.
+
+Read in LLaMA-Factory 0.9.6.dev0 (ff6d4d12): hparams/parser.py, model/adapter.py, model/loader.py,
+model/model_utils/checkpointing.py and quantization.py.
+
+# [Note: the types of LLaMA-Factory's weights]
+The model is loaded in the type that it computes in. What is trained is then cast to fp32, adapters or all
+weights. With `pure_bf16` nothing is cast and nothing runs under autocast, and under ZeRO-3 the engine has
+fp32 masters (model/adapter.py `init_adapter`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
+from zsim.programs.huggingface.files import read_file
+from zsim.programs.huggingface.job import (
+    note_full_length,
+    precision_of,
+    read_batch,
+    read_liger,
+    read_synchronisation,
+)
+from zsim.programs.huggingface.models import read_model, write_types
+from zsim.programs.huggingface.optimizers import read_optimizer
+from zsim.programs.huggingface.strategies import read_strategy
+from zsim.programs.llama_factory.keys import ADAPTERS, KEYS, RELEASE, SILENT
+from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.training_file import TrainingFile
+
+_STAGES = {
+    "rm": "reward models, whose head has one output (stage: rm), yet; expected stage pt or sft",
+    "ppo": "PPO, whose step has rollouts and four models (stage: ppo), yet; expected stage pt or sft",
+    "dpo": "preference training, whose step trains on pairs and asks a reference model (stage: dpo), yet; "
+    "expected stage pt or sft",
+    "kto": "KTO, whose step asks a reference model (stage: kto), yet; expected stage pt or sft",
+}
+_TYPES = {
+    "freeze": "training of some layers (finetuning_type: freeze); expected lora or full, and training.frozen",
+    "oft": "orthogonal adapters (finetuning_type: oft); expected lora or full",
+}
+_CUTOFF = 2048
+_NOT_TRAINING = ("do_predict", "do_eval", "export_dir", "infer_backend")
+
+
+def read_llama_factory(path: str) -> TrainingFile:
+    """The settings in LLaMA-Factory's file.
+
+    Raises InputError for what LLaMA-Factory refuses, NotSimulatedError for what zsim does not simulate.
+    """
+    return read_file(path, read_values)
+
+
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
+    """The settings in LLaMA-Factory's values by key, of a file or a command line called `name`."""
+    file = TrainingFile(name, program="llama-factory")
+    values = FileValues(file, data, KEYS, SILENT, "LLaMA-Factory")
+    _check_purpose(values)
+    is_full = _is_full(values)
+    is_quantised = _is_quantised(values, is_full=is_full)
+    read_model(values, "model_name_or_path", is_quantised=is_quantised)
+    read_batch(values)
+    _read_length(values)
+    _read_checkpointing(values)
+    values.read("torch_compile")
+    read_liger(values, "enable_liger_kernel")
+    file.settings["training.precision"] = precision = _precision(values)
+    read_strategy(values)
+    read_optimizer(values, "optim")
+    read_synchronisation(values)
+    _read_attention(values)
+    _write_types(values, precision, is_full=is_full)
+    if not is_full:
+        write_adapters(values, ADAPTERS, "all-linear")
+        if not values.has("lora_alpha"):  # twice the rank
+            file.settings["training.lora.alpha"] = 2.0 * file.settings["training.lora.rank"]
+        if values.flag("pure_bf16"):
+            keep_adapters_in_bf16(file.settings)
+        if is_quantised:
+            write_quantisation(values, double=values.flag("double_quantization", True))
+    values.finish(RELEASE)
+    return file
+
+
+def _check_purpose(values: FileValues) -> None:
+    """Raises for files of anything but a training that zsim simulates."""
+    values.refuse()
+    if not values.flag("do_train") and (
+        "do_train" in values.values
+        or any(values.has(key) for key in _NOT_TRAINING)
+        or not (values.has("dataset") or values.has("per_device_train_batch_size") or values.has("stage"))
+    ):
+        raise InputError(
+            f"{values.file.name}: is LLaMA-Factory's, but trains nothing (do_train is not true); "
+            "expected a file "
+            "of a training"
+        )
+    stage = values.choose("stage", "sft", ("pt", "sft", *_STAGES))
+    if stage in _STAGES:
+        raise values.lack("stage", _STAGES[stage])
+
+
+def _is_full(values: FileValues) -> bool:
+    kind = values.choose("finetuning_type", "lora", ("lora", "full", *_TYPES))
+    if kind in _TYPES:
+        raise values.lack("finetuning_type", _TYPES[kind])
+    if not values.has("finetuning_type"):
+        values.assume("finetuning_type", "lora")
+    return kind == "full"
+
+
+def _is_quantised(values: FileValues, *, is_full: bool) -> bool:
+    bits = values.count("quantization_bit")
+    if bits is None:
+        return False
+    method = str(values.get("quantization_method", "bnb"))
+    if method not in ("bnb", "bitsandbytes"):
+        raise values.lack("quantization_method", "weights in 4 bits of other libraries than bitsandbytes")
+    if bits != 4:
+        raise values.lack("quantization_bit", f"frozen weights in {bits} bits; expected 4")
+    if is_full:
+        raise InputError(
+            f"{values.file.name}: quantization_bit: found 4 with finetuning_type full, which LLaMA-Factory "
+            "refuses; expected lora"
+        )
+    return True
+
+
+def _read_length(values: FileValues) -> None:
+    length = values.count("cutoff_len") or values.assume("cutoff_len", _CUTOFF)
+    values.put("training.sequence_length", length, "cutoff_len")
+    is_packed = values.flag("packing", values.get("stage") == "pt") or values.flag("neat_packing")
+    note_full_length(values, "cutoff_len", is_packed=is_packed)
+
+
+def _read_checkpointing(values: FileValues) -> None:
+    """Read the checkpoints, which are on and reentrant where the file does not say."""
+    if values.flag("disable_gradient_checkpointing"):
+        values.file.settings["training.activation_checkpointing"] = "none"
+        return
+    values.put("training.activation_checkpointing", "full", "disable_gradient_checkpointing")
+    if not values.has("disable_gradient_checkpointing"):
+        values.assumptions.append("gradient checkpointing on")
+    if values.flag("use_reentrant_gc", True):
+        values.put("training.checkpoint_is_reentrant", True, "use_reentrant_gc")
+
+
+def _precision(values: FileValues) -> str:
+    """The type of products. With neither bf16 nor fp16 a model computes in the type of its checkpoint."""
+    return "bf16" if values.flag("pure_bf16") else precision_of(values)
+
+
+def _write_types(values: FileValues, precision: str, *, is_full: bool) -> None:
+    """Write the types, see [Note: the types of LLaMA-Factory's weights]."""
+    if values.flag("pure_bf16"):
+        write_types(values, "fp32" if is_full else "bf16", "bf16", has_adapters=not is_full)
+    else:
+        write_types(values, precision, "fp32" if is_full else precision, has_adapters=not is_full)
+
+
+def _read_attention(values: FileValues) -> None:
+    word = str(values.get("flash_attn", "auto")).lower()
+    if word in ("disabled", "false"):
+        values.file.settings["training.attention"] = "math"
+    elif word == "fa3":
+        values.file.settings["training.attention"] = "flash3"
+    elif word not in ("auto", "sdpa", "fa2", "true"):
+        raise values.error("flash_attn", "one of auto, disabled, sdpa, fa2, fa3")

@@ -1,0 +1,23 @@
+"""llm-foundry, MosaicML's YAML for composer."""
+
+from __future__ import annotations
+
+from zsim.programs.marks import MarkedProgram
+from zsim.specs.formats.program import ProgramSource
+from zsim.specs.formats.training_file import TrainingFile
+
+
+class LlmFoundry(MarkedProgram):
+    name = "llm-foundry"
+    title = "llm-foundry"
+    kinds = ("fsdp1", "ddp")
+    file_nouns = ("llm-foundry YAML",)
+    reads = "an llm-foundry YAML"
+
+    def read(self, source: ProgramSource) -> TrainingFile:
+        from zsim.programs.llm_foundry.read import read_llm_foundry
+
+        return read_llm_foundry(source)
+
+
+PROGRAM = LlmFoundry()

@@ -1,0 +1,179 @@
+"""llm-foundry's YAML -> settings of an experiment: composer's FSDP1, or DDP without `fsdp_config`.
+
+Read in llm-foundry 8c8dd48f (`utils/config_utils.py`, `models/mpt/`) and composer 0.32
+(`utils/parallelism_config.py`, `distributed/mosaic_parallelism.py`: `get_mixed_precision`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.llm_foundry.keys import IDLE, KEYS
+from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.program import ProgramSource
+from zsim.specs.formats.training_file import TrainingFile
+
+# `mixed_precision` -> the types that are gathered and reduced, None for that of the products.
+_MIXED_PRECISIONS: dict[str, tuple[str | None, str | None]] = {
+    "PURE": (None, None), "DEFAULT": (None, "fp32"), "FULL": ("fp32", "fp32"),
+}  # fmt: skip
+_PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "bf16": "bf16"}
+# MPTConfig's, where the file leaves a field out.
+_MPT = {
+    "d_model": 2048, "n_heads": 16, "n_layers": 24, "expansion_ratio": 4, "vocab_size": 50368,
+    "no_bias": False, "learned_pos_emb": True, "tie_word_embeddings": True, "resid_pdrop": 0.0,
+    "emb_pdrop": 0.0,
+}  # fmt: skip
+_MPT_ATTENTION = {"alibi": False, "attn_pdrop": 0.0}
+# Blocks that zsim's MPT does not have.
+_OTHER_MPT = (
+    "ffn_config.ffn_type", "attn_config.attn_type", "attn_config.rope", "attn_config.qk_ln",
+    "attn_config.qk_gn",
+    "attn_config.kv_n_heads", "block_overrides", "fc_type", "norm_type", "head_dim",
+)  # fmt: skip
+
+
+def read_llm_foundry(source: ProgramSource) -> TrainingFile:
+    """The settings in an llm-foundry YAML.
+
+    Raises InputError for values that llm-foundry refuses, NotSimulatedError for what zsim does not simulate.
+    """
+    file = TrainingFile(source.text, program="llm-foundry")
+    keys = NestedKeys(file, source.content, KEYS, IDLE)
+    keys.read("max_seq_len", "optimizer.name")
+    word = keys.get("precision", "amp_bf16")
+    if word not in _PRECISIONS:
+        raise NotSimulatedError(f"{file.name}: precision: zsim does not simulate '{word}' of composer's")
+    file.settings["training.precision"] = _PRECISIONS[word]
+    _read_batch(keys)
+    _read_sharding(keys)
+    _read_model(keys)
+    clipping = keys.get("algorithms.gradient_clipping.clipping_threshold", 0.0)
+    if keys.get("algorithms.gradient_clipping.clipping_type", "norm") != "norm":
+        raise NotSimulatedError(f"{file.name}: algorithms.gradient_clipping: zsim clips by norm only")
+    file.settings["training.gradient_clipping"] = clipping
+    file.defaults["training.expandable_segments"] = keys.get("expandable_segments", True)
+    if keys.has("compile_config"):
+        file.settings["training.compile"] = True
+        keys.ignore("compile_config")
+    if keys.has("tp_config"):
+        raise NotSimulatedError(
+            f"{file.name}: tp_config: zsim does not simulate composer's tensor parallelism"
+        )
+    algorithms = [
+        name for name in keys.values if name.startswith("algorithms.") and "gradient_clipping" not in name
+    ]
+    if algorithms:
+        file.note(
+            f"algorithms that are left out: {', '.join(sorted({name.split('.')[1] for name in algorithms}))}"
+        )
+        keys.ignore(*algorithms)
+    keys.note_unread()
+    return file
+
+
+def _read_batch(keys: NestedKeys) -> None:
+    file = keys.file
+    file.global_batch_size = keys.get("global_train_batch_size")
+    per_rank, micro = keys.get("device_train_batch_size"), keys.get("device_train_microbatch_size", "auto")
+    if micro == "auto":
+        raise NotSimulatedError(
+            f"{file.name}: device_train_microbatch_size: 'auto' tries batches on the GPU until one fits; "
+            f"give a "
+            "number, or --set training.micro_batch_size"
+        )
+    if not isinstance(micro, int) or micro < 1:
+        raise InputError(
+            f"{file.name}: device_train_microbatch_size: found {micro!r}, expected a whole number of at "
+            f"least 1"
+        )
+    file.settings["training.micro_batch_size"] = micro
+    if file.global_batch_size is None and per_rank is not None:
+        if per_rank % micro:
+            raise InputError(f"{file.name}: device_train_batch_size: expected a multiple of {micro}")
+        file.settings["training.gradient_accumulation_steps"] = per_rank // micro
+
+
+def _read_sharding(keys: NestedKeys) -> None:
+    file, settings = keys.file, keys.file.settings
+    if not keys.has("fsdp_config"):
+        settings["strategy.kind"] = "ddp"
+        return
+    settings["strategy.kind"] = "fsdp1"
+    keys.read(
+        "fsdp_config.sharding_strategy", "fsdp_config.backward_prefetch", "fsdp_config.forward_prefetch",
+        "fsdp_config.limit_all_gathers", "fsdp_config.activation_checkpointing",
+    )  # fmt: skip
+    mode = str(keys.get("fsdp_config.mixed_precision", "DEFAULT")).upper()
+    if mode not in _MIXED_PRECISIONS:
+        raise InputError(
+            f"{file.name}: fsdp_config.mixed_precision: found '{mode}', expected "
+            f"{', '.join(_MIXED_PRECISIONS)}"
+        )
+    precision = settings["training.precision"]
+    gathered, reduced = _MIXED_PRECISIONS[mode]
+    settings |= {"strategy.param_dtype": gathered or precision, "strategy.reduce_dtype": reduced or precision}
+    file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
+    if settings.get("training.activation_checkpointing") == "full":
+        settings["training.checkpoint_is_reentrant"] = keys.get(
+            "fsdp_config.activation_checkpointing_reentrant", True
+        )
+    keys.ignore("fsdp_config.activation_checkpointing_reentrant")
+    keys.refuse("fsdp_config.activation_cpu_offload", "checkpoints on the host of composer's")
+    keys.refuse("fsdp_config.cpu_offload", "composer's offloading, which composer itself refuses")
+    if (replicas := keys.get("fsdp_config.data_parallel_replicate_degree", 1)) > 1:
+        settings["strategy.replicate"] = replicas
+
+
+def _read_model(keys: NestedKeys) -> None:
+    file = keys.file
+    name = keys.get("model.name", "mpt_causal_lm")
+    if name == "hf_causal_lm":
+        keys.read_model("model.pretrained_model_name_or_path")
+        _read_adapters(keys)
+        if keys.get("model.use_flash_attention_2", False):
+            file.settings["training.attention"] = "flash2"
+        return
+    if name != "mpt_causal_lm":
+        raise NotSimulatedError(
+            f"{file.name}: model.name: zsim does not read the models of '{name}'; expected mpt_causal_lm or "
+            f"hf_causal_lm"
+        )
+    implementation = keys.get("model.attn_config.attn_impl", "flash")
+    file.settings["training.attention"] = "math" if implementation == "torch" else "flash2"
+    if (loss := keys.get("model.loss_fn", "fused_crossentropy")) == "fused_crossentropy":
+        file.defaults["training.cross_entropy"] = "fused"
+    elif loss != "torch_crossentropy":
+        raise NotSimulatedError(f"{file.name}: model.loss_fn: zsim does not simulate '{loss}'")
+    config = keys.table("model")
+    mark = next((key for key in _OTHER_MPT if any(f"{path}.".startswith(f"{key}.") for path in config)), None)
+    if mark is not None:
+        file.note(f"model.{mark}: such a model is not read: give it with --model")
+        return
+    model: dict[str, Any] = {key: config.get(key, default) for key, default in _MPT.items()}
+    model["max_seq_len"] = config.get("max_seq_len", keys.get("max_seq_len", 2048))
+    model["attn_config"] = {
+        key: config.get(f"attn_config.{key}", default) for key, default in _MPT_ATTENTION.items()
+    }
+    if not model["no_bias"]:
+        model["no_bias"] = True
+        file.note("model.no_bias false: the model is simulated without its biases")
+    file.defaults["model"] = {**model, "model_type": "mpt", "_name_or_path": "mpt"}
+
+
+def _read_adapters(keys: NestedKeys) -> None:
+    rank, alpha = keys.get("model.peft_config.r"), keys.get("model.peft_config.lora_alpha", 8)
+    kind, targets = (
+        keys.get("model.peft_config.peft_type", "LORA"),
+        keys.get("model.peft_config.target_modules"),
+    )
+    if rank is None:
+        return
+    if str(kind).upper() != "LORA":
+        raise NotSimulatedError(
+            f"{keys.file.name}: model.peft_config.peft_type: zsim does not simulate '{kind}'"
+        )
+    keys.file.settings |= {"training.lora.rank": rank, "training.lora.alpha": alpha}
+    if targets is not None:
+        keys.file.settings["training.lora.targets"] = targets

@@ -1,0 +1,1 @@
+"""Reader of ms-swift's files."""

@@ -1,0 +1,143 @@
+"""The keys of ms-swift's files beside TrainingArguments (4.6.0.dev0, 3602360a: arguments/, "
+"trainers/arguments.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from zsim.programs.huggingface.adapters import AdapterKeys
+from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, BATCH, SILENT_ARGUMENTS
+from zsim.programs.trainer.keys import CONFIG_MAPPINGS as TRAINER_MAPPINGS
+from zsim.specs.formats.file_values import silent_keys
+from zsim.specs.formats.program_key import ProgramKey
+
+RELEASE = "ms-swift 4.6"
+ADAPTERS = AdapterKeys(
+    "lora_rank", 8, "lora_alpha", 32, "lora_dropout", 0.05, "target_modules", "modules_to_save",
+    "target_parameters",
+)  # fmt: skip
+TUNER_KEYS = ("tuner_type", "train_type", "sft_type")
+
+_READ = (
+    replace(BATCH, default=1),
+    ProgramKey("model", str, "the model, as an id of a hub or a folder", "model"),
+    ProgramKey("tuner_type", str, "lora (where it is left out) or full"),
+    ProgramKey("train_type", str, "the same, in older files"),
+    ProgramKey("sft_type", str, "the same, in older files"),
+    ProgramKey("torch_dtype", str, "the type in which weights are loaded", "training.precision"),
+    ProgramKey("max_length", int, "tokens of a sequence", "training.sequence_length"),
+    ProgramKey("packing", bool, "whether documents fill sequences", "training.lengths"),
+    ProgramKey("packing_length", int, "how long those sequences are", "training.sequence_length"),
+    ProgramKey("attn_impl", str, "the kernels of attention", "training.attention"),
+    ProgramKey("lora_rank", int, "rank of the adapters", "training.lora.rank"),
+    ProgramKey("lora_alpha", float, "scale of the adapters, over the rank", "training.lora.alpha"),
+    ProgramKey("lora_dropout", float, "dropout before an adapter", "training.lora.dropout"),
+    ProgramKey("lora_dtype", str, "the type of adapters", "training.lora.dtype"),
+    ProgramKey(
+        "target_modules", (str, list), "modules that are adapted, all-linear where left out",
+        "training.lora.targets",
+    ),
+    ProgramKey("target_regex", str, "a pattern of modules that are adapted", "training.lora.targets"),
+    ProgramKey(
+        "target_parameters", list, "stacked weights that are adapted",
+        "training.lora.target_parameters",
+    ),
+    ProgramKey("modules_to_save", list, "modules that are trained whole", "training.lora.modules_to_save"),
+    ProgramKey("quant_method", str, "the library of quantised weights"),
+    ProgramKey("quant_bits", int, "4: frozen products in 4 bits", "training.lora.quantized"),
+    ProgramKey(
+        "bnb_4bit_use_double_quant", bool, "whether their scales are quantised too",
+        "training.lora.double_quantization",
+    ),
+    ProgramKey("bnb_4bit_quant_type", str, "the type of the 4 bits, of which all have the same bytes"),
+    ProgramKey(
+        "sequence_parallel_size", int, "ranks that share a sequence, with DeepSpeed's Ulysses or a ring"
+    ),
+    ProgramKey("zero_hpz_partition_size", int, "ZeRO++'s secondary shards, in the JSON", "strategy.config"),
+    ProgramKey("deepspeed_autotp_size", int, "AutoTP's ranks, in the JSON", "strategy.config"),
+    ProgramKey("freeze_parameters", list, "parameters that are not trained", "training.frozen"),
+)  # fmt: skip
+_REFUSED = (
+    ("rlhf_type", "preference training and reinforcement learning (swift rlhf) yet"),
+    ("use_galore", "GaLore, which projects gradients onto bases that an SVD renews"),
+    ("lisa_activated_layers", "LISA, which trains a few layers at a time"),
+    ("use_dora", "DoRA, which norms every adapted weight"),
+    ("freeze_parameters_ratio", "a share of the parameters that is not trained"),
+    ("freeze_parameters_regex", "parameters that a pattern freezes; expected freeze_parameters"),
+    ("trainable_parameters", "parameters of which only named ones are trained; expected training.frozen"),
+    (
+        "trainable_parameters_regex",
+        "parameters of which only named ones are trained; expected training.frozen",
+    ),
+    ("optimizer", "an optimizer of ms-swift's own"),
+    ("tensor_model_parallel_size", 'Megatron-SWIFT (megatron sft); expected strategy "megatron"'),
+    ("micro_batch_size", 'Megatron-SWIFT (megatron sft); expected strategy "megatron"'),
+    ("global_batch_size", 'Megatron-SWIFT (megatron sft); expected strategy "megatron"'),
+    ("sampler_type", "sampling (swift sample), which trains nothing"),
+    ("sampler_engine", "sampling (swift sample), which trains nothing"),
+    ("teacher_model", "distillation from a teacher"),
+    ("reward_funcs", "rollouts and their update (GRPO)"),
+    ("num_generations", "rollouts and their update (GRPO)"),
+)
+_NOTED = (
+    ("padding_free", "batches without padding"),
+    ("enable_dft_loss", "another loss"),
+    ("enable_channel_loss", "losses by channel"),
+    ("use_logits_to_keep", "logits of some tokens only"),
+    ("router_aux_loss_coef", "the loss of balanced experts"),
+    ("new_special_tokens", "a larger vocabulary"),
+    ("experts_impl", "kernels of experts"),
+    ("device_map", "where the model is placed"),
+    ("max_memory", "where the model is placed"),
+    ("use_swift_lora", "ms-swift's own adapters"),
+    ("bnb_4bit_quant_storage", "the type that 4-bit weights are stored in"),
+    ("rope_scaling", "the rotary embedding"),
+    ("init_strategy", "weights that are drawn"),
+    ("callbacks", "callbacks of one's own"),
+    ("loss_type", "another loss"),
+)
+KEYS: Mapping[str, ProgramKey] = {
+    **ARGUMENT_KEYS,
+    **{
+        key.key: key
+        for key in (
+            *_READ,
+            *(
+                ProgramKey(name, (bool, str, dict), meaning, treatment="refused", neutral=(0, 0.0))
+                for name, meaning in _REFUSED
+            ),
+            *(
+                ProgramKey(name, (bool, str, dict), meaning, treatment="noted", neutral=(0, 0.0))
+                for name, meaning in _NOTED
+            ),
+        )
+    },
+}  # fmt: skip
+SILENT = SILENT_ARGUMENTS | silent_keys(
+    """
+    dataset val_dataset cached_dataset cached_val_dataset split_dataset_ratio columns system
+    template template_backend model_name model_author model_type task_type loss_scale
+    custom_register_path custom_dataset_info external_plugins load_args load_data_args use_hf
+    hub_token add_version merge_lora create_checkpoint_symlink lazy_tokenize use_rslora lora_bias
+    lorap_lr_ratio init_weights truncation_strategy agent_template norm_bbox use_chat_template
+    padding_side enable_thinking preserve_thinking response_prefix add_non_thinking_prefix
+    disable_ignore_empty_think freeze_llm freeze_vit freeze_aligner tuner_backend
+    vit_gradient_checkpointing vit_lr aligner_lr acc_strategy train_dataloader_shuffle check_model
+    resume_only_model max_epochs max_new_tokens temperature top_k top_p streaming interleave_prob
+    stopping_strategy shuffle_buffer_size download_mode strict disable_auto_column_mapping
+    local_repo_path load_from_cache_file num_labels problem_type swanlab_token ENV max_pixels
+    adapters packing_num_proc packing_strategy safe_serialization max_shard_size early_stop_interval
+    use_flash_ckpt ignore_args_error lora_ga_batch_size is_binary_loss_scale bnb_4bit_compute_dtype
+    new_special_tokens_file
+    """,
+    "swanlab_",
+    "lora_ga_",
+    "galore_",
+    "lisa_",
+    "val_dataset_",
+    "ray_",
+    "warmup_",
+    "adam_",
+)
+CONFIG_MAPPINGS = TRAINER_MAPPINGS

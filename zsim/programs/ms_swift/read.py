@@ -1,0 +1,201 @@
+"""ms-swift's file -> an experiment.
+
+Read in ms-swift 4.6.0.dev0 (3602360a): arguments/sft_args.py, base_args/, tuner_args.py,
+trainers/arguments.py, pipelines/train/tuner.py, config/. Weights are loaded in `torch_dtype`, also where all
+of them are trained, and `bf16` or `fp16` follows it (base_args/model_args.py `_init_mixed_precision`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import NotSimulatedError
+from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
+from zsim.programs.huggingface.files import read_file
+from zsim.programs.huggingface.job import (
+    note_full_length,
+    precision_of,
+    read_batch,
+    read_checkpointing,
+    read_liger,
+    read_synchronisation,
+)
+from zsim.programs.huggingface.models import read_model, weights_type, write_types
+from zsim.programs.huggingface.optimizers import read_optimizer
+from zsim.programs.huggingface.strategies import read_strategy
+from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, RELEASE, SILENT, TUNER_KEYS
+from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.training_file import TrainingFile
+
+_SEQUENCES = 16  # of a step, where no accumulation is said
+
+
+def _zero(stage: int, *, offloads: bool = False) -> Mapping[str, Any]:
+    """One of the files that ms-swift has by name (config/zero*.json)."""
+    device = {"device": "cpu" if offloads else "none", "pin_memory": True}
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "contiguous_gradients": True}
+    if stage:
+        zero["offload_optimizer"] = device
+    if stage == 3:
+        zero |= {
+            "offload_param": device, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+            "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }  # fmt: skip
+    else:
+        zero |= {
+            "allgather_partitions": True, "allgather_bucket_size": 2e8, "reduce_scatter": True,
+            "reduce_bucket_size": 2e8,
+        }  # fmt: skip
+    return {
+        "fp16": {"enabled": "auto", "loss_scale": 0},
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": zero,
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+
+
+ZERO_FILES: Mapping[str, Mapping[str, Any]] = {
+    "zero0": _zero(0),
+    "zero1": _zero(1),
+    "zero2": _zero(2),
+    "zero3": _zero(3),
+    "zero2_offload": _zero(2, offloads=True),
+    "zero3_offload": _zero(3, offloads=True),
+}
+
+
+def read_ms_swift(path: str) -> TrainingFile:
+    """The settings in ms-swift's file.
+
+    Raises InputError for impossible values, NotSimulatedError for what zsim does not simulate.
+    """
+    return read_file(path, read_values)
+
+
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
+    """The settings in ms-swift's values by key, of a file or a command line called `name`."""
+    file = TrainingFile(name, program="ms-swift")
+    values = FileValues(file, data, KEYS, SILENT, "ms-swift")
+    values.refuse()
+    is_full = _is_full(values)
+    is_quantised = _is_quantised(values, is_full=is_full)
+    read_model(values, "model", is_quantised=is_quantised)
+    _read_batch(values)
+    weights = weights_type(values, "torch_dtype")
+    if not values.has("torch_dtype"):
+        weights = values.assume("torch_dtype", "the checkpoint's, taken as bfloat16") and "bf16"
+    precision = precision_of(values, "bf16" if weights == "bf16" else "fp16")
+    file.settings["training.precision"] = precision
+    read_checkpointing(values, default=True)
+    values.read("torch_compile")
+    read_liger(values)
+    _read_length(values)
+    read_strategy(values, ZERO_FILES)
+    _change_json(values)
+    read_optimizer(values, "optim")
+    read_synchronisation(values)
+    _read_attention(values)
+    write_types(values, precision, weights, has_adapters=not is_full)
+    if frozen := values.words("freeze_parameters"):
+        file.settings["training.frozen"] = [f"{beginning}*" for beginning in frozen]
+    if not is_full:
+        _read_adapters(values, is_quantised=is_quantised)
+    values.finish(RELEASE)
+    return file
+
+
+def _is_full(values: FileValues) -> bool:
+    key = next((key for key in TUNER_KEYS if values.has(key)), "tuner_type")
+    kind = str(values.get(key, "lora"))
+    if kind not in ("lora", "full"):
+        raise values.lack(key, f"{key} {kind}; expected lora or full")
+    if not values.has(key):
+        values.assume(key, "lora")
+    return kind == "full"
+
+
+def _is_quantised(values: FileValues, *, is_full: bool) -> bool:
+    if not values.has("quant_method") and not values.has("quant_bits"):
+        return False
+    if values.get("quant_method") != "bnb" or values.count("quant_bits") != 4:
+        raise values.lack(
+            "quant_method", "quantised weights besides bitsandbytes' 4 bits (quant_method bnb, quant_bits 4)"
+        )
+    if is_full:
+        raise values.lack("quant_bits", "weights in 4 bits without an adapter, which nothing trains")
+    return True
+
+
+def _read_batch(values: FileValues) -> None:
+    read_batch(values)
+    if values.has("gradient_accumulation_steps"):
+        return
+    size = values.count("per_device_train_batch_size") or 1
+    values.file.defaults.pop("training.gradient_accumulation_steps", None)
+    values.file.note(
+        f"gradient_accumulation_steps: ms-swift makes a step of at least {_SEQUENCES} sequences "
+        "where the file "
+        f"does not say; simulated as {math.ceil(_SEQUENCES / size / 8)}, which it is on 8 GPUs"
+    )
+    values.file.defaults["training.gradient_accumulation_steps"] = math.ceil(_SEQUENCES / size / 8)
+
+
+def _read_length(values: FileValues) -> None:
+    is_packed = values.flag("packing")
+    key = "packing_length" if is_packed and values.has("packing_length") else "max_length"
+    if length := values.count(key):
+        values.file.settings["training.sequence_length"] = length
+    note_full_length(values, key, is_packed=is_packed)
+
+
+def _change_json(values: FileValues) -> None:
+    """Write what arguments change in DeepSpeed's file, and the ranks that share a sequence."""
+    settings = values.file.settings
+    if (context := values.count("sequence_parallel_size") or 1) > 1:
+        if settings["strategy.kind"] != "deepspeed":
+            raise NotSimulatedError(
+                f"{values.file.name}: sequence_parallel_size: found {context} with strategy "
+                f"{settings['strategy.kind']}; zsim simulates ms-swift's with DeepSpeed's Ulysses only"
+            )
+        settings["parallelism.context"] = context
+        values.file.note("sequence_parallel_size: simulated as DeepSpeed's Ulysses")
+    config = settings.get("strategy.config")
+    for key, feature in (
+        ("zero_hpz_partition_size", "zero_hpz_partition_size"),
+        ("deepspeed_autotp_size", "autotp_size"),
+    ):
+        if not values.has(key):
+            continue
+        if not isinstance(config, dict):
+            raise values.lack(key, f"a change of the file that deepspeed names; write {feature} into it")
+        section = "zero_optimization" if key == "zero_hpz_partition_size" else "tensor_parallel"
+        config = {**config, section: {**config.get(section, {}), feature: values.count(key)}}
+        settings["strategy.config"] = config
+
+
+def _read_attention(values: FileValues) -> None:
+    word = str(values.get("attn_impl", "sdpa"))
+    if word == "eager":
+        values.file.settings["training.attention"] = "math"
+    elif word in ("flash_attention_3", "flash_attn_3"):
+        values.file.settings["training.attention"] = "flash3"
+    elif word not in ("sdpa", "flash_attn", "flash_attention_2", "flash_attn_2", "auto"):
+        values.file.note(f"attn_impl: '{word}' is simulated as the GPU's usual fused attention")
+
+
+def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
+    write_adapters(values, ADAPTERS, "all-linear")
+    if pattern := values.get("target_regex"):
+        values.file.settings["training.lora.targets"] = str(pattern)
+    dtype = weights_type(values, "lora_dtype")
+    if dtype in ("bf16", "fp32"):
+        values.file.settings["training.lora.dtype"] = dtype
+    if is_quantised:
+        write_quantisation(values, double=values.flag("bnb_4bit_use_double_quant", True))

@@ -1,0 +1,23 @@
+"""nanotron and its YAML."""
+
+from __future__ import annotations
+
+from zsim.programs.marks import MarkedProgram
+from zsim.specs.formats.program import ProgramSource
+from zsim.specs.formats.training_file import TrainingFile
+
+
+class Nanotron(MarkedProgram):
+    name = "nanotron"
+    title = "nanotron"
+    kinds = ("megatron",)
+    file_nouns = ("nanotron YAML",)
+    reads = "a nanotron YAML"
+
+    def read(self, source: ProgramSource) -> TrainingFile:
+        from zsim.programs.nanotron.read import read_nanotron
+
+        return read_nanotron(source)
+
+
+PROGRAM = Nanotron()

@@ -1,0 +1,85 @@
+"""The keys of NeMo-RL's YAML that the update of the policy depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+
+_NEMO_RL = "NeMo-RL 7ea279ab, "
+_POLICY, _PARALLELIZE = _NEMO_RL + "models/policy/__init__.py", _NEMO_RL + "models/dtensor/parallelize.py"
+DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"
+
+_KEYS = (
+    ProgramKey("policy.model_name", str, "the model", "model"),
+    ProgramKey("policy.train_global_batch_size", int, "sequences of an update"),
+    ProgramKey(
+        "policy.train_micro_batch_size", int, "sequences of a micro-batch", "training.micro_batch_size",
+        is_plain=True, tuned=(), source=_POLICY,
+    ),
+    ProgramKey(
+        "policy.max_total_sequence_length", int, "tokens of a sequence at most", "training.sequence_length",
+        is_plain=True,
+    ),
+    ProgramKey(
+        "policy.precision", str, "the type of products", "training.precision",
+        values={"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
+    ),
+    ProgramKey(
+        "policy.max_grad_norm", float, "norm that gradients are clipped to", "training.gradient_clipping",
+    ),
+    ProgramKey("policy.optimizer.name", str, "the optimizer"),
+    ProgramKey("policy.optimizer.kwargs.fused", bool, "its kernels", "training.optimizer_implementation"),
+    ProgramKey("policy.optimizer.kwargs.foreach", bool, "the same"),
+    ProgramKey("policy.dynamic_batching.enabled", bool, "micro-batches by tokens"),
+    ProgramKey("policy.sequence_packing.enabled", bool, "several responses in a sequence"),
+    ProgramKey("policy.generation.colocated.enabled", bool, "generation on the same GPUs"),
+    ProgramKey("policy.generation.colocated.resources.num_nodes", int, "nodes of generation alone"),
+    ProgramKey("policy.generation.colocated.resources.gpus_per_node", int, "GPUs of generation alone"),
+    ProgramKey(f"{DTENSOR}.enabled", bool, "FSDP2 with DTensor trains"),
+    ProgramKey(
+        f"{DTENSOR}.cpu_offload", bool, "states on the host between uses", "strategy.cpu_offload", tuned=(),
+        source=_PARALLELIZE,
+    ),
+    ProgramKey(
+        f"{DTENSOR}.activation_checkpointing", bool, "backward computes again",
+        "training.activation_checkpointing",
+    ),
+    ProgramKey(
+        f"{DTENSOR}.tensor_parallel_size", int, "ranks that share a layer's products", "parallelism.tensor",
+        tuned=(), source=_PARALLELIZE,
+    ),
+    ProgramKey(
+        f"{DTENSOR}.context_parallel_size", int, "ranks that share a sequence", "parallelism.context",
+        tuned=(), source=_PARALLELIZE,
+    ),
+    ProgramKey(f"{DTENSOR}.sequence_parallel", bool, "norms and residuals have a part of the sequence"),
+    ProgramKey(f"{DTENSOR}.dp_replicate_size", int, "replicas of the sharded model", "strategy.replicate"),
+    ProgramKey(f"{DTENSOR}.expert_parallel_size", int, "ranks that share the experts"),
+    ProgramKey(f"{DTENSOR}.custom_parallel_plan", (str, dict), "a split of layers of one's own"),
+    ProgramKey(f"{DTENSOR}.lora_cfg.enabled", bool, "adapters"),
+    ProgramKey(f"{DTENSOR}.lora_cfg.dim", int, "their rank", "training.lora.rank"),
+    ProgramKey(f"{DTENSOR}.lora_cfg.alpha", (int, float), "their scale", "training.lora.alpha"),
+    ProgramKey(f"{DTENSOR}.lora_cfg.match_all_linear", bool, "on all linear layers"),
+    ProgramKey(f"{DTENSOR}.lora_cfg.target_modules", list, "the modules that get one"),
+    ProgramKey(f"{MEGATRON}.enabled", bool, "Megatron-Core trains"),
+    ProgramKey(f"{MEGATRON}.activation_checkpointing", bool, "layers are recomputed"),
+    ProgramKey("cluster.num_nodes", int, "nodes", "nodes"),
+    ProgramKey("cluster.gpus_per_node", int, "GPUs of a node", "gpus"),
+)  # fmt: skip
+KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
+CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
+# Other phases, and keys without effect on an update.
+IDLE = (
+    "grpo", "loss_fn", "checkpointing", "data", "env", "logger", "sft", "dpo", "rm", "distillation",
+    "teacher",
+    "reward_penalties", "data_plane", "cluster", "policy.tokenizer", "policy.generation",
+    "policy.logprob_batch_size",
+    "policy.logprob_chunk_size", "policy.generation_batch_size", "policy.scheduler", "policy.optimizer",
+    "policy.dynamic_batching", "policy.sequence_packing", "policy.make_sequence_length_divisible_by",
+    "policy.refit_buffer_size_gb", "policy.offload_optimizer_for_logprob", "policy.draft",
+    "policy.hf_config_overrides",
+    f"{DTENSOR}._v2", f"{DTENSOR}.env_vars", f"{DTENSOR}.lora_cfg", f"{DTENSOR}.automodel_kwargs",
+    "policy.fp8_cfg",
+)  # fmt: skip

@@ -1,0 +1,213 @@
+"""NeMo-RL's YAML, with the files that it extends -> the update of the policy as an experiment.
+
+Read in NeMo-RL 7ea279ab: `utils/config.py` (`load_config_with_inheritance`), `models/dtensor/parallelize.py`,
+`models/policy/workers/dtensor_policy_worker.py`, `models/megatron/setup.py`, examples/configs/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError, unreadable_reason
+from zsim.programs.megatron_lm.recipe import read_fields
+from zsim.programs.nemo_rl.keys import DTENSOR, IDLE, KEYS, MEGATRON
+from zsim.reading import read_text
+from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.program import ProgramSource
+from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.specs.formats.training_file import TrainingFile
+
+_MAX_FILES = 20
+_OVERRIDE = "_override_"  # a section with it replaces the one that it extends
+_MEGATRON_SECTIONS = ("optimizer", "distributed_data_parallel_config")
+# Of megatron_cfg: of other phases, or without effect on an update.
+_MEGATRON_IDLE = (
+    "enabled", "env_vars", "checkpoint", "scheduler", "peft", "fp8_cfg", "model_overrides",
+    "activation_checkpointing",
+    "empty_unused_memory_level", "force_reconvert_from_hf", "pipeline_dtype", "freeze_moe_router",
+    "use_gloo_process_groups",
+    "defer_fp32_logits", "moe_per_layer_logging", "use_fused_linear_logprobs",
+    "fused_linear_logprobs_chunk_size",
+    "offload_modules", "mtp_loss_scaling_factor", "mtp_use_repeated_layer", "mtp_detach_heads",
+    "converter_type",
+    "params_dtype", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum",
+    "data_parallel_sharding_strategy", "optimizer_offload_fraction", "use_fused_weighted_squared_relu",
+    "layernorm_epsilon",
+)  # fmt: skip
+
+
+def read_nemo_rl(source: ProgramSource) -> TrainingFile:
+    """The update of the policy in a NeMo-RL YAML.
+
+    Raises InputError for a file that it extends and that is missing, NotSimulatedError for what zsim does not
+    simulate.
+    """
+    file = TrainingFile(source.text, program="nemo-rl")
+    keys = NestedKeys(file, _extended(Path(source.text), source.content), KEYS, IDLE)
+    _read_machines(keys)
+    keys.read_model("policy.model_name")
+    keys.read("policy.train_micro_batch_size", "policy.max_total_sequence_length")
+    file.global_batch_size = keys.get("policy.train_global_batch_size")
+    file.settings["training.gradient_clipping"] = keys.get("policy.max_grad_norm", 0.0)
+    precisions = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    file.settings["training.precision"] = precisions[keys.get("policy.precision", "bfloat16")]
+    keys.ignore(f"{DTENSOR}.enabled")
+    if keys.get(f"{MEGATRON}.enabled", False):
+        _read_megatron(keys)
+        keys.ignore(DTENSOR)
+    else:
+        _read_dtensor(keys)
+        keys.ignore(MEGATRON)
+    packs = [
+        name for name in ("dynamic_batching", "sequence_packing") if keys.get(f"policy.{name}.enabled", False)
+    ]
+    if packs:
+        file.note(
+            f"{', '.join(packs)}: micro-batches are simulated as full, of sequences of the longest length"
+        )
+    file.note(
+        "simulated is one update of the policy over train_global_batch_size sequences, the longest; "
+        "generation, "
+        "log-probabilities and rewards are not in it"
+    )
+    keys.note_unread()
+    return file
+
+
+def _extended(path: Path, data: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """The file over those that its `defaults` name, which lie beside it."""
+    parents = data.get("defaults") or []
+    names = [parents] if isinstance(parents, str) else parents
+    if depth > _MAX_FILES or not isinstance(names, list):
+        raise InputError(f"{path}: defaults: expected the name of a file, or a list of names")
+    merged: dict[str, Any] = {}
+    for name in names:
+        parent = path.parent / str(name)
+        try:
+            content = load_yaml(read_text(parent), str(parent))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"{path}: defaults: '{name}': {unreadable_reason(error)}; tried {parent}. This file only "
+                f"changes "
+                "some keys of it"
+            ) from None
+        if not isinstance(content, Mapping):
+            raise InputError(f"{parent}: expected keys and values")
+        merged = _merged(merged, _extended(parent, content, depth + 1))
+    return _merged(merged, {key: value for key, value in data.items() if key != "defaults"})
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        below = result.get(key)
+        if isinstance(value, Mapping) and value.get(_OVERRIDE):
+            result[key] = {name: entry for name, entry in value.items() if name != _OVERRIDE}
+        elif isinstance(value, Mapping):
+            result[key] = _merged(below if isinstance(below, Mapping) else {}, value)
+        elif value != "???":
+            result[key] = value
+    return result
+
+
+def _read_machines(keys: NestedKeys) -> None:
+    """The GPUs that train: all, or those that generation leaves."""
+    nodes, per_node = keys.count("cluster.num_nodes", 1), keys.count("cluster.gpus_per_node", 8)
+    prefix = "policy.generation.colocated"
+    gpus = nodes * per_node
+    if not keys.get(f"{prefix}.enabled", True):
+        inference_nodes = keys.get(f"{prefix}.resources.num_nodes", 0)
+        inference_gpus = keys.get(f"{prefix}.resources.gpus_per_node", per_node)
+        gpus -= inference_nodes * per_node if nodes > 1 and inference_nodes else inference_gpus
+        keys.file.note(f"{nodes * per_node - gpus} of {nodes * per_node} GPUs generate; {gpus} train")
+        if gpus < 1:
+            raise InputError(f"{keys.file.name}: {prefix}.resources: generation takes all GPUs")
+        nodes = -(-gpus // per_node)
+    keys.file.settings |= {"nodes": nodes, "gpus": gpus}
+
+
+def _read_dtensor(keys: NestedKeys) -> None:
+    """FSDP2 over blocks and the rest, which are reduced in fp32 after every micro-batch."""
+    settings = keys.file.settings
+    precision = settings["training.precision"]
+    settings |= {"strategy.kind": "fsdp2", "strategy.param_dtype": precision, "strategy.reduce_dtype": "fp32"}
+    keys.file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
+    keys.refuse(f"{DTENSOR}.expert_parallel_size", "expert parallelism of NeMo-RL's DTensor", 1)
+    if keys.get(f"{DTENSOR}.cpu_offload", False):
+        settings["strategy.cpu_offload"] = True
+    if keys.get(f"{DTENSOR}.activation_checkpointing", False):
+        settings["training.activation_checkpointing"] = "full"
+        keys.file.note("activation_checkpointing: blocks are simulated as checkpointed, not their parts")
+    if replicas := keys.get(f"{DTENSOR}.dp_replicate_size", 1):
+        settings["strategy.replicate"] = replicas
+    tensor, context = (
+        keys.get(f"{DTENSOR}.tensor_parallel_size", 1),
+        keys.get(f"{DTENSOR}.context_parallel_size", 1),
+    )
+    is_sequence_parallel = keys.get(f"{DTENSOR}.sequence_parallel", False)
+    if tensor > 1:
+        settings |= {"parallelism.tensor": tensor, "parallelism.sequence_parallel": is_sequence_parallel}
+    if context > 1:
+        settings["parallelism.context"] = context
+    if keys.get(f"{DTENSOR}.custom_parallel_plan"):
+        keys.file.note("custom_parallel_plan: layers are split as without it")
+    name = keys.get("policy.optimizer.name", "torch.optim.AdamW")
+    if name != "torch.optim.AdamW":
+        raise NotSimulatedError(
+            f"{keys.file.name}: policy.optimizer.name: zsim does not simulate '{name}' there; expected "
+            f"torch.optim.AdamW"
+        )
+    fused, foreach = (keys.get(f"policy.optimizer.kwargs.{kind}") for kind in ("fused", "foreach"))
+    implementation = "fused" if fused else "for_loop" if foreach is False else "foreach"
+    settings["training.optimizer_implementation"] = implementation
+    _read_adapters(keys)
+
+
+def _read_adapters(keys: NestedKeys) -> None:
+    prefix = f"{DTENSOR}.lora_cfg"
+    is_on = keys.get(f"{prefix}.enabled", False)
+    rank, alpha = keys.get(f"{prefix}.dim", 8), keys.get(f"{prefix}.alpha", 32)
+    targets = keys.get(f"{prefix}.target_modules", [])
+    if is_on:
+        keys.file.settings |= {
+            "training.lora.rank": rank,
+            "training.lora.alpha": alpha,
+            "training.lora.targets": "all-linear"
+            if keys.get(f"{prefix}.match_all_linear", True)
+            else targets,
+        }
+
+
+def _read_megatron(keys: NestedKeys) -> None:
+    """Megatron-Core as NeMo-RL sets it up, by the fields of its configurations."""
+    table = keys.table(MEGATRON)
+    if table.get("peft.enabled"):
+        raise NotSimulatedError(
+            f"{keys.file.name}: {MEGATRON}.peft: zsim does not simulate Megatron's adapters of NeMo-RL"
+        )
+    if table.get("fp8_cfg.enabled"):
+        raise NotSimulatedError(
+            f"{keys.file.name}: {MEGATRON}.fp8_cfg: zsim does not simulate fp8 of NeMo-RL's trainer"
+        )
+    fields: dict[str, Any] = {}
+    for name, value in table.items():
+        section, _, field = name.rpartition(".")
+        if section.split(".")[0] in ("", *_MEGATRON_SECTIONS) and field not in (
+            *_MEGATRON_IDLE,
+            "bf16",
+            "fp16",
+        ):
+            fields["optimizer" if name == "optimizer.optimizer" else field] = value
+    if keys.get(f"{MEGATRON}.activation_checkpointing", False):
+        granularity = fields.pop("recompute_granularity", "full")
+        fields["recompute_granularity"] = granularity
+        fields |= {"recompute_method": "uniform", "recompute_num_layers": 1} if granularity == "full" else {}
+    else:
+        fields = {name: value for name, value in fields.items() if not name.startswith("recompute_")}
+    if fields.get("expert_model_parallel_size", 1) == 1:  # they are there for dense models too
+        fields = {name: value for name, value in fields.items() if not name.startswith(("moe_", "expert_"))}
+    precision = keys.file.settings["training.precision"]
+    clipping = keys.file.settings.pop("training.gradient_clipping")
+    read_fields(keys.file, {**fields, "clip_grad": clipping, precision: True})

@@ -1,0 +1,1 @@
+"""Reader of torchtune's files."""

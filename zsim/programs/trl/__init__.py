@@ -1,0 +1,1 @@
+"""Reader of TRL's files, and of recipes of the alignment handbook."""

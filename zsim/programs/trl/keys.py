@@ -1,0 +1,95 @@
+"""The keys of TRL's files beside TrainingArguments: ModelConfig's, and those of its trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zsim.programs.huggingface.adapters import AdapterKeys
+from zsim.programs.huggingface.arguments import ARGUMENT_KEYS, SILENT_ARGUMENTS
+from zsim.programs.trainer.keys import CONFIG_MAPPINGS as TRAINER_MAPPINGS
+from zsim.specs.formats.file_values import silent_keys
+from zsim.specs.formats.program_key import ProgramKey
+
+RELEASE = "TRL 1.10"
+ADAPTERS = AdapterKeys(
+    "lora_r", 16, "lora_alpha", 32, "lora_dropout", 0.05, "lora_target_modules", "lora_modules_to_save",
+    "lora_target_parameters",
+)  # fmt: skip
+# Keys of trainers by which a file without the name of its script is told to be one's.
+GRPO_MARKS = (
+    "num_generations",
+    "max_completion_length",
+    "reward_funcs",
+    "reward_model_name_or_path",
+    "num_ppo_epochs",
+)
+KTO_MARKS = ("desirable_weight", "undesirable_weight")
+CPO_MARKS = ("simpo_gamma", "cpo_alpha")
+REWARD_MARKS = ("center_rewards_coefficient",)
+PREFERENCE_MARKS = (
+    "beta", "max_prompt_length", "precompute_ref_log_probs", "reference_free", "rpo_alpha", "ld_alpha",
+    "sync_ref_model", "ref_model_mixup_alpha", "f_divergence_type",
+)  # fmt: skip
+PREFERENCE_LOSSES = (
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
+    "aot_unpaired", "discopop", "apo_zero", "apo_down", "sigmoid_norm", "sft", "simpo", "kto",
+    "apo_zero_unpaired",
+)  # fmt: skip
+
+_OWN = (
+    ProgramKey("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
+    ProgramKey("dtype", str, "the type in which weights are loaded", "training.stored_dtype"),
+    ProgramKey("torch_dtype", str, "the same, in older releases", "training.stored_dtype"),
+    ProgramKey("attn_implementation", str, "the kernels of attention", "training.attention"),
+    ProgramKey("use_peft", bool, "whether adapters are trained"),
+    ProgramKey("lora_r", int, "rank of the adapters", "training.lora.rank"),
+    ProgramKey("lora_alpha", float, "scale of the adapters, over the rank", "training.lora.alpha"),
+    ProgramKey("lora_dropout", float, "dropout before an adapter", "training.lora.dropout"),
+    ProgramKey("lora_target_modules", (str, list), "modules that are adapted", "training.lora.targets"),
+    ProgramKey(
+        "lora_target_parameters", (str, list), "stacked weights that are adapted",
+        "training.lora.target_parameters",
+    ),
+    ProgramKey(
+        "lora_modules_to_save", list, "modules that are trained whole", "training.lora.modules_to_save"
+    ),
+    ProgramKey("load_in_4bit", bool, "whether frozen products are in 4 bits", "training.lora.quantized"),
+    ProgramKey(
+        "use_bnb_nested_quant", bool, "whether their scales are quantised too",
+        "training.lora.double_quantization",
+    ),
+    ProgramKey("max_length", int, "tokens of a sequence", "training.sequence_length"),
+    ProgramKey("max_seq_length", int, "the same, in older releases", "training.sequence_length"),
+    ProgramKey("packing", bool, "whether documents fill sequences", "training.lengths"),
+    ProgramKey("loss_type", (str, list), "the loss, which tells the trainer as well"),
+    ProgramKey("beta", float, "weight of a preference loss, which tells the trainer"),
+    ProgramKey("bnb_4bit_quant_type", str, "the type of the 4 bits, of which all have the same bytes"),
+    ProgramKey("load_in_8bit", bool, "frozen weights in bitsandbytes' 8 bits", treatment="refused"),
+    ProgramKey("use_dora", bool, "DoRA, which norms every adapted weight", treatment="refused"),
+    ProgramKey(
+        "activation_offloading", bool, "activations that are kept on the host until backward",
+        treatment="refused",
+    ),
+    ProgramKey("use_unsloth", bool, "unsloth's kernels", treatment="refused"),
+    ProgramKey("router_aux_loss_coef", float, "the loss of balanced experts", treatment="noted",
+               neutral=(0.0, 0, 0.001)),
+    ProgramKey("padding_free", bool, "batches without padding", treatment="noted"),
+    ProgramKey("bnb_4bit_quant_storage", str, "the type that 4-bit weights are stored in", treatment="noted",
+               neutral=("uint8",)),
+)  # fmt: skip
+KEYS: Mapping[str, ProgramKey] = {**ARGUMENT_KEYS, **{key.key: key for key in _OWN}}
+SILENT = SILENT_ARGUMENTS | silent_keys(
+    """
+    use_rslora lora_task_type dataset_mixture dataset_mixer datasets dataset columns
+    chat_template_path pad_token eos_token truncation_mode shuffle_dataset packing_strategy
+    pad_to_multiple_of eval_packing completion_only_loss assistant_only_loss model_init_kwargs
+    max_prompt_length label_smoothing disable_dropout rpo_alpha ld_alpha discopop_tau use_weighting
+    f_divergence_type f_alpha_divergence_coef loss_weights desirable_weight undesirable_weight
+    cpo_alpha simpo_gamma label_pad_token_id padding_value is_encoder_decoder bos_token
+    ignore_bias_buffers preprocessing_num_workers data_files text_column streaming system_prompt
+    benchmarks callbacks config test_split_size eos
+    """,
+    "tool_",
+    "overwrite_hub_",
+)
+CONFIG_MAPPINGS = TRAINER_MAPPINGS

@@ -1,0 +1,158 @@
+"""A YAML of TRL's scripts -> an experiment: SFT as it is, other trainers by name where zsim has their step.
+
+Read in TRL 1.10.0.dev0 (f2cd5771): scripts/sft.py and dpo.py, trainer/*_config.py, trainer/sft_trainer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
+from zsim.programs.huggingface.files import read_file
+from zsim.programs.huggingface.job import (
+    note_full_length,
+    precision_of,
+    read_attention,
+    read_batch,
+    read_checkpointing,
+    read_liger,
+    read_synchronisation,
+)
+from zsim.programs.huggingface.models import read_model, weights_type, write_types
+from zsim.programs.huggingface.optimizers import read_optimizer
+from zsim.programs.huggingface.strategies import read_strategy
+from zsim.programs.trl import keys as trl_keys
+from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
+from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.training_file import TrainingFile
+
+_LENGTH = 1024
+
+
+def read_trl(path: str) -> TrainingFile:
+    """The settings in a YAML of TRL or the alignment handbook.
+
+    Raises InputError for impossible values, NotSimulatedError for trainers and options that zsim lacks.
+    """
+    return read_file(path, read_arguments)
+
+
+def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> TrainingFile:
+    """The settings in TRL's arguments by key, of a file or a command line called `name`.
+
+    `trainer` is the script's, as in "sft" or "dpo". Without it, the keys tell.
+    """
+    file = TrainingFile(name, program="trl")
+    values = FileValues(file, data, KEYS, SILENT, "TRL")
+    values.refuse()
+    trainer = trainer or trainer_of(values)
+    _refuse_trainer(values, trainer)
+    is_quantised = values.flag("load_in_4bit")
+    has_adapters = values.flag("use_peft")
+    read_model(values, "model_name_or_path", is_quantised=is_quantised)
+    read_batch(values)
+    default = "fp32" if values.flag("fp16") else "bf16"
+    precision = precision_of(values, default)
+    if not values.has("bf16") and default == "bf16":
+        values.assume("bf16", True)
+    file.settings["training.precision"] = precision
+    read_checkpointing(values, default=True)
+    values.read("torch_compile")
+    read_liger(values)
+    _read_loss(values)
+    _read_length(values)
+    read_strategy(values)
+    read_optimizer(values, "optim")
+    read_synchronisation(values)
+    read_attention(values, "attn_implementation")
+    weights = weights_type(values, "dtype", "torch_dtype")
+    if not values.has("dtype") and not values.has("torch_dtype"):
+        weights = "" if is_quantised else values.assume("dtype", "float32") and "fp32"
+    write_types(values, precision, weights, has_adapters=has_adapters)
+    if has_adapters:
+        _read_adapters(values, is_quantised=is_quantised)
+    elif is_quantised:
+        raise values.lack(
+            "load_in_4bit", "weights in 4 bits without adapters (use_peft), which nothing trains"
+        )
+    elif values.has("lora_r"):
+        file.note("lora_r: no effect without use_peft, so every weight is trained")
+    values.finish(RELEASE)
+    return file
+
+
+def trainer_of(values: FileValues) -> str:
+    """The trainer that a file's keys tell, "sft" where they tell none."""
+    loss = values.get("loss_type")
+    losses = {str(entry) for entry in loss} if isinstance(loss, list) else {str(loss)}
+    for trainer, marks in (
+        ("grpo", trl_keys.GRPO_MARKS),
+        ("kto", trl_keys.KTO_MARKS),
+        ("cpo", trl_keys.CPO_MARKS),
+        ("reward", trl_keys.REWARD_MARKS),
+    ):
+        if any(values.has(mark) for mark in marks):
+            return trainer
+    if values.get("lora_task_type") == "SEQ_CLS":
+        return "reward"
+    has_preference = any(values.has(mark) for mark in trl_keys.PREFERENCE_MARKS)
+    return "dpo" if has_preference or losses & set(trl_keys.PREFERENCE_LOSSES) else "sft"
+
+
+_STEPS = {
+    "grpo": "rollouts and their update (GRPO, PPO, RLOO); the update's step is that of the same file with "
+    "SFT's keys",
+    "kto": "KTO, whose step has forwards of a reference model and of mismatched pairs",
+    "cpo": "CPO and SimPO",
+    "dpo": "preference losses (DPO, ORPO), whose step trains on pairs and asks a reference model",
+    "reward": "reward models, whose head has one output",
+}
+
+
+def _refuse_trainer(values: FileValues, trainer: str) -> None:
+    if trainer in _STEPS:
+        marks = (
+            *trl_keys.GRPO_MARKS,
+            *trl_keys.KTO_MARKS,
+            *trl_keys.CPO_MARKS,
+            *trl_keys.REWARD_MARKS,
+            "lora_task_type",
+            *trl_keys.PREFERENCE_MARKS,
+            "loss_type",
+        )
+        key = next((mark for mark in marks if values.has(mark)), "loss_type")
+        raise values.lack(key, f"{_STEPS[trainer]} yet; expected a file of SFT")
+
+
+def _read_loss(values: FileValues) -> None:
+    """Read the loss of SFT, which TRL 1.10 takes in chunks where the file does not say."""
+    loss = values.get("loss_type")
+    if values.flag("use_liger_kernel") or any(values.has(key) for key in ("torch_dtype", "max_seq_length")):
+        return  # Liger has one of its own, and older releases whole logits
+    if loss not in (None, "chunked_nll"):
+        values.choose("loss_type", "nll", ("nll", "dft", "chunked_nll"))
+        return
+    values.put("training.cross_entropy", "fused_linear", "loss_type")
+    values.file.note(
+        "loss_type chunked_nll (TRL 1.10's default) is simulated as Liger's loss in chunks; older releases "
+        'keep all logits: training.cross_entropy = "eager"'
+    )
+
+
+def _read_length(values: FileValues) -> None:
+    keys = ("max_length", "max_seq_length")
+    key = next((key for key in keys if key in values.values), "max_length")
+    if key in values.values and values.values[key] is None:
+        values.file.note(f"{key}: no limit, so the sequence is as long as the experiment says")
+    else:
+        length = values.count(key) or values.assume(key, _LENGTH)
+        values.put("training.sequence_length", length, key)
+    note_full_length(values, key, is_packed=values.flag("packing"))
+
+
+def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
+    write_adapters(values, ADAPTERS)
+    if is_quantised:
+        write_quantisation(values, double=values.flag("use_bnb_nested_quant"))
+        keep_adapters_in_bf16(values.file.settings)  # sft_trainer.py casts what is trained

@@ -1,0 +1,99 @@
+"""The keys of verl's YAML that the update of the actor depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+
+_VERL = "verl b178a3cd, verl/trainer/config/"
+_ACTOR_SOURCE, _ENGINE_SOURCE = _VERL + "actor/", _VERL + "engine/"
+MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
+FSDP, MEGATRON = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
+
+_KEYS = (
+    ProgramKey("data.train_batch_size", int, "prompts of a step"),
+    ProgramKey("data.max_prompt_length", int, "tokens of a prompt at most", "training.sequence_length"),
+    ProgramKey("data.max_response_length", int, "tokens of a response at most", "training.sequence_length"),
+    ProgramKey(f"{MODEL}.path", str, "the model", "model"),
+    ProgramKey(
+        f"{MODEL}.enable_gradient_checkpointing", bool, "whether backward computes every block again",
+        "training.activation_checkpointing", is_plain=True, values={True: "full", False: "none"},
+        default=True, tuned=("none", "full"), source=_VERL + "model/hf_model.yaml",
+    ),
+    ProgramKey(f"{MODEL}.enable_activation_offload", bool, "checkpoints on the host"),
+    ProgramKey(
+        f"{MODEL}.use_liger", bool, "Liger's kernels", "training.liger", is_plain=True,
+        values={True: True, False: None},
+    ),
+    ProgramKey(f"{MODEL}.lora_rank", int, "rank of the adapters, 0 for none", "training.lora.rank"),
+    ProgramKey(f"{MODEL}.lora_alpha", (int, float), "their scale", "training.lora.alpha"),
+    ProgramKey(f"{MODEL}.target_modules", (str, list), "the modules that get one", "training.lora.targets"),
+    ProgramKey(f"{ACTOR}.strategy", str, "the engine that trains", "strategy.kind"),
+    ProgramKey(f"{ACTOR}.ppo_mini_batch_size", int, "prompts of an update", tuned=None),
+    ProgramKey(f"{ACTOR}.ppo_epochs", int, "passes over the responses of a step"),
+    ProgramKey(
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu", int, "sequences of a micro-batch",
+        "training.micro_batch_size", tuned=(), source=_ACTOR_SOURCE + "actor.yaml",
+    ),
+    ProgramKey(f"{ACTOR}.ppo_micro_batch_size", int, "the same, of all ranks"),
+    ProgramKey(f"{ACTOR}.use_dynamic_bsz", bool, "micro-batches by tokens instead of sequences"),
+    ProgramKey(f"{ACTOR}.ppo_max_token_len_per_gpu", int, "tokens of such a micro-batch"),
+    ProgramKey(f"{ACTOR}.use_fused_kernels", bool, "the head and the log-probabilities in one kernel"),
+    ProgramKey(
+        f"{ACTOR}.ulysses_sequence_parallel_size", int, "ranks that share a sequence", "parallelism.context",
+        tuned=(), source=_ACTOR_SOURCE + "dp_actor.yaml",
+    ),
+    ProgramKey(
+        f"{ACTOR}.grad_clip", float, "norm that gradients are clipped to", "training.gradient_clipping",
+        is_plain=True, default=1.0, is_default_stated=True,
+    ),
+    ProgramKey(f"{FSDP}.fsdp_size", int, "ranks that shard the model, -1 for all", "strategy.replicate"),
+    ProgramKey(
+        f"{FSDP}.model_dtype", str, "the type that parameters are kept in", "training.stored_dtype",
+        is_plain=True,
+        values={"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}, default="fp32",
+    ),
+    ProgramKey(f"{FSDP}.dtype", str, "the type of products"),
+    ProgramKey(
+        f"{FSDP}.reshard_after_forward", bool, "whether a unit is freed between forward and backward",
+        tuned=None,
+    ),
+    ProgramKey(f"{FSDP}.forward_prefetch", bool, "whether the next unit is gathered early"),
+    ProgramKey(f"{FSDP}.param_offload", bool, "parameters on the host outside the update"),
+    ProgramKey(f"{FSDP}.optimizer_offload", bool, "optimizer states on the host outside the update"),
+    ProgramKey(f"{FSDP}.offload_policy", bool, "states on the host between uses", "strategy.cpu_offload"),
+    ProgramKey(f"{FSDP}.wrap_policy.min_num_params", int, "elements of a unit, 0 for blocks"),
+    ProgramKey(f"{ROLLOUT}.n", int, "responses to a prompt"),
+    ProgramKey("trainer.nnodes", int, "nodes", "nodes"),
+    ProgramKey("trainer.n_gpus_per_node", int, "GPUs of a node", "gpus"),
+)  # fmt: skip
+KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
+CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
+# Sections of other phases than the update of the actor, and keys without effect on a step.
+PHASES = ("actor_rollout_ref.rollout", "actor_rollout_ref.ref", "critic", "reward_model", "reward_manager")
+IDLE = (
+    *PHASES, "algorithm", "custom_reward_function", "ray_kwargs", "ray_init", "global_profiler", "trainer",
+    "transfer_queue", "data", "hydra", "defaults", "actor_rollout_ref.hybrid_engine",
+    "actor_rollout_ref.nccl_timeout",
+    *(
+        f"{ACTOR}.{key}"
+        for key in (
+            "_target_", "checkpoint", "profiler", "clip_ratio", "clip_ratio_low", "clip_ratio_high",
+            "clip_ratio_c", "loss_agg_mode", "kl_loss_coef", "kl_loss_type", "data_loader_seed", "shuffle",
+            "policy_loss", "optim", "use_kl_loss", "entropy_coeff", "use_torch_compile", "rollout_n",
+            "tau_pos", "tau_neg", "loss_scale_factor", "router_replay",
+        )
+    ),
+    *(
+        f"{MODEL}.{key}"
+        for key in (
+            "_target_", "use_shm", "trust_remote_code", "external_lib", "tokenizer_path",
+            "custom_chat_template",
+            "hf_config_path", "use_remove_padding",
+        )
+    ),
+    *(f"{FSDP}.{key}" for key in ("_target_", "seed", "full_determinism", "use_orig_params", "forward_only")),
+    *(f"{MEGATRON}.{key}" for key in ("_target_", "seed", "use_mbridge", "vanilla_mbridge", "forward_only")),
+)  # fmt: skip

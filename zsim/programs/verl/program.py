@@ -1,0 +1,23 @@
+"""verl, of which zsim simulates the update of the actor."""
+
+from __future__ import annotations
+
+from zsim.programs.marks import MarkedProgram
+from zsim.specs.formats.program import ProgramSource
+from zsim.specs.formats.training_file import TrainingFile
+
+
+class Verl(MarkedProgram):
+    name = "verl"
+    title = "verl"
+    kinds = ("fsdp1", "fsdp2", "megatron")
+    file_nouns = ("verl YAML",)
+    reads = "a verl YAML"
+
+    def read(self, source: ProgramSource) -> TrainingFile:
+        from zsim.programs.verl.read import read_verl
+
+        return read_verl(source)
+
+
+PROGRAM = Verl()

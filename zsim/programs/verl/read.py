@@ -1,0 +1,197 @@
+"""verl's YAML -> the update of the actor as an experiment: one optimizer step over a mini-batch of responses.
+
+Read in verl b178a3cd: `workers/fsdp_workers.py` (`_build_model_optimizer`, the division of batches in
+`__init__`), `workers/actor/dp_actor.py`, `trainer/config/`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.megatron_lm.recipe import read_fields
+from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, ROLLOUT
+from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.program import ProgramSource
+from zsim.specs.formats.training_file import TrainingFile
+
+_STRATEGIES = ("fsdp", "fsdp2", "megatron")
+# Of actor/megatron_actor.yaml and engine/megatron.yaml.
+_MEGATRON_DEFAULTS = {
+    "sequence_parallel": True, "use_distributed_optimizer": True,
+    "attention_backend": "flash", "accumulate_allreduce_grads_in_fp32": True,
+}  # fmt: skip
+_OFFLOADS = ("param_offload", "optimizer_offload", "grad_offload")
+_IDLE_FIELDS = (
+    "use_dist_checkpointing",
+    "dist_checkpointing_path",
+    "dist_checkpointing_prefix",
+    "use_remove_padding",
+)
+
+
+def read_verl(source: ProgramSource) -> TrainingFile:
+    """The update of the actor in a verl YAML.
+
+    Raises InputError for values that verl refuses, NotSimulatedError for what zsim does not simulate.
+    """
+    file = TrainingFile(source.text, program="verl")
+    keys = NestedKeys(file, source.content, KEYS, IDLE)
+    gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
+    file.settings |= {"nodes": keys.count("trainer.nnodes", 1), "gpus": gpus}
+    keys.read_model(f"{MODEL}.path")
+    keys.read(f"{MODEL}.enable_gradient_checkpointing", f"{MODEL}.use_liger", f"{ACTOR}.grad_clip")
+    keys.refuse(f"{MODEL}.enable_activation_offload", "checkpoints on the host")
+    file.settings["training.precision"] = "bf16"
+    strategy = keys.get(f"{ACTOR}.strategy", "fsdp")
+    if strategy not in _STRATEGIES:
+        raise NotSimulatedError(
+            f"{file.name}: {ACTOR}.strategy: zsim does not simulate '{strategy}' of verl's; expected "
+            f"{', '.join(_STRATEGIES)}"
+        )
+    if strategy == "megatron":
+        _read_megatron(keys)
+    else:
+        _read_fsdp(keys, strategy, gpus)
+    _read_batch(keys, gpus)
+    _read_adapters(keys)
+    if keys.get(f"{ACTOR}.use_fused_kernels", False):
+        file.settings["training.cross_entropy"] = "fused_linear"
+    keys.note_unread()
+    return file
+
+
+def _read_batch(keys: NestedKeys, gpus: int) -> None:
+    """An update takes `ppo_mini_batch_size` prompts with `rollout.n` responses each, cut over the ranks."""
+    file = keys.file
+    length = keys.get("data.max_prompt_length", 512) + keys.get("data.max_response_length", 512)
+    file.settings["training.sequence_length"] = length
+    prompts, responses = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256), keys.count(f"{ROLLOUT}.n", 1)
+    sequences = prompts * responses
+    file.global_batch_size = sequences
+    model_ranks = _model_ranks(file)
+    replicas = max(1, gpus // model_ranks)
+    micro = keys.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    whole = keys.get(f"{ACTOR}.ppo_micro_batch_size")
+    if keys.get(f"{ACTOR}.use_dynamic_bsz", False):
+        tokens = keys.get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384) * file.settings.get(
+            "parallelism.context", 1
+        )
+        micro = _whole_sequences(tokens // length, max(1, sequences // replicas))
+        file.note(
+            f"use_dynamic_bsz: micro-batches of {tokens:,} tokens are simulated as {micro} of the longest "
+            f"sequences"
+        )
+    elif micro is None and whole is not None:
+        micro = max(1, whole // replicas)
+    if micro is None:
+        raise InputError(
+            f"{file.name}: {ACTOR}.ppo_micro_batch_size_per_gpu: missing, which verl asks for unless "
+            f"use_dynamic_bsz"
+        )
+    file.settings["training.micro_batch_size"] = micro
+    updates = max(1, keys.get("data.train_batch_size", 1024) // prompts) * keys.count(
+        f"{ACTOR}.ppo_epochs", 1
+    )
+    file.note(
+        f"simulated is one update of the actor over {sequences:,} sequences of {length:,} tokens, the "
+        f"longest; "
+        f"verl makes {updates} of a step, whose rollouts, log-probabilities and rewards are not in it"
+    )
+
+
+def _whole_sequences(limit: int, sequences: int) -> int:
+    """The largest number of sequences of at most `limit`, at least one, that divides a rank's."""
+    return next((n for n in range(min(limit, sequences), 1, -1) if sequences % n == 0), 1)
+
+
+def _model_ranks(file: TrainingFile) -> int:
+    ranks = 1
+    for degree in ("tensor", "pipeline", "context"):
+        ranks *= file.settings.get(f"parallelism.{degree}", 1)
+    return ranks
+
+
+def _read_fsdp(keys: NestedKeys, strategy: str, gpus: int) -> None:
+    """FSDP1 or FSDP2, which reduce after every micro-batch, in fp32, and prefetch as torch does."""
+    settings = keys.file.settings
+    product_dtype = keys.get(f"{FSDP}.dtype", "bfloat16")
+    if product_dtype != "bfloat16":
+        raise NotSimulatedError(
+            f"{keys.file.name}: {FSDP}.dtype: zsim does not simulate {product_dtype} of verl's; expected "
+            f"bfloat16"
+        )
+    settings |= {
+        "strategy.kind": "fsdp2" if strategy == "fsdp2" else "fsdp1",
+        "strategy.param_dtype": "bf16",
+        "strategy.reduce_dtype": "fp32",
+        "training.optimizer_implementation": "foreach",
+    }
+    keys.file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
+    keys.read(f"{FSDP}.model_dtype")
+    keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
+    size = keys.get(f"{FSDP}.fsdp_size", -1)
+    replicas = 1 if size < 0 or size >= gpus else gpus // size
+    reshards = keys.get(f"{FSDP}.reshard_after_forward", True)
+    if replicas > 1:
+        settings["strategy.replicate"] = replicas
+    if strategy == "fsdp2":
+        settings["strategy.reshard_after_forward"] = reshards
+        if keys.get(f"{FSDP}.offload_policy", False):
+            settings["strategy.cpu_offload"] = True
+        keys.refuse(f"{FSDP}.forward_prefetch", "forward prefetching of verl's FSDP2")
+    else:
+        sharding = {
+            (True, False): "FULL_SHARD", (False, False): "SHARD_GRAD_OP",
+            (True, True): "HYBRID_SHARD", (False, True): "_HYBRID_SHARD_ZERO2",
+        }  # fmt: skip
+        settings["strategy.sharding_strategy"] = sharding[reshards, replicas > 1]
+        settings["strategy.forward_prefetch"] = keys.get(f"{FSDP}.forward_prefetch", False)
+        keys.ignore(f"{FSDP}.offload_policy")
+    context = keys.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    if context > 1:
+        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
+    _note_offloads(keys, FSDP)
+
+
+def _note_offloads(keys: NestedKeys, section: str) -> None:
+    """Name what verl keeps on the host between the phases, and has on the GPU during an update."""
+    offloads = [name for name in _OFFLOADS if keys.values.get(f"{section}.{name}") is True]
+    keys.ignore(*(f"{section}.{name}" for name in _OFFLOADS))
+    if offloads:
+        keys.file.note(
+            f"{', '.join(offloads)}: on the GPU during the update; the copies before and behind it are left "
+            f"out"
+        )
+
+
+def _read_megatron(keys: NestedKeys) -> None:
+    """Megatron-Core as verl sets it up, by the fields of its configurations."""
+    fields: dict[str, Any] = dict(_MEGATRON_DEFAULTS)
+    _note_offloads(keys, MEGATRON)
+    for name, value in keys.table(MEGATRON).items():
+        field = name.rpartition(".")[2]
+        if field not in (
+            *_OFFLOADS,
+            *_IDLE_FIELDS,
+            "dtype",
+            "_target_",
+            "seed",
+            "use_mbridge",
+            "vanilla_mbridge",
+        ):
+            fields[field] = value
+    read_fields(keys.file, {**fields, "bf16": True})
+
+
+def _read_adapters(keys: NestedKeys) -> None:
+    rank, alpha = keys.get(f"{MODEL}.lora_rank", 0), keys.get(f"{MODEL}.lora_alpha", 16)
+    targets = keys.get(f"{MODEL}.target_modules", "all-linear")
+    if rank > 0:
+        keys.file.settings |= {
+            "training.lora.rank": rank,
+            "training.lora.alpha": alpha,
+            "training.lora.targets": targets
+            if targets == "all-linear" or isinstance(targets, list)
+            else [targets],
+        }

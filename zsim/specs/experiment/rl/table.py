@@ -1,0 +1,193 @@
+"""`[rl]` of an experiment: reinforcement learning on the trainer that the other tables describe.
+
+    [rl]
+    algorithm = "grpo"
+    placement = "colocated"
+    framework = "verl"
+    prompts_per_step = 64
+    samples_per_prompt = 32
+
+What is left out is the framework's own default.
+"""
+
+# See [Note: annotations of tables].
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool
+
+from zsim.specs.experiment.rl.lengths import RlLengthsTable
+from zsim.specs.strategy.choices import default_workflow
+from zsim.specs.strategy.registry import workflow_names
+from zsim.specs.strategy.table import Count, StrictTable
+from zsim.units import Bytes, Duration
+
+Algorithm = Literal["grpo", "ppo", "dapo", "rloo", "dpo", "online-dpo"]
+Placement = Literal["colocated", "split", "async"]
+Transport = Literal["ipc", "broadcast", "reshard", "filesystem", "host"]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class RolloutTable(StrictTable):
+    """`[rl.rollout]`: the inference engine and its replicas."""
+
+    engine: Literal["vllm", "sglang", "trtllm"] | None = Field(
+        default=None, description="the inference engine; left out: the framework's"
+    )
+    gpus: Count | None = Field(
+        default=None,
+        description="GPUs of the rollout where it has its own, taken from the job's; left out: half of them",
+    )
+    tensor: Count = Field(default=1, description="ranks of a replica that share every layer")
+    expert: Count = Field(default=1, description="ranks that share a layer's experts; 1: as tensor has them")
+    gpu_memory_utilization: Fraction | None = Field(
+        default=None, description="part of the GPU's memory that the engine takes; left out: the framework's"
+    )
+    max_num_seqs: Count | None = Field(
+        default=None, description="sequences that a replica runs at once; left out: the framework's"
+    )
+    max_num_batched_tokens: Count | None = Field(
+        default=None, description="tokens of one iteration; left out: the framework's"
+    )
+    enforce_eager: StrictBool | None = Field(
+        default=None, description="kernels are launched one by one, without CUDA graphs; left out: the "
+        "framework's",
+    )  # fmt: skip
+    prefix_caching: StrictBool = Field(
+        default=True, description="prompts that a replica has computed are not computed again"
+    )
+    precision: Literal["bf16", "fp16", "fp8"] = Field(default="bf16", description="type of the weights")
+    kv_dtype: Literal["bf16", "fp16", "fp8"] = Field(default="bf16", description="type of keys and values")
+    balance: Literal["static", "least-loaded"] | None = Field(
+        default=None,
+        description="requests are dealt out beforehand, or go to the replica with the fewest; left out: the "
+        "framework's",
+    )
+    draft_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = Field(
+        default=0, description="tokens that speculative decoding proposes per iteration"
+    )
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="part of the proposed tokens that is accepted; left out: without proposals"
+    )
+
+
+class SyncTable(StrictTable):
+    """`[rl.sync]`: how new weights come to the engines."""
+
+    transport: Transport | None = Field(
+        default=None,
+        description="shared memory of one GPU, broadcast by the trainer, shard to shard, files, or by way "
+        "of host memory; left out: the framework's for the placement",
+    )
+    bucket: Annotated[Bytes, Field(gt=0)] | None = Field(
+        default=None, description="bytes that are gathered and handed over at once; left out: the framework's"
+    )
+    every: Count = Field(default=1, description="steps between two syncs")
+    overlap: StrictBool = Field(default=False, description="the sync runs beside training")
+
+
+class OffloadTable(StrictTable):
+    """`[rl.offload]`: what leaves the GPUs of a colocated job between phases."""
+
+    parameters: StrictBool | None = Field(
+        default=None, description="the trainer's parameters during the rollout; left out: the framework's"
+    )
+    optimizer: StrictBool | None = Field(
+        default=None, description="the optimizer's states during the rollout; left out: the framework's"
+    )
+    sleep_level: Literal[0, 1, 2] | None = Field(
+        default=None,
+        description="the engine while training: 0 stays, 1 keeps its weights in host memory, 2 drops them; "
+        "left out: the framework's",
+    )
+
+
+class RewardTable(StrictTable):
+    """`[rl.reward]`: what scores a response."""
+
+    seconds_per_sample: Annotated[Duration, Field(ge=0)] = Field(
+        default=0.0, description="time of a rule, on one of its workers"
+    )
+    workers: Count = Field(default=64, description="responses that are scored at once")
+    overlap: StrictBool = Field(default=False, description="responses are scored as soon as they end")
+    model: str | None = Field(default=None, description="preset of a reward model; left out: a rule")
+
+
+class CriticTable(StrictTable):
+    """`[rl.critic]`: the model of values, for PPO."""
+
+    model: str | dict[str, Any] | None = Field(
+        default=None, description="preset or config.json of the critic; left out: as large as the actor"
+    )
+
+
+class TurnsTable(StrictTable):
+    """`[rl.environment]`: turns between the model and an environment."""
+
+    turns: Count = Field(default=1, description="times that the model answers within one sample")
+    seconds: Annotated[Duration, Field(ge=0)] = Field(
+        default=0.0, description="mean time of the environment between two turns"
+    )
+    sigma: Annotated[float, Field(ge=0, le=5)] = Field(
+        default=0.0, description="standard deviation of the logarithm of that time"
+    )
+    observation_tokens: Annotated[int, Field(ge=0, le=2**20, strict=True)] = Field(
+        default=0, description="tokens that the environment adds after a turn"
+    )
+
+
+class RlTable(StrictTable):
+    """`[rl]`."""
+
+    algorithm: Algorithm = Field(default="grpo", description="which models and passes there are")
+    placement: Placement = Field(
+        default="colocated",
+        description="rollout and training in turn on the same GPUs, in turn on their own, or at the same "
+        "time on their own",
+    )
+    framework: str = Field(
+        default_factory=default_workflow,
+        description=f"whose phases, offloads and times of the host: {', '.join(workflow_names())}; left out: "
+        f"{default_workflow()}",
+    )
+    version: str | None = Field(default=None, description="the framework's release; left out: the newest")
+    prompts_per_step: Count = Field(description="prompts of a rollout")
+    samples_per_prompt: Count = Field(default=1, description="responses to a prompt")
+    mini_batch_samples: Count | None = Field(
+        default=None, description="responses of one update; left out: all of the rollout"
+    )
+    epochs: Count = Field(default=1, description="times that a rollout is trained on")
+    reference: Literal["none", "resident", "host"] | None = Field(
+        default=None,
+        description="the reference model: none, on the GPUs, or in host memory between its passes; left out: "
+        "as the algorithm and the framework have it",
+    )
+    old_logprobs: Literal["recomputed", "rollout", "skipped"] | None = Field(
+        default=None,
+        description="log-probabilities of the policy that generated: by a pass of the trainer, the engine's, "
+        "or none where every rollout is one update; left out: the framework's",
+    )
+    max_staleness: Annotated[int, Field(ge=0, le=64, strict=True)] | None = Field(
+        default=None,
+        description="steps that a response may be older than the policy it trains; left out: 0, with async 1",
+    )
+    partial_rollout: StrictBool = Field(
+        default=False, description="responses that have not ended at a sync go on with the new weights"
+    )
+    over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
+        default=1.0, description="prompts that are started for each that is trained on"
+    )
+    sampling_rounds: Annotated[float, Field(ge=1, le=100)] = Field(
+        default=1.0, description="rollouts of a step, where prompts without variance are drawn again (DAPO)"
+    )
+    lengths: RlLengthsTable = Field(description="tokens of prompts and responses")
+    rollout: RolloutTable = Field(default=RolloutTable.model_construct(), description="the engines")
+    sync: SyncTable = Field(default=SyncTable.model_construct(), description="new weights for the engines")
+    offload: OffloadTable = Field(
+        default=OffloadTable.model_construct(), description="what leaves the GPUs between phases"
+    )
+    reward: RewardTable = Field(default=RewardTable.model_construct(), description="what scores responses")
+    critic: CriticTable = Field(default=CriticTable.model_construct(), description="the model of values")
+    environment: TurnsTable = Field(
+        default=TurnsTable.model_construct(), description="turns with an environment"
+    )

@@ -1,0 +1,135 @@
+"""A framework of reinforcement learning: the defaults and the times of the host that a loop takes from it.
+
+Each is a module `workflow` of a folder of `zsim.frameworks`, with `WORKFLOW`. `rl.framework` names the
+folder, with hyphens for underscores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from zsim.cost.inference.iteration import HostRates
+from zsim.errors import InputError, did_you_mean
+from zsim.specs.experiment.rl.table import Algorithm, Placement, Transport
+from zsim.specs.strategy.registry import role_of, workflow_names
+
+if TYPE_CHECKING:
+    from zsim.specs.experiment.tables import Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRates:
+    """The times of a weight sync that are the framework's own."""
+
+    bucket_bytes: float
+    seconds_per_tensor: float
+    """Python of one parameter: gathering it, renaming it, and the engine's loading of it."""
+    bytes_per_second: float
+    """Rate at which an engine takes buckets over, with all copies. The path to it may be slower."""
+    seconds: float = 0.0
+    """Whatever the model: metadata, and messages between processes."""
+    seconds_per_quantized_tensor: float = 0.0
+    """More for each where the engine's weights are of fewer bits than the trainer's."""
+
+
+COMMON_SYNCS: Mapping[Transport, SyncRates] = {
+    "reshard": SyncRates(1e9, 0.015e-3, 50e9, 0.25, 0.15e-3),
+    "host": SyncRates(4e9, 0.0, 70e9, 0.4),
+    "filesystem": SyncRates(4e9, 0.05e-3, 3e9, 1.0),
+}
+"""Transports that are alike whoever drives them. reshard: 13 syncs of 4 to 671 billion parameters by NCCL
+from shard to shard (NVIDIA-NeMo/RL 7ea279ab docs/design-docs/nccl-reshard-refit.md), within a factor of 1.6.
+host: six syncs from host memory, 212 GB to 1 TB (MoonshotAI/checkpoint-engine 415c3205 README.md), within 14
+%. filesystem: assumed, a shared file system of 3 GB/s for writing and reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offloads:
+    """The states that leave the GPUs of a colocated job for the rollout, and the engine's sleep."""
+
+    parameters: bool
+    optimizer: bool
+    sleep_level: Literal[0, 1, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRates:
+    """Python of a step outside all phases: the controller, and the data that it hands out."""
+
+    seconds: float
+    """Seconds of a step."""
+    seconds_per_million_tokens: float
+    """The same for every million tokens of the rollout."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds more of a phase of the trainer, by its name: the data's way to the workers, states that are
+    brought back, and results that are collected.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerDefaults:
+    """Keys of the trainer's tables that a framework of reinforcement learning sets, where nobody else
+    does."""
+
+    strategy: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    expert_strategy: Mapping[str, Any] = field(default_factory=dict)
+    """Those of `strategy` for models whose experts are spread."""
+    expert_parallelism: Mapping[str, Any] = field(default_factory=dict)
+
+    def apply(self, experiment: Experiment) -> Experiment:
+        """The experiment with these keys where it has none."""
+        tables = {"strategy": self.strategy, "training": self.training}
+        if experiment.parallelism.expert > 1:
+            tables["strategy"] = {**self.strategy, **self.expert_strategy}
+            tables["parallelism"] = self.expert_parallelism
+        update = {}
+        for name, values in tables.items():
+            table = getattr(experiment, name)
+            missing = {key: value for key, value in values.items() if key not in table.model_fields_set}
+            update[name] = table.model_copy(update=missing)
+        return experiment.model_copy(update=update)
+
+
+@dataclass(frozen=True, slots=True)
+class RlFramework:
+    """The defaults and times of a framework of reinforcement learning."""
+
+    name: str
+    engine: str
+    memory_utilization: Mapping[Placement, float]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    transports: Mapping[Placement, Transport]
+    """The transport of new weights that is the default of a placement."""
+    syncs: Mapping[Transport, SyncRates]
+    offloads: Offloads
+    """Those of the colocated placement."""
+    hosts: Mapping[Placement, HostRates]
+    """The engine's Python, per iteration. Engines that answer each request by itself take longer for each."""
+    algorithms: tuple[Algorithm, ...]
+    placements: tuple[Placement, ...]
+    controllers: Mapping[Placement, ControllerRates]
+    trainer: Mapping[str, TrainerDefaults] = field(default_factory=dict)
+    """What the framework sets of its trainer, by the trainer's kind."""
+    has_reference: bool = True
+    """A reference pass unless the experiment says otherwise."""
+    recomputes_logprobs: bool = True
+    """A pass for the old log-probabilities even where every rollout is one update."""
+    static_balance: bool = True
+    """Requests are dealt out to replicas beforehand."""
+    enforces_eager: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where the numbers come from, by field."""
+
+
+def workflow_of(name: str) -> RlFramework:
+    """The framework of a name. Raises InputError for one that zsim does not know."""
+    if name not in workflow_names():
+        raise InputError(
+            f"rl.framework: found '{name}', expected one of {', '.join(workflow_names())}"
+            f"{did_you_mean(name, workflow_names())}"
+        )
+    return cast(RlFramework, role_of(name.replace("-", "_"), "workflow", "WORKFLOW"))

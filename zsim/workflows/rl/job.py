@@ -1,0 +1,341 @@
+"""`[rl]` of an experiment with every default filled in: the trainer's jobs and the engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, HostRates, IterationPricer
+from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
+from zsim.engine.simulator import Simulator
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.rl.table import RlTable, Transport
+from zsim.specs.experiment.tables import Experiment
+from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
+from zsim.workflows.rl.packing import PackedBatch, pack
+from zsim.workflows.rl.samples import Samples, draw_samples
+from zsim.workflows.rollout.engine import tensor_all_reduce
+from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
+
+MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
+_PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
+
+
+@dataclass(frozen=True)
+class RlJob:
+    """An RL step: its trainer, its engines, its samples."""
+
+    experiment: Experiment
+    table: RlTable
+    framework: RlFramework
+    cluster: Cluster
+    model: ServedModel
+    total_gpus: int
+    training_gpus: int
+    rollout_gpus: int
+    sequence_length: int
+    """Tokens of the longest sample, as the trainer has it."""
+    samples: Samples
+    update: PackedBatch
+    """The micro-batches of one update."""
+    updates: int
+    """Updates of a step, epochs included."""
+    whole_pass: PackedBatch
+    """The micro-batches of a pass without backward over all samples."""
+    update_job: Job
+    """The job of one update."""
+    passes: int
+    """Passes without backward: old log-probabilities and the reference's."""
+    has_reference: bool
+    recomputes_logprobs: bool
+    has_critic: bool
+    transport: Transport
+    sync: SyncRates
+    offloads: Offloads
+    limits: EngineLimits
+    host: HostRates
+    enforces_eager: bool
+    has_adapters: bool
+    """The engine computes with adapters beside the weights."""
+    max_staleness: int
+    notes: tuple[str, ...]
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the engine."""
+        return self.rollout_gpus // self.model.layout.gpus
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache on a GPU of the rollout."""
+        local_blocks = self.limits.cache_blocks // self.model.layout.data
+        return local_blocks * BLOCK_TOKENS * self.model.cache_bytes_per_token
+
+    @property
+    def is_colocated(self) -> bool:
+        return self.table.placement == "colocated"
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that a step trains on."""
+        return self.table.prompts_per_step * self.table.samples_per_prompt
+
+    def pricer(self) -> IterationPricer:
+        """The price of an engine's iterations."""
+        gpu = self.cluster.gpu
+        return IterationPricer(
+            self.model,
+            gpu,
+            self.host,
+            max_graph=min(MAX_GRAPH, 2 * self.limits.max_num_seqs),
+            uses_graphs=not self.enforces_eager,
+            launch_seconds=EAGER_KERNEL_SECONDS
+            if self.enforces_eager
+            else self.cluster.host.seconds_per_launch,
+            has_adapters=self.has_adapters,
+            all_reduce=tensor_all_reduce(self.cluster, self.model.layout.tensor),
+        )
+
+
+def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
+    """The RL step that an experiment asks for.
+
+    Raises InputError for contradictions, NotSimulatedError for what zsim cannot simulate yet.
+    """
+    table = experiment.rl
+    assert table is not None
+    framework = workflow_of(table.framework)
+    _check_offered(table, framework)
+    bare = experiment.model_copy(update={"rl": None})
+    if bare.strategy.kind in framework.trainer:
+        bare = framework.trainer[bare.strategy.kind].apply(bare)
+    cluster = simulator.cluster(experiment.cluster)
+    total_gpus = _total_gpus(experiment, cluster)
+    rollout_gpus, training_gpus = _gpus(table, total_gpus)
+    update_base = simulator.job(bare if training_gpus == total_gpus else _on_gpus(bare, training_gpus))
+    samples = draw_samples(
+        table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
+    )
+    mini_batch = table.mini_batch_samples or samples.totals.size
+    if samples.totals.size % mini_batch:
+        raise InputError(
+            f"rl.mini_batch_samples: found {mini_batch:,}, expected a divisor of the {samples.totals.size:,} "
+            "samples of a step"
+        )
+    replicas = update_base.data_parallel_size
+    if mini_batch < replicas:
+        raise InputError(
+            f"rl.mini_batch_samples: found {mini_batch:,}, fewer than the trainer's {replicas:,} replicas; "
+            f"expected at least {replicas:,}"
+        )
+    max_tokens = update_base.training.micro_batch_tokens
+    update = pack(samples.totals[:mini_batch], replicas, max_tokens)
+    whole_pass = pack(samples.totals, replicas, max_tokens)
+    has_adapters = experiment.training.lora is not None
+    layout = EngineLayout(
+        table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
+    )
+    if rollout_gpus % layout.gpus:
+        raise InputError(
+            f"rl.rollout.tensor: a replica has {layout.gpus} GPUs, and the rollout {rollout_gpus}; expected "
+            "a divisor"
+        )
+    model = served_model(update_base.model, layout)
+    reference = _has_reference(table, framework)
+    updates = table.epochs * (samples.totals.size // mini_batch)
+    recomputes = _recomputes_logprobs(table, framework, updates)
+    transport = _transport(table, framework)
+    sync = _sync(table, framework.syncs[transport])
+    offloads = _offloads(table, framework)
+    limits = _limits(table, framework, cluster, model)
+    return RlJob(
+        experiment,
+        table,
+        framework,
+        cluster,
+        model,
+        total_gpus,
+        training_gpus,
+        rollout_gpus,
+        update_base.training.sequence_length,
+        samples,
+        update,
+        updates,
+        whole_pass,
+        packed_job(update_base, update),
+        reference + recomputes,
+        reference,
+        recomputes,
+        table.algorithm == "ppo",
+        transport,
+        sync,
+        offloads,
+        limits,
+        framework.hosts[table.placement],
+        _enforces_eager(table, framework, has_adapters),
+        has_adapters,
+        _staleness(table),
+        update_base.notes,
+    )
+
+
+def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> Job:
+    """The trainer's job on the micro-batches of `batch`.
+
+    Micro-batches are alike, so that few of them are simulated, unless jitter makes each its own.
+    """
+    multiple = _PACK_MULTIPLE * job.parallelism.tensor * job.parallelism.context
+    multiple //= gcd(multiple, _PACK_MULTIPLE) if multiple > job.training.micro_batch_tokens else 1
+    length = max(multiple, round(batch.tokens / multiple) * multiple)
+    training = replace(
+        job.training,
+        sequence_length=length,
+        micro_batch_size=1,
+        gradient_accumulation_steps=batch.micro_batches,
+        forward_only=forward_only,
+        activation_checkpointing="none" if forward_only else job.training.activation_checkpointing,
+        block_checkpointing=() if forward_only else job.training.block_checkpointing,
+    )
+    every_micro_batch = job.jitter is not None or bool(job.colocated_jobs)
+    simulation = job.simulation.model_copy(update={"every_micro_batch": every_micro_batch})
+    return replace(job, training=training, simulation=simulation, sequences=None)
+
+
+def _check_offered(table: RlTable, framework: RlFramework) -> None:
+    if table.algorithm not in framework.algorithms:
+        raise InputError(
+            f"rl.algorithm: {framework.name} has no '{table.algorithm}'; expected "
+            f"{' or '.join(framework.algorithms)}"
+        )
+    if table.placement not in framework.placements:
+        raise InputError(
+            f"rl.placement: {framework.name} has no '{table.placement}'; expected "
+            f"{' or '.join(framework.placements)}"
+        )
+    if table.rollout.draft_tokens and table.rollout.acceptance is None:
+        raise InputError(
+            "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
+            "proposed tokens is accepted"
+        )
+    for name, is_asked in (
+        ("environment.turns", table.environment.turns > 1),
+        ("reward.model", table.reward.model is not None),
+        ("partial_rollout", table.partial_rollout),
+        ("rollout.draft_tokens", table.rollout.draft_tokens > 0),
+        ("algorithm = 'dpo'", table.algorithm == "dpo"),
+        ("algorithm = 'ppo'", table.algorithm == "ppo"),
+    ):
+        if is_asked:
+            raise NotSimulatedError(f"rl.{name}: is not simulated yet")
+    if table.max_staleness and table.placement != "async":
+        raise InputError(
+            f"rl.max_staleness: found {table.max_staleness} with placement '{table.placement}', where every "
+            "response is of the newest policy; expected 0, or placement 'async'"
+        )
+
+
+def _total_gpus(experiment: Experiment, cluster: Cluster) -> int:
+    """GPUs of the job, those of its engines among them."""
+    if experiment.gpus is not None:
+        return experiment.gpus
+    return (experiment.nodes or 1) * cluster.gpus_per_node
+
+
+def _gpus(table: RlTable, total: int) -> tuple[int, int]:
+    """GPUs of the rollout and of the trainer."""
+    requested = table.rollout.gpus
+    if table.placement == "colocated":
+        if requested is not None:
+            raise InputError(
+                f"rl.rollout.gpus: found {requested} with placement 'colocated', where all GPUs do both; "
+                "expected none, or placement 'split' or 'async'"
+            )
+        return total, total
+    rollout = total // 2 if requested is None else requested
+    if not 0 < rollout < total:
+        raise InputError(
+            f"rl.rollout.gpus: found {rollout} of {total} GPUs, which leaves {total - rollout} to "
+            f"training; expected 1 to {total - 1}"
+        )
+    return rollout, total - rollout
+
+
+def _on_gpus(experiment: Experiment, gpus: int) -> Experiment:
+    return experiment.model_copy(update={"gpus": gpus, "nodes": None})
+
+
+def _has_reference(table: RlTable, framework: RlFramework) -> bool:
+    if table.reference is not None:
+        return table.reference != "none"
+    return framework.has_reference and table.algorithm != "dapo"
+
+
+def _recomputes_logprobs(table: RlTable, framework: RlFramework, updates: int) -> bool:
+    if table.old_logprobs == "skipped" and updates > 1:
+        raise InputError(
+            f"rl.old_logprobs: found 'skipped' with {updates} updates of a rollout, of which the later ones "
+            "need them; expected 'recomputed' or 'rollout'"
+        )
+    if table.old_logprobs is not None:
+        return table.old_logprobs == "recomputed"
+    return framework.recomputes_logprobs or updates > 1
+
+
+def _transport(table: RlTable, framework: RlFramework) -> Transport:
+    transport = table.sync.transport or framework.transports[table.placement]
+    if transport not in framework.syncs:
+        raise InputError(
+            f"rl.sync.transport: {framework.name} has no '{transport}'; expected "
+            f"{' or '.join(framework.syncs)}"
+        )
+    if transport == "ipc" and table.placement != "colocated":
+        raise InputError(
+            f"rl.sync.transport: found 'ipc' with placement '{table.placement}', whose engines are on other "
+            "GPUs than the trainer; expected 'broadcast', 'reshard', 'host' or 'filesystem'"
+        )
+    return transport
+
+
+def _sync(table: RlTable, rates: SyncRates) -> SyncRates:
+    bucket = table.sync.bucket
+    return rates if bucket is None else replace(rates, bucket_bytes=float(bucket))
+
+
+def _offloads(table: RlTable, framework: RlFramework) -> Offloads:
+    if table.placement != "colocated":
+        return Offloads(parameters=False, optimizer=False, sleep_level=0)
+    default, requested = framework.offloads, table.offload
+    return Offloads(
+        default.parameters if requested.parameters is None else requested.parameters,
+        default.optimizer if requested.optimizer is None else requested.optimizer,
+        default.sleep_level if requested.sleep_level is None else requested.sleep_level,
+    )
+
+
+def _limits(table: RlTable, framework: RlFramework, cluster: Cluster, model: ServedModel) -> EngineLimits:
+    """The bounds of a replica, whose cache has what weights and activations leave of its memory."""
+    rollout = table.rollout
+    return engine_limits(
+        model,
+        cluster.gpu,
+        rollout.gpu_memory_utilization or framework.memory_utilization[table.placement],
+        rollout.max_num_seqs or framework.max_num_seqs,
+        rollout.max_num_batched_tokens or framework.max_num_batched_tokens,
+        prefix_caching=rollout.prefix_caching,
+    )
+
+
+def _enforces_eager(table: RlTable, framework: RlFramework, has_adapters: bool) -> bool:
+    """Engines with adapters that change at every step run without CUDA graphs, unless the user says
+    otherwise."""
+    if table.rollout.enforce_eager is not None:
+        return table.rollout.enforce_eager
+    return framework.enforces_eager or has_adapters
+
+
+def _staleness(table: RlTable) -> int:
+    if table.max_staleness is not None:
+        return table.max_staleness
+    return 1 if table.placement == "async" else 0

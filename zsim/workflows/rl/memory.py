@@ -1,0 +1,68 @@
+"""The memory of a GPU in each phase of an RL step.
+
+A colocated GPU holds the trainer's states and the engine's in turn. What the trainer does not offload stays
+beside the engine's share, and where both are more than the GPU has, the engine cannot start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zsim.workflows.rl.job import RlJob
+from zsim.workflows.rl.phases import PhaseTimes
+from zsim.workflows.rollout.limits import ENGINE_OVERHEAD
+
+STATES = ("parameters", "gradients", "optimizer_states")
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMemory:
+    """Bytes of the fullest GPU in a phase, by what they are for."""
+
+    by_category: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_category.values())
+
+    def to_dict(self) -> dict[str, int]:
+        return {"total": self.total, **self.by_category}
+
+
+def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
+    """The fullest GPU of each phase."""
+    update = {name: int(size) for name, size in times.update.report.peaks["gpu"].at_total.items()}
+    states = {name: update.get(name, 0) for name in STATES}
+    engine = {
+        "rollout_weights": job.model.weight_bytes,
+        "kv_cache": job.cache_bytes,
+        "engine": ENGINE_OVERHEAD,
+    }
+    if not job.is_colocated:
+        bucket = {"bucket": int(2 * job.sync.bucket_bytes)}
+        return {
+            "rollout": PhaseMemory(engine),
+            "training": PhaseMemory(update),
+            "weight_sync": PhaseMemory({**states, **bucket}),
+        }
+    remnant = _remnant(job, states)
+    sleeping = engine if job.offloads.sleep_level == 0 else {"engine": ENGINE_OVERHEAD}
+    weights = {"parameters": states["parameters"], "rollout_weights": job.model.weight_bytes}
+    return {
+        "rollout": PhaseMemory({**remnant, **engine}),
+        "training": PhaseMemory({**update, **sleeping}),
+        "weight_sync": PhaseMemory(
+            {**remnant, **weights, "bucket": int(job.sync.bucket_bytes), "engine": ENGINE_OVERHEAD}
+        ),
+    }
+
+
+def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
+    """The trainer's states that stay on the GPU during the rollout."""
+    kept: dict[str, int] = {}
+    if not job.offloads.parameters:
+        kept |= {name: states[name] for name in ("parameters", "gradients")}
+    if not job.offloads.optimizer:
+        kept["optimizer_states"] = states["optimizer_states"]
+    return kept

@@ -1,0 +1,149 @@
+"""Seconds of the phases of an RL step, each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from zsim.api import Result
+from zsim.dtypes import DTYPE_BYTES
+from zsim.engine.micro_batches import simulate_step
+from zsim.engine.simulator import Simulator
+from zsim.explain.report_of import report_of_step
+from zsim.fabric.idle import idle_fabric
+from zsim.plan.ops import Collective, Group
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.topology.topology import Topology
+from zsim.workflows.rl.job import RlJob, packed_job
+
+SLEEP_BYTES_PER_SECOND = 37e9
+"""Bytes that an engine's sleep gives back each second: 51.57 GiB in 1.3 to 1.6 s (huggingface/trl #4086)."""
+WAKE_SECONDS = 0.3  # of an engine, the same source
+
+
+TRAINED_BYTES = 2  # of a weight, as the trainer has it for its products
+BROADCAST_CARDS = 2
+"""Network cards over which a broadcast leaves the sender's node: 470 GB in 5.5 s and 1.34 TB in 14 s over
+cards of 50 GB/s (NVIDIA-NeMo/RL pull request 1379)."""
+RESHARD_EXCESS = 1.5  # of the bytes that the slowest receiver gets, as ranks do not all send evenly
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """Seconds of the phases of a step that do not depend on the rollout."""
+
+    update: Result
+    """One update, simulated."""
+    training: float
+    """All updates of a step."""
+    old_logprobs: float
+    reference: float
+    reward: float
+    weight_sync: float
+    offload: float
+    controller: float
+    """Python outside all phases, and the data that the controller hands out."""
+
+    @property
+    def training_side(self) -> float:
+        """Seconds of the trainer's own phases."""
+        return self.training + self.old_logprobs + self.reference
+
+
+def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
+    """Simulate the trainer's update and passes, and price the rest."""
+    step = simulate_step(job.update_job, simulate=simulator.outcome)
+    report = report_of_step(step, 0.0)
+    update = Result(job.update_job, step.outcome.plan, step.outcome.trace, report)
+    forward = 0.0
+    if job.passes:
+        forward_job = packed_job(job.update_job, job.whole_pass, forward_only=True)
+        forward = simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True).seconds
+    tokens = float(job.samples.totals.sum()) / 1e6
+    rates = job.framework.controllers[job.table.placement]
+    return PhaseTimes(
+        update,
+        job.updates * step.seconds + rates.phases.get("training", 0.0),
+        forward + rates.phases.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
+        forward + rates.phases.get("reference", 0.0) if job.has_reference else 0.0,
+        reward_seconds(job),
+        sync_seconds(job),
+        offload_seconds(job, update),
+        rates.seconds + rates.seconds_per_million_tokens * tokens,
+    )
+
+
+def reward_seconds(job: RlJob) -> float:
+    """Seconds that a rule takes for all samples, on its workers. 0 where it runs beside the rollout."""
+    reward = job.table.reward
+    if reward.overlap:
+        return 0.0
+    return ceil(job.num_samples / reward.workers) * reward.seconds_per_sample
+
+
+def sync_seconds(job: RlJob) -> float:
+    """Seconds until the engines have new weights.
+
+    The calls for every parameter, and the slower of the way to the engines and of their copies. A broadcast
+    leaves the trainer by the network cards of one rank. From shard to shard a GPU of an engine gets what it
+    keeps.
+    """
+    rates = job.sync
+    num_bytes, tensors = model_bytes(job), num_tensors(job.update_job.model)
+    calls = rates.seconds_per_tensor * tensors
+    if DTYPE_BYTES[job.model.layout.weight_dtype] < TRAINED_BYTES:
+        calls += rates.seconds_per_quantized_tensor * tensors
+    nic = job.cluster.nic.bandwidth
+    path, copied = 0.0, num_bytes
+    if job.transport == "ipc":
+        path = _gather_seconds(job, num_bytes, rates.bucket_bytes)
+    elif job.transport == "broadcast":
+        path = num_bytes / (BROADCAST_CARDS * nic)
+    elif job.transport == "reshard":
+        copied = RESHARD_EXCESS * num_bytes / job.model.layout.gpus
+        path = copied / nic
+    return (rates.seconds + calls + max(path, copied / rates.bytes_per_second)) / job.table.sync.every
+
+
+def model_bytes(job: RlJob) -> float:
+    """Bytes of the weights that the engines get."""
+    return float(job.update_job.model.numel * DTYPE_BYTES[job.model.layout.weight_dtype])
+
+
+def num_tensors(model: ModelSpec) -> int:
+    """Parameters that a sync handles one by one: every expert of a layer has its own in a checkpoint."""
+    count = 0
+    for _, parameter in model.named_parameters():
+        count += parameter.shape[0] if len(parameter.shape) == 3 else 1
+    return count
+
+
+def _gather_seconds(job: RlJob, num_bytes: float, bucket_bytes: float) -> float:
+    """Seconds to gather all parameters on every GPU, bucket by bucket, on otherwise idle links."""
+    ranks = job.training_gpus
+    if ranks == 1:
+        return 0.0
+    placement = job.update_job.placement
+    topology = Topology(job.cluster, placement.fabric_nodes, placement.gpus_per_node, None)
+    size = int(min(bucket_bytes, num_bytes))
+    collective = Collective("all_gather", size, "bf16", "gather")
+    fabric = idle_fabric(topology, Group.regular("gather", ranks, ranks), [collective])
+    seconds = fabric.transfer(collective, 0).isolated_seconds
+    return seconds * num_bytes / size
+
+
+def offload_seconds(job: RlJob, update: Result) -> float:
+    """Seconds that a colocated job's states take to the host and back, and the engine's sleep and wake."""
+    if not job.is_colocated:
+        return 0.0
+    peak = update.report.peaks["gpu"].by_category
+    moved = 0
+    if job.offloads.optimizer:
+        moved += peak.get("optimizer_states", 0)
+    if job.offloads.parameters:
+        moved += peak.get("parameters", 0) + peak.get("gradients", 0)
+    seconds = 2 * moved / job.cluster.pcie.bandwidth
+    if job.offloads.sleep_level:
+        engine_bytes = job.model.weight_bytes + job.cache_bytes
+        seconds += engine_bytes / SLEEP_BYTES_PER_SECOND + WAKE_SECONDS
+    return seconds

@@ -1,0 +1,75 @@
+"""Inference engines: the bounds of their batches, their Python, and all-reduces between nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from zsim.cost.inference.iteration import HostRates
+from zsim.fabric.idle import idle_fabric
+from zsim.plan.ops import Collective, Group
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.decode import SmallAllReduce
+from zsim.specs.topology.topology import Topology
+
+_SMALL_BYTES, _LARGE_BYTES = 2**15, 2**23  # of the all-reduces from which others are interpolated
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An inference engine, as it runs by itself."""
+
+    name: str
+    max_num_seqs: int
+    """Sequences that run at once."""
+    max_num_batched_tokens: int
+    """Tokens of one iteration."""
+    host: HostRates
+
+
+ENGINES: Mapping[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine("vllm", 1024, 8192, HostRates(1e-3, 8e-6, is_overlapped=True)),
+        Engine("sglang", 1024, 8192, HostRates(1e-3, 8e-6, is_overlapped=True)),
+        Engine("trtllm", 2048, 8192, HostRates(1e-3, 8e-6, is_overlapped=True)),
+    )
+}
+VLLM_OVERLAPS = (0, 14)
+"""The release of vLLM from which an iteration is scheduled while the one before it runs, by default
+(`config/scheduler.py`, `async_scheduling`). SGLang (0.4) and TensorRT-LLM's PyTorch backend do so as well."""
+
+
+def engine_of(name: str, version: str = "") -> Engine:
+    """The engine of a name, as people write it: "vLLM 0.10", "TensorRT-LLM". vLLM if it is none of them."""
+    letters = re.sub(r"[^a-z]", "", name.lower()).replace("tensorrt", "trt")
+    engine = next((engine for key, engine in ENGINES.items() if letters.startswith(key)), ENGINES["vllm"])
+    release = re.search(r"(\d+)\.(\d+)", version)
+    is_old = release is not None and (int(release[1]), int(release[2])) < VLLM_OVERLAPS
+    if engine.name == "vllm" and is_old:
+        return replace(engine, host=replace(engine.host, is_overlapped=False))
+    return engine
+
+
+def tensor_all_reduce(cluster: Cluster, ranks: int) -> SmallAllReduce | None:
+    """The all-reduce of `ranks` tensor ranks, from the times of two sizes on otherwise idle links.
+
+    None where NVLink connects them all: engines have kernels of their own there, which the GPU's file has.
+    """
+    per_domain = cluster.gpus_per_node * cluster.node_link.nodes_per_domain
+    if ranks <= per_domain:
+        return None
+    nodes = -(-ranks // cluster.gpus_per_node)
+    topology = Topology(cluster, nodes, cluster.gpus_per_node)
+    group = Group.regular("tensor", ranks, ranks)
+
+    def seconds(num_bytes: int) -> float:
+        collective = Collective("all_reduce", num_bytes, "bf16", "tensor")
+        return idle_fabric(topology, group, [collective]).transfer(collective, 0).isolated_seconds
+
+    small, large = seconds(_SMALL_BYTES), seconds(_LARGE_BYTES)
+    share = 2 * (ranks - 1) / ranks
+    bandwidth = share * (_LARGE_BYTES - _SMALL_BYTES) / (large - small)
+    fixed = max(0.0, small - share * _SMALL_BYTES / bandwidth)
+    return SmallAllReduce.model_construct(seconds=fixed, bandwidth=bandwidth)

@@ -1,0 +1,65 @@
+"""The bounds of an engine's batches, of which the cache is what a GPU's memory leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.cost.inference.layers import ServedModel
+from zsim.errors import InputError
+from zsim.specs.cluster.gpu import Gpu
+from zsim.units import format_bytes
+
+BLOCK_TOKENS = 16  # of a page of the cache, vLLM's default on GPUs
+ENGINE_OVERHEAD = 3 * 2**30
+"""Bytes of an engine besides weights, caches and activations: CUDA's context, NCCL and captured graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """The bounds of a replica's batches."""
+
+    max_num_seqs: int
+    """Sequences that run at once."""
+    max_num_batched_tokens: int
+    """Tokens of an iteration."""
+    cache_blocks: int
+    """Blocks of `BLOCK_TOKENS` tokens."""
+    prefix_caching: bool = True
+
+
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold `tokens` tokens."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def engine_limits(
+    model: ServedModel,
+    gpu: Gpu,
+    utilization: float,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    *,
+    prefix_caching: bool = True,
+    overhead_bytes: int = ENGINE_OVERHEAD,
+) -> EngineLimits:
+    """The bounds of a replica, whose cache has what weights and activations leave of `utilization` of each
+    GPU's memory. Groups of ranks with sequences of their own each have a cache, and the bounds, for them.
+
+    Raises InputError where nothing is left.
+    """
+    activation_bytes = (
+        4 * max_num_batched_tokens * model.hidden_size * 2
+        + max_num_batched_tokens * max(product.out_features for product in model.products) * 2
+    )
+    room = utilization * gpu.memory.capacity - model.weight_bytes - activation_bytes - overhead_bytes
+    blocks = int(room // (model.cache_bytes_per_token * BLOCK_TOKENS))
+    if blocks < 1:
+        raise InputError(
+            f"rl.rollout: the weights of a replica take {format_bytes(model.weight_bytes)} of each GPU, and "
+            f"gpu_memory_utilization {utilization:g} leaves no room for a cache; expected more GPUs to a "
+            "replica (rl.rollout.tensor) or a higher utilization"
+        )
+    groups = model.layout.data
+    return EngineLimits(
+        groups * max_num_seqs, groups * max_num_batched_tokens, groups * blocks, prefix_caching
+    )
