@@ -316,7 +316,7 @@ def test_latent_attention_rotates_64_of_192_features() -> None:
     assert (one.qk_head_dim, one.v_head_dim, one.rotary_width, one.is_latent) == (192, 128, 64, True)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "jamba"])
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
 def test_attention_without_a_price_is_refused_by_name(model_type: str) -> None:
     with pytest.raises(NotSimulatedError, match=f"model type '{model_type}': most of its layers"):
         build(model_type)

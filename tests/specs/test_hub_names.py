@@ -90,6 +90,12 @@ def test_an_unknown_hub_id_says_where_it_was_looked_for(
         assert words in str(refused.value)
 
 
+def test_a_multimodal_model_is_refused_with_the_name_of_its_language_model() -> None:
+    """The text part is asked for by name and never taken in silence."""
+    with pytest.raises(InputError, match=r"towers besides its language model.* preset 'gemma3-12b'"):
+        load_model("google/gemma-3-12b-it")
+
+
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen2_vl", "llama5"])
 def test_no_other_architecture_is_proposed_for_an_unknown_one(model_type: str) -> None:
     with pytest.raises(InputError) as refused:

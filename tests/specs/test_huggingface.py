@@ -311,6 +311,8 @@ def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made(
         families[config["model_type"]] = config
     families["megatron"] = MEGATRON  # of a command line: no preset has it
     families["qwen"] = {**MEGATRON, "model_type": "qwen"}  # nor Qwen of 2023
+    hybrid = {**MEGATRON, "num_key_value_heads": 4}
+    families |= {name: {**hybrid, "model_type": name} for name in ("bamba", "falcon_h1", "lfm2_moe")}
     assert set(families) == set(FAMILIES)
     for config in families.values():
         key = next(key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config)
@@ -373,9 +375,12 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 def test_every_family_of_the_table_is_known() -> None:
     """Decoders, encoders, an encoder with a decoder, and Megatron's own."""
     assert sorted(FAMILIES) == [
-        "bert", "bloom", "cohere2", "deepseek_v2", "deepseek_v3", "exaone", "exaone4", "falcon", "gemma2",
-        "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj",
-        "granite", "granitemoe", "internlm3", "kimi_k2", "llama", "llama4_text", "megatron", "mistral",
-        "mixtral", "modernbert", "mpt", "nemotron", "olmo2", "olmo3", "olmoe", "opt", "phi3", "phimoe",
-        "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "roberta", "smollm3", "starcoder2", "t5",
+        "bailing_hybrid", "bamba", "bert", "bloom", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+        "exaone", "exaone4", "falcon", "falcon_h1", "gemma2", "gemma3_text", "glm4", "glm4_moe",
+        "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite",
+        "granitemoe", "granitemoehybrid", "internlm3", "jamba", "kimi_k2", "kimi_linear", "lfm2",
+        "lfm2_moe", "llama", "llama4_text", "megatron", "minimax", "minimax_m2", "mistral", "mixtral",
+        "modernbert", "mpt", "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt",
+        "phi3", "phimoe", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_moe", "qwen3_next", "roberta", "smollm3", "starcoder2", "t5",
     ]  # fmt: skip

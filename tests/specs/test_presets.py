@@ -39,8 +39,11 @@ def test_every_preset_loads_and_names_its_source(name: str) -> None:
 
 
 def test_every_family_has_a_preset() -> None:
-    """So that each is exercised by name; Megatron's own is that of a command line."""
-    assert {load_model(name).family for name in model_preset_names()} == set(FAMILIES) - {"megatron"}
+    """So that each is exercised by name. Megatron's own is that of a command line, and of three families no
+    published file's numbers are known to the last.
+    """
+    without = {"megatron", "bamba", "falcon_h1", "lfm2_moe"}
+    assert {load_model(name).family for name in model_preset_names()} == set(FAMILIES) - without
 
 
 def test_an_unknown_model_gets_the_nearest_name_and_a_short_list() -> None:

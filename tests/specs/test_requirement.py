@@ -7,14 +7,16 @@ import pytest
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.settings.requirements import REQUIREMENTS, SINCE
 from zsim.frameworks.megatron.settings.table import MegatronTable
-from zsim.specs.strategy.requirement import Requirement, check_requirements
+from zsim.specs.strategy.requirement import SettingRequirement, check_requirements
 
-NEEDS = Requirement("bucket_size", "overlap_grad_reduce", "where all gradients are one bucket")
-SET = Requirement("fsdp_unit_size", "fsdp_sharding", "and it belongs to Megatron-FSDP", expected=())
-EXCLUDES = Requirement(
+NEEDS = SettingRequirement("bucket_size", "overlap_grad_reduce", "where all gradients are one bucket")
+SET = SettingRequirement("fsdp_unit_size", "fsdp_sharding", "and it belongs to Megatron-FSDP", expected=())
+EXCLUDES = SettingRequirement(
     "cuda_graph", "fsdp_sharding", "beside which it is not simulated", expected=(None,), is_simulated=False
 )
-OF_A_VALUE = Requirement("engine", "distributed_optimizer", "which has no other", values=("internevo",))
+OF_A_VALUE = SettingRequirement(
+    "engine", "distributed_optimizer", "which has no other", values=("internevo",)
+)
 
 
 def table(keys: dict[str, object]) -> MegatronTable:
@@ -36,7 +38,7 @@ def table(keys: dict[str, object]) -> MegatronTable:
     ],
 )
 def test_a_setting_needs_another_unless_it_has_its_default(
-    requirement: Requirement, keys: dict[str, object], is_met: bool
+    requirement: SettingRequirement, keys: dict[str, object], is_met: bool
 ) -> None:
     assert requirement.is_met(table(keys)) == is_met
 
@@ -65,7 +67,7 @@ def test_a_setting_needs_another_unless_it_has_its_default(
     ],
 )
 def test_the_sentence_says_what_was_found_and_both_ways_out(
-    requirement: Requirement, keys: dict[str, object], sentence: str
+    requirement: SettingRequirement, keys: dict[str, object], sentence: str
 ) -> None:
     error = InputError if requirement.is_simulated else NotSimulatedError
     with pytest.raises(error) as raised:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from validation.kernels.__main__ import section as kernel_section
 from validation.published.check import check_published
 from validation.published.coverage import JudgedRun, leave_one_source_out
 from validation.published.frameworks import framework_lines
@@ -162,7 +163,7 @@ def page(
         if rows:
             lines += [f"## {title}", "", *markdown_lines(CheckResult(rows, ())), ""]
     lines += _by_tier(result) + _by_gpus(by_gpus) + _by_memory_figure(result)
-    return lines + _by_cause(result) + _worst(result)
+    return lines + _by_cause(result) + kernel_section() + _worst(result)
 
 
 def cause_of(row: RowResult) -> str:

@@ -236,6 +236,8 @@ def expert_strategy(run: PublishedRun, settings: Mapping[str, str]) -> dict[str,
     flags = dict(re.findall(_FLAG, run.text("notes")))
     if int(flags.get("mtp-num-layers", "0") or 0):
         table["mtp_layers"] = int(flags["mtp-num-layers"])
+    if settings.get("mtp", "").isdigit():
+        table["mtp_layers"] = int(settings["mtp"])
     is_overlapped = settings.get("ep_overlap", "0") == "1"
     if is_overlapped or flags.get("overlap-moe-expert-parallel-comm") == "True":
         table["overlap_expert_parallel"] = True

@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
+from validation.published.hybrids import hybrid_model, is_hybrid
 from validation.published.mixtures import expert_model, has_expert_settings, is_mixture
 from validation.published.table import PublishedRun
 from validation.published.vocabulary import names_of
@@ -31,12 +32,15 @@ def model_config(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
     GELU models are GPT-2's block with biases and learned positions (confirmed by the "exact" parameter counts
     of the tables). With grouped queries they are StarCoder 2's. SwiGLU models are Llama's or, with biases on
     q, k and v, Qwen 2's; with norms of queries and keys Qwen 3's. Those with squared ReLU are Nemotron's.
-    Mixtures of experts are those of `expert_model`. What a row does not say of its shape is that of the
+    Mixtures of experts are those of `expert_model`, models with other mixers than attention those
+    of `hybrid_model`. What a row does not say of its shape is that of the
     preset of its name, or follows from the rest, and is named.
 
     Raises NotSimulatedError for other architectures, and for rows whose shape neither they nor a preset tell.
     """
     kind = run.text("arch_type").lower()
+    if is_hybrid(run):
+        return hybrid_model(run, _shape(run, assumptions))
     other = re.search(_OTHERS, run.text("notes"))
     preset = preset_of_name(run.text("model"))
     if preset is not None and _is_told_by_name(run, kind):

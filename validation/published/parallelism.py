@@ -131,6 +131,11 @@ def _pipeline_table(
     layout = parse_pipeline_layout(run.text("notes"), stages)
     if layout:
         return {**table, "layers_per_stage": layout}
+    ends = re.fullmatch(r"(\d+)/(\d+)", settings.get("first_last", ""))
+    if ends:
+        first, last = int(ends[1]), int(ends[2])
+        inner, rest = stages - 2, layers - first - last
+        return {**table, "layers_per_stage": [first, *[rest // max(inner, 1)] * inner, last]}
     if layers + 2 == stages:
         assumptions.append("embedding and loss have a stage each")
         return {**table, "layers_per_stage": [0, *[1] * layers, 0]}

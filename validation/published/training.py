@@ -17,7 +17,9 @@ _PURE = (
     r"(states|weights) (in )?bf16"
 )
 _MODULE_NAMES = {"norm": "layernorm", "act": "moe_act"}
-_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+_MODULES = (
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out",
+)  # fmt: skip
 _MODULE_LIST = r"(?i)selective\W*(?:\(|:|\[)\s*\[?([a-z_+, ]+)\]?\)?$"
 _PRECISIONS = {
     "nvfp4": "fp8", "mxfp8": "fp8", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"

@@ -84,6 +84,10 @@ class Linear(Operation):
     """In fp8 training, the norm before it writes what it reads."""
     in_bf16: bool = False
     """In fp8 training, it is left out and stays in bf16."""
+    is_duplicated: bool = False
+    """All tensor-parallel ranks have it whole, each for its own tokens."""
+    reads_all_tokens: bool = False
+    """Such ranks compute it for all tokens, each the same."""
 
     # -- roles ---------------------------------------------------------------------------------------------
 

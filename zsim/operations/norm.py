@@ -23,6 +23,8 @@ class Norm(Operation):
     """
     writes_fp8: bool = False
     """The output is quantised as it is written (Transformer Engine's fused layers)."""
+    is_duplicated: bool = False
+    """All tensor-parallel ranks have it whole, for all tokens."""
 
     @property
     def role(self) -> Role:

@@ -222,6 +222,54 @@ class Operation:
         return False
 
     @property
+    def mixer_title(self) -> str:
+        """The name in sentences of a mixer other than attention. Empty for other operations."""
+        return ""
+
+    @property
+    def is_run_again(self) -> bool:
+        """Whether selective recomputation runs it again: the core of attention."""
+        return self.role is Role.MIXER
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it is a part of a mixer between the products before and after it, cut along its features
+        with them.
+        """
+        return False
+
+    @property
+    def is_duplicated(self) -> bool:
+        """Whether all tensor-parallel ranks have it whole though it stands between products that are cut."""
+        return False
+
+    @property
+    def needs_sparse_kernels(self) -> bool:
+        """Whether it is attention over chosen keys, which few frameworks have kernels of."""
+        return False
+
+    @property
+    def split_counts(self) -> tuple[tuple[str, int], ...]:
+        """Names and counts of the heads, groups or channels that ranks divide among each other."""
+        return ()
+
+    @property
+    def exchanged_inputs(self) -> tuple[int, ...]:
+        """Elements per token of each tensor that ranks which share sequences exchange before a mixer, heads
+        for tokens.
+        """
+        return ()
+
+    @property
+    def exchanged_outputs(self) -> tuple[int, ...]:
+        """Elements per token of each tensor that they exchange back after it."""
+        return ()
+
+    def is_replicated(self, parameter: Parameter) -> bool:
+        """Whether all tensor-parallel ranks have a parameter that is between a column and a row."""
+        return False
+
+    @property
     def counts_products(self) -> bool:
         """Whether it has products for which the convention of model FLOPs has no formula."""
         return False

@@ -8,13 +8,13 @@ from zsim.specs.experiment.programs import roles_of
 from zsim.specs.model.huggingface import REFUSED_TYPES
 from zsim.specs.strategy.optimizers import REFUSED
 from zsim.specs.strategy.registry import framework_of, kinds_in_order, kinds_with, role_of
-from zsim.specs.strategy.requirement import Refusal, Requirement, shown
+from zsim.specs.strategy.requirement import Refusal, SettingRequirement, shown
 
 _ROLE = "refusals"
 
 
 def refusals() -> Mapping[str, tuple[Refusal, ...]]:
-    """What is refused by name, by where it stands: in an experiment, in a framework's or a program's file."""
+    """Settings that are refused by name, by the file that they stand in."""
     experiment = [Refusal(f"training.optimizer = {shown(name)}", reason) for name, reason in REFUSED.items()]
     model = [Refusal(f"model_type {shown(name)}", reason) for name, reason in REFUSED_TYPES.items()]
     tables = {"An experiment": tuple(experiment), "A `config.json`": tuple(model)}
@@ -25,8 +25,8 @@ def refusals() -> Mapping[str, tuple[Refusal, ...]]:
     return {title: rows for title, rows in tables.items() if rows}
 
 
-def requirements() -> Mapping[str, tuple[Requirement, ...]]:
-    """What settings of `[strategy]` demand of each other, by the framework's title."""
+def requirements() -> Mapping[str, tuple[SettingRequirement, ...]]:
+    """Demands of settings of `[strategy]` on each other, by the framework's title."""
     tables = {framework_of(kind).title: role_of(kind, _ROLE, "REQUIREMENTS", ()) for kind in _kinds()}
     return {title: rows for title, rows in tables.items() if rows}
 
@@ -48,7 +48,7 @@ def refusal_lines() -> Iterator[str]:
             yield f"| {', '.join(f'`{setting}`' for setting in settings)} | {expectation} |"
 
 
-def _row(requirement: Requirement) -> Refusal:
+def _row(requirement: SettingRequirement) -> Refusal:
     """A requirement as the row of a table."""
     values = " or ".join(map(shown, requirement.values))
     key = f"{requirement.key} = {values}" if values else requirement.key

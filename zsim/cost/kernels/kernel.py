@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Layout = Literal["nt", "nn", "tn"]
+ScanKind = Literal[
+    "delta_scan",  # Gated DeltaNet's; shape = (sequences, chunks that follow one another)
+    "channel_delta_scan",  # the same with a decay for every channel: Kimi's
+    "state_space_scan",  # Mamba-2's
+    "selective_scan",  # Mamba's
+    "lightning_scan",  # lightning attention's
+]
 KernelKind = Literal[
     "gemm",  # matrix product; shape = (m, n, k)
     "attention_forward",  # fused attention; shape = (sequences * heads, queries, keys, head_dim)
@@ -16,7 +23,13 @@ KernelKind = Literal[
     "loss",  # softmax and cross-entropy over the vocabulary
     "optimizer",  # the fused or foreach update
     "copy",  # device-to-device copy: bucket copies, copy-in, copy-out
-]
+    "convolution",  # a filter per channel over the last few tokens
+    "sparse_attention",  # attention over keys that were chosen for each query
+    "indexer",  # scores by which they are chosen
+    "top_k",  # their choice
+    "delta_scan", "channel_delta_scan", "state_space_scan", "selective_scan", "lightning_scan",
+]  # fmt: skip
+SCAN_KINDS: tuple[ScanKind, ...] = get_args(ScanKind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,3 +29,9 @@ class LayerKernelSet:
     """Rotary positions that are multiplied by a factor are eager kernels, of these passes per tensor forward
     and backward. None where they are fused as all others.
     """
+    repeats_normalised_heads: bool = False
+    """Gated DeltaNet normalises queries and keys before it repeats their heads, and keeps both."""
+    norms_after_scans: bool = False
+    """The norm behind Mamba-2's scan is a kernel of its own, which keeps its input."""
+    has_sparse_attention: bool = False
+    """Attention over chosen keys has kernels that compute no others."""

@@ -27,7 +27,7 @@ def selective_op_modules(block: Block, options: WorkOptions) -> tuple[Module, ..
     modules = block.modules
     products = [module for module in modules if module.role is Role.PRODUCT]
     scatters = [module for module in modules if module.op_spec.scatters_output]
-    if options.compile and not _feeds_norm(modules, products[-1]):
+    if products and options.compile and not _feeds_norm(modules, products[-1]):
         products = products[:-1]
         scatters = [
             scatter for scatter in scatters if scatter is not scatters[-1] or _feeds_norm(modules, scatter)
@@ -66,8 +66,8 @@ def shared_saved_bytes(block: Block, shape: BatchShape, options: WorkOptions) ->
     """
     modules, shared = block.modules, dict.fromkeys((module.name for module in block.modules), 0)
     index_of_module = {module.name: index for index, module in enumerate(modules)}
-    core = next(index for index, module in enumerate(modules) if module.role is Role.MIXER)
-    last = max(index for index in range(core) if modules[index].role is Role.PRODUCT)
+    core = next((index for index, module in enumerate(modules) if module.role is Role.MIXER), -1)
+    last = max((index for index in range(core) if modules[index].role is Role.PRODUCT), default=-1)
     for module in selective_op_modules(block, options):
         local_shape = shape.seen_by(module)
         index = index_of_module[module.name]

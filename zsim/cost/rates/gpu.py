@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.kernel import SCAN_KINDS, Kernel
 from zsim.cost.kernels.score_blocks import ScoreBlock
 from zsim.cost.rates import deterministic
 from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction, occupied_fraction
@@ -12,6 +12,10 @@ from zsim.specs.cluster.gpu import Gpu
 
 # The field of `memory_bound` that bounds a kernel's HBM traffic; `elementwise_fraction` for all other kinds.
 _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
+
+# The fields of `mixers` that bound products, and passes over memory.
+_PRODUCTS = {"sparse_attention": "sparse_fraction", "indexer": "indexer_fraction"}
+_PASSES = {"convolution": "convolution_fraction", "top_k": "top_k_fraction"}
 
 
 def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
@@ -58,10 +62,30 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         )  # fmt: skip
     elif kernel.kind in ("attention_forward", "attention_backward"):
         fraction = _attention_fraction(kernel, gpu)
+    elif kernel.kind in SCAN_KINDS:
+        return _chunk_seconds(kernel, gpu)
+    elif kernel.kind in _PRODUCTS:
+        fraction = getattr(gpu.mixers, _PRODUCTS[kernel.kind]) * gpu.mixers.sustained_fraction
     else:
         # Norms, softmaxes and optimizers compute in fp32 on the vector units, whatever type they store.
         return kernel.flops / gpu.peak.fp32
     return kernel.flops / (peak_flops_per_second(gpu, kernel.dtype) * fraction)
+
+
+def _chunk_seconds(kernel: Kernel, gpu: Gpu) -> float:
+    """Seconds that the chunks of a sequence take one after the other, however many heads there are. Those of
+    all sequences run at once. Mamba's scan has no matrix products, and computes at the peak of fp32.
+
+        t = n l / s     n: chunks, times the kernels that walk through them. l: `seconds_per_chunk`.
+                        s: `sustained_fraction`.
+
+    The chunks' products are never what bounds them: at the rates that were measured they reach 3 to 10 % of
+    the peak (zsim's own GPU files say where that is from).
+    """
+    if kernel.kind == "selective_scan":
+        return kernel.flops / gpu.peak.fp32
+    rate = gpu.mixers.scan(kernel.kind)
+    return kernel.shape[1] * rate.seconds_per_chunk / gpu.mixers.sustained_fraction
 
 
 def _attention_fraction(kernel: Kernel, gpu: Gpu) -> float:
@@ -96,6 +120,10 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
         return 0.0
     limits = gpu.memory_bound
     max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
+    if kernel.kind in SCAN_KINDS:
+        max_fraction = gpu.mixers.scan(kernel.kind).bandwidth_fraction * gpu.mixers.sustained_fraction
+    elif kernel.kind in _PASSES:
+        max_fraction = getattr(gpu.mixers, _PASSES[kernel.kind]) * gpu.mixers.sustained_fraction
     fraction = hbm_fraction(kernel.hbm_bytes / kernel.sequential_launches, max_fraction, limits.bytes_half)
     indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
     indexing += kernel.strided_elements * gpu.launch.seconds_per_strided_element

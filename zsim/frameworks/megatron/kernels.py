@@ -27,7 +27,15 @@ _ROTATED = StridedPasses(5, 3, 2.5, has_many_dimensions=True)
 _SCALED_ROTARY = (Passes(12, 6, _ROTATED), Passes(14, 7, _ROTATED))
 
 # Megatron-LM's from its persistent norm of October 2021 on, which 3.0 is the first release to have.
-_MEGATRON_LAYERS = LayerKernelSet("megatron", joins_norms=False, scaled_rotary=_SCALED_ROTARY)
+# Mixers: d98e8a64 core/ssm/gated_delta_net/gdn.py, core/ssm/mamba_mixer.py.
+_MEGATRON_LAYERS = LayerKernelSet(
+    "megatron",
+    joins_norms=False,
+    scaled_rotary=_SCALED_ROTARY,
+    repeats_normalised_heads=True,
+    norms_after_scans=True,
+    has_sparse_attention=True,
+)
 # Those before, with Apex's norm.
 _MEGATRON_2_LAYERS = LayerKernelSet(
     "megatron-2", joins_norms=False, has_two_pass_layer_norm=True, scaled_rotary=_SCALED_ROTARY

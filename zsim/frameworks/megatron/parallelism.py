@@ -2,7 +2,7 @@
 
 Sources: Megatron-Core 0.16.1 `training/arguments.py` and `core/tensor_parallel/layers.py`, with the pieces of
 Transformer Engine 2.17 `pytorch/module/base.py` (`num_splits`), and nanotron's
-`config/parallelism_config.py` (2411b022).
+`config/parallelism_config.py` (2411b022). Mixers: Megatron-LM d98e8a64 core/ssm/.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MEGATRON = ModelParallelStyle(
     context_methods=("p2p", "all-gather", "all-to-all", "a2a+p2p"),
     has_zigzag=True,
     dispatchers=("all-gather", "all-to-all", "deepep", "hybridep"),
+    tensor_mixers=("Gated DeltaNet", "Mamba-2", "DeepSeek's sparse attention"),
+    context_mixers=("Gated DeltaNet", "Mamba-2"),
 )
 NANOTRON = ModelParallelStyle(
     name="nanotron",

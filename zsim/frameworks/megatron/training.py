@@ -18,6 +18,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.adapters import adapt_experts, adapt_products, uses_bridge
 from zsim.frameworks.megatron.settings.config import MegatronConfig, is_before_3, is_core, is_core_since
 from zsim.frameworks.megatron.settings.table import CLIP_GRAD, MegatronTable
+from zsim.operations.mixers.gated_delta import GatedDelta
+from zsim.operations.operation import operations_of
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.training.attention import (
@@ -93,6 +95,8 @@ class MegatronTraining(FrameworkTraining[MegatronTable, MegatronConfig]):
     def choose_attention(
         self, training: TrainingTable, table: MegatronTable, gpus: Sequence[Gpu], model: ModelSpec
     ) -> AttentionChoice | None:
+        if table.deterministic_mode:
+            _check_deterministic_mixers(model)
         if not table.runs_transformer_engine:
             return training.attention
         return choose_engine_attention(
@@ -269,6 +273,18 @@ def _check_optimizer(name: str, table: MegatronTable) -> None:
 
 
 TRAINING = MegatronTraining()
+
+
+def _check_deterministic_mixers(model: ModelSpec) -> None:
+    """Raises NotSimulatedError for Gated DeltaNet, whose rule is a loop over chunks in torch then
+    (Megatron-LM d98e8a64 core/ssm/gated_delta_net/gdn.py).
+    """
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    if operations_of(modules, GatedDelta):
+        raise NotSimulatedError(
+            f"strategy.deterministic_mode: found true with '{model.name}', whose Gated DeltaNet Megatron "
+            "then computes in a loop over chunks, which zsim does not simulate; expected false"
+        )
 
 
 _TORCHAO_EQUIVALENTS: dict[Fp8Recipe, Fp8Recipe] = {

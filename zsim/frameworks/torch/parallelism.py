@@ -2,7 +2,8 @@
 
 Sources: torchtitan v0.2.2 `config/job_config.py`, `distributed/pipeline_parallel.py`, and
 `distributed/context_parallel.py` (`apply_cp_to_attention_module`, which gives every layer FlexAttention where
-one has a window).
+one has a window). Of other mixers it cuts Gated DeltaNet's heads (torchtitan b5bcd76c
+models/qwen3_5/parallelize.py, which raises NotImplementedError for context parallelism).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ TORCH = ModelParallelStyle(
     masks_windows=True,
     dispatchers=("all-to-all", "deepep"),
     splits_expert_tokens=True,
+    tensor_mixers=("Gated DeltaNet",),
 )
 DATA_PARALLEL = replace(TORCH, splits_models=False)
 """Of engines whose data parallelism is simulated alone."""

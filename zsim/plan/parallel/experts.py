@@ -121,29 +121,49 @@ class _Layer:
 
     @property
     def shared(self) -> SharedOutput:
-        """How the output of shared experts is added."""
-        return shared_output(self.run)
+        """How the output of shared experts is added to the rows' sums. Products between them and the layer's
+        width come before that.
+        """
+        return "none" if self._latent_products else shared_output(self.run)
+
+    @property
+    def _latent_products(self) -> list[Module]:
+        """The products to and from the width of rows, where that is not the layer's."""
+        return [module for module in self.run if module.op_spec.is_duplicated]
 
     def modules(self) -> list[Module]:
         """The run with all modules that stand for the experts. Megatron runs shared experts first, the others
         where the model has them. Only the first reader of the layer's input keeps it.
         """
         modules: list[Module] = []
+        latent = self._latent_products
         for module in self.run:
             if module.role is Role.ROUTER:
                 modules.append(self.router)
             elif module.role is Role.EXPERTS:
-                modules += self._routed_modules()
-            else:
+                modules += self._summed_modules()
+            elif module not in latent:
                 modules.append(module)
         if self.split.library.runs_shared_first:
-            shared = [module for module in self.run if module.role not in (Role.ROUTER, Role.EXPERTS)]
-            modules = [*shared, self.router, *self._routed_modules()]
+            routed = (Role.ROUTER, Role.EXPERTS)
+            shared = [module for module in self.run if module.role not in routed and module not in latent]
+            modules = [*shared, self.router, *self._summed_modules()]
             if self.split.overlaps_shared and shared:
                 modules = overlap_shared_experts(
-                    shared, self.router, self._routed_modules(), self.experts.name
+                    shared, self.router, self._summed_modules(), self.experts.name
                 )
         return share_layer_input(modules, f"{self.experts.name}.")
+
+    def _summed_modules(self) -> list[Module]:
+        """The routed experts with the products to their width and back, and what is added behind those."""
+        if not self._latent_products:
+            return self._routed_modules()
+        entry, exit_product = self._latent_products
+        work = Rearrange(
+            "add", self.choice.in_features, 0.0, self.split.library.kernels, shared=shared_output(self.run)
+        )
+        addition = Module(f"{self.experts.name}.sum", work, token_shards=self.experts.token_shards)
+        return [entry, *self._routed_modules(), exit_product, addition]
 
     # -- the way of a row ---------------------------------------------------------------------------------
 

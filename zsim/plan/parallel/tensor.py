@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.operations import Attention
-from zsim.operations.operation import Role, operations_of
+from zsim.operations.operation import Operation, Role, operations_of
 from zsim.operations.sharding import FeatureCut
 from zsim.plan.parallel.adapters import shard_adapter
 from zsim.plan.parallel.sharded_parameters import output_dimension, resize_parameter, shard_parameter
@@ -148,6 +148,9 @@ class _TensorSharder:
                 modules += shard_adapter(module, self.ranks, self.token_shards, is_row=is_row)
             elif module.role in (Role.ROUTER, Role.EXPERTS) or work.is_gate:
                 modules.append(self._shard_tokens(module))
+            elif work.is_duplicated:
+                before = block.modules[number - 1].op_spec
+                modules += self._duplicate(module, is_gathered=before.product_features[0] == _width(work))
             elif isinstance(work, Linear) and module.name == PREDICTION_ENTRY:
                 modules += self._prediction_entry(module, work)
             elif isinstance(work, Linear) and not has_core:
@@ -157,10 +160,15 @@ class _TensorSharder:
             elif isinstance(work, Linear):
                 modules += self._row(module, work)
                 has_column, has_core, is_row = False, False, True
-            elif module.role in (Role.MIXER, Role.ACTIVATION):
-                parameters = tuple(self.shard(module, parameter, 0) for parameter in module.parameters)
+            elif module.role in (Role.MIXER, Role.ACTIVATION) or work.is_inner:
+                parameters = tuple(
+                    replace(parameter, summed_over=TENSOR)
+                    if work.is_replicated(parameter)
+                    else self.shard(module, parameter, 0)
+                    for parameter in module.parameters
+                )
                 modules.append(replace(self._cut_features(module), parameters=parameters))
-                has_core = True
+                has_core = has_core or not (work.is_inner and module.role is Role.OTHER)
             elif isinstance(work, Norm) and has_column:
                 modules.append(self._head_norm(module, work))
             else:
@@ -279,6 +287,19 @@ class _TensorSharder:
                 ),
             ]
         return [sharded, self._exchange(module.name, "all_reduce", None, work.out_features)]
+
+    def _duplicate(self, module: Module, *, is_gathered: bool) -> list[Module]:
+        """A module that all ranks have whole, on its own tokens, or on all of them after a gather of what it
+        reads, whose gradient nothing takes (Megatron-LM d98e8a64
+        core/transformer/experimental_attention_variant/dsa.py).
+        """
+        work = module.op_spec
+        if isinstance(work, Linear) and not work.reads_all_tokens:
+            return [self._shard_tokens(module)]
+        replica = replace(module, parameters=tuple(self._replicate(part) for part in module.parameters))
+        if not self.shards_tokens or not isinstance(work, Linear) or is_gathered:
+            return [replica]
+        return [self._exchange(module.name, "all_gather", None, work.in_features), replica]
 
     def _prediction_entry(self, module: Module, work: Linear) -> list[Module]:
         """The first product of a layer of multi-token prediction, a column whose outputs are gathered. With
@@ -402,6 +423,11 @@ class _TensorSharder:
         kind, copies = forward or backward, self.style.has_dtensors
         work = Exchange(forward, backward, width, self.ranks, follows_precision=follows_precision)
         return Module(f"{name} {kind}", replace(work, repeats=repeats, copies=copies))
+
+
+def _width(work: Operation) -> int:
+    """Features that a product reads."""
+    return work.product_features[0]
 
 
 def _statistic_reduction(name: str, ranks: int) -> Module:

@@ -14,6 +14,8 @@ core/transformer/multi_latent_attention.py). The tensors between norms and proje
 "shared_experts" and "mlp" are checkpoints around the layer of experts, around its shared experts and around a
 dense MLP. They keep their input alone, the layer of experts not even this where its norm runs once more, and
 run with their exchanges before the backward of their last module.
+
+"gdn_norm_out" drops the output of Gated DeltaNet's norm (d98e8a64 core/ssm/gated_delta_net/common.py).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dataclasses import replace
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.grouped_linear import GroupedLinear
+from zsim.operations.mixers.gated_norm import GatedNorm
 from zsim.operations.operation import Role
 from zsim.operations.router import Router
 from zsim.plan.ops import Kernels
@@ -44,6 +47,8 @@ def apply_reruns(
         _rerun_norms(modules, changed)
     if "mla_up_proj" in names:
         _rerun_projections(modules, changed)
+    if "gdn_norm_out" in names:
+        _rerun_gated_norm(modules, changed)
     norm, mlp = mlp_module_range(modules)
     router = next((n for n in mlp if modules[n].role is Role.ROUTER), None)
     is_routed = router is not None
@@ -142,6 +147,16 @@ def _rerun_projections(modules: Sequence[Module], module_works: list[ModuleWork]
         recompute_launches=launches_of(Kernels((*kernels_again, *rotary))),
         recomputed_bytes=sum(inputs) + dropped,
     )
+
+
+def _rerun_gated_norm(modules: Sequence[Module], module_works: list[ModuleWork]) -> None:
+    """Make the input of the product behind Gated DeltaNet again from what its norm keeps. Nothing changes in
+    other blocks.
+    """
+    for number, module in enumerate(modules[1:]):
+        maker = modules[number].op_spec
+        if isinstance(maker, GatedNorm) and not maker.is_in_scan and module.role is Role.PRODUCT:
+            module_works[number + 1] = _remake_input(module_works[number + 1], module_works[number])
 
 
 def _rerun_activation(module: Module, maker: ModuleWork, reader: ModuleWork) -> tuple[ModuleWork, ModuleWork]:

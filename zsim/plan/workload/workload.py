@@ -15,7 +15,6 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
 from zsim.memo import Memo
 from zsim.operations.fused_head import fused_head, head_index
-from zsim.operations.operation import Role
 from zsim.operations.traced import Extent
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.autograd import backward_order
@@ -342,7 +341,7 @@ def _is_run_again(module: Module) -> bool:
     """Whether "selective" runs the module again in backward: the core of attention, where it has a
     backward.
     """
-    return module.role is Role.MIXER and module.has_backward
+    return module.op_spec.is_run_again and module.has_backward
 
 
 class Workloads:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from zsim.cost.kernels.kernel import SCAN_KINDS
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.decode import DecodeRates
 from zsim.specs.cluster.table import Fraction, Table
@@ -192,6 +193,70 @@ class AttentionEfficiency(Table, AttentionCurve):
     )
 
 
+class ScanRate(BaseModel):
+    """Rates of the kernels of one kind of recurrence: see `zsim.cost.rates.gpu`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    bandwidth_fraction: Fraction = Field(description="of the memory's bandwidth, on many tokens")
+    seconds_per_chunk: Seconds = Field(
+        default=0.0, ge=0, description="a chunk of a sequence, each after the one before it"
+    )
+
+
+# The median of the eight GPUs whose files have it (H100, H200, B200, B300, GB200, GB300, L40S, RTX PRO 6000).
+_MIDDLE_SCAN = {"bandwidth_fraction": 0.46, "seconds_per_chunk": "3 us"}
+
+
+class MixerEfficiency(Table):
+    """Mixers other than attention: recurrences in chunks, and short convolutions.
+
+    The keys of `scans` are kinds of kernels: "delta_scan" (Gated DeltaNet), "channel_delta_scan" (Kimi delta
+    attention), "state_space_scan" (Mamba-2), "selective_scan" (Mamba), "lightning_scan". A kind that
+    nobody measured on a GPU runs like its delta_scan, and where that is unknown too like the middle of those
+    that were measured.
+    """
+
+    source: str = Field(
+        default="not measured on this GPU: the medians of the eight whose files have them, assumed",
+        min_length=1,
+        description="where the numbers come from",
+    )
+    convolution_fraction: Fraction = Field(
+        default=0.45, description="what short convolutions reach of the memory's bandwidth"
+    )
+    sparse_fraction: Fraction = Field(
+        default=0.28, description="what attention over chosen keys reaches of the peak"
+    )
+    indexer_fraction: Fraction = Field(
+        default=0.40, description="what the scores by which they are chosen reach of it"
+    )
+    top_k_fraction: Fraction = Field(
+        default=0.08, description="what the choice reaches of the memory's bandwidth"
+    )
+    sustained_fraction: Fraction = Field(
+        default=1.0, description="of the rates here, what a GPU sustains in a step"
+    )
+    scans: dict[str, ScanRate] = Field(
+        default_factory=dict, description="by kind of kernel; left out: as `delta_scan`"
+    )
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> Self:
+        for kind in self.scans:
+            if kind not in SCAN_KINDS:
+                raise ValueError(
+                    f"scans: found '{kind}'{did_you_mean(kind, SCAN_KINDS)}; expected one of "
+                    f"{', '.join(SCAN_KINDS)}"
+                )
+        return self
+
+    def scan(self, kind: str) -> ScanRate:
+        """The rates of a kind of kernel."""
+        scan = self.scans.get(kind) or self.scans.get("delta_scan")
+        return scan or ScanRate.model_validate(_MIDDLE_SCAN)
+
+
 class MemoryEfficiency(Table):
     """HBM-bound kernels: fraction of the data sheet's bandwidth, and the bytes at which half of it is
     reached.
@@ -300,6 +365,10 @@ class Gpu(BaseModel):
     gemm: GemmEfficiency = Field(description="what matrix products reach")
     attention: AttentionEfficiency = Field(description="what fused attention reaches")
     memory_bound: MemoryEfficiency = Field(description="what kernels bound by memory reach")
+    mixers: MixerEfficiency = Field(
+        default_factory=MixerEfficiency,
+        description="what recurrences and short convolutions reach; left out: the middle of measured GPUs",
+    )
     launch: KernelLaunch = Field(description="what a kernel costs besides its work")
     interference: Interference = Field(description="how kernels and collectives slow one another")
     decode: DecodeRates | None = Field(

@@ -11,6 +11,7 @@ from zsim.operations.operation import operations_of
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.framework_resolver import FrameworkResolver
 from zsim.specs.model.spec import Activation, Attention, Block, ContextMethod, ModelSpec
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets
 from zsim.specs.strategy.mesh import CONTEXT
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.sentences import alternatives, phrase
@@ -37,6 +38,8 @@ def check_split(
     if parallelism.tensor > 1 and not parallelism.style.cuts_unevenly:
         for block in model.unique_blocks:
             _check_block(block, model, parallelism)
+    _check_mixers(model, parallelism)
+    _check_sparse(model, training)
     if parallelism.context > 1:
         _check_context(model, training, parallelism)
     steps, passes = training.gradient_accumulation_steps, parallelism.passes
@@ -111,6 +114,45 @@ def _check_block(block: Block, model: ModelSpec, parallelism: ParallelismConfig)
                 _check_divides("key/value heads", groups, tensor, model)
         elif isinstance(work, Activation):
             _check_divides("features of the MLP", work.width, tensor, model)
+
+
+def _check_mixers(model: ModelSpec, parallelism: ParallelismConfig) -> None:
+    """Raises NotSimulatedError for mixers that a framework has no tensor or context parallelism of, and
+    InputError for heads that do not divide among the ranks.
+    """
+    style = parallelism.style
+    axes = (
+        ("tensor", parallelism.tensor, style.tensor_mixers),
+        ("context", parallelism.context, style.context_mixers),
+    )
+    for work in (module.op_spec for block in model.unique_blocks for module in block.modules):
+        for axis, degree, mixers in axes:
+            if work.mixer_title and degree > 1 and work.mixer_title not in mixers:
+                raise NotSimulatedError(
+                    f"parallelism.{axis}: found {degree}, but '{model.name}' has {work.mixer_title}, of "
+                    f"which {style.title} has no {axis} parallelism that zsim knows; expected 1"
+                )
+        ranks = parallelism.tensor * parallelism.context
+        for name, count in work.split_counts if ranks > 1 else ():
+            shares_groups = name.startswith("groups") and ranks % count == 0
+            if count % ranks and not shares_groups:
+                raise InputError(
+                    f"parallelism: tensor {parallelism.tensor} x context {parallelism.context} does not "
+                    f"divide the {count:,} {name} of '{model.name}'; the nearest product that does is "
+                    f"{_nearest_divisor(count, ranks)}"
+                )
+
+
+def _check_sparse(model: ModelSpec, training: TrainingConfig) -> None:
+    """Raises NotSimulatedError for attention over chosen keys where all scores are computed under a mask."""
+    operations = (module.op_spec for block in model.unique_blocks for module in block.modules)
+    sparse = next((operation for operation in operations if operation.needs_sparse_kernels), None)
+    if sparse is not None and not layer_kernel_sets()[training.layer_kernels].has_sparse_attention:
+        raise NotSimulatedError(
+            f"model '{model.name}' has {sparse.mixer_title}, all scores of which transformers' code computes "
+            "under a mask, while zsim simulates kernels of the chosen ones alone; expected "
+            f"{alternatives('sparse attention')}"
+        )
 
 
 def _is_zigzag(parallelism: ParallelismConfig) -> bool:

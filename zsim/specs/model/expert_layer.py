@@ -28,10 +28,12 @@ def stacked_experts(model: ModelSpec) -> Experts | None:
 def mlp_module_range(modules: Sequence[Module]) -> tuple[int, range]:
     """The index of a block's last norm, and those of the modules from there to the residual.
 
-    The range is empty in a block whose norm follows the MLP.
+    The range is empty in a block whose norm follows the MLP, and in one without an MLP.
     """
     last = max((n for n, module in enumerate(modules) if module.role is Role.NORM), default=-1)
     end = next((n for n in range(last + 1, len(modules)) if modules[n].role is Role.RESIDUAL), last + 1)
+    if any(module.role is Role.MIXER for module in modules[last + 1 : end]):  # a block with a mixer alone
+        return last, range(last + 1, last + 1)
     return last, range(last + 1, end)
 
 
@@ -53,12 +55,14 @@ def expert_module_range(block: Block) -> range:
 def shared_modules(block: Block) -> list[Module]:
     """The modules of a layer of experts that see every token: its shared experts and their gate."""
     run = [block.modules[n] for n in expert_module_range(block)]
-    return [module for module in run if module.role not in (Role.ROUTER, Role.EXPERTS)]
+    routed = (Role.ROUTER, Role.EXPERTS)
+    return [module for module in run if module.role not in routed and not module.op_spec.is_duplicated]
 
 
 def shared_output(run: Sequence[Module]) -> SharedOutput:
     """The way in which the output of shared experts is added to that of routed ones, by a layer's modules."""
-    products = [module.op_spec for module in run if module.role is Role.PRODUCT]
+    operations = [module.op_spec for module in run if module.role is Role.PRODUCT]
+    products = [op_spec for op_spec in operations if not op_spec.is_duplicated]
     if not products:
         return "none"
     return "gated" if any(op_spec.is_gate for op_spec in products) else "added"
@@ -71,9 +75,11 @@ def share_layer_input(modules: Sequence[Module], experts: str) -> list[Module]:
     `experts` is the prefix of the names of routed experts.
     """
     updated: list[Module] = []
-    is_kept = False
+    is_kept = is_routed = False
     for number, module in enumerate(modules):
+        is_routed = is_routed or module.role is Role.EXPERT_PRODUCT
         is_product = module.role is Role.PRODUCT and not module.name.startswith(experts)
+        is_product = is_product and not (is_routed and module.op_spec.is_duplicated)
         has_separate_rules = ".lora_" in module.name or bool(module.side_stream)  # kept by rules of their own
         is_product = is_product and not has_separate_rules
         is_product = is_product and not _follows_activation(modules, number)

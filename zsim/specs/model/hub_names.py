@@ -56,6 +56,12 @@ def cached_config_path(hub_id: str) -> Path | None:
 
 def unknown_hub_id(hub_id: str) -> str:
     """The sentence about a Hub id that is neither a preset nor in the local cache."""
+    for name, ids in _hub_ids_of_presets("_language_model_of").items():
+        if hub_id.lower() in map(str.lower, ids):
+            return (
+                f"model '{hub_id}' has towers besides its language model, which zsim does not simulate; the "
+                f"language model alone is the preset '{name}'"
+            )
     hub_ids = [hub_id for ids in _hub_ids_of_presets().values() for hub_id in ids]
     return (
         f"unknown model '{hub_id}': no preset has this Hub id, the local Hub cache does not hold it, and it "
@@ -72,11 +78,11 @@ def _hub_cache() -> Path:
 
 
 @cache
-def _hub_ids_of_presets() -> Mapping[str, tuple[str, ...]]:
-    """The Hub ids of the checkpoints of each preset's shape, `_hub` of its file."""
+def _hub_ids_of_presets(key: str = "_hub") -> Mapping[str, tuple[str, ...]]:
+    """Hub ids by preset: those of checkpoints of its shape, or of models whose language model it is."""
     names = presets.model_preset_names()
     files = {name: json.loads(read_text(presets.model_preset_path(name))) for name in names}
-    return {name: tuple(content.get("_hub", ())) for name, content in files.items()}
+    return {name: tuple(content.get(key, ())) for name, content in files.items()}
 
 
 @cache

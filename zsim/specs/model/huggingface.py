@@ -22,16 +22,23 @@ from zsim.specs.model import hub_names
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families import (
     classic,
+    delta,
     encoders,
     gemma,
     gpt,
     grouped_query,
+    kimi_linear,
     latent,
+    lfm,
     llama,
+    minimax,
     moe,
     moe_variants,
+    nemotron_h,
     nope,
     post_norm,
+    sparse,
+    state_spaces,
     t5,
 )
 from zsim.specs.model.families import llama_variants as variants
@@ -127,6 +134,45 @@ _FAMILIES: dict[str, ModelFamily] = {
     "smollm3": ModelFamily(nope.smollm3),
     "cohere2": ModelFamily(nope.cohere2),
     "exaone": ModelFamily(nope.exaone, {"num_layers": ("num_hidden_layers",)}),
+    "qwen3_next": ModelFamily(delta.qwen3_next, _MOE_NAMES),
+    "qwen3_5_text": ModelFamily(delta.qwen3_5),
+    "qwen3_5_moe_text": ModelFamily(delta.qwen3_5_moe, _MOE_NAMES),
+    "olmo_hybrid": ModelFamily(delta.olmo_hybrid),
+    "nemotron_h": ModelFamily(
+        nemotron_h.nemotron_h,
+        {
+            "n_groups": ("mamba_n_groups",),
+            "conv_kernel": ("mamba_d_conv",),
+            "chunk_size": ("mamba_chunk_size",),
+            "use_conv_bias": ("mamba_conv_bias",),
+            "n_routed_experts": ("num_local_experts",),
+        },
+    ),
+    "granitemoehybrid": ModelFamily(
+        state_spaces.granitemoehybrid, {"layer_types": ("layers_block_type",), **_MOE_NAMES}
+    ),
+    "bamba": ModelFamily(state_spaces.bamba),
+    "jamba": ModelFamily(state_spaces.jamba, _MOE_NAMES),
+    "falcon_h1": ModelFamily(state_spaces.falcon_h1),
+    "kimi_linear": ModelFamily(
+        kimi_linear.kimi_linear,
+        {
+            "num_local_experts": ("num_experts",),
+            "num_experts_per_tok": ("num_experts_per_token",),
+            "n_shared_experts": ("num_shared_experts",),
+            "num_expert_group": ("n_group",),
+        },
+    ),
+    "bailing_hybrid": ModelFamily(
+        kimi_linear.bailing_hybrid,
+        {"num_local_experts": ("num_experts",), "n_shared_experts": ("num_shared_experts",)},
+    ),
+    "deepseek_v32": ModelFamily(sparse.deepseek_v32, {"n_routed_experts": ("num_local_experts",)}),
+    "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, {"n_routed_experts": ("num_local_experts",)}),
+    "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
+    "minimax_m2": ModelFamily(minimax.minimax_m2, _MOE_NAMES),
+    "lfm2": ModelFamily(lfm.lfm2),
+    "lfm2_moe": ModelFamily(lfm.lfm2_moe, _MOE_NAMES),
     "bert": ModelFamily(encoders.bert),
     "roberta": ModelFamily(encoders.roberta),
     "modernbert": ModelFamily(encoders.modernbert),
@@ -164,19 +210,10 @@ class _Families(Mapping[str, ModelFamily]):
 
 FAMILIES: Mapping[str, ModelFamily] = _Families()
 
-_LINEAR = "most of its layers have linear attention by the gated delta rule, which has no price in zsim"
-_STATE_SPACES = "most of its layers are state spaces, which have no price in zsim"
+_STATE_SPACES = "most of its layers are state spaces, of a kind that has no price in zsim"
 REFUSED_TYPES = {
-    "qwen3_next": _LINEAR,
-    "qwen3_5": _LINEAR,
-    "qwen3_5_text": _LINEAR,
-    "qwen3_5_moe": _LINEAR,
-    "qwen3_5_moe_text": _LINEAR,
-    "deepseek_v32": "an indexer chooses the keys of its attention, which has no price in zsim",
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
-    "jamba": _STATE_SPACES,
-    "granitemoehybrid": _STATE_SPACES,
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture

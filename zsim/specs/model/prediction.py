@@ -3,13 +3,15 @@
 Read in Megatron-LM d98e8a64 megatron/core/transformer/multi_token_prediction.py and
 megatron/core/models/gpt/gpt_model.py. Each of the `--mtp-num-layers` layers looks up the next tokens'
 embedding, norms it and the hidden states, brings both together in one product (`eh_proj`), and passes a layer
-like the model's last and a norm. The model's own head and loss follow. The layers are on the last stage of a
-pipeline, which then has a copy of the embedding whose gradient it sums up with the first stage's. The loss of
-each is scaled and added by autograd alone.
+like the model's last and a norm. In models of several kinds of blocks it has a pattern of its own
+(core/models/hybrid/hybrid_layer_allocation.py). The model's own head and loss follow. The layers are on the
+last stage of a pipeline, which then has a copy of the embedding whose gradient it sums up with the first
+stage's. The loss of each is scaled and added by autograd alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.operations.operation import Role
@@ -36,10 +38,11 @@ def add_prediction_layers(model: ModelSpec, count: int) -> ModelSpec:
         linear(PREDICTION_ENTRY, 2 * hidden, hidden),
     )
     names = [module.name for module in entry]
+    layer = _join_blocks(model.prediction_blocks) if model.prediction_blocks else last
     block = Block(
-        f"MultiTokenPrediction{last.kind}",
-        (*entry, *last.modules),
-        None if last.registration is None else (*names, *last.registration),
+        f"MultiTokenPrediction{layer.kind}",
+        (*entry, *layer.modules),
+        None if layer.registration is None else (*names, *layer.registration),
     )
     ends: list[Module] = []
     for number in range(count):
@@ -61,6 +64,16 @@ def add_prediction_layers(model: ModelSpec, count: int) -> ModelSpec:
         mtp_parameters=count * (block.numel + hidden),
         num_prediction_layers=count,
     )
+
+
+def _join_blocks(blocks: Sequence[Block]) -> Block:
+    """Blocks as one, their modules numbered by block."""
+    modules: list[Module] = []
+    registration: list[str] = []
+    for number, block in enumerate(blocks):
+        modules += (replace(module, name=f"layers.{number}.{module.name}") for module in block.modules)
+        registration += (f"layers.{number}.{module.name}" for module in block.registered_modules)
+    return Block("And".join(block.kind for block in blocks), tuple(modules), tuple(registration))
 
 
 def remove_prediction_layers(model: ModelSpec) -> ModelSpec:

@@ -126,6 +126,8 @@ class ModelSpec:
     """Parameters of a module for multi-token prediction that the published checkpoint has besides, without
     the embedding and head that it shares.
     """
+    prediction_blocks: tuple[Block, ...] = ()
+    """The blocks that a module for multi-token prediction has. Empty for one like the last block."""
     num_prediction_layers: int = 0
     """Layers of multi-token prediction that are among the blocks."""
     has_encoder: bool = False

@@ -1,4 +1,4 @@
-"""What settings demand of each other, and what zsim lacks of a program, as data.
+"""Demands of settings on each other, and settings that zsim refuses by name, as data.
 
 Errors and the tables of `docs/simulated.md` are made from it.
 """
@@ -24,7 +24,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
+class SettingRequirement:
     """A setting of `[strategy]` that goes with some values of another one alone."""
 
     key: str
@@ -41,25 +41,27 @@ class Requirement:
 
     def is_met(self, table: StrategyTable) -> bool:
         """Whether a table has what it needs, or does not need it."""
-        value, other = getattr(table, self.key), getattr(table, self.needs)
+        value, needed_value = getattr(table, self.key), getattr(table, self.needs)
         is_needed = value in self.values if self.values else value != _default(table, self.key)
         if not is_needed:
             return True
-        return other in self.expected if self.expected else other != _default(table, self.needs)
+        if self.expected:
+            return needed_value in self.expected
+        return bool(needed_value != _default(table, self.needs))
 
     def sentence(self, table: StrategyTable) -> str:
         """The error of a table that does not meet it."""
-        other = getattr(table, self.needs)
-        is_missing = other in (False, None)
-        found = f"without {self.needs}" if is_missing else f"with {self.needs} = {shown(other)}"
+        needed_value = getattr(table, self.needs)
+        is_missing = needed_value in (False, None)
+        state = f"without {self.needs}" if is_missing else f"with {self.needs} = {shown(needed_value)}"
         return (
-            f"strategy.{self.key}: found {shown(getattr(table, self.key))} {found}, {self.reason}; expected "
+            f"strategy.{self.key}: found {shown(getattr(table, self.key))} {state}, {self.reason}; expected "
             f"{self.expectation}, or {self.key} {_default_text(table, self.key)}"
         )
 
     @property
     def expectation(self) -> str:
-        """What is expected of the other setting."""
+        """The end of a sentence that says which values of the other setting are expected."""
         if not self.expected:
             return f"{self.needs} as well"
         if self.expected == (None,):
@@ -67,7 +69,7 @@ class Requirement:
         return f"{self.needs} = {' or '.join(map(shown, self.expected))}"
 
 
-def check_requirements(table: StrategyTable, requirements: Iterable[Requirement]) -> None:
+def check_requirements(table: StrategyTable, requirements: Iterable[SettingRequirement]) -> None:
     """Raises InputError for the first requirement that a table does not meet, and NotSimulatedError where
     zsim is what lacks it.
     """

@@ -67,6 +67,9 @@ class ModelParallelStyle:
     has.
     """
 
+    tensor_mixers: tuple[str, ...] = ()
+    """The mixers other than attention that are cut along their heads, by their `mixer_title`."""
+
     # -- pipelines --------------------------------------------------------------------------------------
 
     schedules: tuple[ScheduleName, ...] = get_args(ScheduleName)
@@ -99,6 +102,9 @@ class ModelParallelStyle:
     """Attention with a window is FlexAttention's."""
     repeats_kv_heads_in_context: bool = False
     """Context ranks that exchange heads repeat those of keys and values until each has one."""
+
+    context_mixers: tuple[str, ...] = ()
+    """The mixers other than attention around which ranks exchange heads for tokens."""
 
     # -- routed experts ---------------------------------------------------------------------------------
 

@@ -14,7 +14,9 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # every second matrix product and of fused attention and recomputes the rest (torchtitan's `op` policy).
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
 # Megatron's --recompute-modules.
-RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+RecomputeModule = Literal[
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out"
+]  # fmt: skip
 AttentionKind = Literal["flash", "math"]
 if TYPE_CHECKING:
     CrossEntropy = str

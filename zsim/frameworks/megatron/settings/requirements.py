@@ -1,4 +1,4 @@
-"""What Megatron's settings demand of each other and of the release.
+"""Demands of Megatron's settings on each other and on the release.
 
 Read in Megatron-Core 0.16.1: training/arguments.py `validate_args`, core/optimizer/optimizer_config.py,
 core/distributed/fsdp and core/transformer/transformer_config.py. `SINCE` is by the commits that
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from zsim.errors import InputError
 from zsim.frameworks.megatron.settings.table import MegatronTable
-from zsim.specs.strategy.requirement import Requirement
+from zsim.specs.strategy.requirement import SettingRequirement
 
 _REFUSED = "which Megatron refuses"
 _FSDP_ALONE = "and it belongs to Megatron-FSDP"
@@ -30,17 +30,21 @@ SINCE: Mapping[str, str] = {
 """The first release that has a setting. Releases of Core, "0.4.0" and later, follow those of Megatron-LM."""
 
 REQUIREMENTS = (
-    Requirement("overlap_param_gather", "overlap_grad_reduce", "without which Megatron overlaps no gathers"),
+    SettingRequirement(
+        "overlap_param_gather", "overlap_grad_reduce", "without which Megatron overlaps no gathers"
+    ),
     *(
-        Requirement(key, "engine", _OTHER_ENGINE, expected=("megatron",))
+        SettingRequirement(key, "engine", _OTHER_ENGINE, expected=("megatron",))
         for key in ("cuda_graph", "cuda_graph_modules", "version", "fsdp_sharding")
     ),
-    Requirement("cuda_graph_modules", "cuda_graph", "one graph of the whole step", expected=(False,)),
-    Requirement("engine", "distributed_optimizer", "which has no other optimizer", values=("internevo",)),
-    Requirement("bucket_size", "overlap_grad_reduce", "where all gradients are one bucket"),
-    Requirement("optimizer_instances", "distributed_optimizer", "of which they are instances"),
+    SettingRequirement("cuda_graph_modules", "cuda_graph", "one graph of the whole step", expected=(False,)),
+    SettingRequirement(
+        "engine", "distributed_optimizer", "which has no other optimizer", values=("internevo",)
+    ),
+    SettingRequirement("bucket_size", "overlap_grad_reduce", "where all gradients are one bucket"),
+    SettingRequirement("optimizer_instances", "distributed_optimizer", "of which they are instances"),
     *(
-        Requirement(key, "fsdp_sharding", _FSDP_ALONE, expected=())
+        SettingRequirement(key, "fsdp_sharding", _FSDP_ALONE, expected=())
         for key in (
             "fsdp_unit_size",
             "fsdp_double_buffer",
@@ -50,32 +54,38 @@ REQUIREMENTS = (
             "gradient_reduce_div_fusion",
         )
     ),
-    Requirement(
+    SettingRequirement(
         "fsdp_sharding", "distributed_optimizer", "whose step copies Megatron-FSDP's main weights back"
     ),
-    Requirement(
+    SettingRequirement(
         "precision_aware_optimizer",
         "fsdp_sharding",
         "under which no gradient reaches it (`decoupled_grad` is never set)",
         expected=(None,),
     ),
-    Requirement(
+    SettingRequirement(
         "fsdp_sharding",
         "overlap_grad_reduce",
         "with which Megatron-FSDP reduces nothing (`all_reduce_gradients` skips every buffer)",
         values=("no_shard",),
     ),
-    Requirement("cuda_graph", "fsdp_sharding", _FSDP_GAP, expected=(None,), is_simulated=False),
+    SettingRequirement("cuda_graph", "fsdp_sharding", _FSDP_GAP, expected=(None,), is_simulated=False),
     *(
-        Requirement(key, "precision_aware_optimizer", _REFUSED)
+        SettingRequirement(key, "precision_aware_optimizer", _REFUSED)
         for key in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     ),
-    Requirement("precision_aware_optimizer", "distributed_optimizer", "beside which alone Megatron has it"),
-    Requirement("main_grads_dtype", "grad_reduce_dtype", _REFUSED, expected=("bf16",), values=("bf16",)),
-    Requirement("fp8_param_gather", "distributed_optimizer", "which alone gathers parameters"),
-    Requirement("delay_wgrad_compute", "overlap_expert_parallel", _REFUSED),
-    Requirement("overlap_shared_experts", "overlap_expert_parallel", _REFUSED, expected=(False,)),
-    Requirement("overlap_expert_parallel", "fsdp_sharding", _FSDP_GAP, expected=(None,), is_simulated=False),
+    SettingRequirement(
+        "precision_aware_optimizer", "distributed_optimizer", "beside which alone Megatron has it"
+    ),
+    SettingRequirement(
+        "main_grads_dtype", "grad_reduce_dtype", _REFUSED, expected=("bf16",), values=("bf16",)
+    ),
+    SettingRequirement("fp8_param_gather", "distributed_optimizer", "which alone gathers parameters"),
+    SettingRequirement("delay_wgrad_compute", "overlap_expert_parallel", _REFUSED),
+    SettingRequirement("overlap_shared_experts", "overlap_expert_parallel", _REFUSED, expected=(False,)),
+    SettingRequirement(
+        "overlap_expert_parallel", "fsdp_sharding", _FSDP_GAP, expected=(None,), is_simulated=False
+    ),
 )
 
 

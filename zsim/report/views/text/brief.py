@@ -17,9 +17,11 @@ _DAY_SECONDS = 86_400.0
 def brief_lines(report: Report) -> Iterator[str]:
     """Whether the job fits, its step with the range of 80 %, and hours and money to the end.
 
-    Each is a line of 80 columns, and goes on in a second one where it is longer.
+    Each is a line of 80 columns, and goes on in a second one where it is longer. Notes on what was asked,
+    such as keys of a file that are not read, follow.
     """
-    for text in (_fit_text(report), _step_text(report), _run_text(report)):
+    notes = (f"note: {note}" for note in report.input_notes)
+    for text in (_fit_text(report), _step_text(report), _run_text(report), *notes):
         yield textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 

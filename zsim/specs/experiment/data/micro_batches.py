@@ -75,4 +75,6 @@ def _flops(model: ModelSpec) -> tuple[float, float]:
                 products += 6.0 * work.in_features * work.out_features
             elif isinstance(work, Attention):
                 pairs += 3.5 * work.num_heads * (work.qk_head_dim + work.v_head_dim)
+            elif work.mixer_title:
+                products += module.training_flops(1)
     return products, pairs

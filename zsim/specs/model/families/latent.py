@@ -16,7 +16,7 @@ from zsim.specs.model.families.llama import Shape, decoder, gated_mlp, pre_norm_
 from zsim.specs.model.families.moe import EXPERTS_FIRST, registration_order, routed_mlp
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Module
 
-_LATENT = tuple(
+LATENT = tuple(
     f"self_attn.{name}"
     for name in (
         "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj",
@@ -88,7 +88,7 @@ def _model(
         *routed_mlp(config, hidden, width, experts, top_k, choice),
         *gated_mlp("mlp.shared_experts", hidden, width * shared, shape.act),
     ]
-    order = registration_order(EXPERTS_FIRST, _LATENT)
+    order = registration_order(EXPERTS_FIRST, LATENT)
     dense_block = pre_norm_block(kind, shape, core, registration=order)
     sparse_block = pre_norm_block(kind, shape, core, sparse, registration=order)
     first = min(first, shape.layers)
@@ -97,7 +97,9 @@ def _model(
     return count_prediction_modules(config, model, sparse_block)
 
 
-def count_prediction_modules(config: ConfigReader, model: ModelSpec, block: Block) -> ModelSpec:
+def count_prediction_modules(
+    config: ConfigReader, model: ModelSpec, block: Block, key: str = "num_nextn_predict_layers"
+) -> ModelSpec:
     """The model with its modules for multi-token prediction counted.
 
     Each is a block like `block`, a product of two hidden states to one, and three norms. Embedding and head
@@ -106,7 +108,7 @@ def count_prediction_modules(config: ConfigReader, model: ModelSpec, block: Bloc
     Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 2.2, and `enorm`,
     `hnorm`, `eh_proj`, `shared_head.norm` of the checkpoint's layer after the last.
     """
-    modules = config.integer("num_nextn_predict_layers", 0, minimum=0)
+    modules = config.integer(key, 0, minimum=0)
     hidden = model.hidden_size
     return replace(model, mtp_parameters=modules * (block.numel + 2 * hidden * hidden + 3 * hidden))
 

@@ -1,0 +1,1 @@
+"""zsim's prices of kernels beside measured ones."""

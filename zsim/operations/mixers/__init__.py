@@ -1,0 +1,1 @@
+"""Mixers of tokens other than attention: recurrences computed in chunks, and short convolutions."""
