@@ -12,6 +12,7 @@ from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.programs.accelerate.read import read_accelerate
 from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -225,3 +226,12 @@ def test_a_size_of_a_mesh_that_is_no_number_is_refused(tmp_path: Path) -> None:
     text = FSDP.format(version=2, more="parallelism_config:\n  parallelism_config_tp_size: two")
     with pytest.raises(InputError, match=r"parallelism_config_tp_size: found 'two', expected a whole number"):
         imported(tmp_path, text)
+
+
+def test_a_yaml_of_nobody_is_said_to_be_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("checkpoints: {}\nanything: 1\n")
+    with pytest.raises(
+        InputError, match=r"is no file of a program that zsim reads \(it has checkpoints, anything\)"
+    ):
+        read_accelerate(str(path))

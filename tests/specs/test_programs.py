@@ -123,6 +123,7 @@ def test_every_program_is_called_by_a_name_of_its_own() -> None:
         ("a.yaml", "model_name_or_path: a/b\nuse_peft: true\n", "trl"),
         ("a.yaml", "per_device_train_batch_size: 1\nmax_length: 1024\n", "trl"),
         ("a.yaml", "distributed_type: FSDP\ngradient_checkpointing: true\n", None),
+        ("a.yaml", "fsdp_config:\n  sharding_strategy: FULL_SHARD\nmax_duration: 1ep\n", None),
         ("a.yml", "model:\n  tensor_model_parallel_size: 2\n", "megatron"),
         ("a.yaml", "anything: 1\n", None),
         ("a.json", '{"parallelism": {}, "training": {}}', "torchtitan-0.3"),

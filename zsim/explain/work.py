@@ -9,6 +9,7 @@ import numpy as np
 from zsim.cost.flops import (
     TRACED_CONVENTION,
     flops_convention,
+    forward_flops_per_token,
     hardware_flops_per_token,
     model_flops_per_token,
 )
@@ -49,6 +50,8 @@ def step_work(job: Job) -> StepWork:
         tokens = padded = float(rank_tokens.sum()) / job.world_size
     policies = [training.block_policy(number) for number in range(len(job.model.blocks))]
     hardware = hardware_flops_per_token(job.model, length, policies, training.recompute_modules)
+    if training.reference is not None:
+        hardware += forward_flops_per_token(job.model, length)
     dtype = training.precision
     peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
     peak = mean_peak(job)

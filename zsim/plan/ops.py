@@ -37,7 +37,7 @@ CollectiveKind = Literal[
 ]
 MessageKind = Literal["send", "recv", "send_recv"]
 SplitSizes = tuple[tuple[int, ...], ...]
-Phase = Literal["forward", "recompute", "backward", "optimizer", "accumulate"]
+Phase = Literal["forward", "recompute", "backward", "optimizer", "accumulate", "reference"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from zsim.plan.pipeline.lowering import ranks_of
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.shared.amaxes import amax_group
-from zsim.plan.shared.originals import originals
+from zsim.plan.shared.originals import frozen_copy, originals
 from zsim.plan.stage import DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS
@@ -137,6 +137,7 @@ def plan_rank(
         *(memory for hooks in all_hooks for memory in hooks.resident()),
         *(messenger.resident() if messenger is not None else []),
         *copies,
+        *_reference_weights(model, framework, strategy, stages),
         *framework.resident(strategy, [stage.workload.model for stage in stages.values()]),
     ]
     program = builder.program(resident, f"pipeline rank {rank}" if is_pipeline else "")
@@ -153,6 +154,19 @@ def _original_copies(
     """The frozen originals of the stages' trained copies."""
     storage = framework.frozen_storage(strategy, model.training, model.data.size)
     return originals([stage.workload.model for stage in stages.values()], storage)
+
+
+def _reference_weights(
+    model: StagedModel, framework: FrameworkHooks[StrategyConfig], strategy: StrategyConfig,
+    stages: Mapping[int, Stage],
+) -> list[Memory]:  # fmt: skip
+    """The weights of a frozen copy of the stages, where a loss asks for one."""
+    if model.training.reference != "copy":
+        return []
+    storage = framework.frozen_storage(strategy, model.training, model.data.size)
+    if model.training.reference_dtype:
+        storage = replace(storage, dtype=model.training.reference_dtype)
+    return frozen_copy([stage.workload.model for stage in stages.values()], storage)
 
 
 def _break_cycles(all_hooks: Sequence[Hooks]) -> None:

@@ -22,7 +22,7 @@ from zsim.specs.model.spec import Exchange, Module
 
 RESIDUAL = "gradient of the residual stream"
 SHARED_EXPERTS_STREAM = "shared experts"
-CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
+CHECKPOINT, OUTPUT, REFERENCE = " checkpoint", " output", " of the reference"  # suffixes of names
 
 
 class Walk:
@@ -113,6 +113,27 @@ class Walk:
         """Issue the forward of the micro-batch."""
         for _ in self._forward_segments(segments_to_walk(self.hooks, self.workload.segments)):
             pass
+
+    def reference_forward(self) -> None:
+        """Issue the forward of a frozen model on the micro-batch, which keeps nothing for a backward. See
+        [Note: a reference's forward] of `zsim.specs.experiment.training.reference_model`.
+        """
+        builder, micro_batch = self.builder, self.micro_batch
+        builder.phase, builder.micro_batch = "reference", micro_batch
+        for segment in self.workload.segments:
+            builder.activations(segment.input_bytes, segment.name + REFERENCE, micro_batch)
+            for call in segment.calls:
+                size = call.work.saved_bytes + call.work.forward_extra_bytes
+                self.hooks.pre_module(call)
+                builder.activations(size, call.name + REFERENCE, micro_batch)
+                work = call.work
+                self._issue(
+                    f"{call.name}{REFERENCE}", work.forward, call.name, work.forward_launches,
+                    self._call_overhead(call),
+                )  # fmt: skip
+                builder.activations(-size, call.name + REFERENCE, micro_batch)
+                self.hooks.post_module(call)
+            builder.activations(-segment.input_bytes, segment.name + REFERENCE, micro_batch)
 
     def forward_calls(self) -> Iterator[ModuleCall]:
         """Issue the forward of the micro-batch. It stops in front of each module with its call."""

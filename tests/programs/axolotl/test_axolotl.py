@@ -104,6 +104,19 @@ def test_fsdp_config_means_fsdp_with_and_without_fsdp(
     assert (strategy.kind, strategy.reshard_after_forward, strategy.param_dtype) == (kind, reshard, "bf16")
 
 
+def test_fsdp_is_version_1_where_nothing_says_more(tmp_path: Path) -> None:
+    text = FULL.replace("paged_adamw_8bit", "adamw_torch_fused") + "fsdp_config:\n  offload_params: false\n"
+    assert read_text(tmp_path, text).strategy.kind == "fsdp1"
+
+
+def test_weights_that_are_dequantised_as_they_are_loaded_are_16_bits(tmp_path: Path) -> None:
+    lines = "model_quantization_config: Mxfp4Config\n"
+    with pytest.raises(NotSimulatedError, match="weights that stay quantised"):
+        read_text(tmp_path, FULL + lines)
+    lines += "model_quantization_config_kwargs:\n  dequantize: true\n"
+    assert read_text(tmp_path, FULL + lines).training.stored_dtype == "bf16"
+
+
 def test_fsdp_in_words_is_version_1(tmp_path: Path) -> None:
     lines = "fsdp:\n  - full_shard\n  - auto_wrap\nfsdp_config:\n  fsdp_offload_params: true\n"
     lines += "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_sharding_strategy: FULL_SHARD\n"
@@ -165,7 +178,8 @@ def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: b
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("rl: dpo\n", "rl 'dpo': is of axolotl"),
+        ("rl: grpo\n", "rl 'grpo': is of axolotl"),
+        ("rl: kto\n", "rl 'kto': is of axolotl"),
         ("load_in_8bit: true\n", "8 bits"),
         ("activation_offloading: true\n", "kept on the host"),
         ("relora: true\n", "ReLoRA"),
@@ -217,3 +231,18 @@ def test_a_model_that_is_not_here_says_what_mends_it(tmp_path: Path) -> None:
 def test_weights_that_are_stored_quantised_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotSimulatedError, match="stored quantised"):
         read_text(tmp_path, FULL.replace("NousResearch/Meta-Llama-3-8B", "TheBloke/Llama-2-7B-GPTQ"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "reference"),
+    [("rl: dpo\n", "copy"), ("rl: orpo\n", None), ("rl: ipo\nprecompute_ref_log_probs: true\n", None)],
+)
+def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(
+    tmp_path: Path, lines: str, reference: str | None
+) -> None:
+    training = read_text(tmp_path, FULL.replace("sample_packing: true\n", "") + lines).training
+    assert (training.micro_batch_size, training.reference, training.cross_entropy) == (4, reference, "eager")
+
+
+def test_with_an_adapter_the_reference_is_its_base(tmp_path: Path) -> None:
+    assert read_text(tmp_path, QLORA + "rl: dpo\n").training.reference == "base"

@@ -131,3 +131,15 @@ def test_a_key_that_stands_twice_is_said(tmp_path: Path) -> None:
 
 def test_a_job_comes_of_it(tmp_path: Path) -> None:
     assert read_job(tmp_path, LORA).training.micro_batch_size == 8
+
+
+def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(tmp_path: Path) -> None:
+    """The reference of full training is a copy that nothing casts to fp32."""
+    training = read_text(tmp_path, FULL.replace("stage: sft", "stage: dpo")).training
+    assert (training.micro_batch_size, training.reference, training.frozen_dtype) == (4, "copy", "bf16")
+    lora = read_text(tmp_path, LORA.replace("stage: sft", "stage: dpo")).training
+    assert (lora.micro_batch_size, lora.reference) == (16, "base")
+    orpo = read_text(tmp_path, LORA.replace("stage: sft", "stage: dpo\npref_loss: orpo")).training
+    assert (orpo.micro_batch_size, orpo.reference) == (16, None)
+    with pytest.raises(NotSimulatedError, match="another model than the trained one"):
+        read_text(tmp_path, FULL.replace("stage: sft", "stage: dpo\nref_model: meta-llama/Llama-2-7b-hf"))

@@ -91,7 +91,7 @@ def test_the_key_of_older_files_counts(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("rlhf_type: dpo\n", "swift rlhf"),
+        ("rlhf_type: grpo\n", "swift rlhf"),
         ("use_galore: true\n", "GaLore"),
         ("lisa_activated_layers: 2\n", "LISA"),
         ("micro_batch_size: 1\nglobal_batch_size: 16\n", "Megatron-SWIFT"),
@@ -104,3 +104,9 @@ def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) 
 
 def test_a_share_of_the_layers_is_zero_by_default(tmp_path: Path) -> None:
     assert read_text(tmp_path, LORA + "freeze_parameters_ratio: 0.0\n").training.lora is not None
+
+
+def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(tmp_path: Path) -> None:
+    training = read_text(tmp_path, LORA + "rlhf_type: dpo\n").training
+    assert (training.micro_batch_size, training.reference) == (2, "base")
+    assert read_text(tmp_path, LORA + "rlhf_type: simpo\n").training.reference is None

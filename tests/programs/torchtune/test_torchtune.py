@@ -119,12 +119,16 @@ def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) 
         read_text(tmp_path, FULL + lines)
 
 
-def test_preference_losses_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(NotSimulatedError, match="preference training"):
-        read_text(
-            tmp_path,
-            FULL.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torchtune.rlhf.loss.DPOLoss"),
-        )
+def test_other_losses_are_refused_by_name(tmp_path: Path) -> None:
+    text = FULL.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torchtune.rlhf.loss.PPOLoss")
+    with pytest.raises(NotSimulatedError, match="preference training and reinforcement"):
+        read_text(tmp_path, text)
+
+
+def test_dpo_asks_the_base_of_its_adapters(tmp_path: Path) -> None:
+    text = LORA.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torchtune.rlhf.loss.DPOLoss")
+    training = read_text(tmp_path, text, name="8B_lora_dpo_single_device.yaml").training
+    assert (training.micro_batch_size, training.reference, training.cross_entropy) == (4, "base", "eager")
 
 
 def test_a_file_that_trains_nothing_is_refused(tmp_path: Path) -> None:

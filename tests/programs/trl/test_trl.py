@@ -118,9 +118,9 @@ def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("num_generations: 8\n", "rollouts and their update"),
+        ("num_ppo_epochs: 4\n", "PPO"),
+        ("num_generations: 8\nuse_vllm: true\nvllm_mode: colocate\n", "an inference engine"),
         ("desirable_weight: 1.0\n", "KTO"),
-        ("simpo_gamma: 0.5\n", "CPO and SimPO"),
         ("center_rewards_coefficient: 0.01\n", "reward models"),
         ("load_in_8bit: true\n", "8 bits"),
         ("use_dora: true\n", "DoRA"),
@@ -145,3 +145,38 @@ def test_a_value_of_the_wrong_kind_is_one_sentence(tmp_path: Path) -> None:
         read_text(tmp_path, FULL.replace("max_length: 2048", "max_length: long"))
     with pytest.raises(InputError, match="gradient_checkpointing: found 'maybe', expected true or false"):
         read_text(tmp_path, FULL.replace("gradient_checkpointing: true", "gradient_checkpointing: maybe"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "reference"),
+    [
+        ("beta: 0.1\n", "copy"),
+        ("beta: 0.1\nprecompute_ref_log_probs: true\n", None),
+        ("loss_type: [ipo]\n", "copy"),
+        ("simpo_gamma: 0.5\n", None),
+    ],
+)
+def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(
+    tmp_path: Path, lines: str, reference: str | None
+) -> None:
+    experiment = read_text(tmp_path, FULL + lines)
+    training = experiment.training
+    assert (training.micro_batch_size, training.reference, training.cross_entropy) == (4, reference, "eager")
+    assert "a row of the batch is two sequences" in notes_of(experiment)
+
+
+def test_orpo_is_told_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "orpo").mkdir()
+    assert read_text(tmp_path / "orpo", FULL + "beta: 0.1\n").training.reference is None
+
+
+def test_with_adapters_the_reference_is_their_base(tmp_path: Path) -> None:
+    assert read_text(tmp_path, QLORA + "beta: 0.1\n").training.reference == "base"
+
+
+def test_grpo_is_the_update_alone(tmp_path: Path) -> None:
+    text = FULL.replace("max_length: 2048\npacking: true\n", "")
+    text += "num_generations: 8\nmax_prompt_length: 1024\nmax_completion_length: 3072\n"
+    experiment = read_text(tmp_path, text)
+    assert (experiment.training.sequence_length, experiment.training.micro_batch_size) == (4096, 2)
+    assert "the step is the trainer's update alone" in notes_of(experiment)

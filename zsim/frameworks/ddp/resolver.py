@@ -60,7 +60,11 @@ class DdpTraining(FrameworkTraining[DdpTable, DdpConfig]):
     is_under_autocast = True
     has_stored_dtype = True
     has_uneven_batches = True
+    has_references = True
     merging_strategy = "'ddp'"
+
+    def check_reference(self, where: str, table: DdpTable, config: DdpConfig | None) -> None:
+        """Every rank holds all of the reference."""
 
     def synchronized_replicas(
         self, table: DdpTable, config: DdpConfig | None, replicas: int, nodes: int

@@ -16,6 +16,7 @@ from zsim.specs.strategy.optimizers import Optimizer
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import LayerKernels
 
+_PARTITIONING_STAGE = 3
 _GRADIENT_SHARDING_STAGE = 2  # from which on gradients are reduced in every micro-batch
 # transformers 5.0.0 is of January 2026, DeepSpeed 0.18.5 the first release behind it.
 _FIRST_AFTER_TRANSFORMERS_5 = (0, 18, 5)
@@ -26,6 +27,7 @@ class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
 
     title = "DeepSpeed"
     casts_weights = True
+    has_references = True
     even_batch_reason = (
         "DeepSpeed has one train_micro_batch_size_per_gpu, and asserts that its batch is that times the "
         "number of GPUs"
@@ -73,6 +75,14 @@ class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
                 "expected it left out, or strategy 'ddp' or 'fsdp1'"
             )
         check_deepspeed_optimizer(optimizer, config)
+
+    def check_reference(self, where: str, table: DeepSpeedTable, config: DeepSpeedConfig | None) -> None:
+        """Before stage 3 every rank holds all of the reference."""
+        if config is not None and config.stage == _PARTITIONING_STAGE:
+            raise NotSimulatedError(
+                f"{where}: zsim does not simulate a reference's forward with ZeRO stage 3, which gathers it, "
+                "yet; expected stage 0 to 2"
+            )
 
     def synchronized_replicas(
         self, table: DeepSpeedTable, config: DeepSpeedConfig | None, replicas: int, nodes: int

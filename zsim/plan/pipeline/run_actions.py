@@ -151,7 +151,9 @@ def _run_action(
         if kind == "F":
             if messenger is not None:
                 messenger.pre_forward(stage, micro_batch)
-            loops.issue((kind, stage), hooks, micro_batch, walk.forward)
+            has_reference = hooks.stage.workload.training.reference is not None
+            forward = partial(_run_both_forwards, walk) if has_reference else walk.forward
+            loops.issue((kind, stage), hooks, micro_batch, forward)
             if messenger is not None:
                 messenger.post_forward(stage, micro_batch)
             return
@@ -173,6 +175,11 @@ def _run_action(
             walk.backward_weights(is_last=is_last, schedule_manages_sharding=schedule_manages_sharding)
         if messenger is not None and makes_input:
             messenger.end_gradients(stage, micro_batch)
+
+
+def _run_both_forwards(walk: Walk) -> None:
+    walk.forward()
+    walk.reference_forward()
 
 
 class ActionLoops:

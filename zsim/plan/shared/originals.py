@@ -46,6 +46,16 @@ def originals(models: Iterable[ModelSpec], storage: FrozenStorage) -> list[Memor
     return [Memory("parameters", size, storage.device)]
 
 
+def frozen_copy(models: Iterable[ModelSpec], storage: FrozenStorage) -> list[Memory]:
+    """Memory of a frozen copy of all parameters in a rank's stages."""
+    size = sum(
+        _numel(parameter, storage.shards) * DTYPE_BYTES[parameter.stored_dtype or storage.dtype]
+        for model in models
+        for _, parameter in model.named_parameters()
+    )
+    return [Memory("parameters", size, storage.device)]
+
+
 def _dtype(parameter: Parameter, default_dtype: str) -> str:
     return (
         parameter.stored_dtype or default_dtype

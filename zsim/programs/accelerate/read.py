@@ -22,6 +22,7 @@ from zsim.programs.accelerate.fsdp_keys import (
 from zsim.programs.accelerate.keys import TOP_KEYS
 from zsim.programs.accelerate.megatron_keys import read_megatron_lm
 from zsim.reading import read_text
+from zsim.specs.experiment.programs import listed_programs
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -61,6 +62,12 @@ def read_accelerate(path: str) -> TrainingFile:
     file = TrainingFile(path, program="accelerate")
     for repeat in repeats:
         file.note(repeat)
+    if not any(key in (*TOP_KEYS, *_IDLE) for key in data):
+        words = ", ".join(program.reads for program in listed_programs() if program.reads)
+        raise InputError(
+            f"{path}: is no file of a program that zsim reads (it has {', '.join(map(str, [*data][:4]))}); "
+            f"expected {words}"
+        )
     for key in data:  # ClusterConfig refuses them
         if key not in (*TOP_KEYS, *_IDLE):
             raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*TOP_KEYS, *_IDLE))}")

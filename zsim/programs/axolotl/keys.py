@@ -35,6 +35,10 @@ _READ = (
         "sequence_len", int, "tokens of a sequence", "training.sequence_length", is_plain=True, default=512
     ),
     ProgramKey("sample_packing", bool, "whether documents fill sequences", "training.lengths"),
+    ProgramKey("rl", str, "dpo, ipo or orpo; others are refused by name", "training.reference"),
+    ProgramKey(
+        "precompute_ref_log_probs", bool, "whether the reference has run before", "training.reference"
+    ),
     ProgramKey("pretraining_dataset", (list, str), "a stream of documents, which are packed"),
     ProgramKey("adapter", str, "lora, qlora, or none for all weights"),
     ProgramKey("lora_r", int, "rank of the adapters", "training.lora.rank"),
@@ -103,13 +107,12 @@ _READ = (
 )  # fmt: skip
 
 _REFUSED = (
-    ("rl", "preference training and reinforcement learning of axolotl (rl: dpo, kto, orpo, grpo, ...) yet"),
     ("reward_model", "reward models, whose head has one output"),
     ("process_reward_model", "process reward models, whose head has two outputs"),
     ("load_in_8bit", "frozen weights in bitsandbytes' 8 bits; expected load_in_4bit, or weights in 16 bits"),
     ("gptq", "weights that GPTQ quantised"),
     ("quantize_moe_experts", "routed experts that are stored in 4 bits beside linear layers"),
-    ("model_quantization_config", "weights that are stored quantised, and dequantised as they are loaded"),
+    ("model_quantization_config", "weights that stay quantised"),
     ("peft_use_dora", "DoRA, which norms every adapted weight"),
     ("peft_layer_replication", "layers that are replicated"),
     ("relora", "ReLoRA, which merges adapters and resets the optimizer every so many steps"),
@@ -222,6 +225,7 @@ SILENT = silent_keys(
     added_tokens_overrides eval_strategy evaluation_strategy relora_prune_ratio relora_cpu_offload
     relora_steps relora_warmup_steps relora_anneal_steps full_finetune default_system_message
     roles_to_train eta_min
+    model_quantization_config_kwargs
     """,
     "wandb_",
     "mlflow_",

@@ -19,7 +19,7 @@ from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.axolotl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
 from zsim.programs.huggingface.files import read_file
-from zsim.programs.huggingface.job import note_full_length, read_attention
+from zsim.programs.huggingface.job import note_full_length, read_attention, read_preferences
 from zsim.programs.huggingface.models import read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
@@ -32,6 +32,7 @@ _OPTIMIZERS = {
     "ao_adamw_fp8": ("adamw-fp8-torchao", "fused"),
     "muon": ("muon", "fused"),
 }
+_PREFERENCES = ("dpo", "ipo", "orpo")
 _CUT_PLUGIN, _LIGER_PLUGIN = "cut_cross_entropy", "liger"
 _LIGER_KERNELS = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
 
@@ -48,6 +49,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in axolotl's values by key, of a file called `name`."""
     file = TrainingFile(name, program="axolotl")
     values = FileValues(file, data, KEYS, SILENT, "axolotl")
+    if values.table("model_quantization_config_kwargs").get("dequantize"):
+        del values.values["model_quantization_config"]  # its weights are 16 bits once they are loaded
     values.refuse()
     adapter = values.get("adapter")
     if adapter not in (None, "", "lora", "qlora"):
@@ -68,8 +71,21 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     write_types(values, precision, weights, has_adapters=bool(adapter))
     if adapter:
         _read_adapters(values, is_quantised=is_quantised)
+    _read_preferences(values, has_adapters=bool(adapter))
     values.finish(RELEASE)
     return file
+
+
+def _read_preferences(values: FileValues, *, has_adapters: bool) -> None:
+    """Read `rl`. axolotl loads a reference beside DPO and IPO, without an adapter (train.py)."""
+    loss = values.get("rl")
+    if loss is None:
+        return
+    if loss not in _PREFERENCES:
+        raise values.lack("rl", f"it yet; expected one of {', '.join(_PREFERENCES)}, or none")
+    is_compared = loss != "orpo" and not values.flag("precompute_ref_log_probs")
+    reference = ("base" if has_adapters else "copy") if is_compared else None
+    read_preferences(values, str(loss).upper(), reference=reference)
 
 
 def _read_batch(values: FileValues) -> None:
@@ -122,7 +138,7 @@ def _read_strategy(values: FileValues) -> None:
         return
     config = {str(key).removeprefix("fsdp_"): value for key, value in values.table("fsdp_config").items()}
     words = {str(word) for word in values.words("fsdp")}
-    version = str(values.get("fsdp_version", config.pop("version", 2 if "fsdp" not in values.values else 1)))
+    version = str(values.get("fsdp_version", config.pop("version", 1)))
     config = {key: value for key, value in config.items() if value is not None}
     for key in ("cpu_offload_pin_memory", "final_state_dict_type", "mixed_precision_policy"):
         config.pop(key, None)

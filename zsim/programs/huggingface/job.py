@@ -106,3 +106,22 @@ def read_attention(values: FileValues, *keys: str) -> None:
         values.file.note(f"{key}: '{name}' is simulated as the GPU's usual fused attention")
     elif (kernels := _KERNELS[name]) in ("math", "flash3"):
         values.file.settings["training.attention"] = kernels
+
+
+def read_preferences(values: FileValues, loss: str, *, reference: str | None) -> None:
+    """Turn a job into one of a preference loss: each row is a chosen and a rejected sequence.
+
+    `loss` is its name in sentences, `reference` the model that it asks for probabilities as well.
+    """
+    file, key = values.file, "training.micro_batch_size"
+    table = file.settings if key in file.settings else file.defaults
+    table[key] = 2 * table[key]
+    if reference is not None:
+        file.settings["training.reference"] = reference
+    for losses in (file.settings, file.defaults):
+        losses.pop("training.cross_entropy", None)
+    file.settings["training.cross_entropy"] = "eager"
+    file.note(
+        f"{loss}: a row of the batch is two sequences, chosen and rejected, each taken at its longest; the "
+        "loss is simulated as one that keeps all logits"
+    )

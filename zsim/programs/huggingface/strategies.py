@@ -40,8 +40,8 @@ def _read_ddp(values: FileValues) -> None:
         values.file.note("fsdp_config: no effect without fsdp, so the strategy is DDP")
         return
     values.file.note(
-        "names no deepspeed and no fsdp, so the strategy is DDP; what a launcher adds is "
-        "strategy.kind, or strategy.config with its own file"
+        "names neither deepspeed nor fsdp, so DDP is simulated; where a launcher brings another strategy, "
+        "give it (--set strategy.kind=fsdp2)"
     )
 
 

@@ -17,7 +17,11 @@ ADAPTERS = AdapterKeys(
 
 _READ = (
     ProgramKey("model_name_or_path", str, "the model, as an id of the Hub or a folder", "model"),
-    ProgramKey("stage", str, "pt or sft; others are refused by name"),
+    ProgramKey("stage", str, "pt, sft or dpo; others are refused by name", "training.reference"),
+    ProgramKey(
+        "pref_loss", str, "the loss of stage dpo; orpo and simpo have no reference", "training.reference"
+    ),
+    ProgramKey("ref_model", str, "another model as the reference, which is refused"),
     ProgramKey("finetuning_type", str, "lora (where it is left out) or full"),
     ProgramKey("cutoff_len", int, "tokens of a sequence", "training.sequence_length"),
     ProgramKey("packing", bool, "whether documents fill sequences", "training.lengths"),
@@ -135,7 +139,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     print_param_status plot_loss disable_shuffling early_stopping_steps use_swanlab
     freeze_vision_tower freeze_multi_modal_projector asft_alpha eaft_alpha rope_scaling
     quantization_device_map packing_mode kt_config use_audio_in_video crop_to_patches
-    image_do_pan_and_scan pref_beta pref_ftx simpo_gamma
+    image_do_pan_and_scan pref_beta pref_ftx pref_bco_weight simpo_gamma
     """,
     "swanlab_",
     "galore_",

@@ -22,6 +22,7 @@ from zsim.programs.huggingface.job import (
     precision_of,
     read_batch,
     read_liger,
+    read_preferences,
     read_synchronisation,
 )
 from zsim.programs.huggingface.models import read_model, write_types
@@ -32,11 +33,9 @@ from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _STAGES = {
-    "rm": "reward models, whose head has one output (stage: rm), yet; expected stage pt or sft",
-    "ppo": "PPO, whose step has rollouts and four models (stage: ppo), yet; expected stage pt or sft",
-    "dpo": "preference training, whose step trains on pairs and asks a reference model (stage: dpo), yet; "
-    "expected stage pt or sft",
-    "kto": "KTO, whose step asks a reference model (stage: kto), yet; expected stage pt or sft",
+    "rm": "reward models, whose head has one output (stage: rm), yet; expected stage pt, sft or dpo",
+    "ppo": "PPO, whose step has rollouts and four models (stage: ppo), yet; expected stage pt, sft or dpo",
+    "kto": "KTO, whose step asks a reference model (stage: kto), yet; expected stage pt, sft or dpo",
 }
 _TYPES = {
     "freeze": "training of some layers (finetuning_type: freeze); expected lora or full, and training.frozen",
@@ -81,6 +80,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             keep_adapters_in_bf16(file.settings)
         if is_quantised:
             write_quantisation(values, double=values.flag("double_quantization", True))
+    if values.get("stage") == "dpo":
+        _read_preferences(values, is_full=is_full)
     values.finish(RELEASE)
     return file
 
@@ -98,9 +99,21 @@ def _check_purpose(values: FileValues) -> None:
             "expected a file "
             "of a training"
         )
-    stage = values.choose("stage", "sft", ("pt", "sft", *_STAGES))
+    stage = values.choose("stage", "sft", ("pt", "sft", "dpo", *_STAGES))
     if stage in _STAGES:
         raise values.lack("stage", _STAGES[stage])
+
+
+def _read_preferences(values: FileValues, *, is_full: bool) -> None:
+    """Read stage dpo. Its reference is a copy in 16 bits, or the base of the adapters."""
+    loss = str(values.get("pref_loss", "sigmoid"))
+    if values.has("ref_model"):
+        raise values.lack("ref_model", "another model than the trained one as the reference")
+    reference = None if loss in ("orpo", "simpo") else "copy" if is_full else "base"
+    precision = values.file.settings["training.precision"]
+    if reference == "copy" and precision != "fp32" and values.file.settings["strategy.kind"] == "ddp":
+        values.file.settings["training.frozen_dtype"] = precision
+    read_preferences(values, f"stage dpo ({loss})", reference=reference)
 
 
 def _is_full(values: FileValues) -> bool:

@@ -25,6 +25,10 @@ _READ = (
     ProgramKey("tuner_type", str, "lora (where it is left out) or full"),
     ProgramKey("train_type", str, "the same, in older files"),
     ProgramKey("sft_type", str, "the same, in older files"),
+    ProgramKey(
+        "rlhf_type", str, "dpo, orpo, cpo or simpo; others are refused by name", "training.reference"
+    ),
+    ProgramKey("ref_model", str, "another model as the reference, which is refused"),
     ProgramKey("torch_dtype", str, "the type in which weights are loaded", "training.precision"),
     ProgramKey("max_length", int, "tokens of a sequence", "training.sequence_length"),
     ProgramKey("packing", bool, "whether documents fill sequences", "training.lengths"),
@@ -59,7 +63,6 @@ _READ = (
     ProgramKey("freeze_parameters", list, "parameters that are not trained", "training.frozen"),
 )  # fmt: skip
 _REFUSED = (
-    ("rlhf_type", "preference training and reinforcement learning (swift rlhf) yet"),
     ("use_galore", "GaLore, which projects gradients onto bases that an SVD renews"),
     ("lisa_activated_layers", "LISA, which trains a few layers at a time"),
     ("use_dora", "DoRA, which norms every adapted weight"),
@@ -116,6 +119,7 @@ KEYS: Mapping[str, ProgramKey] = {
 }  # fmt: skip
 SILENT = SILENT_ARGUMENTS | silent_keys(
     """
+    beta rpo_alpha cpo_alpha simpo_gamma label_smoothing
     dataset val_dataset cached_dataset cached_val_dataset split_dataset_ratio columns system
     template template_backend model_name model_author model_type task_type loss_scale
     custom_register_path custom_dataset_info external_plugins load_args load_data_args use_hf

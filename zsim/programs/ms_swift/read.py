@@ -20,6 +20,7 @@ from zsim.programs.huggingface.job import (
     read_batch,
     read_checkpointing,
     read_liger,
+    read_preferences,
     read_synchronisation,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
@@ -107,8 +108,22 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         file.settings["training.frozen"] = [f"{beginning}*" for beginning in frozen]
     if not is_full:
         _read_adapters(values, is_quantised=is_quantised)
+    _read_preferences(values, is_full=is_full)
     values.finish(RELEASE)
     return file
+
+
+def _read_preferences(values: FileValues, *, is_full: bool) -> None:
+    """Read `swift rlhf`, whose reference is a copy, or the base of the adapters."""
+    loss = values.get("rlhf_type")
+    if loss is None:
+        return
+    if loss not in ("dpo", "orpo", "cpo", "simpo"):
+        raise values.lack("rlhf_type", "it (swift rlhf) yet; expected one of dpo, orpo, cpo, simpo, or none")
+    if values.has("ref_model"):
+        raise values.lack("ref_model", "another model than the trained one as the reference")
+    reference = ("copy" if is_full else "base") if loss == "dpo" else None
+    read_preferences(values, str(loss).upper(), reference=reference)
 
 
 def _is_full(values: FileValues) -> bool:

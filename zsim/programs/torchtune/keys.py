@@ -100,9 +100,10 @@ SILENT = silent_keys(
     run_val_every_n_steps batch_size_val name enable_async_checkpointing save_every_n_epochs
     save_every_n_steps keep_last_n_checkpoints collate_fn cudnn_deterministic_mode optimizer.lr
     optimizer.weight_decay optimizer.betas optimizer.eps optimizer.amsgrad parallelize_plan
-    loss.ignore_index loss.num_output_chunks base_model_path
+    loss.ignore_index loss.beta loss.label_smoothing loss.num_output_chunks base_model_path
     """,
     "checkpointer.",
+    "ref_checkpointer.",
     "tokenizer.",
     "dataset.",
     "dataset_val.",

@@ -18,7 +18,7 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
 from zsim.programs.huggingface.files import read_file
-from zsim.programs.huggingface.job import note_full_length
+from zsim.programs.huggingface.job import note_full_length, read_preferences
 from zsim.programs.huggingface.models import locate_model, missing_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
 from zsim.specs.formats.file_values import FileValues
@@ -41,11 +41,10 @@ _OTHER_RECIPES = {
     "kd_loss": "distillation from a teacher (knowledge_distillation)",
     "policy_model": "PPO and GRPO",
     "reward_and_value_model": "PPO and GRPO",
-    "ref_checkpointer": "preference training, whose step asks a reference model (DPO), yet",
     "ref_policy_checkpointer": "PPO and GRPO",
     "grpo_samples": "PPO and GRPO",
 }
-_SINGLE = "single_device"
+_SINGLE, _PREFERENCE = "single_device", "rlhf.loss.DPOLoss"
 
 
 def read_torchtune(path: str) -> TrainingFile:
@@ -77,6 +76,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_kernels(values)
     if has_adapters:
         _read_adapters(values, is_quantised=builder.startswith("qlora_"))
+    if str(values.get("loss._component_", "")).endswith(_PREFERENCE):
+        read_preferences(values, "DPO", reference="base" if has_adapters else "copy")
     values.finish(RELEASE)
     return file
 
@@ -95,7 +96,7 @@ def _check_recipe(values: FileValues, data: Mapping[str, Any]) -> None:
         if section in data:
             raise values.lack(section, feature)
     loss = str(values.get("loss._component_", ""))
-    if ".rlhf." in loss or ".dev." in loss:
+    if (".rlhf." in loss or ".dev." in loss) and not loss.endswith(_PREFERENCE):
         raise values.lack(
             "loss._component_", "preference training and reinforcement learning of torchtune yet"
         )

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource, TrainingProgram
 from zsim.specs.formats.training_file import TrainingFile
 
-_MARKS = ("per_device_train_batch_size", "fsdp_config", "gradient_checkpointing")
+_MARKS = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_checkpointing", "num_train_epochs",
+    "lr_scheduler_type", "max_grad_norm",
+)  # fmt: skip
 _ACCELERATE_MARK = "distributed_type"
 
 

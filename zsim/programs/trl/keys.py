@@ -16,13 +16,8 @@ ADAPTERS = AdapterKeys(
     "lora_target_parameters",
 )  # fmt: skip
 # Keys of trainers by which a file without the name of its script is told to be one's.
-GRPO_MARKS = (
-    "num_generations",
-    "max_completion_length",
-    "reward_funcs",
-    "reward_model_name_or_path",
-    "num_ppo_epochs",
-)
+PPO_MARKS = ("num_ppo_epochs", "reward_model_path", "reward_model_name_or_path")
+GRPO_MARKS = ("num_generations", "max_completion_length", "reward_funcs", "num_iterations")
 KTO_MARKS = ("desirable_weight", "undesirable_weight")
 CPO_MARKS = ("simpo_gamma", "cpo_alpha")
 REWARD_MARKS = ("center_rewards_coefficient",)
@@ -63,6 +58,17 @@ _OWN = (
     ProgramKey("packing", bool, "whether documents fill sequences", "training.lengths"),
     ProgramKey("loss_type", (str, list), "the loss, which tells the trainer as well"),
     ProgramKey("beta", float, "weight of a preference loss, which tells the trainer"),
+    ProgramKey(
+        "precompute_ref_log_probs", bool, "whether DPO's reference has run before", "training.reference"
+    ),
+    ProgramKey("max_prompt_length", int, "tokens of a prompt, of GRPO", "training.sequence_length"),
+    ProgramKey("max_completion_length", int, "tokens of a completion", "training.sequence_length"),
+    ProgramKey("num_generations", int, "completions of a prompt, which tell GRPO"),
+    ProgramKey("use_vllm", bool, "whether an inference engine makes completions"),
+    ProgramKey("vllm_mode", str, "where it runs: server, or colocate, which is refused"),
+    ProgramKey("num_iterations", int, "updates of a batch of completions", treatment="noted", neutral=(1,)),
+    ProgramKey("steps_per_generation", int, "steps between rollouts", treatment="noted"),
+    ProgramKey("sync_ref_model", bool, "a reference that follows the model", treatment="noted"),
     ProgramKey("bnb_4bit_quant_type", str, "the type of the 4 bits, of which all have the same bytes"),
     ProgramKey("load_in_8bit", bool, "frozen weights in bitsandbytes' 8 bits", treatment="refused"),
     ProgramKey("use_dora", bool, "DoRA, which norms every adapted weight", treatment="refused"),
@@ -80,10 +86,13 @@ _OWN = (
 KEYS: Mapping[str, ProgramKey] = {**ARGUMENT_KEYS, **{key.key: key for key in _OWN}}
 SILENT = SILENT_ARGUMENTS | silent_keys(
     """
+    temperature top_p top_k min_p repetition_penalty epsilon epsilon_high scale_rewards reference_free
+    reward_funcs reward_weights mask_truncated_completions log_completions importance_sampling_level
+    num_completions_to_print
     use_rslora lora_task_type dataset_mixture dataset_mixer datasets dataset columns
     chat_template_path pad_token eos_token truncation_mode shuffle_dataset packing_strategy
     pad_to_multiple_of eval_packing completion_only_loss assistant_only_loss model_init_kwargs
-    max_prompt_length label_smoothing disable_dropout rpo_alpha ld_alpha discopop_tau use_weighting
+    label_smoothing disable_dropout rpo_alpha ld_alpha discopop_tau use_weighting
     f_divergence_type f_alpha_divergence_coef loss_weights desirable_weight undesirable_weight
     cpo_alpha simpo_gamma label_pad_token_id padding_value is_encoder_decoder bos_token
     ignore_bias_buffers preprocessing_num_workers data_files text_column streaming system_prompt
@@ -91,5 +100,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     """,
     "tool_",
     "overwrite_hub_",
+    "vllm_",
+    "ref_model_",
 )
 CONFIG_MAPPINGS = TRAINER_MAPPINGS

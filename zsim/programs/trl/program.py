@@ -40,7 +40,10 @@ class Trl(TrainingProgram):
         data = source.content if source.suffix in YAML_SUFFIXES else None
         if not isinstance(data, Mapping) or "distributed_type" in data:
             return False
-        return any(mark in data for mark in _MARKS) and any(mark in data for mark in _TRAINER_MARKS)
+        has_data = "model_name_or_path" in data and "dataset_name" in data
+        return has_data or (
+            any(mark in data for mark in _MARKS) and any(mark in data for mark in _TRAINER_MARKS)
+        )
 
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.trl.read import read_trl

@@ -6,6 +6,7 @@ Read in TRL 1.10.0.dev0 (f2cd5771): scripts/sft.py and dpo.py, trainer/*_config.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
@@ -17,6 +18,7 @@ from zsim.programs.huggingface.job import (
     read_batch,
     read_checkpointing,
     read_liger,
+    read_preferences,
     read_synchronisation,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
@@ -28,6 +30,8 @@ from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _LENGTH = 1024
+_PROMPT, _COMPLETION = 512, 256
+PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO"}
 
 
 def read_trl(path: str) -> TrainingFile:
@@ -48,6 +52,7 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     values.refuse()
     trainer = trainer or trainer_of(values)
     _refuse_trainer(values, trainer)
+    is_preference = trainer in PREFERENCES
     is_quantised = values.flag("load_in_4bit")
     has_adapters = values.flag("use_peft")
     read_model(values, "model_name_or_path", is_quantised=is_quantised)
@@ -60,8 +65,12 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     read_checkpointing(values, default=True)
     values.read("torch_compile")
     read_liger(values)
-    _read_loss(values)
-    _read_length(values)
+    if trainer == "sft":
+        _read_loss(values)
+    if trainer == "grpo":
+        _read_update(values)
+    else:
+        _read_length(values)
     read_strategy(values)
     read_optimizer(values, "optim")
     read_synchronisation(values)
@@ -78,6 +87,11 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
         )
     elif values.has("lora_r"):
         file.note("lora_r: no effect without use_peft, so every weight is trained")
+    if is_preference:
+        reference = None
+        if trainer == "dpo" and not values.flag("precompute_ref_log_probs"):
+            reference = "base" if has_adapters else "copy"
+        read_preferences(values, PREFERENCES[trainer], reference=reference)
     values.finish(RELEASE)
     return file
 
@@ -86,7 +100,9 @@ def trainer_of(values: FileValues) -> str:
     """The trainer that a file's keys tell, "sft" where they tell none."""
     loss = values.get("loss_type")
     losses = {str(entry) for entry in loss} if isinstance(loss, list) else {str(loss)}
+    folder = Path(values.file.name).parent.name.lower()
     for trainer, marks in (
+        ("ppo", trl_keys.PPO_MARKS),
         ("grpo", trl_keys.GRPO_MARKS),
         ("kto", trl_keys.KTO_MARKS),
         ("cpo", trl_keys.CPO_MARKS),
@@ -97,32 +113,38 @@ def trainer_of(values: FileValues) -> str:
     if values.get("lora_task_type") == "SEQ_CLS":
         return "reward"
     has_preference = any(values.has(mark) for mark in trl_keys.PREFERENCE_MARKS)
+    if has_preference and folder == "orpo":
+        return "orpo"
     return "dpo" if has_preference or losses & set(trl_keys.PREFERENCE_LOSSES) else "sft"
 
 
 _STEPS = {
-    "grpo": "rollouts and their update (GRPO, PPO, RLOO); the update's step is that of the same file with "
-    "SFT's keys",
+    "ppo": "PPO, whose step has rollouts and four models",
     "kto": "KTO, whose step has forwards of a reference model and of mismatched pairs",
-    "cpo": "CPO and SimPO",
-    "dpo": "preference losses (DPO, ORPO), whose step trains on pairs and asks a reference model",
     "reward": "reward models, whose head has one output",
 }
 
 
 def _refuse_trainer(values: FileValues, trainer: str) -> None:
     if trainer in _STEPS:
-        marks = (
-            *trl_keys.GRPO_MARKS,
-            *trl_keys.KTO_MARKS,
-            *trl_keys.CPO_MARKS,
-            *trl_keys.REWARD_MARKS,
-            "lora_task_type",
-            *trl_keys.PREFERENCE_MARKS,
-            "loss_type",
-        )
+        marks = (*trl_keys.PPO_MARKS, *trl_keys.KTO_MARKS, *trl_keys.REWARD_MARKS, "lora_task_type")
         key = next((mark for mark in marks if values.has(mark)), "loss_type")
-        raise values.lack(key, f"{_STEPS[trainer]} yet; expected a file of SFT")
+        raise values.lack(key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, ORPO, CPO or GRPO")
+    if trainer == "grpo" and values.flag("use_vllm") and values.get("vllm_mode") == "colocate":
+        raise values.lack(
+            "vllm_mode", "an inference engine on the trainer's GPUs yet; expected vllm_mode server"
+        )
+
+
+def _read_update(values: FileValues) -> None:
+    """Read GRPO's update: prompts and their completions, on which one step trains."""
+    prompt = values.count("max_prompt_length") or values.assume("max_prompt_length", _PROMPT)
+    completion = values.count("max_completion_length") or values.assume("max_completion_length", _COMPLETION)
+    values.put("training.sequence_length", prompt + completion, "max_prompt_length", "max_completion_length")
+    values.file.note(
+        "GRPO: the step is the trainer's update alone, of completions at their longest; rollouts, rewards "
+        "and scores of a reference are not in it"
+    )
 
 
 def _read_loss(values: FileValues) -> None:

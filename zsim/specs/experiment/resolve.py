@@ -32,6 +32,7 @@ from zsim.specs.experiment.training.checkpointing import resolve_recomputation
 from zsim.specs.experiment.training.framework_choices import check_stored_types, choose_optimizer
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.quantisation import is_prepared
+from zsim.specs.experiment.training.reference_model import check_reference, reference_notes
 from zsim.specs.experiment.training.resolve import check_size, layer_kernels_of, resolve_training
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.experiment.training.trained_model import apply_training
@@ -171,6 +172,8 @@ def _resolve_trained_model(
         expands_groups=layout.runs_flash_2 and has_grouped_heads(model),
         calls_engine=training_of(table.kind).has_engine_products(table),
     )
+    check_reference(requested, table, config, parallelism)
+    notes += reference_notes(requested)
     expert_split = _split_experts(model, table, layout.requested_parallelism)
     if runs_experts_one_by_one(model, requested.transformers, table, expert_split, notes):
         model = unstack_experts(model)

@@ -104,6 +104,12 @@ class TrainingConfig:
     """The blocks' products are layers of Transformer Engine."""
     has_fp32_stream: bool = False
     """The residual stream is fp32, since the embedding is, under autocast."""
+    reference: Literal["copy", "base"] | None = None
+    """A frozen model runs forward on every micro-batch too: a copy of the model, or its base without
+    adapters.
+    """
+    reference_dtype: str = ""
+    """The type of a copy's weights. Empty for that of the trained weights."""
     forward_only: bool = False
     """Nothing is trained: a step is the forward of its micro-batches, as for the probabilities of tokens that
     another model has chosen.

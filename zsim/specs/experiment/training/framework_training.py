@@ -153,6 +153,8 @@ class FrameworkTraining(Generic[Table, Config]):
 
     # -- what is trained ---------------------------------------------------------------------------------
 
+    has_references = False
+    """A frozen model's forward beside the trained one's is simulated."""
     unadapted_degrees: tuple[str, ...] = ("tensor", "pipeline", "context")
     """The parallelisms beside which adapters and frozen weights are not simulated."""
 
@@ -166,6 +168,14 @@ class FrameworkTraining(Generic[Table, Config]):
                     f"{key}: not simulated with {name} parallelism under strategy '{table.kind}'; expected "
                     f"{name} = 1, or strategy {_kinds_with_all_degrees()}"
                 )
+
+    def check_reference(self, where: str, table: Table, config: Config | None) -> None:
+        """Raises NotSimulatedError where forward gathers what it computes with, for a reference's forward."""
+        kinds = " or ".join(f"'{kind}'" for kind in kinds_where(lambda training: training.has_references))
+        raise NotSimulatedError(
+            f"{where}: zsim does not simulate a reference's forward with strategy '{table.kind}' yet; "
+            f"expected strategy {kinds}"
+        )
 
     def check_any_model(self, where: str) -> None:
         """Raises InputError where a model that was captured, as `where` says, cannot be trained."""

@@ -85,6 +85,8 @@ def resolve_training(
         stored_dtype=table.stored_dtype,
         deterministic_sms=max(gpu.sm_count if gpu.attention.is_deterministic else 0 for gpu in cluster.gpus),
         writes_scores=any(gpu.attention.writes_scores for gpu in cluster.gpus),
+        reference=table.reference,
+        reference_dtype=table.frozen_dtype or "",
     )
 
 

@@ -131,6 +131,11 @@ class TrainingTable(StrictTable):
     """
     optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
     lora: Lazy[LoraTable] | None = None
+    reference: Literal["copy", "base"] | None = Field(
+        default=None,
+        description="a frozen model whose probabilities of the same sequences the loss asks for, as in DPO: "
+        'a "copy" of the model on every rank, or with adapters the "base" without them; left out: none',
+    )
     frozen: tuple[str, ...] = Field(
         default=(),
         description='what is not trained, by name with wildcards: "model.embed_tokens"',
