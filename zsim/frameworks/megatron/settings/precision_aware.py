@@ -109,32 +109,11 @@ def resolve_precision_aware(
     Raises InputError for what Megatron refuses.
     """
     if not table.precision_aware_optimizer:
-        for key in _DTYPES:
-            if getattr(table, key) != "fp32":
-                raise InputError(
-                    f"strategy.{key}: found '{getattr(table, key)}' without precision_aware_optimizer, which "
-                    "Megatron refuses; expected precision_aware_optimizer = true, or 'fp32'"
-                )
         return None
-    if not _FIRST <= release < (1, 0):
-        raise InputError(
-            f"strategy.precision_aware_optimizer: Megatron {table.version} does not have it; expected a "
-            "strategy.version from '0.11.0' on"
-        )
-    if not table.distributed_optimizer:
-        raise InputError(
-            "strategy.precision_aware_optimizer: Megatron has it only beside the distributed optimizer, "
-            "expected distributed_optimizer = true"
-        )
     if training.optimizer not in ("adam", "adamw"):
         raise InputError(
             f"strategy.precision_aware_optimizer: found true with optimizer '{training.optimizer}', which "
             "Megatron refuses; expected 'adamw', and exp_avg_dtype and exp_avg_sq_dtype for its moments"
-        )
-    if table.main_grads_dtype == "bf16" and table.grad_reduce_dtype != "bf16":
-        raise InputError(
-            f"strategy.main_grads_dtype: found 'bf16' with gradients that are reduced in "
-            f"'{table.grad_reduce_dtype}', which Megatron refuses; expected grad_reduce_dtype = 'bf16'"
         )
     is_16_bit = training.precision in ("bf16", "fp8")
     is_delayed = training.precision != "fp8" or training.fp8.recipe == "delayed"
