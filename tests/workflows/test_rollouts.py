@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.workflows.test_loop import LENGTHS, colocated, experiment, fixed, looped, resolved, simulator
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.library import Library
 from zsim.specs.strategy.registry import workflow_names
 from zsim.workflows.rl.framework import workflow_of
@@ -138,6 +138,12 @@ def test_every_framework_has_what_its_placements_need(name: str) -> None:
         assert framework.memory_utilization[placement] > 0
         assert {placement} <= set(framework.hosts) & set(framework.controllers)
     assert framework.sources
+
+
+@pytest.mark.parametrize("framework", ["verl", "trl", "deepspeed-chat"])
+def test_dpo_is_refused_by_its_own_name(framework: str) -> None:
+    with pytest.raises(NotSimulatedError, match=r"rl.algorithm = 'dpo', whose pairs are data,: is not sim"):
+        resolved(framework=framework, algorithm="dpo")
 
 
 def test_deepspeed_chat_has_no_async() -> None:
