@@ -91,7 +91,7 @@ def test_constants_come_from_rows_to_calibrate_with_alone(
     assert "1 rows, 0.40 to 0.40, geometric mean 0.400" in printed
     assert "\n  b " in printed
     assert "\n  a " not in printed
-    assert "1 steps, 80% within a factor of" in printed
+    assert "1 steps, a new one within a factor of" in printed
 
 
 def test_the_cards_of_a_row_are_its_own() -> None:
