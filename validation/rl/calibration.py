@@ -113,8 +113,8 @@ def _spread(predictions: Mapping[str, RowPrediction]) -> Iterator[str]:
     if ratios:
         yield "  " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
         factors = sorted(max(ratio, 1 / ratio) for ratio in ratios.values())
-        place = min(len(factors), ceil(_COVERED * (len(factors) + 1)))
-        spread = factors[place - 1]
+        order = min(len(factors), ceil(_COVERED * (len(factors) + 1)))
+        spread = factors[order - 1]
         yield f"  {len(factors)} steps, a new one within a factor of {spread:.3f} in {_COVERED:.0%}"
 
 

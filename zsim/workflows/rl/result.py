@@ -27,8 +27,8 @@ PHASES = (
 
 STEP_SPREAD = 1.37
 """Factor within which a new step lies of what is simulated in 80 %, by the errors of the 13 published steps
-to which constants were fitted: the twelfth, in order (`python -m validation.rl.calibration`). Of 18 steps that
-nothing was fitted to 11 lie in it (docs/rl.md)."""
+to which constants were fitted: the twelfth, in order (`python -m validation.rl.calibration`). Of 18 steps
+that nothing was fitted to 11 lie in it (docs/rl.md)."""
 
 
 @dataclass(frozen=True, eq=False)
