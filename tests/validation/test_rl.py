@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from validation.rl.__main__ import main
+from validation.rl.calibration import main as print_constants
+from validation.rl.steps import row_experiment
+from validation.rl.table import RlRow
 from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
+from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError
+from zsim.specs.library import Library
+from zsim.workflows.rl.job import resolve_rl
 
 STEP = {
     "role": "report", "row_id": "a", "source": "s", "framework": "NeMo-RL", "version": "v0.5.0",
@@ -73,6 +79,26 @@ def test_an_engine_has_tokens_and_times_between_them(tmp_path: Path) -> None:
     (row,) = predict(tmp_path, ENGINE)
     assert 1000 < row["predicted_tokens_per_second"] < 2500  # type: ignore[operator]
     assert 0.006 < row["predicted_itl_seconds"] < 0.016  # type: ignore[operator]
+
+
+def test_constants_come_from_rows_to_calibrate_with_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step of 10 s that is there to report an error is not among them, whatever its length."""
+    row = {**STEP, "role": "calibrate", "row_id": "b", "response_len_mean": "600"}
+    assert print_constants([str(write(tmp_path / "runs.csv", STEP, row))]) == 0
+    printed = capsys.readouterr().out
+    assert "1 rows, 0.40 to 0.40, geometric mean 0.400" in printed
+    assert "\n  b " in printed
+    assert "\n  a " not in printed
+    assert "1 steps, a new one within a factor of" in printed
+
+
+def test_the_cards_of_a_row_are_its_own() -> None:
+    row = RlRow("a", {**STEP, "gpu": "GH200 (4 a node, 4 NICs of 25 GB/s)", "gpus_per_node": "4"}, False)
+    asked = row_experiment(row, Library())
+    nic = resolve_rl(asked.experiment, Simulator()).cluster.nic
+    assert (nic.per_node, nic.bandwidth) == (4, 25e9)
 
 
 def test_another_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

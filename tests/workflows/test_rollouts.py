@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from tests.workflows.test_loop import LENGTHS, colocated, experiment, fixed, looped, resolved, simulator
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.library import Library
 from zsim.specs.strategy.registry import workflow_names
 from zsim.workflows.rl.framework import workflow_of
+from zsim.workflows.rl.job import resolve_rl
 from zsim.workflows.rl.loop import Loop, split_turns
-from zsim.workflows.rl.phases import phase_times, sync_seconds
+from zsim.workflows.rl.phases import BROADCAST_SHARE, num_tensors, phase_times, sync_seconds
 from zsim.workflows.rl.result import simulate_rl
 
 ASYNC: dict[str, Any] = {"placement": "async", "rollout": {"gpus": 4}}
@@ -138,6 +140,12 @@ def test_every_framework_has_what_its_placements_need(name: str) -> None:
     assert framework.sources
 
 
+@pytest.mark.parametrize("framework", ["verl", "trl", "deepspeed-chat"])
+def test_dpo_is_refused_by_its_own_name(framework: str) -> None:
+    with pytest.raises(NotSimulatedError, match=r"rl.algorithm = 'dpo', whose pairs are data,: is not sim"):
+        resolved(framework=framework, algorithm="dpo")
+
+
 def test_deepspeed_chat_has_no_async() -> None:
     with pytest.raises(InputError, match=r"rl.placement: DeepSpeed-Chat has no 'async'; expected colocated"):
         resolved(framework="deepspeed-chat", algorithm="ppo", placement="async")
@@ -152,6 +160,31 @@ def test_shards_to_shards_sends_each_receiver_its_part() -> None:
     fixed_seconds = jobs[0].sync.seconds + jobs[0].sync.seconds_per_tensor * 147
     one, two = (sync_seconds(job) - fixed_seconds for job in jobs)
     assert one == pytest.approx(2 * two, rel=0.05)
+
+
+def broadcast_seconds(framework: str, rollout_gpus: int, nodes: int) -> float:
+    """Seconds in which the bytes of a broadcast move, without calls."""
+    asked = experiment(framework=framework, placement="split", rollout={"gpus": rollout_gpus})
+    job = resolve_rl(asked.model_copy(update={"nodes": nodes}), simulator())
+    calls = job.sync.seconds + job.sync.seconds_per_tensor * num_tensors(job.update_job.model)
+    return sync_seconds(job) - calls
+
+
+def test_a_broadcast_leaves_by_the_cards_of_its_group() -> None:
+    """verl's trainer is there with one rank, NeMo-RL's with all: the 8 cards of its node take an eighth of
+    the seconds. Inside of a node NVLink takes a ninth.
+    """
+    one, all_cards = broadcast_seconds("verl", 8, 2), broadcast_seconds("nemo-rl", 8, 2)
+    assert one == pytest.approx(8 * all_cards, rel=1e-6)
+    assert one == pytest.approx(9 * broadcast_seconds("verl", 4, 1), rel=1e-6)
+    assert one == pytest.approx(2 * 1.236e9 / (BROADCAST_SHARE * 50e9), rel=0.01)
+
+
+def test_a_tensor_of_a_convolution_is_sent_once_and_each_expert_by_itself() -> None:
+    library = Library()
+    dense, experts = library.model("qwen3.5-27b"), library.model("qwen3-30b-a3b")
+    assert num_tensors(dense) == len(list(dense.named_parameters()))
+    assert num_tensors(experts) > 2 * 48 * 128
 
 
 def test_shared_memory_of_other_gpus_is_refused() -> None:

@@ -1,5 +1,7 @@
 """AReaL's loop: interruptible rollouts by SGLang beside Megatron or FSDP2 trainers."""
 
+from math import inf
+
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
     SGLANG_SERVED,
@@ -25,7 +27,7 @@ WORKFLOW = RlFramework(
     max_num_seqs=1024,
     max_num_batched_tokens=8192,
     transports={"split": "broadcast", "async": "broadcast"},
-    syncs={"broadcast": SyncRates(1e9, 0.05e-3, 18e9, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
+    syncs={"broadcast": SyncRates(1e9, 0.05e-3, inf, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
     hosts={"split": SGLANG_SERVED, "async": SGLANG_SERVED},
     algorithms=("grpo", "ppo", "dapo", "rloo"),

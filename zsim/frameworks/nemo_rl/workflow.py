@@ -1,5 +1,7 @@
 """NeMo-RL's loop: GRPO on Megatron or DTensor trainers, with vLLM."""
 
+from math import inf
+
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
     VLLM_IN_LOOP,
@@ -14,9 +16,11 @@ from zsim.workflows.rl.framework import (
 SOURCES = {
     "defaults": "NVIDIA-NeMo/RL 7ea279ab examples/configs/grpo_math_1B.yaml",
     "controllers": "fitted to six steps of NeMo-RL v0.5 (docs/about/performance-summary.md at 9dbd9adc9)",
-    "syncs": "orders of magnitude of pull requests 449, 638 and 1379: 30 GB/s through shared handles "
-    "after metadata "
-    "of every tensor, 90 GB/s by packed broadcasts",
+    "syncs": "assumed: verl's fitted rates, as both export Megatron's parameters one by one into buckets "
+    "that vLLM loads, and no sync of NeMo-RL's by either way is there to fit to. Buckets of 0.3 of the free "
+    "memory by shared handles (nemo_rl/algorithms/grpo.py), of 0.02 of the memory by broadcasts, whose group "
+    "has all ranks of the trainer (nemo_rl/utils/packed_tensor.py and "
+    "nemo_rl/weight_sync/collective_weight_synchronizer.py)",
     "loop": "nemo_rl/algorithms/grpo.py",
 }
 
@@ -28,8 +32,8 @@ WORKFLOW = RlFramework(
     max_num_batched_tokens=16384,
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
-        "ipc": SyncRates(20e9, 0.5e-3, 30e9, 1.0),
-        "broadcast": SyncRates(1.6e9, 0.05e-3, 90e9, 0.5),
+        "ipc": SyncRates(20e9, 0.05e-3, 11e9, 1.0),
+        "broadcast": SyncRates(1.6e9, 0.05e-3, inf, 0.3, trainer_joins=True),
         **COMMON_SYNCS,
     },
     offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),

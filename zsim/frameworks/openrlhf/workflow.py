@@ -1,5 +1,7 @@
 """OpenRLHF's loop: PPO and its kin by Ray actors on DeepSpeed, with vLLM."""
 
+from math import inf
+
 from zsim.workflows.rl.framework import (
     VLLM_IN_LOOP,
     VLLM_SERVED,
@@ -27,7 +29,7 @@ WORKFLOW = RlFramework(
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
         "ipc": SyncRates(1e9, 1e-3, 20e9, 0.5),
-        "broadcast": SyncRates(1e9, 1e-3, 20e9, 0.5),
+        "broadcast": SyncRates(1e9, 1e-3, inf, 0.5),
     },
     offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
     hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED, "async": VLLM_SERVED},

@@ -1,5 +1,7 @@
 """prime-rl's loop: an FSDP2 trainer and vLLM servers, asynchronous."""
 
+from math import inf
+
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
     VLLM_SERVED,
@@ -12,7 +14,7 @@ from zsim.workflows.rl.framework import (
 
 SOURCES = {
     "defaults": "prime-rl 559b4477 packages/prime-rl-configs/src/prime_rl/configs",
-    "syncs": "by a shared file system unless told otherwise; 3 GB/s is assumed",
+    "syncs": "by a shared file system unless told otherwise; 3 GB/s is assumed, and broadcasts as verl's",
     "loop": "groups that get older than max_off_policy_steps are cancelled, the others go on over updates",
     "controllers": "assumed: an orchestrator beside the trainer",
 }
@@ -24,7 +26,7 @@ WORKFLOW = RlFramework(
     max_num_seqs=1024,
     max_num_batched_tokens=8192,
     transports={"async": "filesystem"},
-    syncs={"broadcast": SyncRates(2e9, 0.05e-3, 20e9, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
+    syncs={"broadcast": SyncRates(2e9, 0.05e-3, inf, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
     hosts={"async": VLLM_SERVED},
     algorithms=("grpo", "rloo", "dapo"),

@@ -1,5 +1,7 @@
 """slime's loop: Megatron trainers with SGLang."""
 
+from math import inf
+
 from zsim.workflows.rl.framework import (
     SGLANG_SERVED,
     ControllerRates,
@@ -11,8 +13,8 @@ from zsim.workflows.rl.framework import (
 
 SOURCES = {
     "defaults": "slime 624b824a slime/utils/arguments.py, train.py, train_async.py",
-    "syncs": "buckets of 512 MiB; 355 billion parameters in 48 s of an early release (blog of v0.1.0), 15 "
-    "GB/s",
+    "syncs": "buckets of 512 MiB; by shared handles 355 billion parameters in 48 s of an early release (blog "
+    "of v0.1.0), 15 GB/s; broadcasts are assumed as verl's",
     "controllers": "assumed as verl's",
 }
 
@@ -25,7 +27,7 @@ WORKFLOW = RlFramework(
     transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
     syncs={
         "ipc": SyncRates(512 * 2**20, 0.05e-3, 15e9, 1.0),
-        "broadcast": SyncRates(512 * 2**20, 0.05e-3, 18e9, 0.5),
+        "broadcast": SyncRates(512 * 2**20, 0.05e-3, inf, 0.5),
     },
     offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
     hosts={"colocated": SGLANG_SERVED, "split": SGLANG_SERVED, "async": SGLANG_SERVED},

@@ -1,5 +1,7 @@
 """TRL's GRPOTrainer and its kin on transformers' Trainer, with vLLM."""
 
+from math import inf
+
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
     VLLM_IN_LOOP,
@@ -29,7 +31,7 @@ WORKFLOW = RlFramework(
     transports={"colocated": "ipc", "split": "broadcast"},
     syncs={
         "ipc": SyncRates(1e9, 1e-3, 20e9, 0.3),
-        "broadcast": SyncRates(1e9, 1e-3, 20e9, 0.3),
+        "broadcast": SyncRates(1e9, 1e-3, inf, 0.3),
         "filesystem": COMMON_SYNCS["filesystem"],
     },
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),

@@ -27,11 +27,17 @@ class SyncRates:
     seconds_per_tensor: float
     """Python of one parameter: gathering it, renaming it, and the engine's loading of it."""
     bytes_per_second: float
-    """Rate at which an engine takes buckets over, with all copies. The path to it may be slower."""
+    """Rate at which an engine takes buckets over, with all copies. The path to it may be slower, and is the
+    only limit where this is infinite.
+    """
     seconds: float = 0.0
     """Whatever the model: metadata, and messages between processes."""
     seconds_per_quantized_tensor: float = 0.0
     """More for each where the engine's weights are of fewer bits than the trainer's."""
+    trainer_joins: bool = False
+    """All ranks of the trainer are members of a broadcast's group, whose rings leave the sender's node by all
+    of its network cards. Else one rank is, and the broadcast leaves by its card.
+    """
 
 
 COMMON_SYNCS: Mapping[Transport, SyncRates] = {
@@ -40,7 +46,8 @@ COMMON_SYNCS: Mapping[Transport, SyncRates] = {
     "filesystem": SyncRates(4e9, 0.05e-3, 3e9, 1.0),
 }
 """Transports that are alike whoever drives them. reshard: 13 syncs of 4 to 671 billion parameters by NCCL
-from shard to shard (NVIDIA-NeMo/RL 7ea279ab docs/design-docs/nccl-reshard-refit.md), within a factor of 1.6.
+from shard to shard (NVIDIA-NeMo/RL 7ea279ab docs/design-docs/nccl-reshard-refit.md and pull request 2971),
+all within a factor of 1.5, simulated 16 % short on average.
 host: six syncs from host memory, 212 GB to 1 TB (MoonshotAI/checkpoint-engine 415c3205 README.md), within 14
 %. filesystem: assumed, a shared file system of 3 GB/s for writing and reading."""
 

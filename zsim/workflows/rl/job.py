@@ -247,6 +247,16 @@ def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> J
 
 
 def _check_offered(table: RlTable, framework: RlFramework) -> None:
+    for name, is_asked in (
+        (
+            "over_sampling beside turns of an environment",
+            table.environment.turns > 1 and table.over_sampling > 1,
+        ),
+        ("over_sampling with placement 'async'", table.over_sampling > 1 and table.placement == "async"),
+        ("algorithm = 'dpo', whose pairs are data,", table.algorithm == "dpo"),
+    ):
+        if is_asked:
+            raise NotSimulatedError(f"rl.{name}: is not simulated yet")
     if table.algorithm not in framework.algorithms:
         raise InputError(
             f"rl.algorithm: {framework.name} has no '{table.algorithm}'; expected "
@@ -262,16 +272,6 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "rl.rollout.acceptance: missing beside draft_tokens; zsim does not predict which part of "
             "proposed tokens is accepted"
         )
-    for name, is_asked in (
-        (
-            "over_sampling beside turns of an environment",
-            table.environment.turns > 1 and table.over_sampling > 1,
-        ),
-        ("over_sampling with placement 'async'", table.over_sampling > 1 and table.placement == "async"),
-        ("algorithm = 'dpo', whose pairs are data,", table.algorithm == "dpo"),
-    ):
-        if is_asked:
-            raise NotSimulatedError(f"rl.{name}: is not simulated yet")
     if table.max_staleness and table.placement != "async":
         raise InputError(
             f"rl.max_staleness: found {table.max_staleness} with placement '{table.placement}', where every "

@@ -23,9 +23,11 @@ WAKE_SECONDS = 0.3  # of an engine, the same source
 
 
 TRAINED_BYTES = 2  # of a weight, as the trainer has it for its products
-BROADCAST_CARDS = 2
-"""Network cards over which a broadcast leaves the sender's node: 470 GB in 5.5 s and 1.34 TB in 14 s over
-cards of 50 GB/s (NVIDIA-NeMo/RL pull request 1379)."""
+BROADCAST_SHARE = 0.44
+"""Part of the bandwidth of its links that a broadcast of buckets reaches, with packing, loading and the waits
+of sender and receivers for each other: the geometric mean of four syncs of 27 to 235 billion parameters by
+one sender, 0.35 to 0.53 (verl-project/verl docs/advance/fully_async.md and pull request 7291, as
+`python -m validation.rl.calibration` prints them)."""
 RESHARD_EXCESS = 1.5  # of the bytes that the slowest receiver gets, as ranks do not all send evenly
 
 
@@ -102,9 +104,8 @@ def reward_seconds(job: RlJob) -> float:
 def sync_seconds(job: RlJob) -> float:
     """Seconds until the engines have new weights.
 
-    The calls for every parameter, and the slower of the way to the engines and of their copies. A broadcast
-    leaves the trainer by the network cards of one rank. From shard to shard a GPU of an engine gets what it
-    keeps.
+    The calls for every parameter, and the slower of the way to the engines and of their copies. From shard to
+    shard a GPU of an engine gets what it keeps.
     """
     rates = job.sync
     num_bytes, tensors = model_bytes(job), num_tensors(job.update_job.model)
@@ -116,11 +117,25 @@ def sync_seconds(job: RlJob) -> float:
     if job.transport == "ipc":
         path = _gather_seconds(job, num_bytes, rates.bucket_bytes)
     elif job.transport == "broadcast":
-        path = num_bytes / (BROADCAST_CARDS * nic)
+        path = num_bytes / (BROADCAST_SHARE * broadcast_bandwidth(job))
     elif job.transport == "reshard":
         copied = RESHARD_EXCESS * num_bytes / job.model.layout.gpus
         path = copied / nic
     return (rates.seconds + calls + max(path, copied / rates.bytes_per_second)) / job.table.sync.every
+
+
+def broadcast_bandwidth(job: RlJob) -> float:
+    """Bytes/s of the links by which a broadcast leaves its sender.
+
+    The GPU's own where all GPUs are of one node or NVLink domain, else the cards of the sender, which are all
+    of its node's where all ranks of the trainer are members.
+    """
+    cluster = job.cluster
+    domain = cluster.gpus_per_node * cluster.node_link.nodes_per_domain
+    if job.training_gpus + job.rollout_gpus <= domain:
+        return cluster.node_link.bandwidth or cluster.pcie.bandwidth
+    cards = min(cluster.nic.per_node, job.training_gpus) if job.sync.trainer_joins else 1
+    return cards * cluster.nic.bandwidth
 
 
 def model_bytes(job: RlJob) -> float:
@@ -132,7 +147,8 @@ def num_tensors(model: ModelSpec) -> int:
     """Parameters that a sync handles one by one: every expert of a layer has its own in a checkpoint."""
     count = 0
     for _, parameter in model.named_parameters():
-        count += parameter.shape[0] if len(parameter.shape) == 3 else 1
+        has_experts = len(parameter.shape) == 3 and parameter.shape[1] > 1  # 1 in those of convolutions
+        count += parameter.shape[0] if has_experts else 1
     return count
 
 
