@@ -14,6 +14,7 @@ from rich.console import Console
 import zsim
 from zsim.engine.prepare import prepare
 from zsim.engine.priced_program import PricedProgram
+from zsim.engine.request import StepRequest
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
@@ -97,8 +98,8 @@ def test_each_type_has_the_prices_of_a_job_of_its_own() -> None:
 
 def _priced(asked: Experiment) -> tuple[PricedProgram, ...]:
     one = simulate_job(resolve(asked))
-    laid = one.job, one.plan, one.plan, one.topology, one.classes, one.slowdowns
-    return prepare(*laid, simpy.Environment()).programs
+    request = StepRequest(one.job, one.plan, one.topology, one.slowdowns, is_steady=False)
+    return prepare(request, one.classes, simpy.Environment()).programs
 
 
 def test_two_types_with_the_same_numbers_are_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from zsim.engine.folding import find_classes
 from zsim.engine.jitter.steps import run_once
 from zsim.engine.one_stream import is_one_rank, serial_times
 from zsim.engine.prepare import PreparedJob, prepare
+from zsim.engine.request import StepRequest
 from zsim.plan.make import make_plan
-from zsim.plan.passes.repeated_step import is_drained, repeat_step
-from zsim.specs.experiment.job import Job, job_topology, slowdowns_of
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -39,12 +40,9 @@ def job_of(strategy: dict[str, Any], **tables: Any) -> Job:
 
 
 def prepared_of(job: Job, *, is_serial: bool = False) -> PreparedJob:
-    topology, plan = job_topology(job), make_plan(job)
-    slowdowns = slowdowns_of(job, topology)
-    classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
-    repeated = plan if is_drained(plan) else repeat_step(plan)
-    env = simpy.Environment()
-    return prepare(job, plan, repeated, topology, classes, slowdowns, env, is_serial=is_serial)
+    request = replace(StepRequest.of(job, make_plan(job)), is_serial=is_serial)
+    classes, _ = find_classes(request, unfold=False)
+    return prepare(request, classes, simpy.Environment())
 
 
 @pytest.mark.parametrize(

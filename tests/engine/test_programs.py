@@ -28,6 +28,7 @@ from zsim.cost.rates.gpu import KernelPricer
 from zsim.engine.folding import find_classes
 from zsim.engine.jitter.steps import run_once
 from zsim.engine.prepare import prepare
+from zsim.engine.request import StepRequest
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.explain.report_of import report_of
 from zsim.explain.variants import step_variants
@@ -35,7 +36,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory, step_peak_bytes
 from zsim.plan.memory.peaks import plan_peaks
 from zsim.plan.ops import Group, Message, Plan
-from zsim.plan.passes.repeated_step import is_drained, repeat_step
+from zsim.plan.passes.repeated_step import is_drained
 from zsim.report.critical.path import critical_path
 from zsim.report.memory import memory_peaks
 from zsim.report.memory_profile import memory_profile
@@ -395,9 +396,9 @@ def test_a_second_step_of_a_pipeline_takes_what_the_first_does(schedule: Schedul
     job = without_latency(job_of(4, placement={"gpus_per_node": [4]}))
     plan = pipeline_plan(schedule, 4, 6, (SHORT, LONG), sent_bytes=0)
     assert not is_drained(plan)
-    topology, slowdowns = job_topology(job), np.ones(4)
-    classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
-    prepared = prepare(job, plan, repeat_step(plan), topology, classes, slowdowns, simpy.Environment())
+    request = StepRequest(job, plan, job_topology(job), np.ones(4))
+    classes, _ = find_classes(request, unfold=False)
+    prepared = prepare(request, classes, simpy.Environment())
     both = seconds_of(SHORT, job) + seconds_of(LONG, job)
     assert run_once(prepared).trace.step_seconds == pytest.approx(9 * both, rel=1e-9)
 

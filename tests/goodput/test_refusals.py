@@ -15,7 +15,11 @@ from zsim.goodput.goodput import simulate_run
 from zsim.specs.experiment.resolve import resolve
 
 ZSIM = Path(__file__).parents[2] / "zsim"
-FILES = [*ZSIM.glob("goodput/**/*.py"), *ZSIM.glob("frameworks/*/*checkpoint*.py")]
+FILES = [
+    *ZSIM.glob("goodput/**/*.py"),
+    *ZSIM.glob("frameworks/*/*checkpoint*.py"),
+    *ZSIM.glob("frameworks/*/studies.py"),
+]
 AS_MEASURED = {"every": 100, "blocking": "1 s", "load": "5 s", "bytes": "10 GB"}
 
 

@@ -12,6 +12,7 @@ import pytest
 from zsim.errors import InputError
 from zsim.reference import FILES, find_keys, keys_of, page_of, schema_of
 from zsim.reference.pages import concepts_page, entry_lines, table_lines
+from zsim.reference.refusals import refusal_lines
 from zsim.resources import PRESETS, topologies_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +49,19 @@ def test_the_page_of_other_words_in_docs_is_the_table_s(request: pytest.FixtureR
     if request.config.getoption("--update"):
         path.write_text(concepts_page(), encoding="utf-8")
     assert path.read_text(encoding="utf-8") == concepts_page()
+
+
+def test_the_tables_of_refusals_in_docs_are_the_declarations(request: pytest.FixtureRequest) -> None:
+    """Between the marks of `docs/simulated.md`."""
+    path = ROOT / "docs" / "simulated.md"
+    begin, end = "<!-- made from the code -->\n\n", "\n\n<!-- until here -->"
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    text = f"{before}{begin}{chr(10).join(refusal_lines())}{end}{rest.partition(end)[2]}"
+    if request.config.getoption("--update"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+    assert "| Megatron | `--qk-clip` | clipped queries and keys |" in text
+    assert "| `delay_wgrad_compute` | `overlap_expert_parallel` = true |" in text
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -235,3 +235,46 @@ def test_a_yaml_of_nobody_is_said_to_be_nobodys(tmp_path: Path) -> None:
         InputError, match=r"is no file of a program that zsim reads \(it has checkpoints, anything\)"
     ):
         read_accelerate(str(path))
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "recipe", "gathered"),
+    [
+        (2, "{backend: AO}", "torchao-tensorwise", "fp8"),
+        (2, "{fp8_backend: AO, fp8_enable_fsdp_float8_all_gather: false}", "torchao-tensorwise", "bf16"),
+        (1, "{backend: AO, enable_fsdp_float8_all_gather: true}", "torchao-tensorwise", "bf16"),
+        (2, "{backend: TE, fp8_format: HYBRID, amax_history_len: 1024}", "delayed", "bf16"),
+    ],
+)
+def test_the_library_of_fp8_says_its_recipe(
+    tmp_path: Path, version: int, config: str, recipe: str, gathered: str
+) -> None:
+    """torchao scales by tensor and gathers in fp8 under FSDP2. Transformer Engine's scales are delayed."""
+    text = FSDP.format(version=version, more="").replace("mixed_precision: bf16", "mixed_precision: fp8")
+    found = imported(tmp_path, f"{text}fp8_config: {config}\n")
+    assert (found.training.precision, found.training.fp8_recipe) == ("fp8", recipe)
+    assert found.strategy.model_dump()["param_dtype"] == gathered
+    noted = any("all_gather: no effect without FSDP2" in note for note in found.notes)
+    assert noted is (version == 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ("{backend: MSAMP}", NotSimulatedError, "does not simulate MS-AMP"),
+        ("{backend: XX}", InputError, "found 'XX', expected AO, TE or MSAMP"),
+        ("{backend: TE, override_linear_precision: [false, false, true]}", NotSimulatedError, "in bf16"),
+    ],
+)
+def test_other_libraries_of_fp8_are_refused(
+    tmp_path: Path, config: str, error: type[Exception], message: str
+) -> None:
+    text = FSDP.format(version=2, more="").replace("mixed_precision: bf16", "mixed_precision: fp8")
+    with pytest.raises(error, match=message):
+        imported(tmp_path, f"{text}fp8_config: {config}\n")
+
+
+def test_training_on_cpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="use_cpu: zsim does not simulate training on CPUs"):
+        imported(tmp_path, FSDP.format(version=1, more="") + "use_cpu: true\n")
+    assert imported(tmp_path, FSDP.format(version=1, more="") + "use_cpu: false\n").gpus == 16

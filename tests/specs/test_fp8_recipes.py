@@ -90,7 +90,7 @@ def test_a_gpu_without_fp8_refuses_every_recipe() -> None:
         ({"fp8_recipe": "current", "bf16_first_layers": 20, "bf16_last_layers": 13}, "of 32 layers"),
         (
             {"precision": "fp8", "strategy": {"kind": "megatron", "fp8_param_gather": True}},
-            "fp8_param_gather: found true without the distributed optimizer",
+            "fp8_param_gather: found true without distributed_optimizer",
         ),
         ({"precision": "bf16", "strategy": {**MEGATRON, "fp8_param_gather": True}}, "nothing is cast"),
         (

@@ -13,7 +13,7 @@ from zsim.errors import InputError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.load import build_experiment, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.experiment_source import parse_setting
 
@@ -261,3 +261,15 @@ def test_a_key_with_a_default_of_its_family_is_followed() -> None:
     for name in ("gemma3-1b", "bert-base"):
         data = {**BASE, "model": name, "strategy": {"kind": "fsdp2"}}
         assert job({"model.vocab_size": 50_000}, data).model.vocab_size == 50_000
+
+
+def test_a_json_that_is_not_there_is_named_with_every_place(tmp_path: Path) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text('model = "llama-3.2-1b"\ncluster = "dgx-h100"\n[strategy]\nconfig = "d/ds.json"\n')
+    with pytest.raises(
+        InputError, match=r"e\.toml: strategy\.config: 'd/ds\.json': no such file; tried .* and d/ds"
+    ):
+        load_experiment(path)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 2}')
+    assert load_experiment(path).strategy.kind == "deepspeed"

@@ -111,6 +111,10 @@ def test_verls_megatron_is_megatrons(tmp_path: Path) -> None:
     assert table.distributed_optimizer is True
     assert found.training.gradient_accumulation_steps == 64
     assert found.training.precision == "bf16"
+    assert found.training.activation_checkpointing == "none"
+    full = "override_transformer_config: {recompute_granularity: full, recompute_method: uniform, "
+    text = MEGATRON.replace("param_offload: true", f"{full}recompute_num_layers: 1}}")
+    assert read(write(tmp_path, text)).training.activation_checkpointing == "full"
 
 
 @pytest.mark.parametrize(
@@ -186,3 +190,67 @@ def test_gpus_that_generate_do_not_train(tmp_path: Path) -> None:
     found = read(write(tmp_path, POLICY.replace("cluster:", resources)))
     assert found.gpus == 8
     assert any("8 of 16 GPUs generate; 8 train" in note for note in found.notes)
+
+
+VERL_COMMAND = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=512 "
+    "data.max_prompt_length=512 data.max_response_length=512 +actor_rollout_ref.actor.grad_clip=0.5 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=8 "
+)
+
+
+def launched(command: str) -> Experiment:
+    data = {"cluster": "dgx-h100", "model": "llama-3.1-8b"}
+    return build_experiment(data, {"strategy.config": command}, origin="test")
+
+
+def test_verls_command_overrides_its_own_files() -> None:
+    """Its example scripts have no file. 256 prompts, verl's default, on 8 ranks in micro-batches of 4: 8."""
+    found = launched(f"{VERL_COMMAND} actor_rollout_ref.rollout.n=1")
+    assert (found.program, found.strategy.kind, found.gpus) == ("verl", "fsdp1", 8)
+    training = found.training
+    assert (training.micro_batch_size, training.sequence_length) == (4, 1024)
+    assert (training.gradient_accumulation_steps, training.gradient_clipping) == (8, 0.5)
+    megatron = launched(
+        f"{VERL_COMMAND} --config-name=ppo_megatron_trainer.yaml "
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+    )
+    assert (megatron.strategy.kind, megatron.parallelism.tensor) == ("megatron", 2)
+    with pytest.raises(NotSimulatedError, match="does not read this trainer of verl's"):
+        launched("torchrun --nproc_per_node 8 -m verl.trainer.fsdp_sft_trainer data.x=1")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--micro_train_batch_size 2 --train_batch_size 128 --max_len 1024 --zero_stage 3 --bf16 --zpg 1 "
+        "--gradient_checkpointing --adam_offload --pretrain meta-llama/Llama-3.1-8B",
+        "--train.micro_batch_size 2 --train.batch_size 128 --data.max_len 1024 --ds.zero_stage 3 "
+        "--model.gradient_checkpointing_enable --ds.adam_offload --model.model_name_or_path x",
+    ],
+)
+def test_openrlhfs_flags_of_both_generations_are_deepspeeds(flags: str) -> None:
+    """128 sequences on 8 ranks in micro-batches of 2: 8 of them."""
+    found = launched(f"deepspeed --num_gpus 8 --module openrlhf.cli.train_sft {flags}")
+    assert (found.program, found.strategy.kind, found.gpus) == ("openrlhf", "deepspeed", 8)
+    zero = found.strategy.model_dump()["config"]["zero_optimization"]
+    assert (zero["stage"], zero["offload_optimizer"]["device"]) == (3, "cpu")
+    training = found.training
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 8)
+    assert (training.sequence_length, training.activation_checkpointing) == (1024, "full")
+    assert training.precision == "bf16"
+
+
+def test_openrlhfs_ppo_is_the_actors_update() -> None:
+    command = "python3 -m openrlhf.cli.train_ppo_ray --actor_num_nodes 1 --actor_num_gpus_per_node 4 --bf16 "
+    found = launched(
+        f"{command} --micro_train_batch_size 4 --train_batch_size 64 --prompt_max_len 512 "
+        f"--generate_max_len 1536"
+    )
+    assert (found.gpus, found.training.sequence_length) == (4, 2048)
+    assert found.training.gradient_accumulation_steps == 4
+    assert any("one update of the actor" in note for note in found.notes)
+    with pytest.raises(NotSimulatedError, match="expected train_sft or train_ppo_ray"):
+        launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo --bf16 --pretrain x")
+    with pytest.raises(NotSimulatedError, match=r"ds.ring_attn_size: .*ring attention"):
+        launched("deepspeed --num_gpus 8 --module openrlhf.cli.train_sft --bf16 --ring_attn_size 2")

@@ -63,7 +63,8 @@ def test_every_role_of_a_framework_is_in_the_module_that_its_table_names(kind: s
         for role, name in ROLE_NAMES.items()
         if re.search(rf"^{name}\b", path.read_text(), re.MULTILINE)
     }
-    assert {role: role_of(kind, role, ROLE_NAMES[role]) for role in roles}
+    for role in roles.keys() - {"refusals"}:  # which may be of either kind, or both
+        assert role_of(kind, role, ROLE_NAMES[role])
     stated = {(role, module) for role, module in roles.items() if "." not in module}
     assert stated == held
 

@@ -102,3 +102,10 @@ def test_what_is_not_simulated_or_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_values_of_another_type_are_refused(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(ZsimError, match=words):
         imported(tmp_path, line)
+
+
+def test_checkpoints_that_are_offloaded_wait_in_pinned_memory(tmp_path: Path) -> None:
+    """`offload` of transformers 5.17 is `save_on_cpu(pin_memory=True)` around every checkpoint."""
+    experiment = imported(tmp_path, "gradient_checkpointing_kwargs: {offload: true}\n")
+    assert experiment.training.checkpoint_offload == "pinned"
+    assert imported(tmp_path).training.checkpoint_offload is None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from math import exp, log
+from math import hypot, log
 
 import pytest
 
-from tests.validated.conftest import FEATURES
+from tests.validated.conftest import FEATURES, estimates
 from zsim.validated.nearest import nearest_runs
 from zsim.validated.runs import ValidatedRun, validated_runs
 from zsim.validated.validation import validation_of
@@ -59,31 +59,29 @@ def test_the_last_stage_is_the_interval_that_is_printed() -> None:
 
 
 def test_stages_only_widen_and_say_why(make_run: Make) -> None:
-    """One source like the job and three others of its framework; nobody ran so many GPUs."""
-    runs = [make_run("own", 0.01), *(make_run(f"s{n}", 0.3, gpu="v100") for n in range(3))]
-    stages = width_stages(replace(FEATURES, gpus=256), runs, {"gpus": 1.5})
-    assert [stage.why.partition(":")[0] for stage in stages] == [
-        "the errors of 1 run of 1 source like it, and with a weight of 50% those of runs less alike",
-        "1 source like it, fewer than 3",
-        "beyond the runs",
+    """One source like the job; nobody ran so many GPUs, 4 doublings more; the loss is left open."""
+    runs = [make_run("own", 0.01)]
+    numbers = estimates({"any run": 0.05, "several nodes": 0.01}, {"gpus": 0.02}, {"loss": 0.07})
+    job = replace(FEATURES, gpus=256, open_settings=("loss", "compile"))
+    stages = width_stages(job, runs, numbers)
+    assert [stage.why for stage in stages] == [
+        "what any run costs, by the errors of 1 run of 1 source, each as a stranger would have written it",
+        "several nodes",
+        "more GPUs than any validated run of FSDP (16)",
+        "whose kernels compute the loss is not stated",
     ]
-    assert "more GPUs than any validated run of FSDP (16) (1.50 times as far per doubling)" in stages[2].why
     assert all(one.low >= other.low and one.high <= other.high for one, other in pairwise(stages))
-    assert stages[2].high == pytest.approx(exp(log(stages[1].high) * (1 + 0.5 * 2)))  # 4 doublings: sqrt(4)
-
-
-def test_a_job_without_a_run_as_close_is_no_better_than_each_closer_kind(make_run: Make) -> None:
-    """Sources enough, but all on other chips: not said to be too few."""
-    runs = [make_run(f"s{n}", 0.1 * n, gpu=gpu) for gpu in ("v100", "a100") for n in range(4)]
-    first, second = width_stages(replace(FEATURES, gpu="b200"), runs, {"gpu": 1.0})
-    assert "8 runs of 4 sources like it" in first.why
-    assert second.why.startswith("none closer to it: trusted no better than each kind of FSDP ")
+    assert [log(stage.high) for stage in stages] == pytest.approx([0.05, 0.06, 0.14, hypot(0.14, 0.07)])
 
 
 def test_a_cell_is_named_with_what_makes_it_one() -> None:
-    job = replace(FEATURES, model_ranks=2, is_mixture=True)
-    assert describe_cell(job, 0).endswith("on H100 with several ranks to a replica of a mixture of experts")
-    assert describe_cell(job, 1) == describe_cell(FEATURES, 1)
+    job = replace(FEATURES, is_mixture=True)
+    words = "FSDP over several nodes, FSDP2, of a mixture of experts"
+    assert describe_cell(job, 0) == f"{words}, on H100 bound by kernels"
+    assert describe_cell(job, 1) == words
+    assert describe_cell(job, 2) == "FSDP over several nodes"
+    assert describe_cell(job, 3) == "runs of any framework over several nodes"
+    assert describe_cell(job, 4) == "all runs"
 
 
 def test_length_and_precision_beyond_the_runs_are_said(make_run: Make) -> None:

@@ -93,6 +93,16 @@ def test_the_date_says_the_release(date: str, is_contiguous: bool, checks_nan: b
     assert (strategy.is_contiguous, strategy.checks_nan) == (is_contiguous, checks_nan)
 
 
+@pytest.mark.parametrize(("date", "overlaps"), [("2023-12", False), ("2025-06", True)])
+def test_nemos_recipes_overlap_where_no_note_says_otherwise(date: str, overlaps: bool) -> None:
+    """NeMo 2's DistributedDataParallelConfig; its launch settings are named as assumed."""
+    found = row(**{**CORE, "date": date})
+    strategy = found.job.strategy
+    assert isinstance(strategy, MegatronConfig)
+    assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (overlaps, overlaps)
+    assert any("NeMo's recipes" in text for text in found.assumptions) == overlaps
+
+
 @pytest.mark.parametrize(
     ("note", "expected"),
     [
@@ -103,7 +113,7 @@ def test_the_date_says_the_release(date: str, is_contiguous: bool, checks_nan: b
     ],
 )
 def test_the_hybrid_note_says_what_overlaps(note: str, expected: tuple[bool, bool]) -> None:
-    strategy = megatron(**CORE, notes=note)
+    strategy = megatron(**{**CORE, "software": "Megatron-Core"}, notes=note)
     assert strategy.distributed_optimizer
     assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == expected
     assert strategy.grad_dtype == "bf16"

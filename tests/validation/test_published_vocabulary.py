@@ -14,6 +14,7 @@ from validation.published.cluster import cluster_preset, described_gbps
 from validation.published.job import row_experiment
 from validation.published.model import preset_of_name
 from validation.published.predict import predict_row, shipped_tables
+from validation.published.strangers import is_read_alike
 from validation.published.table import PublishedRun, read_runs
 from validation.published.vocabulary import read_words
 from zsim.errors import NotSimulatedError
@@ -160,6 +161,7 @@ def test_gpus_without_a_file_are_refused(text: str) -> None:
         ("NDR InfiniBand", 400.0),
         ("one EDR 100 Gbps port per node", 12.5),
         ("not stated", None),
+        ("NOT STATED: GPU to PCIe 504 GB/s", None),
     ],
 )
 def test_networks_are_read_from_their_description(text: str, gbps: float | None) -> None:
@@ -255,3 +257,19 @@ def test_an_error_in_one_row_is_that_rows(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("validation.published.predict.row_job", fails)
     assert predict_row(run).reason == "an error of zsim: KeyError: 'etp'"
+
+
+def test_what_was_found_out_of_a_source_is_no_strangers() -> None:
+    """vTrain's runs recomputed nothing, against its table; a stranger believes the table. What software and
+    date tell is known to everybody."""
+    row = next(run for run in read_runs(shipped_tables()).runs if run.source == "vtrain-single")
+    studied, strangers, renamed = (
+        row_experiment(run).experiment
+        for run in (row, replace(row, is_strangers=True), replace(row, source="someone else's"))
+    )
+    assert studied.training.activation_checkpointing == "none"
+    assert strangers.training.activation_checkpointing == "full"
+    assert strangers.training.layer_kernels != studied.training.layer_kernels
+    assert strangers == renamed
+    composer = next(run for run in read_runs(shipped_tables()).runs if run.source == "mosaic-2024-01")
+    assert is_read_alike(composer)

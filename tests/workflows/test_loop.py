@@ -164,7 +164,7 @@ def test_a_pass_without_backward_is_about_a_third_of_training() -> None:
 @pytest.mark.parametrize(
     ("rl", "message"),
     [
-        ({"framework": "veril"}, r"rl.framework: found 'veril', expected one of nemo-rl, verl"),
+        ({"framework": "veril"}, r"rl.framework: found 'veril', expected one of areal, .*verl"),
         ({"mini_batch_samples": 50}, r"rl.mini_batch_samples: found 50, expected a divisor of the 128"),
         ({"mini_batch_samples": 4}, r"fewer than the trainer's 8 replicas"),
         ({"rollout": {"gpus": 4}}, r"rl.rollout.gpus: found 4 with placement 'colocated'"),
@@ -184,8 +184,8 @@ def test_contradictions_are_refused_by_name(rl: dict[str, Any], message: str) ->
 
 
 def test_what_is_not_simulated_says_so() -> None:
-    with pytest.raises(NotSimulatedError, match=r"rl.environment.turns: is not simulated yet"):
-        resolved(environment={"turns": 3})
+    with pytest.raises(NotSimulatedError, match=r"rl.over_sampling with placement 'async': is not"):
+        resolved(placement="async", over_sampling=2.0)
 
 
 def test_the_json_has_the_phases_and_the_step() -> None:

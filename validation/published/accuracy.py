@@ -2,25 +2,32 @@
 from it, docs/accuracy.md with every source and the worst rows and their causes, the lines in README.md, and
 the limits in validation/baseline.json that `zsim check` enforces from then on.
 
-python validation/published/accuracy.py
+python validation/published/accuracy.py            # predicts all rows of the checkout first
+python validation/published/accuracy.py --ranges   # only what strangers.csv and open_settings.csv tell: the
+                                                   # ranges, and the first tables of both pages
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from validation.kernels.__main__ import section as kernel_section
 from validation.published.check import check_published
 from validation.published.coverage import JudgedRun, leave_one_source_out
 from validation.published.frameworks import framework_lines
+from validation.published.open_settings import open_spreads, read_steps
 from validation.published.predict import shipped_tables
 from validation.published.recorded import merge_runs, recorded_runs
 from validation.published.regimes import accuracy_lines, regime_lines
 from validation.published.shipped import format_validated_table, shipped_texts
+from validation.published.strangers import join_strangers, strangers_runs
+from validation.published.strangers_page import strangers_lines
 from validation.published.table import read_runs
 from validation.published.validation_rows import validated_runs_of
 from zsim.study.check.baseline import Baseline, read_baseline
@@ -36,6 +43,8 @@ TARGET = ROOT / "docs" / "accuracy.md"
 README = ROOT / "README.md"
 BASELINE = ROOT / "validation" / "baseline.json"
 BLOCK = re.compile(r"(<!-- published runs.*?-->\n).*?(<!-- end of published runs -->)", re.DOTALL)
+BEGIN = "<!-- published runs: python validation/published/accuracy.py writes this -->"
+END = "<!-- end of published runs -->"
 NUM_WORST = 12
 MANY = 256  # GPUs, in one line of the table
 LARGE = 0.10  # errors above this need a cause
@@ -113,32 +122,59 @@ CAUSES = (
 
 
 def main() -> None:
+    if "--ranges" in sys.argv[1:]:
+        write_ranges()
+        return
     baseline = read_baseline(BASELINE) if BASELINE.exists() else Baseline(BASELINE)
     result = check_published(shipped_tables(), baseline=baseline, update=True).measured
     baseline.write()
     runs = write_validated(result)
-    judged = leave_one_source_out(runs, tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))["widening"])
+    judged = leave_one_source_out(runs, tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))["open"])
     by_gpus = errors_by_gpus(result)
-    TARGET.write_text("\n".join(page(result, by_gpus, judged)) + "\n", encoding="utf-8")
+    TARGET.write_text("\n".join(page(result, by_gpus, judged, runs)) + "\n", encoding="utf-8")
     block = "\n".join(accuracy_lines(judged))
     text = README.read_text(encoding="utf-8")
     README.write_text(BLOCK.sub(lambda match: match[1] + block + "\n" + match[2], text), encoding="utf-8")
     print(f"wrote {TARGET}, {README}, {BASELINE}, {TABLE}, {ESTIMATES}")
 
 
+def write_ranges() -> None:
+    """Rewrite the shipped table's errors as a stranger and the estimates from them, and the tables of both
+    pages that they are in. No row is predicted."""
+    studied = [replace(run, stranger_error=None) for run in read_validated(TABLE.read_text(encoding="utf-8"))]
+    strangers = strangers_runs()
+    known = {run.row_id for run in read_runs(shipped_tables()).runs}
+    known |= {run.row_id for run in recorded_runs()}
+    kept = [run for run in studied if run.row_id in known]
+    runs = read_validated(format_validated_table(join_strangers(kept, strangers)))
+    opened = open_spreads(read_steps())
+    for path, text in zip((TABLE, ESTIMATES), shipped_texts(runs, opened), strict=True):
+        path.write_text(text, encoding="utf-8")
+    judged = leave_one_source_out(runs, opened)
+    for path, lines in ((TARGET, strangers_lines(judged)), (README, accuracy_lines(judged))):
+        text = path.read_text(encoding="utf-8")
+        block = "\n".join(lines)
+        path.write_text(BLOCK.sub(lambda match: match[1] + block + "\n" + match[2], text), encoding="utf-8")  # noqa: B023
+    print(f"wrote {TABLE}, {ESTIMATES}, {TARGET}, {README}")
+
+
 def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
     """Write the table of validated runs, the recorded ones included, and the estimates derived from it;
     returns the runs, read back."""
     found = validated_runs_of(read_runs(shipped_tables()).runs, result.rows)
-    runs = read_validated(format_validated_table(merge_runs(found, recorded_runs())))
-    texts = shipped_texts(runs)
+    joined = join_strangers(merge_runs(found, recorded_runs()), strangers_runs())
+    runs = read_validated(format_validated_table(joined))
+    texts = shipped_texts(runs, open_spreads(read_steps()))
     for path, text in zip((TABLE, ESTIMATES), texts, strict=True):
         path.write_text(text, encoding="utf-8")
     return runs
 
 
 def page(
-    result: CheckResult, by_gpus: Mapping[int, Sequence[float]], judged: Sequence[JudgedRun]
+    result: CheckResult,
+    by_gpus: Mapping[int, Sequence[float]],
+    judged: Sequence[JudgedRun],
+    runs: Sequence[ValidatedRun],
 ) -> list[str]:
     """docs/accuracy.md."""
     lines = [
@@ -151,7 +187,11 @@ def page(
         "",
         "Mean, median and worst are of absolute errors, bias is the mean signed one.",
         "",
-        *regime_lines(judged),
+        BEGIN,
+        *strangers_lines(judged),
+        END,
+        "",
+        *regime_lines(judged, runs),
         *framework_lines(result.rows),
         "## By source",
         "",

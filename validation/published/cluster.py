@@ -105,8 +105,8 @@ def cluster_table(run: PublishedRun, name: str, preset: Cluster, assumptions: li
 
 def described_gbps(text: str, gpus_per_node: int) -> float | None:
     """Gb/s for each GPU by a description: "8x400Gb/s per node", "3.2 Tb/s", "400 Gb/s per GPU", "4x HDR".
-    None where it says no rate."""
-    plain = text.lower().replace(",", "")
+    None where it says no rate. Rates of PCIe, and in bytes, are not the network's."""
+    plain = re.sub(r"\d+(\.\d+)? ?[GT]B/s", "", text.replace(",", "")).lower()
     rate = re.search(r"(?:(\d+) ?x ?)?(\d+(?:\.\d+)?) ?(t|g)(?:bit|b(?!yte))?(?:/s|ps|e)?\b", plain)
     if rate is not None:
         gbps = float(rate[2]) * (1000 if rate[3] == "t" else 1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import exp, expm1
 from statistics import fmean, median
 
+from validation.published.spread_fit import fit_rows, respect_rows
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, exclude_source
 from zsim.validated.validation import Validation, validation_of
@@ -22,8 +23,18 @@ class JudgedRun:
     validation: Validation
 
     @property
+    def error(self) -> float:
+        """ln(measured / predicted), as a stranger would have predicted it."""
+        return self.run.error_for_others
+
+    @property
     def is_covered(self) -> bool:
-        return self.validation.low <= exp(self.run.error) <= self.validation.high
+        return self.validation.low <= exp(self.error) <= self.validation.high
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the measured step was longer than the interval has it."""
+        return exp(self.error) > self.validation.high
 
     @property
     def half_width(self) -> float:
@@ -43,6 +54,8 @@ class Coverage:
     """The fraction of rows within their interval."""
     covered_by_source: float
     """The same as the mean of sources."""
+    above: float
+    """The fraction of rows above their interval."""
     half_width: float
     """The median of half of the interval's width, as a fraction of the predicted step."""
     mean_absolute_error: float
@@ -53,18 +66,27 @@ class Coverage:
 
 
 def leave_one_source_out(
-    runs: Sequence[ValidatedRun], widening: Mapping[str, float] | None = None
+    runs: Sequence[ValidatedRun], open_settings: Mapping[str, float] | None = None
 ) -> list[JudgedRun]:
-    """Every run with its validation by the runs of other sources."""
-    validations: dict[tuple[str, Features], Validation] = {}
-    runs_without_source = {source: exclude_source(runs, source) for source in {run.source for run in runs}}
-    judged = []
-    for run in runs:
-        key = (run.source, run.features)
-        if key not in validations:
-            validations[key] = validation_of(run.features, runs_without_source[run.source], widening)
-        judged.append(JudgedRun(run, validations[key]))
-    return judged
+    """Every run that was predicted as a stranger's, with its validation by what the other sources alone tell:
+    which runs vouch, what respects cost, and how far errors lie apart."""
+    strangers = [run for run in runs if run.stranger_error is not None]
+    rows = respect_rows(strangers, runs)
+    opened = dict(open_settings or {})
+    judged = {}
+    for source in {run.source for run in strangers}:
+        kept = [index for index, run in enumerate(strangers) if run.source != source]
+        if not kept:
+            continue
+        estimates = fit_rows([strangers[index] for index in kept], rows[kept], opened)
+        others = exclude_source(runs, source)
+        validations: dict[Features, Validation] = {}
+        for run in strangers:
+            if run.source == source:
+                if run.features not in validations:
+                    validations[run.features] = validation_of(run.features, others, estimates)
+                judged[run.row_id] = JudgedRun(run, validations[run.features])
+    return [judged[run.row_id] for run in strangers if run.row_id in judged]
 
 
 def coverage_of(
@@ -74,7 +96,7 @@ def coverage_of(
     selected = [judgement for judgement in judged if holds is None or holds(judgement.run.features)]
     if not selected:
         return None
-    errors = [expm1(-judgement.run.error) for judgement in selected]
+    errors = [expm1(-judgement.error) for judgement in selected]
     sources = [judgement.run.source for judgement in selected]
     covered = [float(judgement.is_covered) for judgement in selected]
     absolute = [abs(error) for error in errors]
@@ -83,6 +105,7 @@ def coverage_of(
         sources=len(set(sources)),
         covered=fmean(covered),
         covered_by_source=mean_of_sources(covered, sources),
+        above=fmean(float(judgement.is_above) for judgement in selected),
         half_width=median(judgement.half_width for judgement in selected),
         mean_absolute_error=fmean(absolute),
         mean_absolute_error_by_source=mean_of_sources(absolute, sources),

@@ -12,7 +12,7 @@ from typing import Any
 from validation.published.job import RowExperiment, row_experiment, row_job
 from validation.published.predict import measured_seconds
 from validation.published.table import PublishedRun
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError, ZsimError
 from zsim.files import make_folder, write_atomically
 from zsim.specs.formats.toml import experiment_toml
 
@@ -53,8 +53,11 @@ def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> WrittenExpe
         try:
             row_job(run)
             row = row_experiment(run)
-        except NotSimulatedError as error:
+        except ZsimError as error:
             written.refused[run.row_id] = str(error)
+            continue
+        except Exception as error:  # of zsim, on what one row says
+            written.refused[run.row_id] = f"an error of zsim: {type(error).__name__}: {error}"
             continue
         path = folder / f"{_file_name(run)}.toml"
         if run.row_id in written.files:

@@ -21,8 +21,15 @@ def is_hybrid(run: PublishedRun) -> bool:
 
 def hybrid_model(run: PublishedRun, shape: Mapping[str, int]) -> dict[str, Any]:
     """The row's model in the form of a config.json: Nemotron's by the pattern of symbols, Qwen 3.5's by
-    layers of Gated DeltaNet. Raises NotSimulatedError for others.
+    layers of Gated DeltaNet. Raises NotSimulatedError for others, and where the notes lack a part of either.
     """
+    try:
+        return _hybrid_config(run, shape)
+    except KeyError as missing:
+        raise NotSimulatedError(f"the shape is not published: no {missing.args[0]} in the notes") from None
+
+
+def _hybrid_config(run: PublishedRun, shape: Mapping[str, int]) -> dict[str, Any]:
     arch, moe = _note(run, "hybridarch"), _note(run, "moe")
     config: dict[str, Any] = {
         "hidden_size": shape["hidden"],

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from validation.published.ratio_errors import estimate_ratio_errors
-from validation.published.widening import estimate_widening
-from zsim.validated.runs import COLUMNS, FEATURE_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, ValidatedRun
+from validation.published.spread_fit import estimate_spread
+from zsim.validated.runs import (
+    COLUMNS,
+    FEATURE_COLUMNS,
+    RUN_COLUMNS,
+    SETTING_COLUMNS,
+    ValidatedRun,
+    join_open_settings,
+)
+from zsim.validated.spread import SpreadEstimates
 
 _NUMBERS = frozenset(("gradient_accumulation_steps", "network_gbps"))
 _HEAD = """\
 # Estimated from validated_runs.csv; rewritten with it by `python validation/published/accuracy.py`.
 
-# How many times as far from the prediction the ends of an interval are where no validated run vouches for
-# a job in a respect (zsim/validated/extrapolation.py); of what is counted, per doubling.
+# The spread of errors as a stranger would make them (zsim/validated/spread.py), as logarithms: what any run
+# costs, and what each further respect of a job adds.
+"""
+_EXTRAPOLATION = """
+# What a respect adds in which no validated run of another source vouches for a job
+# (zsim/validated/extrapolation.py); of what is counted, per doubling.
+"""
+_OPEN = """
+# The spread of a step over the choices of a setting that is left open, which adds in squares
+# (validation/published/open_settings.py).
+"""
+_SCORES = """
+# The quantiles of signed errors over spreads between which 80 % lie, every source alike.
 """
 _SHARED = """
 # As ratios, of pairs in which several ranks share a replica of the model.
@@ -27,16 +46,31 @@ _RATIOS = """
 """
 
 
-def shipped_texts(runs: Sequence[ValidatedRun]) -> tuple[str, str]:
+def shipped_texts(
+    runs: Sequence[ValidatedRun], open_settings: Mapping[str, float] | None = None
+) -> tuple[str, str]:
     """The texts of validated_runs.csv and validated_errors.toml."""
-    return format_validated_table(runs), _HEAD + _table(
-        "widening", estimate_widening(runs)
-    ) + _RATIOS + _table("ratios", estimate_ratio_errors(runs, is_shared=False)) + _SHARED + _table(
-        "shared_ratios", estimate_ratio_errors(runs, is_shared=True)
+    estimates = estimate_spread(runs, open_settings=open_settings)
+    ratios, shared = (estimate_ratio_errors(runs, is_shared=is_shared) for is_shared in (False, True))
+    return format_validated_table(runs), "".join(
+        [
+            *_spread_texts(estimates),
+            _RATIOS,
+            _table("ratios", ratios),
+            _SHARED,
+            _table("shared_ratios", shared),
+        ]
     )
 
 
-def _table(name: str, values: dict[str, float]) -> str:
+def _spread_texts(estimates: SpreadEstimates) -> Iterator[str]:
+    yield from (_HEAD, _table("spread", estimates.shares))
+    yield from (_EXTRAPOLATION, _table("extrapolation", estimates.extrapolation))
+    yield from (_OPEN, _table("open", estimates.open))
+    yield from (_SCORES, _table("scores", {"low": estimates.low, "high": estimates.high}))
+
+
+def _table(name: str, values: Mapping[str, float]) -> str:
     return "".join([f"[{name}]\n", *(f'"{key}" = {value:.4f}\n' for key, value in values.items())])
 
 
@@ -47,8 +81,13 @@ def format_validated_table(runs: Iterable[ValidatedRun]) -> str:
     writer.writerow(COLUMNS)
     for run in runs:
         run_values = [getattr(run, name) for name in RUN_COLUMNS]
-        feature_values = [getattr(run.features, name) for name in FEATURE_COLUMNS]
+        feature_values = [_cell(getattr(run.features, name)) for name in FEATURE_COLUMNS]
         settings = [f"{getattr(run.settings, name):g}" if name in _NUMBERS else getattr(run.settings, name)
                     for name in SETTING_COLUMNS]  # fmt: skip
-        writer.writerow([*run_values, *feature_values, *settings, f"{run.error:.5f}"])
+        errors = ["" if error is None else f"{error:.5f}" for error in (run.error, run.stranger_error)]
+        writer.writerow([*run_values, *feature_values, *settings, *errors])
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    return join_open_settings(value) if isinstance(value, tuple) else value

@@ -44,7 +44,11 @@ def main() -> None:
     began = time.monotonic()
     runs = {run.row_id: run for run in strangers_runs()}
     chosen = sample(read_runs([*shipped_tables(), *options.tables]).runs)
-    studied = {run.row_id: run for run in merge_runs(_read(STUDIED), recorded_runs())}
+    own = {run.row_id for run in read_runs(shipped_tables()).runs}
+    studied = {
+        run.row_id: run
+        for run in merge_runs([run for run in _read(STUDIED) if run.row_id in own], recorded_runs())
+    }
     todo = [run for run in chosen if run.row_id not in runs]
     print(f"{len(chosen)} rows, {len(todo)} to predict", flush=True)
     for number, run in enumerate(todo):
@@ -72,6 +76,18 @@ def write(runs: Iterable[ValidatedRun], path: Path = TABLE) -> None:
     path.write_text(format_validated_table(sorted(runs, key=lambda run: run.row_id)), encoding="utf-8")
 
 
+def join_strangers(runs: Iterable[ValidatedRun], strangers: Iterable[ValidatedRun]) -> list[ValidatedRun]:
+    """The runs with the errors that strangers would make, and after them the strangers' that are not among
+    them."""
+    found = {run.row_id: run for run in strangers}
+    joined = [
+        replace(run, stranger_error=found[run.row_id].stranger_error) if run.row_id in found else run
+        for run in runs
+    ]
+    known = {run.row_id for run in joined}
+    return [*joined, *(run for name, run in found.items() if name not in known)]
+
+
 def sample(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
     """At most `MOST` rows of each source whose step was published, one of every source in turn, in an order
     drawn once."""
@@ -93,12 +109,17 @@ def _in_turn(lists: Sequence[Sequence[PublishedRun]]) -> Iterator[PublishedRun]:
 
 
 def stranger_run(run: PublishedRun, studied: Mapping[str, ValidatedRun]) -> ValidatedRun | None:
-    """The row as a stranger's, or None if it cannot be predicted so."""
+    """The row with both errors, as studied and as a stranger's, or None if it cannot be predicted so."""
     strangers = replace(run, is_strangers=True)
     known = studied.get(run.row_id)
     if known is not None and is_read_alike(run):
-        return known
-    return validated_run_of(strangers, predict_row(strangers))
+        return replace(known, stranger_error=known.error)
+    found = validated_run_of(strangers, predict_row(strangers))
+    if found is None:
+        return None
+    if known is None:
+        known = found if is_read_alike(run) else validated_run_of(run, predict_row(run))
+    return replace(found, error=found.error if known is None else known.error, stranger_error=found.error)
 
 
 def is_read_alike(run: PublishedRun) -> bool:

@@ -283,6 +283,9 @@ def _offload_blocks(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]
     blocks: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}, "overlap_comm": True}
     if "parameters" in words:
         blocks["offload_param"] = {"device": "cpu"}
+    if re.search(r"(?i)\bpin(ned|_memory)?\b", f"{text} {run.text('strategy')}"):
+        for name in blocks.keys() & {"offload_optimizer", "offload_param"}:
+            blocks[name]["pin_memory"] = True
     return {"zero_optimization": blocks}
 
 

@@ -22,6 +22,14 @@ _ASSUMED_PROMPT = 128.0  # tokens, where nothing is said
 _ASSUMED_SHARE = 0.5
 """Mean length of responses over their cap, where no mean is published: the geometric mean of the rows of role
 calibrate that publish both (0.26 to 0.81)."""
+_ASSUMED_MOST = 2200.0
+"""The longest mean that is assumed, whatever the cap: the geometric mean of such rows with caps of 4,096."""
+_SMALL_OPT = {
+    "model_type": "opt", "vocab_size": 50272, "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "max_position_embeddings": 2048, "word_embed_proj_dim": 512,
+    "do_layer_norm_before": False, "tie_word_embeddings": True,
+}  # fmt: skip
+"""OPT-350M, the critic and the reward model of DeepSpeed-Chat's tables."""
 _DYNAMIC_TOKENS = 16384  # of a micro-batch, the default of verl and its like
 
 
@@ -137,7 +145,7 @@ def _strategy(layout: Layout, gpus: int, *, has_adapters: bool) -> dict[str, Any
     text = layout.text.lower()
     stage = re.search(r"zero[- ]?(?:stage )?-?([0-3])", text)
     if stage or "deepspeed" in text:
-        return {"kind": "deepspeed", "zero_stage": int(stage[1]) if stage else 3}
+        return {"kind": "deepspeed", "stage": int(stage[1]) if stage else 3}
     if re.search(r"megatron|mcore|dist-opt", text):
         return {"kind": "megatron"}
     if re.search(r"\bddp\b", text):
@@ -168,7 +176,7 @@ def _parallelism(row: RlRow, layout: Layout, model: ModelSpec) -> dict[str, Any]
     virtual = layout.degree("vpp", "vp")
     if virtual and virtual > 1 and layout.pipeline > 1:
         table["virtual_stages"] = virtual
-    if layout.context > 1 and layout.has("ulysses"):
+    if layout.context > 1 and layout.has("ulysses") and not layout.has("fsdp"):
         table["context_method"] = "all-to-all"
     layers = len(model.blocks)
     if layers % (layout.pipeline * (virtual or 1)):
@@ -229,9 +237,9 @@ def _lengths(row: RlRow, phase: str | None, assumptions: list[str]) -> dict[str,
             if phase is None:
                 raise NotSimulatedError("the lengths of responses are not published")
             cap = 1024
-        mean = _ASSUMED_SHARE * cap
+        mean = min(_ASSUMED_SHARE * cap, _ASSUMED_MOST)
         if phase is None:
-            assumptions.append(f"responses of {mean:,.0f} tokens, {_ASSUMED_SHARE:.0%} of their cap")
+            assumptions.append(f"responses of {mean:,.0f} tokens")
     is_constant = row.has_word(r"constant|exactly|fixed|static", "length_law")
     response: dict[str, Any] = {"mean": mean}
     if is_constant or (cap is not None and mean >= 0.98 * cap):
@@ -279,6 +287,14 @@ def _rl_table(
         table["sync"] = {"transport": "reshard"}
     elif row.has_word(r"checkpoint-engine", "framework") or re.search("weights from host memory", sync):
         table["sync"] = {"transport": "host"}
+    flight = re.search(
+        r"in-flight weight updates (true|false)|partial rollout", row.text("notes"), re.IGNORECASE
+    )
+    if flight and placement == "async":
+        table["partial_rollout"] = (flight[1] or "true").lower() == "true"
+    if framework == "deepspeed-chat":
+        table["critic"] = {"model": _SMALL_OPT}
+        table["reward"] = {"model": _SMALL_OPT}
     if placement == "async":
         age = re.search(
             r"max age (\d+)|(\d+)[ -](?:step )?off|staleness (\d+)", row.text("notes") + row.text("algorithm")

@@ -10,6 +10,7 @@ from typing import Any
 from zsim.errors import NotSimulatedError
 from zsim.reading import parse_toml
 from zsim.resources import CHECKOUT
+from zsim.specs.model.hub_names import preset_of
 from zsim.specs.presets import model_preset_names
 
 # Pattern of a GPU's name, the first that is found -> preset of a cluster.
@@ -76,6 +77,9 @@ def model_of(name: str) -> str | dict[str, Any]:
     short = key
     while (shorter := re.sub(_TUNES, "", short)) != short:
         short = shorter
+    preset = preset_of(re.sub(r"\(.*?\)", "", name).strip())
+    if preset is not None:
+        return preset
     for candidate in (key, short, re.sub(r"^([a-z]+)-(?=\d)", r"\1", short)):
         if candidate in model_preset_names():
             return candidate

@@ -12,29 +12,15 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from zsim.arrays import Floats
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_concurrent_classes
 from zsim.engine.prepare import PreparedJob, prepare
 from zsim.engine.record import make_trace
+from zsim.engine.request import StepRequest
 from zsim.fabric.fabric import connect
-from zsim.plan.ops import Plan
-from zsim.plan.passes.repeated_step import is_drained, repeat_step
-from zsim.specs.experiment.job import Job
-from zsim.specs.topology.topology import Topology
 from zsim.trace.trace import Trace
 
 _ROUNDS = 4  # per job; the first is not counted
-
-
-@dataclass(frozen=True)
-class ConcurrentJob:
-    """A co-located job: the positions of its ranks (`topology`), their kernel slowdowns, and its plan."""
-
-    job: Job
-    topology: Topology
-    slowdowns: Floats
-    plan: Plan
 
 
 @dataclass
@@ -75,26 +61,18 @@ class JobLoop:
         return self.traces[order[(len(order) - 1) // 2]]
 
 
-def run_concurrently(jobs: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[list[JobLoop], tuple[str, ...]]:
+def run_concurrently(
+    requests: Sequence[StepRequest], *, unfold: bool
+) -> tuple[list[JobLoop], tuple[str, ...]]:
     """The jobs' loops after they have run, and notes on the approximations of their classes.
 
     Raises StuckError if the clock stops with work left.
     """
     env = simpy.Environment()
-    placements = [(member.topology, member.plan, member.slowdowns) for member in jobs]
-    classes, notes = find_concurrent_classes(placements, unfold=unfold)
+    classes, notes = find_concurrent_classes(requests, unfold=unfold)
     prepared = [
-        prepare(
-            member.job,
-            member.plan,
-            member.plan if member.plan.memoize(is_drained) else member.plan.memoize(repeat_step),
-            member.topology,
-            job_classes,
-            member.slowdowns,
-            env,
-            is_connected=False,
-        )
-        for member, job_classes in zip(jobs, classes, strict=True)
+        prepare(request, job_classes, env, is_connected=False)
+        for request, job_classes in zip(requests, classes, strict=True)
     ]
     connect([prepared_job.fabric for prepared_job in prepared])
     all_done = env.event()

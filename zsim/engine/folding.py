@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from zsim.arrays import Floats, Ints
+from zsim.engine.request import StepRequest
 from zsim.fabric.folding.classes import (
     JobPlacement,
     RankClasses,
@@ -27,42 +28,34 @@ _APPROXIMATION_NOTE = (
 )
 
 
-def find_classes(
-    topology: Topology,
-    plan: Plan,
-    slowdowns: Floats,
-    *,
-    unfold: bool,
-    by_links: bool = True,
-) -> tuple[RankClasses, tuple[str, ...]]:
+def find_classes(request: StepRequest, *, unfold: bool) -> tuple[RankClasses, tuple[str, ...]]:
     """The classes of a job's ranks and groups, and notes on their approximations.
 
-    `slowdowns` holds, per rank, the factor on kernels' seconds. Where `by_links` is False, groups whose
-    members do the same count as one class even if their links differ, and this class is as slow as the
-    slowest of them. The same approximation is made if links make more than `_MAX_CLASSES` classes.
+    Of a request `is_for_network`, groups whose members do the same count as one class even if their links
+    differ, and this class is as slow as the slowest of them. The same approximation is made if links make
+    more than `_MAX_CLASSES` classes.
     """
+    topology, plan, slowdowns = request.topology, request.plan, request.slowdowns
     if unfold:
         return singleton_classes(topology, communicators_of(plan)), ()
     if bool((slowdowns == slowdowns[0]).all()) and _all_ranks_are_equal(plan):
         return single_class(topology, plan.groups), ()
-    placement = place_job(topology, plan, slowdowns)
-    if by_links:
+    placement = place_job(request)
+    if not request.is_for_network:
         classes = refine_classes([placement])[0]
         if len(classes.sizes) <= _MAX_CLASSES:
             return classes, ()
     return refine_classes([placement], by_links=False)[0], (_APPROXIMATION_NOTE,)
 
 
-def isolate_first_ranks(
-    topology: Topology, plan: Plan, slowdowns: Floats, classes: RankClasses
-) -> RankClasses:
+def isolate_first_ranks(request: StepRequest, classes: RankClasses) -> RankClasses:
     """The classes with the first rank of each in a separate class. With messages, the ranks that it sends to
     and receives from are in separate classes too.
     """
     isolated_classes = isolate_representatives(classes)
-    if not plan.has_messages:
+    if not request.plan.has_messages:
         return isolated_classes
-    placement = place_job(topology, plan, slowdowns)
+    placement = place_job(request)
     return refine_classes([replace(placement, kinds=isolated_classes.class_of_rank)])[0]
 
 
@@ -91,24 +84,27 @@ def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:
 
 
 def find_concurrent_classes(
-    jobs: Sequence[tuple[Topology, Plan, Floats]], *, unfold: bool
+    requests: Sequence[StepRequest], *, unfold: bool
 ) -> tuple[list[RankClasses], tuple[str, ...]]:
-    """The classes of co-located jobs, each given by its topology, plan and slowdowns, and notes on their
-    approximations."""
+    """The classes of co-located jobs, and notes on their approximations."""
     if unfold:
-        return [singleton_classes(topology, communicators_of(plan)) for topology, plan, _ in jobs], ()
-    placements = [place_job(*job) for job in jobs]
+        singletons = [
+            singleton_classes(request.topology, communicators_of(request.plan)) for request in requests
+        ]
+        return singletons, ()
+    placements = [place_job(request) for request in requests]
     classes_of_jobs = refine_classes(placements)
     if sum(len(classes.sizes) for classes in classes_of_jobs) <= _MAX_CLASSES:
         return classes_of_jobs, ()
     return refine_classes(placements, by_links=False), (_APPROXIMATION_NOTE,)
 
 
-def place_job(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
+def place_job(request: StepRequest) -> JobPlacement:
     """A job as the input of `refine_classes`."""
+    topology, plan = request.topology, request.plan
     collectives = [work for program in plan.programs for work in fabric_collectives(program, plan.groups)]
     shares_nodes = plan.has_offload
-    traits: list[Floats | Ints] = [slowdowns, plan.program_of]
+    traits: list[Floats | Ints] = [request.slowdowns, plan.program_of]
     if shares_nodes:
         traits += _node_traits(topology)
     kinds = np.unique(np.stack(traits), axis=1, return_inverse=True)[1]

@@ -10,6 +10,7 @@ import simpy
 
 from zsim.arrays import Floats
 from zsim.engine.prepare import prepare
+from zsim.engine.request import StepRequest
 from zsim.engine.simulate import Outcome
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.messages import sends
@@ -24,10 +25,9 @@ def link_loads(outcome: Outcome, num_frames: int) -> Floats:
     bytes move evenly from when the last simulated rank of its group has arrived and its latency is over until
     the call ends. Copies to host memory and drives are left out, and so are other jobs.
     """
-    job, plan, topology = outcome.job, outcome.plan, outcome.topology
-    prepared = prepare(
-        job, plan, plan, topology, outcome.classes, outcome.slowdowns, simpy.Environment()
-    )  # fmt: skip
+    topology = outcome.topology
+    request = StepRequest(outcome.job, outcome.plan, topology, outcome.slowdowns, is_steady=False)
+    prepared = prepare(request, outcome.classes, simpy.Environment())
     fabric, seconds = prepared.fabric, outcome.trace.step_seconds
     edges = np.linspace(0.0, seconds, num_frames + 1)
     frame_bytes = np.zeros((topology.num_links, num_frames), dtype=np.float32)

@@ -16,6 +16,7 @@ from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, price_program, scale_seconds
+from zsim.engine.request import StepRequest
 from zsim.fabric.fabric import Fabric, Usages
 from zsim.fabric.folding.classes import RankClasses
 from zsim.fabric.messages import communicators_of, count_collectives, fabric_collectives
@@ -23,7 +24,6 @@ from zsim.plan.node_types import gpu_of, host_of, type_of_program
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 from zsim.specs.cluster.collectives import exchange_slowdown
 from zsim.specs.experiment.job import Job
-from zsim.specs.topology.topology import Topology
 
 Seconds = Sequence[float | None]
 
@@ -32,12 +32,8 @@ Seconds = Sequence[float | None]
 class PreparedJob:
     """A job ready to run."""
 
-    job: Job
-    plan: Plan
-    """The plan of one step."""
-    topology: Topology
+    request: StepRequest
     classes: RankClasses
-    slowdowns: Floats
     programs: tuple[PricedProgram, ...]
     """The priced programs of the steps that run in a row."""
     fabric: Fabric
@@ -48,6 +44,15 @@ class PreparedJob:
     """Per program, the allocator of a GPU before the step. Empty if none runs short."""
 
     @property
+    def job(self) -> Job:
+        return self.request.job
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of one step."""
+        return self.request.plan
+
+    @property
     def program_of(self) -> list[int]:
         """Per class, the index of its program."""
         programs: list[int] = self.plan.program_of[self.classes.representatives].tolist()
@@ -56,7 +61,7 @@ class PreparedJob:
     @property
     def kernel_seconds(self) -> list[Seconds]:
         """Per class, the seconds of its program's kernels on its GPUs."""
-        slowdowns = [float(self.slowdowns[rank]) for rank in self.classes.representatives]
+        slowdowns = [float(self.request.slowdowns[rank]) for rank in self.classes.representatives]
         keys = list(zip(self.program_of, slowdowns, strict=True))
         kernels = {key: scale_seconds(self.programs[key[0]].kernel_seconds, key[1]) for key in set(keys)}
         return [kernels[key] for key in keys]
@@ -112,23 +117,13 @@ class PreparedJob:
 
 
 def prepare(
-    job: Job,
-    plan: Plan,
-    repeated_plan: Plan,
-    topology: Topology,
-    classes: RankClasses,
-    slowdowns: Floats,
-    env: simpy.Environment,
-    *,
-    is_connected: bool = True,
-    is_serial: bool = False,
+    request: StepRequest, classes: RankClasses, env: simpy.Environment, *, is_connected: bool = True
 ) -> PreparedJob:
-    """Price `repeated_plan` (the plan, once or several times in a row) and register its collectives with the
-    links.
+    """Price the plan as often as it runs in a row, and register its collectives with the links.
 
-    Where `is_connected` is False, `zsim.fabric.fabric.connect` connects the links later. Where `is_serial` is
-    set, kernels and collectives run one after the other.
+    Where `is_connected` is False, `zsim.fabric.fabric.connect` connects the links later.
     """
+    job, plan, topology = request.job, request.plan, request.topology
     offload = Offload(topology, plan, classes)
     collective_counts = plan.memoize(_collective_counts)
     fabric = Fabric(
@@ -144,18 +139,17 @@ def prepare(
     )
     pricers = [KernelPricer(gpu) for gpu in job.cluster.gpus]
     programs = tuple(
-        _price(job, program, plan, pricers[type_of_program(job, plan, number)], number, is_serial=is_serial)
-        for number, program in enumerate(repeated_plan.programs)
+        _price(request, program, pricers[type_of_program(job, plan, number)], number)
+        for number, program in enumerate(request.repeated_plan.programs)
     )
-    return PreparedJob(job, plan, topology, classes, slowdowns, programs, fabric, offload, collective_counts)
+    return PreparedJob(request, classes, programs, fabric, offload, collective_counts)
 
 
-def _price(
-    job: Job, program: Program, plan: Plan, pricer: KernelPricer, number: int, *, is_serial: bool
-) -> PricedProgram:
+def _price(request: StepRequest, program: Program, pricer: KernelPricer, number: int) -> PricedProgram:
     """Price `program`, which is the plan's program of this number (once or several times in a row), for its
     ranks' nodes.
     """
+    job, plan = request.job, request.plan
     costs, host = shipped_host_costs(), host_of(job, plan, number)
     return price_program(
         program,
@@ -164,7 +158,7 @@ def _price(
         lambda op: host_seconds(op.overhead, op.events, op.launches, host, costs),
         launch_queue=host.launch_queue,
         connections=job.training.device_max_connections,
-        is_serial=is_serial,
+        is_serial=request.is_serial,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import simpy
@@ -14,13 +14,14 @@ from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.devices.allocator import Allocator
 from zsim.engine.allocation import Allocation, SteadyAllocator, has_room_at, make_allocator, steady_state
-from zsim.engine.concurrent_jobs import ConcurrentJob, run_concurrently
+from zsim.engine.concurrent_jobs import run_concurrently
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes, isolate_first_ranks, node_ranks
 from zsim.engine.jitter.steps import JitterRun, ProgramRun, draw_steps, run_once
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.one_stream import is_one_rank, serial_times
 from zsim.engine.prepare import PreparedJob, prepare
+from zsim.engine.request import StepRequest
 from zsim.engine.simulated_rank import SimulatedRank
 from zsim.errors import NotSimulatedError
 from zsim.fabric.communicators import LinkLoad
@@ -31,15 +32,13 @@ from zsim.plan.columns import op_columns
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
-from zsim.plan.passes.repeated_step import is_drained, repeat_step
+from zsim.plan.passes.repeated_step import is_drained
 from zsim.plan.plans import Plans
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import kernel_slowdowns
 from zsim.specs.experiment.job import (
     Job,
     colocated_topology,
-    job_topology,
-    slowdowns_of,
     slowest_gpu_slowdown,
 )
 from zsim.specs.topology.topology import Topology
@@ -112,70 +111,45 @@ def simulate_job(
     torch allocator that runs short, and groups that do the same are as slow as the slowest. With `is_serial`,
     kernels and collectives run one after the other. `plans` is the cache of plans that simulations share. A
     job that does not fit runs as if torch's allocator had room for it. A job that is `known_to_fit` does so
-    only if its tensors exceed the GPU's memory.
+    only if its tensors exceed the GPU's memory, or with expandable segments its usable part.
     """
     plans = plans or Plans()
     start_time = time.perf_counter()
-    topology = job_topology(job)
-    slowdowns = slowdowns_of(job, topology)
     with garbage_collection.pause():
         if job.colocated_jobs and plan is None:
-            outcome = _simulate_jobs(job, topology, slowdowns, unfold, plans)
+            outcome = _simulate_jobs(job, unfold, plans)
         else:
-            outcome = _simulate_isolated(
-                job,
-                topology,
-                slowdowns,
-                unfold,
-                plan or plans.of(job),
+            request = replace(
+                StepRequest.of(job, plan or plans.of(job)),
                 is_steady=plan is None,
-                has_allocator=not is_for_network,
-                by_links=not is_for_network,
                 is_serial=is_serial,
+                is_for_network=is_for_network,
             )
+            outcome = _simulate_isolated(request, unfold, has_allocator=not is_for_network)
     stats = replace(outcome.stats, wall_seconds=time.perf_counter() - start_time)
     ranks_of_node = node_ranks(outcome.topology, outcome.classes)
     trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": ranks_of_node})
     return replace(outcome, trace=trace, stats=stats)
 
 
-def _simulate_isolated(
-    job: Job,
-    topology: Topology,
-    slowdowns: Floats,
-    unfold: bool,
-    plan: Plan,
-    *,
-    is_steady: bool = True,
-    has_allocator: bool = False,
-    by_links: bool = True,
-    is_serial: bool = False,
-) -> Outcome:
-    """Simulate a job without co-located jobs. `has_allocator` simulates torch's allocator too. `by_links` is
-    that of `find_classes`. With `is_steady` the step follows other steps.
-    """
-    jitter = job.jitter
+def _simulate_isolated(request: StepRequest, unfold: bool, *, has_allocator: bool = False) -> Outcome:
+    """Simulate a job without co-located jobs. `has_allocator` simulates torch's allocator too."""
+    job, plan, jitter = request.job, request.plan, request.job.jitter
     if jitter is not None and len(job.types) > 1 and plan.has_messages:
         raise NotSimulatedError(
             "jitter: a pipeline on nodes of several types is not simulated with jitter yet; leave "
             "out one of them"
         )
     unfold = unfold or (jitter is not None and job.world_size <= _MAX_JITTER_RANKS)
-    classes, notes = find_classes(topology, plan, slowdowns, unfold=unfold, by_links=by_links)
+    classes, notes = find_classes(request, unfold=unfold)
     if jitter is not None and not unfold:
-        classes = isolate_first_ranks(topology, plan, slowdowns, classes)
-    repeated_plan = plan.memoize(repeat_step) if is_steady and not plan.memoize(is_drained) else plan
-    prepared = prepare(
-        job, plan, repeated_plan, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
-    )
+        classes = isolate_first_ranks(request, classes)
+    prepared = prepare(request, classes, simpy.Environment())
     allocation: Allocation | None = None
     steady_allocators: tuple[SteadyAllocator, ...] = ()
     if has_allocator and _has_allocator(job, plan):
-        initial_allocators = [
-            make_allocator(job, plan, repeated_plan, number) for number in range(len(plan.programs))
-        ]
         prepared, run, allocation, steady_allocators = _run_allocators(
-            prepared, run_once(prepared), initial_allocators
+            prepared, run_once(prepared), _new_allocators(request)
         )
     else:
         run = run_once(prepared)
@@ -193,13 +167,10 @@ def isolated_seconds(job: Job) -> float:
     """Seconds of one steady step as `simulate_job` has them without jitter and other jobs, if torch's
     allocator has room. No trace is made, and no allocator is simulated.
     """
-    topology, plan = job_topology(job), make_plan(job)
-    slowdowns = slowdowns_of(job, topology)
+    request = StepRequest.of(job, make_plan(job))
     with garbage_collection.pause():
-        classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
-        repeated_plan = plan if plan.memoize(is_drained) else plan.memoize(repeat_step)
-        env = simpy.Environment()
-        return run_once(prepare(job, plan, repeated_plan, topology, classes, slowdowns, env)).step_seconds
+        classes, _ = find_classes(request, unfold=False)
+        return run_once(prepare(request, classes, simpy.Environment())).step_seconds
 
 
 def resimulate_seconds(outcome: Outcome, *, is_serial: bool = False, connections: int | None = None) -> float:
@@ -211,23 +182,18 @@ def resimulate_seconds(outcome: Outcome, *, is_serial: bool = False, connections
         seconds = _serial_seconds(outcome)
         if seconds is not None:
             return seconds
-    job, plan, classes = outcome.job, outcome.plan, outcome.classes
+    job, classes = outcome.job, outcome.classes
     if connections is not None:
         job = replace(job, training=replace(job.training, device_max_connections=connections))
+    request = StepRequest(job, outcome.plan, outcome.topology, outcome.slowdowns, is_serial=is_serial)
     if len(classes.representatives) == job.world_size:  # maybe unfolded
-        classes, _ = find_classes(outcome.topology, plan, outcome.slowdowns, unfold=False)
-    repeated_plan = plan if plan.memoize(is_drained) else plan.memoize(repeat_step)
-    with garbage_collection.pause():
-        prepared = prepare(
-            job, plan, repeated_plan, outcome.topology, classes, outcome.slowdowns, simpy.Environment(),
-            is_serial=is_serial,
-        )  # fmt: skip
-        run = run_once(prepared)
-        times = [(rank.issue, rank.ended) for rank in _first_ranks(prepared, run)]
-        if _have_room(prepared, outcome.steady_allocators, times):
-            return run.step_seconds
-        initial_allocators = [allocator.initial for allocator in outcome.steady_allocators]
-        return _run_allocators(prepared, run, initial_allocators)[1].step_seconds
+        classes, _ = find_classes(request, unfold=False)
+    return _resimulate(
+        request,
+        classes,
+        outcome.steady_allocators,
+        lambda: [allocator.initial for allocator in outcome.steady_allocators],
+    )
 
 
 def resimulate_with_hosts(outcome: Outcome, cluster: Cluster) -> float:
@@ -236,19 +202,41 @@ def resimulate_with_hosts(outcome: Outcome, cluster: Cluster) -> float:
     room are taken from the outcome.
     """
     job, plan = replace(outcome.job, cluster=cluster), outcome.plan
+    request = StepRequest(job, plan, outcome.topology, outcome.slowdowns, is_steady=False)
+    return _resimulate(
+        request,
+        outcome.classes,
+        outcome.steady_allocators if plan.memoize(is_drained) else (),
+        lambda: _new_allocators(request) if _has_allocator(job, plan) else [],
+    )
+
+
+def _resimulate(
+    request: StepRequest,
+    classes: RankClasses,
+    steady_allocators: Sequence[SteadyAllocator],
+    initial_allocators: Callable[[], Sequence[Allocator]],
+) -> float:
+    """Seconds of a step. `steady_allocators` are those of its programs at other times. Where one of them
+    has no room at the new times, all start again from `initial_allocators`, of which there are none where no
+    allocator is simulated.
+    """
     with garbage_collection.pause():
-        prepared = prepare(
-            job, plan, plan, outcome.topology, outcome.classes, outcome.slowdowns, simpy.Environment()
-        )
+        prepared = prepare(request, classes, simpy.Environment())
         run = run_once(prepared)
-        if not _has_allocator(job, plan):
-            return run.step_seconds
         times = [(rank.issue, rank.ended) for rank in _first_ranks(prepared, run)]
-        steady_allocators = outcome.steady_allocators if plan.memoize(is_drained) else ()
         if steady_allocators and _have_room(prepared, steady_allocators, times):
             return run.step_seconds
-        initial_allocators = [make_allocator(job, plan, plan, number) for number in range(len(plan.programs))]
-        return _run_allocators(prepared, run, initial_allocators)[1].step_seconds
+        allocators = initial_allocators()
+        return _run_allocators(prepared, run, allocators)[1].step_seconds if allocators else run.step_seconds
+
+
+def _new_allocators(request: StepRequest) -> list[Allocator]:
+    """Each program's allocator before the first step."""
+    return [
+        make_allocator(request.job, request.plan, request.repeated_plan, number)
+        for number in range(len(request.plan.programs))
+    ]
 
 
 def _serial_seconds(outcome: Outcome) -> float | None:
@@ -280,6 +268,15 @@ def _have_room(
 def _has_room(job: Job, plan: Plan) -> bool:
     """Whether a job's tensors fit, so that it is simulated with its allocator's waits."""
     return excess_bytes(job, plan, includes_margin=not job.simulation.known_to_fit) <= 0
+
+
+def _is_known_to_have_room(job: Job, plan: Plan) -> bool:
+    """Whether a job ran although it was said not to fit. Expandable segments leave no gaps between blocks, so
+    that an allocator that runs short then is one more sign that the tensors are overestimated, as where they
+    exceed the memory of a job that is known to have run.
+    """
+    is_known = job.simulation.known_to_fit and job.training.expandable_segments
+    return is_known and excess_bytes(job, plan, includes_margin=True) > 0
 
 
 def _has_allocator(job: Job, plan: Plan) -> bool:
@@ -319,7 +316,7 @@ def _run_allocators(
         ),
     )
     allocation = allocations[fullest]
-    if not allocation.is_short or not _has_room(job, plan):
+    if not allocation.is_short or not _has_room(job, plan) or _is_known_to_have_room(job, plan):
         return prepared, run, allocation, steady_allocators
     short_job = replace(prepared, allocators=allocators)
     short_run = run_once(short_job)
@@ -336,7 +333,7 @@ def _run_allocators(
     return short_job, short_run, allocation, steady_allocators
 
 
-def _simulate_jobs(job: Job, topology: Topology, slowdowns: Floats, unfold: bool, plans: Plans) -> Outcome:
+def _simulate_jobs(job: Job, unfold: bool, plans: Plans) -> Outcome:
     """The job's step while its co-located jobs run theirs, and the times of each job in isolation and
     concurrently. The cost of allocators that run short is left out.
     """
@@ -344,34 +341,33 @@ def _simulate_jobs(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
         )
-    jobs = {THIS_JOB: ConcurrentJob(job, topology, slowdowns, plans.of(job))}
+    requests = {THIS_JOB: StepRequest.of(job, plans.of(job))}
     for name, other_job in job.colocated_jobs.items():
-        other_topology = colocated_topology(topology, other_job)
+        other_topology = colocated_topology(requests[THIS_JOB].topology, other_job)
         other_slowdowns = kernel_slowdowns(
             other_topology, job.faults, is_colocated=True
         ) * slowest_gpu_slowdown(other_job)
-        jobs[name] = ConcurrentJob(other_job, other_topology, other_slowdowns, plans.of(other_job))
-    isolated_outcomes = [
-        _simulate_isolated(member.job, member.topology, member.slowdowns, unfold, member.plan)
-        for member in jobs.values()
-    ]
-    loops, notes = run_concurrently(list(jobs.values()), unfold=unfold)
+        requests[name] = StepRequest(other_job, plans.of(other_job), other_topology, other_slowdowns)
+    isolated_outcomes = [_simulate_isolated(request, unfold) for request in requests.values()]
+    loops, notes = run_concurrently(list(requests.values()), unfold=unfold)
     this_loop = loops[0]
     outcome = _outcome(this_loop.prepared, this_loop.executor, this_loop.median_step, notes)
     job_times = [
         JobTimes(
             name,
-            member.job,
+            request.job,
             isolated_outcome.trace.step_seconds,
             loop.median_step.step_seconds,
             len(loop.traces),
         )
-        for (name, member), isolated_outcome, loop in zip(jobs.items(), isolated_outcomes, loops, strict=True)
+        for (name, request), isolated_outcome, loop in zip(
+            requests.items(), isolated_outcomes, loops, strict=True
+        )
     ]
     if job.cluster.gpu.has_caching_allocator:
         notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
                  "cost one that runs short is left out")  # fmt: skip
-    misfits = [name for name, member in jobs.items() if name != THIS_JOB and not _fits(member)]
+    misfits = [name for name, request in requests.items() if name != THIS_JOB and not _fits(request)]
     notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in misfits))
     seconds = outcome.trace.step_seconds
     background = sum(loop.prepared.link_bytes * seconds / loop.median_step.step_seconds for loop in loops[1:])
@@ -380,8 +376,8 @@ def _simulate_jobs(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
     return replace(outcome, stats=stats, traffic=traffic, notes=notes, concurrent_jobs=tuple(job_times))
 
 
-def _fits(member: ConcurrentJob) -> bool:
-    return excess_bytes(member.job, member.plan) <= 0
+def _fits(request: StepRequest) -> bool:
+    return excess_bytes(request.job, request.plan) <= 0
 
 
 def _outcome(prepared: PreparedJob, executor: Executor, trace: Trace, notes: tuple[str, ...]) -> Outcome:
@@ -390,9 +386,9 @@ def _outcome(prepared: PreparedJob, executor: Executor, trace: Trace, notes: tup
     return Outcome(
         job=prepared.job,
         plan=prepared.plan,
-        topology=prepared.topology,
+        topology=prepared.request.topology,
         classes=prepared.classes,
-        slowdowns=prepared.slowdowns,
+        slowdowns=prepared.request.slowdowns,
         prepared=prepared,
         trace=trace,
         stats=SimulationStats(

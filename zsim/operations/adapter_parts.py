@@ -41,11 +41,8 @@ class AdapterInput(Operation):
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """Cast, dropout, cast back. See [Note: what an adapter casts]."""
-        elements, e, adapter_element = (
-            shape.tokens * self.width,
-            options.activation_bytes,
-            self._element(options),
-        )
+        elements, e = shape.tokens * self.width, options.activation_bytes
+        adapter_element = self._element(options)
         kernels = [elementwise(elements * (e + adapter_element), "fp32")] if adapter_element != e else []
         if self.dropout:
             kernels.append(elementwise(elements * (2 * adapter_element + 1), "fp32"))
@@ -100,11 +97,8 @@ class AdapterSum(Operation):
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """`result + lora_B(...) * scaling`: a product with a number, a sum, and a cast where types differ."""
-        elements, e, adapter_element = (
-            shape.tokens * self.width,
-            options.activation_bytes,
-            self._element(options),
-        )
+        elements, e = shape.tokens * self.width, options.activation_bytes
+        adapter_element = self._element(options)
         kernels = (
             elementwise(elements * 2 * adapter_element, "fp32"),
             elementwise(elements * (e + 2 * adapter_element), "fp32"),
@@ -115,11 +109,8 @@ class AdapterSum(Operation):
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """The gradient goes to the frozen product as it is, and scaled to the adapter."""
-        elements, e, adapter_element = (
-            shape.tokens * self.width,
-            options.activation_bytes,
-            self._element(options),
-        )
+        elements, e = shape.tokens * self.width, options.activation_bytes
+        adapter_element = self._element(options)
         scale = elementwise(elements * 2 * adapter_element, "fp32")
         if adapter_element == e:
             return (scale,)

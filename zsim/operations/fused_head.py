@@ -7,6 +7,12 @@ gradient in place, and this is multiplied with the head (gradient of the input) 
 of the weight, accumulated). So at most about as many logits exist at once as there are hidden states.
 Backward only hands the gradients on. With fp16 it multiplies both by the loss scale (one pass).
 
+# [Note: tiles of eager kernels]
+"tiled" is DeepSpeed's `TiledFusedLogitsLoss` (0.19.8 runtime/sequence_parallel/ulysses_sp.py) as
+ArcticTraining calls it: tiles of at most 1 GiB of fp32 logits (b28638e6 trainer/sft_trainer.py). Each runs
+the head and transformers' eager loss forward and backward, adds the weight's gradient to that of the tiles
+before it, and the input's to its part of a tensor of zeros, which backward scales.
+
 Neglected: the host reads the number of labels that count (`.item()`), once per micro-batch.
 """
 
@@ -14,9 +20,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.cost.kernels.kernel import Kernel, gemm
+from zsim.cost.kernels.kernel import Kernel, elementwise, gemm
+from zsim.cost.kernels.losses import TILED
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.kernels.update import accumulate_kernels, scale_kernels
+from zsim.cost.kernels.update import accumulate_kernels, fill_kernels, scale_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.operations.linear import Linear
 from zsim.operations.operation import Module, Role
 from zsim.operations.tensors import ModuleTensors
@@ -31,6 +39,9 @@ class FusedHead:
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     tensors: ModuleTensors
+
+
+_TILE_BYTES = 2**30  # of fp32 logits: see [Note: tiles of eager kernels]
 
 
 def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
@@ -58,6 +69,8 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     assert isinstance(spec, Linear)
     tokens, hidden, vocab, e = shape.tokens, spec.in_features, spec.out_features, options.activation_bytes
     dtype, weight = options.kernel_dtype, spec.in_features * spec.out_features
+    if options.loss is TILED:
+        return _tiled_head(tokens, hidden, vocab, options)
     piece = piece_tokens(tokens, hidden, vocab)
     kernels: list[Kernel] = []
     for begin in range(0, tokens, piece):
@@ -76,5 +89,36 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
         backward=backward,
         tensors=ModuleTensors(
             saved=(tokens * hidden * e, weight * e), forward=(piece * vocab * e, weight * e)
+        ),
+    )
+
+
+def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> FusedHead:
+    """The head with its loss in tiles. See [Note: tiles of eager kernels]."""
+    e, dtype, weight = options.activation_bytes, options.kernel_dtype, hidden * vocab
+    num_tiles = -(-tokens * vocab * DTYPE_BYTES["fp32"] // _TILE_BYTES)
+    tile = -(-tokens // num_tiles)
+    kernels = list(fill_kernels(tokens * hidden * e))
+    for begin in range(0, tokens, tile):
+        size = min(tile, tokens - begin)
+        kernels += [
+            gemm(size, vocab, hidden, e, dtype),
+            *TILED.kernels(size, vocab, e, dtype, is_backward=False),
+            *TILED.kernels(size, vocab, e, dtype, is_backward=True),
+            gemm(size, hidden, vocab, e, dtype, "nn"),
+            gemm(vocab, hidden, size, e, dtype, "tn"),
+            elementwise(3 * size * hidden * e, dtype),
+            *(accumulate_kernels(weight, dtype, dtype) if begin else ()),
+        ]
+    logits = tile * vocab
+    temporaries = max(
+        (TILED.temporary_sizes(logits, e, is_backward=is_backward) for is_backward in (False, True)), key=sum
+    )
+    return FusedHead(
+        forward=tuple(kernels),
+        backward=scale_kernels(tokens * hidden, dtype),
+        tensors=ModuleTensors(
+            saved=(tokens * hidden * e, weight * e),
+            forward=(logits * e, *TILED.kept_sizes(logits, e), *temporaries, weight * e),
         ),
     )

@@ -26,13 +26,32 @@ class BlockPosition(NamedTuple):
     """The number of the next entry of the queue of fetches."""
 
 
+class CheckpointStore:
+    """Base class of what is done with checkpoints. It is called around the segments of each micro-batch, and
+    does nothing.
+    """
+
+    def enter(self, segment: Segment) -> None:
+        """Before the forward of a segment, whose checkpoint is allocated."""
+
+    def save(self, segment: Segment) -> None:
+        """After the forward of a segment."""
+
+    def restore(self, segment: Segment) -> None:
+        """Before the backward of a segment, which begins with its recomputation."""
+
+    def drop(self, segment: Segment) -> None:
+        """After the backward of a segment, whose checkpoint is freed."""
+
+
 class Hooks:
     """Base class of the managers of a stage's parameters, gradients and optimizer states. Its hooks are
     empty.
 
     Every method may issue ops to `builder`. Several micro-batches may run their forward before the first
     backward. Backwards run one after the other, in the order of the micro-batches. `stage_hooks` are the
-    hooks of all stages of the rank, these included.
+    hooks of all stages of the rank, these included. `checkpoints` is what becomes of the inputs of
+    checkpointed blocks.
     """
 
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset()
@@ -45,6 +64,7 @@ class Hooks:
         self.stage = stage
         self.builder = stage.builder
         self.stage_hooks: Sequence[Any] = (self,)
+        self.checkpoints = CheckpointStore()
 
     def resident(self) -> list[Memory]:
         """The memory that a rank holds between steps."""

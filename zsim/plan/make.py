@@ -58,7 +58,7 @@ def plan_basis(job: Job) -> PlanBasis:
 
 def is_offloaded(job: Job) -> bool:
     """Whether parameters, optimizer states or activation checkpoints are offloaded from the GPU."""
-    return hooks_of(job.strategy).is_offloaded(job.strategy)
+    return job.training.checkpoint_offload is not None or hooks_of(job.strategy).is_offloaded(job.strategy)
 
 
 def make_plan(job: Job) -> Plan:

@@ -15,6 +15,8 @@ from zsim.plan.pipeline.lowering import ranks_of
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.runtime import PipelineRuntime
 from zsim.plan.shared.amaxes import amax_group
+from zsim.plan.shared.checkpoints import HostCheckpoints
+from zsim.plan.shared.host_side import HostSide
 from zsim.plan.shared.originals import frozen_copy, originals
 from zsim.plan.stage import DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload
@@ -129,6 +131,10 @@ def plan_rank(
     builder = PlanBuilder(model.groups())
     stages = model.stages(builder, rank)
     hooks_of_stage = {number: framework.make(stage, strategy) for number, stage in stages.items()}
+    for number, stage in stages.items():
+        if stage.training.checkpoint_offload is not None:
+            host = HostSide(builder)
+            hooks_of_stage[number].checkpoints = HostCheckpoints(host, stage.training.checkpoint_offload)
     messenger = runtime.messenger(builder, stages, model.pipeline_ranks, rank) if is_pipeline else None
     run_actions(builder, hooks_of_stage, steps, messenger, runtime)
     all_hooks = list(hooks_of_stage.values())

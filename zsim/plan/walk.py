@@ -15,6 +15,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Kernels
 from zsim.plan.shared.amaxes import reduce_amaxes
+from zsim.plan.shared.checkpoints import CHECKPOINT
 from zsim.plan.workload.autograd import SIDE_STREAM_MARKS
 from zsim.plan.workload.issued_work import IssuedWork, launches_of, num_launches
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
@@ -22,7 +23,7 @@ from zsim.specs.model.spec import Exchange, Module
 
 RESIDUAL = "gradient of the residual stream"
 SHARED_EXPERTS_STREAM = "shared experts"
-CHECKPOINT, OUTPUT, REFERENCE = " checkpoint", " output", " of the reference"  # suffixes of names
+OUTPUT, REFERENCE = " output", " of the reference"  # suffixes of the block's name
 
 
 class Walk:
@@ -147,6 +148,7 @@ class Walk:
             hooks.pre_forward(segment)
             if not self.keeps_nothing:
                 builder.activations(segment.input_bytes, segment.name + CHECKPOINT, self.micro_batch)
+                hooks.checkpoints.enter(segment)
             for call in segment.calls:
                 if self.logs is not None and call.module.role is Role.LOSS:
                     self.logs.replace_outputs(builder)
@@ -154,6 +156,8 @@ class Walk:
                 keeps = keeps and not self.keeps_nothing
                 yield call
                 self._forward_module(call, keeps=keeps)
+            if not self.keeps_nothing:
+                hooks.checkpoints.save(segment)
             hooks.post_forward(segment)
         reduce_amaxes(builder, self.workload.model, self.workload.training, is_backward=False)
         hooks.end_forward()
@@ -261,6 +265,7 @@ class Walk:
         for segment in segments:
             if not segment.has_backward:
                 continue
+            hooks.checkpoints.restore(segment)
             hooks.pre_backward(segment)
             for number, call in enumerate(segment.backward_calls):
                 yield call
@@ -272,6 +277,7 @@ class Walk:
                     builder.activations(workload.residual_bytes, RESIDUAL, micro_batch)
             builder.activations(-segment.freed_bytes, (segment.group or segment.name) + OUTPUT, micro_batch)
             builder.activations(-segment.checkpoint_bytes, segment.name + CHECKPOINT, micro_batch)
+            hooks.checkpoints.drop(segment)
             hooks.post_backward(segment)
         if hooks.stage.is_first:
             builder.activations(-workload.residual_bytes, RESIDUAL, micro_batch)

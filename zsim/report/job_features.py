@@ -43,7 +43,26 @@ def job_features(
         parameters=job.model.numel,
         model_ranks=job.parallelism.model_ranks,
         is_mixture=has_experts(job.model),
+        is_low_precision=job.training.precision == "fp8",
+        open_settings=open_settings_of(job),
     )
+
+
+def open_settings_of(job: Job) -> tuple[str, ...]:
+    """The settings that matter to the job's step and that its experiment leaves out, by name
+    (`zsim.validated.spread.OPEN_SENTENCES`).
+
+    Blocks that are compiled, and Liger's, bring a loss of their own. A network is known once it is measured
+    or calibrated.
+    """
+    training, parallelism = job.experiment.training, job.experiment.parallelism
+    is_open = {
+        "dispatcher": job.parallelism.experts.ranks > 1 and parallelism.dispatcher is None,
+        "loss": training.cross_entropy is None and not (training.compile or training.liger),
+        "compile": "compile" not in training.model_fields_set,
+        "network": job.num_nodes > 1 and job.cluster.nic.evidence in ("data sheet", "assumed"),
+    }
+    return tuple(name for name, value in is_open.items() if value)
 
 
 def step_validation(job: Job, plan: Plan, step: TracedStep, allocator: AllocatorRow | None) -> Validation:

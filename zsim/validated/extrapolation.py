@@ -1,10 +1,10 @@
-"""The respects in which a job exceeds all validated runs, and the resulting widening of its interval."""
+"""The respects in which a job exceeds all validated runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log2, sqrt
+from math import log2
 from typing import Any
 
 from zsim.validated.features import Features
@@ -33,7 +33,7 @@ def _is_same_kind(run: Features, job: Features) -> bool:
 class ValidationRespect:
     """A respect in which validated runs vouch for a job.
 
-    For counted respects a run vouches up to twice its count, since the widening is estimated for one
+    For counted respects a run vouches up to twice its count, since what they cost is estimated for one
     doubling.
     """
 
@@ -143,16 +143,3 @@ def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapol
 
 def _format_count(number: int) -> str:
     return f"{number / 1e9:.3g}e9" if number >= 10**9 else f"{number:,}"
-
-
-def widening_factor(extrapolated: Sequence[Extrapolation], widening: Mapping[str, float]) -> float:
-    """Factor on the interval's ends, which is 1 without extrapolation.
-
-    The respects, and the doublings of one, are taken to err independently: their excesses add in squares.
-    """
-    return 1.0 + sqrt(
-        sum(
-            extrapolation.steps * (widening[extrapolation.respect] - 1.0) ** 2
-            for extrapolation in extrapolated
-        )
-    )

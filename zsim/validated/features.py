@@ -49,6 +49,10 @@ class Features:
     """Ranks that share a replica."""
     is_mixture: bool = False
     """Whether the model is a mixture of experts."""
+    is_low_precision: bool = False
+    """Whether products are in 8 or 4 bits."""
+    open_settings: tuple[str, ...] = ()
+    """The settings that matter and are left open, by name (`zsim.validated.spread.OPEN_SENTENCES`)."""
 
     @property
     def chip(self) -> str:
@@ -65,15 +69,19 @@ class Features:
         """Whether several ranks share a replica of the model."""
         return self.model_ranks > 1
 
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the strategy keeps states off the GPU."""
+        return self.strategy.endswith(" offloaded")
+
     @cached_property
     def cells(self) -> tuple[tuple[str | bool, ...], ...]:
         """Keys of the cells of similar runs that the job belongs to, from the closest cell to that of all
-        runs.
-        """
+        runs. In the first two are runs of the job's own strategy."""
         framework_key = self.framework, self.is_several
         return (
-            (*framework_key, self.binding, self.chip, self.is_shared, self.is_mixture),
-            (*framework_key, self.binding),
+            (*framework_key, self.strategy, self.binding, self.chip, self.is_mixture),
+            (*framework_key, self.strategy, self.is_mixture),
             framework_key,
             (self.is_several,),
             (),

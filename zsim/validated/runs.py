@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import tomllib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -56,6 +57,14 @@ class ValidatedRun:
     settings: Settings
     error: float
     """ln(measured / predicted) of the step. Above 0 the run was slower than predicted."""
+    stranger_error: float | None = None
+    """The same as a stranger would write the run, without what was found out of its source. None where it has
+    not been predicted so."""
+
+    @property
+    def error_for_others(self) -> float:
+        """The error that tells of other sources' runs: a stranger's, where there is one."""
+        return self.error if self.stranger_error is None else self.stranger_error
 
 
 class ValidatedRuns(tuple[ValidatedRun, ...]):
@@ -98,7 +107,9 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
 RUN_COLUMNS = ("row_id", "source", "role", "tier")
 FEATURE_COLUMNS = tuple(field.name for field in fields(Features))
 SETTING_COLUMNS = tuple(field.name for field in fields(Settings))
-COLUMNS = (*RUN_COLUMNS, *FEATURE_COLUMNS, *SETTING_COLUMNS, "error")
+COLUMNS = (*RUN_COLUMNS, *FEATURE_COLUMNS, *SETTING_COLUMNS, "error", "stranger_error")
+_LATER = frozenset(("is_low_precision", "open_settings", "stranger_error"))  # older tables lack them
+_SEPARATOR = "; "
 
 
 @cache
@@ -110,44 +121,51 @@ def validated_runs() -> ValidatedRuns:
 
 @cache
 def shipped_estimates() -> Mapping[str, Mapping[str, float]]:
-    """Estimates from the shipped table: "widening" by respect, "ratios" and
+    """Estimates from the shipped table: "spread", "extrapolation", "open", "scores", "ratios" and
     "shared_ratios" by the setting that differs."""
     return tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))
 
 
 def read_validated(text: str) -> ValidatedRuns:
-    """The runs of a table in the columns of the shipped one."""
+    """The runs of a table in the columns of the shipped one, or of an earlier release."""
     rows = csv.reader(io.StringIO(text))
-    if tuple(next(rows)) != COLUMNS:
+    columns = next(rows)
+    if not {*COLUMNS} - _LATER <= {*columns} <= {*COLUMNS}:
         raise ValueError("a table of validated runs has other columns than this release writes")
-    shared_features: dict[tuple[str, ...], Features] = {}
-    return ValidatedRuns(_parse_run(row, shared_features) for row in rows)
+    features: dict[tuple[str, ...], Features] = {}
+    return ValidatedRuns(_parse_run(dict(zip(columns, row, strict=True)), features) for row in rows)
 
 
-def _parse_run(row: Sequence[str], shared_features: dict[tuple[str, ...], Features]) -> ValidatedRun:
+def _parse_run(row: Mapping[str, str], shared_features: dict[tuple[str, ...], Features]) -> ValidatedRun:
     """The run of a row. Runs of equal features share them, and so the names of their cells."""
-    row_id, source, role, tier, *values = row
-    feature_values, settings, error = (
-        tuple(values[: len(FEATURE_COLUMNS)]),
-        values[len(FEATURE_COLUMNS) : -1],
-        values[-1],
-    )
-    if feature_values not in shared_features:
-        framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, ranks, is_mixture = feature_values
-        sizes = int(parameters), int(ranks)
-        shared_features[feature_values] = Features(
-            framework, strategy, gpu, int(nodes), int(gpus), fabric, binding, *sizes, is_mixture == "True"
-        )
-    model, length, micro_batch, steps, training, network, degrees = settings
+    training = row["training"]
+    low = row.get("is_low_precision") or str(is_low_precision(training))
+    key = (*(row.get(name, "") for name in FEATURE_COLUMNS), low)
+    if key not in shared_features:
+        shared_features[key] = Features(
+            row["framework"], row["strategy"], row["gpu"], int(row["nodes"]), int(row["gpus"]), row["fabric"],
+            row["binding"], int(row["parameters"]), int(row["model_ranks"]), row["is_mixture"] == "True",
+            low == "True", tuple(filter(None, row.get("open_settings", "").split(_SEPARATOR))),
+        )  # fmt: skip
+    settings = Settings(
+        row["model"], int(row["sequence_length"]), int(row["micro_batch_size"]),
+        float(row["gradient_accumulation_steps"]), training, float(row["network_gbps"]), row["degrees"],
+    )  # fmt: skip
+    strangers = row.get("stranger_error", "")
     return ValidatedRun(
-        row_id,
-        source,
-        role,
-        tier,
-        shared_features[feature_values],
-        Settings(model, int(length), int(micro_batch), float(steps), training, float(network), degrees),
-        float(error),
-    )
+        row["row_id"], row["source"], row["role"], row["tier"], shared_features[key], settings,
+        float(row["error"]), float(strangers) if strangers else None,
+    )  # fmt: skip
+
+
+def is_low_precision(training: str) -> bool:
+    """Whether the precision that `Settings.training` begins with is of 8 or 4 bits."""
+    return re.search(r"fp8|fp4|float8", training.partition(",")[0].lower()) is not None
+
+
+def join_open_settings(names: Iterable[str]) -> str:
+    """Names as a table's cell has them."""
+    return _SEPARATOR.join(names)
 
 
 def exclude_source(runs: Sequence[ValidatedRun], source: str | None) -> ValidatedRuns:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, expm1, hypot, log
 from typing import Any
 
-from zsim.validated.errors import FIRST_DISSIMILAR_CELL, broader_cell, estimate_interval
-from zsim.validated.extrapolation import extrapolations, widening_factor
-from zsim.validated.features import Features
-from zsim.validated.runs import (
-    ValidatedRun,
-    ValidatedRuns,
-    exclude_source,
-    shipped_estimates,
-    validated_runs,
+from zsim.validated.errors import (
+    FIRST_DISSIMILAR_CELL,
+    FRAMEWORK_CELL,
+    MIN_SOURCES,
+    REPEAT_ERROR,
+    similar_runs,
 )
+from zsim.validated.extrapolation import extrapolations
+from zsim.validated.features import Features
+from zsim.validated.runs import ValidatedRun, ValidatedRuns, exclude_source, validated_runs
+from zsim.validated.spread import SpreadEstimates, spread_estimates, spread_of, spread_parts
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
@@ -86,30 +87,30 @@ class Validation:
 def validation_of(
     features: Features,
     runs: Sequence[ValidatedRun] | None = None,
-    widening: Mapping[str, float] | None = None,
+    estimates: SpreadEstimates | None = None,
     *,
     excluded_source: str | None = None,
 ) -> Validation:
     """Judge a job by validated runs (default: the shipped ones), except those of the source
-    `excluded_source`.
+    `excluded_source`. See [Note: what an interval assumes] in `zsim.validated.spread`.
     """
     runs = exclude_source(validated_runs() if runs is None else runs, excluded_source)
-    widening = shipped_estimates()["widening"] if widening is None else widening
-    errors, (low, high) = estimate_interval(features, runs)
-    extrapolated = extrapolations(features, runs)
-    stretch = widening_factor(extrapolated, widening)
-    absolute = [abs(expm1(-run.error)) for run in errors.similar_runs]
+    estimates = spread_estimates() if estimates is None else estimates
+    spread = spread_of(spread_parts(features, runs, estimates))
+    similar, cell = similar_runs(features, runs)
+    absolute = [abs(expm1(-run.error_for_others)) for run in similar]
+    sources = {run.source for run in similar}
     return Validation(
-        exp(low * stretch),
-        exp(high * stretch),
-        regime_of(features, errors.cell),
-        len(errors.similar_runs),
-        len({run.source for run in errors.similar_runs}),
+        exp(min(estimates.low * spread, -REPEAT_ERROR)),
+        exp(max(estimates.high * spread, REPEAT_ERROR)),
+        regime_of(features, cell),
+        len(similar),
+        len(sources),
         sum(absolute) / len(absolute) if absolute else None,
         max(absolute, default=None),
-        tuple(extrapolation.sentence for extrapolation in extrapolated),
+        tuple(extrapolation.sentence for extrapolation in extrapolations(features, runs)),
         features,
-        _count_less_similar(features, runs, len(errors.similar_runs)),
+        _count_less_similar(features, runs, len(similar)) if len(sources) < MIN_SOURCES else 0,
     )
 
 
@@ -126,9 +127,9 @@ def widen_for_input(validation: Validation, input_spread: InputSpread) -> Valida
 
 
 def _count_less_similar(features: Features, runs: ValidatedRuns, num_similar: int) -> int:
-    """Number of runs in the broader cell behind the interval that are not similar to the job."""
-    number = broader_cell(features, runs)
-    return max(0, len(runs.cell_indices(number, features.cells[number])) - num_similar)
+    """Number of runs of the job's framework and number of nodes that are not like it."""
+    cell = features.cells[FRAMEWORK_CELL]
+    return max(0, len(runs.cell_indices(FRAMEWORK_CELL, cell)) - num_similar)
 
 
 def regime_of(features: Features, cell: int = 0) -> str:
@@ -136,12 +137,10 @@ def regime_of(features: Features, cell: int = 0) -> str:
     if cell >= FIRST_DISSIMILAR_CELL:
         return "no validated run is like it"
     words = [features.framework, "several nodes" if features.is_several else "one node"]
+    words += [features.strategy] if features.strategy != features.framework else []
+    words += ["mixture of experts"] if features.is_mixture else []
     if cell == 0:
-        words.append(features.chip.upper())
-        words += ["several ranks to a replica"] if features.is_shared else []
-        words += ["mixture of experts"] if features.is_mixture else []
-    if cell <= 1:
-        words.append(f"bound by {features.binding}")
+        words += [features.chip.upper(), f"bound by {features.binding}"]
     return ", ".join(words)
 
 

@@ -1,24 +1,18 @@
-"""The reasons for an interval's width: the addition of each stage, and what the width does not count."""
+"""The reasons for an interval's width: the addition of each part of its spread, and what the width does not
+count."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, expm1
 
-from zsim.validated.errors import (
-    FIRST_DISSIMILAR_CELL,
-    MIN_SOURCES,
-    ErrorDistribution,
-    broader_cell,
-    estimate_errors,
-    estimate_interval,
-)
-from zsim.validated.extrapolation import Extrapolation, extrapolations, widening_factor
+from zsim.validated.errors import FIRST_DISSIMILAR_CELL, FRAMEWORK_CELL, REPEAT_ERROR
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
-from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs
+from zsim.validated.runs import ValidatedRun, validated_runs
+from zsim.validated.spread import ANY, SpreadEstimates, spread_estimates, spread_of, spread_parts
 from zsim.validated.validation import Validation, widen_for_input
 
 _DTYPES = (
@@ -42,33 +36,30 @@ class WidthStage:
 def width_stages(
     job: Features,
     runs: Sequence[ValidatedRun] | None = None,
-    widening: Mapping[str, float] | None = None,
+    estimates: SpreadEstimates | None = None,
 ) -> tuple[WidthStage, ...]:
-    """The stages of the job's interval. The last one is that of `zsim.validated.validation.validation_of`.
+    """The stages of the job's interval: with what any run costs, and with each further part of its spread.
 
-    A stage that changes nothing is left out.
+    The last one is that of `zsim.validated.validation.validation_of`.
     """
     runs = validated_runs() if runs is None else runs
-    widening = shipped_estimates()["widening"] if widening is None else widening
-    errors = estimate_errors(job, runs)
-    stages = [_stage(errors.interval(), _describe_errors(errors))]
-    interval = estimate_interval(job, runs)[1]
-    if interval != errors.interval():
-        stages.append(
-            _stage(
-                interval, _describe_broader_cell(job, runs, len({run.source for run in errors.similar_runs}))
-            )
-        )
-    extrapolated = extrapolations(job, runs)
-    stretch = widening_factor(extrapolated, widening)
-    if stretch > 1:
-        stages.append(
-            _stage(
-                (interval[0] * stretch, interval[1] * stretch),
-                _describe_extrapolation(extrapolated, widening),
-            )
-        )
+    estimates = spread_estimates() if estimates is None else estimates
+    components = spread_parts(job, runs, estimates)
+    stages = []
+    for count, part in enumerate(components, start=1):
+        spread = spread_of(components[:count])
+        ends = min(estimates.low * spread, -REPEAT_ERROR), max(estimates.high * spread, REPEAT_ERROR)
+        stages.append(_stage(ends, _describe_any(runs) if part.name == ANY else part.sentence))
     return tuple(stages)
+
+
+def _describe_any(runs: Sequence[ValidatedRun]) -> str:
+    judged = [run for run in runs if run.stranger_error is not None]
+    count, sources = len(judged), len({run.source for run in judged})
+    return (
+        f"what any run costs, by the errors of {format_count(count, 'run')} of "
+        f"{format_count(sources, 'source')}, each as a stranger would have written it"
+    )
 
 
 def input_stages(validation: Validation) -> tuple[WidthStage, ...]:
@@ -91,59 +82,20 @@ def _stage(ends: tuple[float, float], why: str) -> WidthStage:
     return WidthStage(exp(ends[0]), exp(ends[1]), why)
 
 
-def _describe_errors(errors: ErrorDistribution) -> str:
-    sources = len({run.source for run in errors.similar_runs})
-    if not sources:
-        return "the errors of runs that are not like it"
-    return (
-        f"the errors of {format_count(len(errors.similar_runs), 'run')} of "
-        f"{format_count(sources, 'source')} like it, and "
-        f"with a weight of {1 / (sources + 1):.0%} those of runs less alike"
-    )
-
-
-def _describe_broader_cell(job: Features, runs: Sequence[ValidatedRun], sources: int) -> str:
-    cell = broader_cell(job, runs)
-    runs_in_cell = [run for run in runs if run.features.cells[cell] == job.cells[cell]]
-    is_few = sources < MIN_SOURCES
-    reason = (
-        f"{format_count(sources, 'source')} like it, fewer than {MIN_SOURCES}"
-        if is_few
-        else "none closer to it"
-    )
-    return (
-        f"{reason}: trusted no better than {'' if is_few else 'each kind of '}"
-        f"{describe_cell(job, cell)}, {format_count(len(runs_in_cell), 'run')} of "
-        f"{format_count(len({run.source for run in runs_in_cell}), 'source')}"
-    )
-
-
 def describe_cell(job: Features, cell: int) -> str:
     """The runs of a cell of the job in words: "DeepSpeed over several nodes"."""
     where = "over several nodes" if job.is_several else "on one node"
-    if cell > FIRST_DISSIMILAR_CELL:
+    if cell > FRAMEWORK_CELL + 1:
         return "all runs"
-    if cell == FIRST_DISSIMILAR_CELL:
+    if cell == FRAMEWORK_CELL + 1:
         return f"runs of any framework {where}"
     words = f"{job.framework} {where}"
-    if cell <= 1:
-        words += f" bound by {job.binding}"
+    if cell < FIRST_DISSIMILAR_CELL:
+        words += f", {job.strategy}"
+        words += ", of a mixture of experts" if job.is_mixture else ""
     if cell == 0:
-        words += f" on {job.chip.upper()}"
-        words += " with several ranks to a replica" if job.is_shared else ""
-        words += " of a mixture of experts" if job.is_mixture else ""
+        words += f", on {job.chip.upper()} bound by {job.binding}"
     return words
-
-
-def _describe_extrapolation(extrapolated: Sequence[Extrapolation], widening: Mapping[str, float]) -> str:
-    clauses = [
-        f"{extrapolation.sentence} ({widening[extrapolation.respect]:.2f} times as far"
-        + (" per doubling" if extrapolation.steps != 1 else "")
-        + ")"
-        for extrapolation in extrapolated
-        if widening[extrapolation.respect] > 1
-    ]
-    return f"beyond the runs: {'; '.join(clauses)}"
 
 
 def uncounted_respects(

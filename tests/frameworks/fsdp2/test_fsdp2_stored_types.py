@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from zsim.cost.kernels.update import update_bytes
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Copy, HostWork, Plan
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -90,7 +91,6 @@ def test_torchaos_optimizer_rounds_stochastically() -> None:
     [
         ({}, {"optimizer": "muon"}, NotSimulatedError, "optimizer 'muon' under FSDP2.*expected 'fp32'"),
         ({}, {"lora": {"rank": 8}}, NotSimulatedError, "training.lora under FSDP2"),
-        ({"cpu_offload": True}, {}, NotSimulatedError, "strategy.cpu_offload under FSDP2"),
         ({}, {"precision": "fp16"}, InputError, "found 'bf16' with precision fp16"),
         ({}, {"optimizer": "lion"}, InputError, "of a DTensor.*is 0; expected 'adamw'"),
     ],
@@ -100,3 +100,41 @@ def test_what_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         plan(strategy, **training)
+
+
+@pytest.mark.parametrize("reduce_dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_offloaded_shards_cross_in_the_type_that_they_are_kept_in(
+    reduce_dtype: str, micro_batches: int
+) -> None:
+    """Two bytes an element up for every gather, down for every micro-batch's gradient, which FSDP2 casts to
+    `orig_dtype` before the copy; states of 4 bytes an element, gradients of 2, on the host. Nothing of either
+    stays on the GPU."""
+    strategy = {"cpu_offload": True, "reduce_dtype": reduce_dtype}
+    offloaded = plan(strategy, gradient_accumulation_steps=micro_batches)
+    program, shard = offloaded.programs[0], NUMEL // RANKS
+    copies = [op.work for op in program.ops if isinstance(op.work, Copy)]
+    assert sum(copy.bytes for copy in copies if copy.direction == "d2h") == 2 * shard * micro_batches
+    updates = [op.work for op in program.ops if isinstance(op.work, HostWork) and op.work.kind == "optimizer"]
+    assert [work.bytes for work in updates] == [update_bytes(shard, "adamw", "fused", "bf16", "bf16")]
+    levels: Counter[tuple[str, str]] = Counter()
+    for memory in program.resident:
+        levels[memory.category, memory.device] += memory.bytes
+    assert levels["parameters", "host"] == 2 * shard
+    assert levels["optimizer_states", "host"] == 4 * shard
+    assert levels["optimizer_states", "gpu"] == levels["parameters", "gpu"] == 0
+    held: Counter[tuple[str, str]] = Counter()
+    peak = 0
+    for change in program.memory:
+        held[change.category, change.device] += change.bytes
+        peak = max(peak, held["gradients", "host"])
+    assert peak == 2 * shard
+    assert not any(held.values())
+
+
+def test_in_16_bits_half_of_the_offloaded_bytes_cross() -> None:
+    def crossed(dtype: str) -> int:
+        program = plan({"cpu_offload": True}, stored_dtype=dtype).programs[0]
+        return sum(op.work.bytes for op in program.ops if isinstance(op.work, Copy))
+
+    assert crossed("fp32") == 2 * crossed("bf16")

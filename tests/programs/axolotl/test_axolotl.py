@@ -181,7 +181,7 @@ def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: b
         ("rl: grpo\n", "rl 'grpo': is of axolotl"),
         ("rl: kto\n", "rl 'kto': is of axolotl"),
         ("load_in_8bit: true\n", "8 bits"),
-        ("activation_offloading: true\n", "kept on the host"),
+        ("activation_offloading: true\n", "all activations on the host"),
         ("relora: true\n", "ReLoRA"),
         ("lisa_n_layers: 4\n", "LISA"),
     ],
@@ -192,9 +192,15 @@ def test_another_job_is_refused_by_name(tmp_path: Path, lines: str, words: str) 
 
 
 @pytest.mark.parametrize("word", ["offload", "unsloth"])
-def test_checkpoints_on_the_host_are_refused(tmp_path: Path, word: str) -> None:
-    with pytest.raises(NotSimulatedError, match="checkpoints that are kept on the host"):
+def test_all_activations_on_the_host_are_refused(tmp_path: Path, word: str) -> None:
+    with pytest.raises(NotSimulatedError, match="all activations on the host"):
         read_text(tmp_path, FULL.replace("gradient_checkpointing: true", f"gradient_checkpointing: {word}"))
+
+
+@pytest.mark.parametrize(("word", "copies"), [("legacy", "pinned"), ("hidden_states", "stream")])
+def test_checkpoints_alone_are_kept_on_the_host(tmp_path: Path, word: str, copies: str) -> None:
+    training = read_text(tmp_path, FULL + f"activation_offloading: {word}\n").training
+    assert (training.activation_checkpointing, training.checkpoint_offload) == ("full", copies)
 
 
 def test_optimizers_are_refused_by_what_they_are(tmp_path: Path) -> None:

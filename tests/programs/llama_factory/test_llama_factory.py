@@ -95,13 +95,17 @@ def test_optimizers_have_transformers_names(tmp_path: Path) -> None:
     assert read_text(tmp_path, FULL + "optim: adafactor\n").training.optimizer == "adafactor-transformers"
 
 
+def test_unsloth_s_checkpoints_are_kept_on_the_host(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL + "use_unsloth_gc: true\n").training
+    assert (training.activation_checkpointing, training.checkpoint_offload) == ("full", "pinned")
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
         ("use_galore: true\n", "use_galore True: .*GaLore"),
         ("use_apollo: true\n", "APOLLO"),
         ("use_badam: true\n", "BAdam"),
-        ("use_unsloth_gc: true\n", "kept on the host"),
         ("tensor_model_parallel_size: 2\n", "Megatron-Core under LLaMA-Factory"),
         ("mixture_of_depths: convert\n", "mixtures of depths"),
     ],

@@ -72,6 +72,20 @@ class HostRates:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """Tokens that a draft proposes for every sequence, of which the model accepts a part."""
+
+    draft_tokens: int = 0
+    acceptance: float = 0.0
+    """Part of the proposed tokens that is accepted."""
+
+    @property
+    def tokens_per_iteration(self) -> float:
+        """Mean tokens that a sequence gets: the accepted ones, and the model's own."""
+        return 1.0 + self.acceptance * self.draft_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class PromptChunk:
     """Tokens of a sequence that are computed in one iteration, and those before them in the cache."""
 
@@ -105,12 +119,14 @@ class IterationPricer:
         uses_graphs: bool = True,
         launch_seconds: float = 0.0,
         has_adapters: bool = False,
+        speculation: Speculation | None = None,
         all_reduce: SmallAllReduce | None = None,
     ) -> None:
         self.model, self.gpu, self.host = model, gpu, host
         self.max_graph = max_graph if uses_graphs else 0
         self.launch_seconds = launch_seconds
         self.has_adapters = has_adapters
+        self.speculation = speculation or Speculation()
         self.rates = decode_rates(gpu)
         self.all_reduce = all_reduce or self.rates.all_reduce
         self._dense = cache(self._dense_seconds)
@@ -118,23 +134,36 @@ class IterationPricer:
     def seconds(self, sequences: int, context_tokens: float, chunks: Sequence[PromptChunk] = ()) -> float:
         """Seconds of an iteration in which `sequences` decode, with `context_tokens` in all their caches.
 
-        Groups of ranks with sequences of their own have equal parts of them.
+        Groups of ranks with sequences of their own have equal parts of them. With speculation it is the time
+        of a token of every sequence: that of an iteration over the mean number of its tokens, unless there
+        are chunks of prompts.
         """
         groups = self.model.layout.data
         local = -(-sequences // groups)
         new_tokens = -(-sum(chunk.new_tokens for chunk in chunks) // groups)
         sampled = local + -(-len(chunks) // groups)
         is_pure = not chunks
-        rows = padded_batch(local, self.max_graph) if is_pure else local + new_tokens
-        gpu_seconds = self._dense(rows, sampled)
+        drafts = self.speculation.draft_tokens
+        verified = local * (1 + drafts)
+        rows = padded_batch(verified, self.max_graph) if is_pure else verified + new_tokens
+        gpu_seconds = self._dense(rows, sampled + local * drafts)
+        if drafts:
+            gpu_seconds += drafts * self._draft_seconds(local)
         gpu_seconds += self._decode_attention(local, context_tokens / groups)
         gpu_seconds += sum(self._prompt_attention(chunk) for chunk in chunks) / groups
         launching = 0.0
-        if not is_pure or local > self.max_graph:
+        if not is_pure or verified > self.max_graph:
             launching = self.num_kernels * self.launch_seconds
         host = self.host.seconds_for(sampled, sum(self.model.experts.values()))
         busy = max(gpu_seconds, launching)
-        return max(busy, host) if self.host.is_overlapped else busy + host
+        seconds = max(busy, host) if self.host.is_overlapped else busy + host
+        return seconds / self.speculation.tokens_per_iteration if is_pure else seconds
+
+    def _draft_seconds(self, sequences: int) -> float:
+        """Seconds of a proposal by one more layer with the model's head, as multi-token prediction has it."""
+        rows = padded_batch(sequences, self.max_graph)
+        layers = self._dense(rows, sequences) - self._product(self.model.head, sequences)
+        return layers / max(1, self.model.num_layers) + self._product(self.model.head, sequences)
 
     def context_seconds(self) -> float:
         """Seconds that one more token in the caches adds to an iteration that decodes."""

@@ -177,4 +177,7 @@ FUSED_LINEAR = LossKernelSet(
     "fused_linear", FUSED.forward, FUSED.backward, keeps_logits=True, includes_head=True
 )
 
-LOSSES = {loss.name: loss for loss in (EAGER, AUTOCAST, UNSLOTH, FUSED, FUSED_LINEAR)}
+# The same in tiles of about 1 GiB of fp32 logits, each of `EAGER`'s kernels.
+TILED = LossKernelSet("tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True)
+
+LOSSES = {loss.name: loss for loss in (EAGER, AUTOCAST, UNSLOTH, FUSED, FUSED_LINEAR, TILED)}

@@ -12,4 +12,5 @@ ROLES = {  # the module of each role: see zsim.specs.strategy.registry
     "checkpoint": "studies",
     "fields": "faces",
     "logs": "logs",
+    "refusals": "settings.unsimulated",
 }

@@ -13,45 +13,28 @@ from __future__ import annotations
 
 from zsim.cost.optimizers.tensors import UpdatedTensor
 from zsim.dtypes import DTYPE_BYTES
-from zsim.frameworks.deepspeed.cpu_checkpointing import HostCheckpoints
+from zsim.frameworks.deepspeed.activation_checkpoints import make_checkpoints
 from zsim.frameworks.deepspeed.muon import step_matrices
 from zsim.frameworks.deepspeed.parallelism import AUTOTP
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks
-from zsim.plan.shared.host_side import HostSide
 from zsim.plan.shared.optimizer import UPDATE, update
 from zsim.plan.shared.shared_gradients import sum_tied_gradient
 from zsim.plan.stage import Stage
-from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.mesh import TENSOR
 
 
 class DeepSpeedEngine(Hooks):
-    """Base class of the hooks of all stages of ZeRO. `checkpoints` offloads activation checkpoints, with
-    `cpu_checkpointing`.
-    """
+    """Base class of the hooks of all stages of ZeRO."""
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage)
         self.config, self.zero = config, config.zero
         self.workload, self.training = stage.workload, stage.training
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
-        self.checkpoints: HostCheckpoints | None = None
-        if config.activation_checkpointing.cpu_checkpointing:
-            self.checkpoints = HostCheckpoints(HostSide(stage.builder), config)
-
-    def post_forward(self, segment: Segment) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.save(segment)
-
-    def pre_backward(self, segment: Segment) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.restore(segment)
-
-    def post_backward(self, segment: Segment) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.drop(segment)
+        self.checkpoints = make_checkpoints(stage, config)
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Sum over the ranks of AutoTP. See [Note: gradients that ranks of a model share]."""

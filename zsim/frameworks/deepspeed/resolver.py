@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.frameworks.deepspeed.activation_checkpoints import check_checkpoints, refuse_two_offloads
 from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.autotp import set_tensor_grain, uneven_shards_note
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
@@ -43,6 +44,7 @@ from zsim.specs.experiment.framework_resolver import (
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.placement import Placement
+from zsim.specs.experiment.training.checkpointing import block_policies
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Parameter
 from zsim.specs.strategy.expert_library import TRANSFORMERS
@@ -153,6 +155,9 @@ def _resolve_json(
     check_degrees(resolved, parallelism)
     resolved = disable_overlap_in_pipeline(resolved, parallelism)
     check_even_nodes(resolved, placement.gpus)
+    refuse_two_offloads(resolved, training.checkpoint_offload)
+    notes = check_checkpoints(resolved, parallelism, _num_checkpoints(training, model))
+    resolved = replace(resolved, notes=(*resolved.notes, *notes))
     refuse_unsimulated(resolved)
     resolved = add_leaf_modules(resolved, table.leaf_modules, model.family)
     if table.delayed_parameter_update:
@@ -163,6 +168,15 @@ def _resolve_json(
             "parameters; expected stage 3"
         )
     return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=table.fetches_one_by_one)
+
+
+def _num_checkpoints(training: TrainingTable, model: ModelSpec) -> int:
+    """The number of the model's blocks that are recomputed whole."""
+    layers = len(model.blocks)
+    policies = block_policies(training, layers)
+    if policies:
+        return policies.count("full")
+    return layers // training.checkpoint_every if training.activation_checkpointing == "full" else 0
 
 
 RESOLVER = DeepSpeedResolver()

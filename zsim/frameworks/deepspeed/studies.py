@@ -250,8 +250,11 @@ TUNING = DeepSpeedTuning()
 class DeepSpeedBounds(FrameworkBounds[DeepSpeedConfig]):
     """The CPU updates states that are offloaded."""
 
-    def leaves_checkpoints_on_host(self, config: DeepSpeedConfig) -> bool:
-        return config.activation_checkpointing.cpu_checkpointing
+    def checkpoint_share(self, job: Job, config: DeepSpeedConfig) -> float:
+        block = config.activation_checkpointing
+        if block.cpu_checkpointing:
+            return 0.0
+        return 1 / job.parallelism.tensor if block.partition_activations else 1.0
 
     def updates_on_host(self, config: DeepSpeedConfig) -> bool:
         """All but those of MiCS, whose releases leave some on the GPU, and of an update a step late."""

@@ -34,7 +34,8 @@ class Fsdp1Resolver(FrameworkResolver[Fsdp1Table, Fsdp1Config]):
     def resolve(self, request: StrategyRequest[Fsdp1Table, Fsdp1Config]) -> Resolution[Fsdp1Config]:
         placement = request.placement
         config = _resolve_fsdp1(request.table, request.training, request.ranks, len(placement.nodes))
-        return Resolution(config, *launch_ranks(request.table, request.cluster, placement.gpus_per_node))
+        launch = request.cluster, placement.gpus_per_node
+        return Resolution(config, *launch_ranks(*launch, updates_on_cpu=config.cpu_offload))
 
 
 def _resolve_fsdp1(

@@ -1,9 +1,9 @@
 """FSDP2 with `CPUOffloadPolicy`: sharded parameters, gradients and optimizer states in pinned host memory.
 
 Transcribed from torch 2.13 `torch/distributed/fsdp/_fully_shard/_fsdp_param.py` (`all_gather_inputs`) and
-`_fsdp_collectives.py` (`foreach_reduce`). fp32 shards are copied to the GPU on the copy-in stream of their
-gather. Reduced gradients are copied back in fp32, without blocking unless they are added to earlier
-gradients. The optimizer runs on the CPU.
+`_fsdp_collectives.py` (`foreach_reduce`). Shards are copied to the GPU on the copy-in stream of their gather,
+in the type that they are kept in. Reduced gradients are cast to that type on the GPU (`orig_dtype`) and
+copied back, without blocking unless they are added to earlier gradients. The optimizer runs on the CPU.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from zsim.specs.strategy.training import TrainingConfig
 
 
 class Fsdp2OffloadedShards:
-    """Keeps sharded parameters, gradients and optimizer states in host memory."""
+    """Keeps sharded parameters, gradients and optimizer states in host memory, in the type `stored`."""
 
-    def __init__(self, builder: PlanBuilder, strategy: Fsdp2Config) -> None:
+    def __init__(self, builder: PlanBuilder, strategy: Fsdp2Config, stored: str) -> None:
         self.builder, self.strategy = builder, strategy
+        self.stored, self.stored_bytes = stored, DTYPE_BYTES[stored]
         self.host = HostSide(builder)
         self._groups_with_gradient: set[str] = set()
         self._copies: list[int] = []
@@ -39,7 +40,7 @@ class Fsdp2OffloadedShards:
         ]
 
     def bring(self, group: ParamGroup, stream: str) -> None:
-        """Copy the fp32 shards of a group to the GPU, for a gather whose inputs are copied on `stream`."""
+        """Copy the shards of a group to the GPU, for a gather whose inputs are copied on `stream`."""
         size, builder = group.stored_shard_bytes, self.builder
         builder.allocate("buffers", size, owner=group.name)
         event = self.host.copy(f"shards of {group.name}", "h2d", size, stream, module=group.name)
@@ -49,14 +50,15 @@ class Fsdp2OffloadedShards:
         builder.free_when_done("buffers", size, event, owner=group.name)
 
     def keep_gradient(self, group: ParamGroup, gradient: ParamGroupGradient, shard: int, stream: str) -> int:
-        """Cast a reduced shard of `shard` bytes to fp32 and copy it to the host on `stream`. It is added to
-        an earlier gradient on the CPU, if there is one. Returns the copy's event.
+        """Cast a reduced shard of `shard` bytes to its type and copy it to the host on `stream`. It is added
+        to an earlier gradient on the CPU, if there is one. Returns the copy's event.
         """
         builder, dtype = self.builder, self.strategy.reduce_dtype
         numel = shard // DTYPE_BYTES[dtype]
-        if dtype != "fp32":
-            builder.allocate("gradients", 4 * numel)
-            kernels = cast_kernels(numel, dtype, "fp32")
+        size = numel * self.stored_bytes
+        if dtype != self.stored:
+            builder.allocate("gradients", size)
+            kernels = cast_kernels(numel, dtype, self.stored)
             builder.kernels(f"cast gradients {group.name}", kernels, stream=stream, module=group.name)
             if group.mesh.replicate is not None:
                 gradient.all_reduce_bytes = shard
@@ -66,18 +68,18 @@ class Fsdp2OffloadedShards:
         event = self.host.copy(
             f"gradients {group.name} to host",
             "d2h",
-            4 * numel,
+            size,
             stream,
             is_blocking=is_added,
             module=group.name,
         )
         assert event is not None
-        builder.free_when_done("gradients", 4 * numel, event)
+        builder.free_when_done("gradients", size, event)
         if is_added:
-            addition = HostWork("copy", 12 * numel, numel)
+            addition = HostWork("copy", 3 * size, numel)
             builder.host_wait(builder.add(f"add gradients {group.name}", CPU, addition, module=group.name))
         else:
-            builder.allocate("gradients", 4 * numel, "host", is_pinned=True)
+            builder.allocate("gradients", size, "host", is_pinned=True)
             self._groups_with_gradient.add(group.name)
             self._copies.append(event)
         return event
@@ -98,14 +100,16 @@ class Fsdp2OffloadedShards:
         """
         numel = sum(sum(group.trainable_shards) for group in groups)
         if training.gradient_clipping > 0:
-            norm = HostWork("copy", 4 * numel, numel)
+            norm = HostWork("copy", self.stored_bytes * numel, numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
             for process_group, size in norm_sums:
                 self._sum_on_hosts(process_group, size)
-            self.host.scale("clip gradients", numel)
-        self.host.optimizer("optimizer step", numel, training.optimizer, training.optimizer_implementation)
+            self.host.scale("clip gradients", numel, self.stored)
+        self.host.optimizer(
+            "optimizer step", numel, training.optimizer, training.optimizer_implementation, self.stored
+        )
         self.builder.host("end of step")
-        self.builder.free("gradients", 4 * numel, "host", is_pinned=True)
+        self.builder.free("gradients", self.stored_bytes * numel, "host", is_pinned=True)
 
     def _sum_on_hosts(self, group: str, size: int) -> None:
         """# [Note: norms on the host]

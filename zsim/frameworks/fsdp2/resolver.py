@@ -59,7 +59,8 @@ class Fsdp2Resolver(FrameworkResolver[Fsdp2Table, Fsdp2Config]):
     def resolve(self, request: StrategyRequest[Fsdp2Table, Fsdp2Config]) -> Resolution[Fsdp2Config]:
         config = _resolve_fsdp2(request.table, request.training, request.ranks, request.placement)
         gpus_per_node = request.placement.gpus_per_node
-        return Resolution(config, *launch_ranks(request.table, request.cluster, gpus_per_node))
+        launch = request.cluster, gpus_per_node
+        return Resolution(config, *launch_ranks(*launch, updates_on_cpu=config.cpu_offload))
 
 
 def _resolve_fsdp2(
@@ -111,7 +112,6 @@ class Fsdp2Training(FsdpTraining[Fsdp2Table, Fsdp2Config]):
         conflicts = {
             f"training.optimizer '{training.optimizer}'": training.optimizer in ("muon", "adamw-bf16"),
             "training.lora": requested.lora is not None,
-            "strategy.cpu_offload": table.cpu_offload,
             "strategy.param_dtype 'fp8'": table.param_dtype == "fp8",
         }
         for conflict, is_so in conflicts.items():

@@ -43,7 +43,8 @@ class Fsdp2Schedule(Hooks):
         self.strategy = strategy
         self.training = stage.training
         self.mesh = dense_mesh(stage, strategy)
-        self.offload = Fsdp2OffloadedShards(stage.builder, strategy) if strategy.cpu_offload else None
+        stored = self.training.stored_dtype
+        self.offload = Fsdp2OffloadedShards(stage.builder, strategy, stored) if strategy.cpu_offload else None
         self.gathers_fp8 = gathers_fp8(strategy)
         self.param_bytes = 2 if self.gathers_fp8 else DTYPE_BYTES[strategy.param_dtype]
         self.expert_mesh = experts_mesh(stage, strategy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.frameworks.torch.parallelism import TORCH
@@ -66,7 +67,7 @@ TUNING = Fsdp2Tuning()
 
 
 class Fsdp2Bounds(FrameworkBounds[Fsdp2Config]):
-    """The CPU updates shards that it holds, and shards are in fp32."""
+    """The CPU updates shards that it holds. Shards and states are in the type that weights are kept in."""
 
     def updates_on_host(self, config: Fsdp2Config) -> bool:
         return config.cpu_offload
@@ -75,20 +76,20 @@ class Fsdp2Bounds(FrameworkBounds[Fsdp2Config]):
         if config.cpu_offload:
             return 0.0
         ranks = job.data_parallel_size * job.parallelism.context
-        return 4 * (1 + moments) * config.replicate / ranks
+        return DTYPE_BYTES[job.training.stored_dtype] * (1 + moments) * config.replicate / ranks
 
 
 BOUNDS = Fsdp2Bounds()
 
 
 class Fsdp2Checkpoint(TorchCheckpoint[Fsdp2Config]):
-    """DTensors of fp32 shards."""
+    """DTensors of shards in the type that weights are kept in."""
 
     def num_copies(self, config: Fsdp2Config, states: ModelStates) -> int:
         return config.replicate
 
     def element_bytes(self, job: Job) -> int:
-        return 4
+        return DTYPE_BYTES[job.training.stored_dtype]
 
     def is_on_host(self, config: Fsdp2Config) -> bool:
         return config.cpu_offload

@@ -13,8 +13,10 @@ from zsim.plan.framework_hooks import FrameworkHooks
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
 from zsim.plan.pipeline.runtime import PipelineRuntime
+from zsim.plan.shared.checkpoints import PartitionedCheckpoints
 from zsim.plan.stage import Stage
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.mesh import TENSOR
 from zsim.specs.strategy.parallelism import ParallelismConfig
 
 
@@ -22,6 +24,16 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
     """The schedule of the engine that is asked for. A run imports only that one."""
 
     def make(self, stage: Stage, config: MegatronConfig) -> Hooks:
+        """The schedule. The copies of `--distribute-saved-activations` are made after a layer's forward, and
+        gathered into new tensors (Megatron-Core 0.16.1 core/tensor_parallel/random.py `CheckpointFunction`).
+        """
+        hooks = self._make_schedule(stage, config)
+        if config.distributes_checkpoints:
+            tensor = stage.parallelism.tensor
+            hooks.checkpoints = PartitionedCheckpoints(stage.builder, stage.workload, TENSOR, tensor)
+        return hooks
+
+    def _make_schedule(self, stage: Stage, config: MegatronConfig) -> Hooks:
         if config.fsdp is not None:
             from zsim.frameworks.megatron.fsdp.schedule import MegatronFsdpSchedule
 
@@ -37,6 +49,9 @@ class MegatronHooks(FrameworkHooks[MegatronConfig]):
         from zsim.frameworks.megatron.schedule import MegatronSchedule
 
         return MegatronSchedule(stage, config)
+
+    def is_offloaded(self, config: MegatronConfig) -> bool:
+        return config.offload is not None
 
     def fuses_whole_layers(self, config: MegatronConfig) -> bool:
         """InternEvo's layers are left as they are."""

@@ -10,6 +10,7 @@ from zsim.frameworks.megatron import parallelism as styles
 from zsim.frameworks.megatron.kernels import MEGATRON, MEGATRON_FUSED
 from zsim.frameworks.megatron.settings.config import (
     MegatronConfig,
+    check_distributed_checkpoints,
     check_megatron_layout,
     is_core,
     is_core_since,
@@ -22,6 +23,7 @@ from zsim.frameworks.megatron.settings.experts import (
     shared_overlap_note,
 )
 from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.frameworks.torch.fsdp_resolver import launch_ranks
 from zsim.frameworks.torch.names import UNSHARDED
 from zsim.report.framework import FrameworkReport
 from zsim.specs.experiment.framework_resolver import (
@@ -129,8 +131,13 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
         capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability is not None]
         config = resolve_megatron(table, training, request.ranks, max(capabilities, default=None))
         queues = training.device_max_connections
+        check_distributed_checkpoints(
+            table, training, parallelism.tensor, shares_sequences=parallelism.sequence_parallel
+        )
         check_megatron_layout(table, parallelism.pipeline, parallelism.experts.ranks, queues)
-        return Resolution(config, request.cluster)
+        launch = request.cluster, request.placement.gpus_per_node
+        cluster, notes = launch_ranks(*launch, updates_on_cpu=config.offload is not None)
+        return Resolution(config, cluster, notes)
 
 
 RESOLVER = MegatronResolver()

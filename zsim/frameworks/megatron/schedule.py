@@ -47,6 +47,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.megatron.buffer import Bucket, GroupBuffer, make_layout, owned_numels
 from zsim.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
 from zsim.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
+from zsim.frameworks.megatron.hybrid_optimizer import hybrid_states, update_on_two_devices
 from zsim.frameworks.megatron.low_precision_states import state_sizes
 from zsim.frameworks.megatron.optimizer_step import update_parameters
 from zsim.frameworks.megatron.settings.config import MegatronConfig
@@ -174,11 +175,16 @@ class MegatronSchedule(BlockTimedHooks):
             lazy = state_sizes(states, numels)
             master = 0 if states.has_masters else master
         quantized = self.fp8_weights
+        optimizer = [
+            Memory("optimizer_states", master),
+            Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
+        ]
+        if strategy.offload is not None:
+            optimizer = hybrid_states(strategy, numels)
         return [
             Memory("parameters", parameters * self.param_bytes + self._frozen_bytes - quantized.saved_bytes),
             Memory("gradients", self._numel * self.grad_bytes if strategy.is_contiguous else 0),
-            Memory("optimizer_states", master),
-            Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
+            *optimizer,
             *([Memory("buffers", quantized.copy_bytes)] if quantized.copy_bytes else []),
         ]
 
@@ -396,7 +402,8 @@ class MegatronSchedule(BlockTimedHooks):
     def optimizer_step(self) -> None:
         strategy = self.strategy
         numels = [numel for chunk in self.stage_hooks for numel in chunk.own_numels]
-        update_parameters(self.builder, strategy, self.training, numels, self.norm_groups)
+        issue = update_parameters if strategy.offload is None else update_on_two_devices
+        issue(self.builder, strategy, self.training, numels, self.norm_groups)
         if strategy.fp8_param_gather:
             weights = [chunk.fp8_weights for chunk in self.stage_hooks]
             quantize_masters(self.builder, self.training, weights, self.ranks, self.shard.name)

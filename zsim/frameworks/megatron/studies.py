@@ -127,6 +127,9 @@ class MegatronBounds(FrameworkBounds[MegatronConfig]):
         if config.distributed_optimizer and not config.overlap_param_gather:
             yield "all_gather", numel, "fp8" if config.fp8_param_gather else config.param_dtype
 
+    def checkpoint_share(self, job: Job, config: MegatronConfig) -> float:
+        return 1 / job.parallelism.tensor if config.distributes_checkpoints else 1.0
+
     def block_overhead(self, config: MegatronConfig) -> str | None:
         return config.block_overhead
 
@@ -134,7 +137,9 @@ class MegatronBounds(FrameworkBounds[MegatronConfig]):
         ranks = job.data_parallel_size * job.parallelism.context
         master = 0 if config.param_dtype == "fp32" else 4
         configured_states = config.precision_aware
-        if configured_states is not None:
+        if config.offload is not None:
+            states = 0.0
+        elif configured_states is not None:
             moment = sum(DTYPE_BYTES[dtype] for dtype in configured_states.moment_dtypes)
             states = (
                 moment + (configured_states.master_bytes if configured_states.has_masters else master)
@@ -172,6 +177,10 @@ class MegatronCheckpoint(FrameworkCheckpoint[MegatronConfig]):
             raise NotSimulatedError(
                 "run.checkpoint: the files of Megatron-FSDP (--ckpt-format fsdp_dtensor) are not known; "
                 f"{STATE_MEASURED}"
+            )
+        if config.offload is not None:
+            raise NotSimulatedError(
+                f"run.checkpoint: a save of states that the CPU holds is not known; {STATE_MEASURED}"
             )
         return megatron_files(states, config)
 

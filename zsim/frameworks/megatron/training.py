@@ -152,6 +152,9 @@ class MegatronTraining(FrameworkTraining[MegatronTable, MegatronConfig]):
         shards_gradients = table.fsdp_sharding in _GRADIENT_SHARDING
         return max(1, replicas // table.optimizer_instances) if shards_gradients else 1
 
+    offloads_checkpoints = False
+    tiles_mlps = False
+
     def groups_layers(self, table: MegatronTable) -> bool:
         """Whether parameters stay whole, so that a group needs no gathers of its own."""
         return table.fsdp_sharding is None

@@ -25,13 +25,15 @@ def check_replicate(replicate: int, world_size: int) -> None:
         raise InputError(f"strategy.replicate: found {replicate}, expected a divisor of {world_size} GPUs")
 
 
-def launch_ranks(table: FsdpTable, cluster: Cluster, gpus_per_node: int) -> tuple[Cluster, tuple[str, ...]]:
+def launch_ranks(
+    cluster: Cluster, gpus_per_node: int, *, updates_on_cpu: bool
+) -> tuple[Cluster, tuple[str, ...]]:
     """The cluster with the threads that torchrun gives a rank whose states the CPU updates, and a note.
 
     Only where the cluster does not set them. torchrun sets OMP_NUM_THREADS to 1 where it starts several ranks
     on a node (torch 2.13 distributed/run.py). DeepSpeed's launcher leaves all cores to torch.
     """
-    if not table.cpu_offload or gpus_per_node == 1 or cluster.offload.threads_per_rank is not None:
+    if not updates_on_cpu or gpus_per_node == 1 or cluster.offload.threads_per_rank is not None:
         return cluster, ()
     offload = cluster.offload.model_copy(update={"threads_per_rank": 1})
     return cluster.model_copy(update={"offload": offload}), (THREADS_NOTE,)

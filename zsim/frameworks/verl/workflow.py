@@ -1,8 +1,9 @@
 """verl's loop: PPO and its kin on FSDP or Megatron trainers, with vLLM or SGLang."""
 
-from zsim.cost.inference.iteration import HostRates
 from zsim.workflows.rl.framework import (
     COMMON_SYNCS,
+    VLLM_IN_LOOP,
+    VLLM_SERVED,
     ControllerRates,
     Offloads,
     RlFramework,
@@ -13,6 +14,14 @@ from zsim.workflows.rl.framework import (
 PHASES = {"training": 6.5, "old_logprobs": 2.3, "reference": 0.8}
 """Seconds of the trainer's phases besides its passes: medians of relative residuals of seven runs, 7 to 72
 billion parameters (eric-haibin-lin/verl-data math, of the summer of 2025, on 8 GPUs)."""
+
+SOURCES = {
+    "defaults": "verl-project/verl 1dda039b verl/trainer/config",
+    "syncs": "eleven syncs of 7 to 671 billion parameters (verl-project/verl pull requests 4280, 7291, "
+    "7348 and "
+    "docs/advance/fully_async.md), within a factor of 1.6",
+    "loop": "verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine_workers.py",
+}
 
 WORKFLOW = RlFramework(
     name="verl",
@@ -27,11 +36,7 @@ WORKFLOW = RlFramework(
         **COMMON_SYNCS,
     },
     offloads=Offloads(parameters=False, optimizer=False, sleep_level=1),
-    hosts={
-        "colocated": HostRates(3e-3, 15e-6, False),
-        "split": HostRates(3e-3, 40e-6, False),
-        "async": HostRates(3e-3, 40e-6, False),
-    },
+    hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED, "async": VLLM_SERVED},
     trainer={
         "fsdp1": TrainerDefaults(training={"activation_checkpointing": "full"}),
         "fsdp2": TrainerDefaults(training={"activation_checkpointing": "full"}),
@@ -47,4 +52,7 @@ WORKFLOW = RlFramework(
         placement: ControllerRates(1.0, 0.5, PHASES) for placement in ("colocated", "split", "async")
     },
     has_reference=False,
+    recomputes_caches=True,
+    tensor=2,
+    sources=SOURCES,
 )

@@ -28,6 +28,7 @@ from zsim.plan.workload.modules import (
     reuse_stream_gradient,
 )
 from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
+from zsim.plan.workload.tiles import tile_mlp
 from zsim.plan.workload.trainer_logs import MetricLog, metric_log
 from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
@@ -306,9 +307,12 @@ class _Deriver:
             single_works = tuple(
                 self._work(module, is_selective=selects and _is_run_again(module)) for module in block.modules
             )
+            tiles = self._training.mlp_tiles
+            if tiles > 1 and any(module.has_backward for module in block.modules):
+                single_works = tile_mlp(block.modules, single_works, self._shape, self._options, tiles)
             module_works = reuse_stream_gradient(block.modules, single_works, self._shape, self._options)
             if policy in ("full", "selective-op"):
-                stops_early = self._training.checkpoint_stops_early
+                stops_early = self._training.checkpoint_stops_early and self._training.mlp_tiles == 1
                 self._blocks[key] = checkpoint_block(
                     block, module_works, policy, self._shape, self._options, stops_early=stops_early
                 )

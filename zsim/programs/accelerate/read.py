@@ -33,6 +33,10 @@ _IDLE = (
     "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_zone", "use_cpu", "command_file",
     "commands", "ipex_config", "mpirun_config",
 )  # fmt: skip
+_FP8_IDLE = (
+    "margin", "interval", "format", "amax_history_len", "amax_compute_algo", "use_autocast_during_eval",
+    "pad_inner_dim", "opt_level",
+)  # fmt: skip
 _DEEPSPEED_IDLE = (
     "zero3_init_flag", "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",
     "deepspeed_inclusion_filter", "zero3_save_16bit_model",
@@ -49,19 +53,29 @@ def read_accelerate(path: str) -> TrainingFile:
 
     Raises InputError for keys that Accelerate would refuse, NotSimulatedError for other parallelisms.
     """
+    repeats: list[str] = []
+    file = read_values(path, load_accelerate(path, repeats))
+    file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
+    return file
+
+
+def load_accelerate(path: str, repeats: list[str] | None = None) -> Mapping[str, Any]:
+    """The content of an Accelerate YAML. `repeats` takes what stands twice. Raises InputError."""
     try:
         text = read_text(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected an Accelerate YAML") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    repeats: list[str] = []
     data = load_yaml(text, path, repeats)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of `accelerate config` at the top")
+    return data
+
+
+def read_values(path: str, data: Mapping[str, Any]) -> TrainingFile:
+    """The settings in Accelerate's values by key, of a file or a command line called `path`."""
     file = TrainingFile(path, program="accelerate")
-    for repeat in repeats:
-        file.note(repeat)
     if not any(key in (*TOP_KEYS, *_IDLE) for key in data):
         words = ", ".join(program.reads for program in listed_programs() if program.reads)
         raise InputError(
@@ -71,6 +85,8 @@ def read_accelerate(path: str) -> TrainingFile:
     for key in data:  # ClusterConfig refuses them
         if key not in (*TOP_KEYS, *_IDLE):
             raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*TOP_KEYS, *_IDLE))}")
+    if data.get("use_cpu") is True:
+        raise NotSimulatedError(f"{path}: use_cpu: zsim does not simulate training on CPUs; expected false")
     note_idle_keys(file, "", data, _IDLE)
     _read_machines(file, data)
     _read_precision(file, data)
@@ -94,6 +110,7 @@ def read_accelerate(path: str) -> TrainingFile:
             f"{path}: distributed_type: zsim does not simulate {kind}; expected DEEPSPEED, FSDP, "
             "MEGATRON_LM, MULTI_GPU or NO"
         )
+    _read_fp8(file, _section(file, data, "fp8_config"))
     return file
 
 
@@ -131,9 +148,42 @@ def _read_precision(file: TrainingFile, data: Mapping[str, Any]) -> None:
         file.settings["training.precision"] = word
     elif str(data.get("distributed_type")).upper() != "DEEPSPEED" or not config_file:  # else the JSON says it
         file.settings["training.precision"] = "fp32"
-    fp8 = _section(file, data, "fp8_config")
-    if word == "fp8" and str(fp8.get("backend", "")).upper() == "MSAMP":
+
+
+def _read_fp8(file: TrainingFile, config: Mapping[str, Any]) -> None:
+    """Read the library of fp8 and its recipe (accelerate 1.15.0 utils/dataclasses.py: `AORecipeKwargs`,
+    `TERecipeKwargs`).
+    """
+    keys = {str(key).removeprefix("fp8_"): value for key, value in config.items()}
+    if file.settings.get("training.precision") != "fp8":
+        if keys:
+            file.note("fp8_config: no effect without mixed_precision fp8")
+        return
+    backend = str(keys.get("backend", "")).upper()
+    if backend == "AO":
+        file.settings["training.fp8_recipe"] = "torchao-tensorwise"
+        gathers = keys.get("enable_fsdp_float8_all_gather", True) is True
+        if gathers and file.settings.get("strategy.kind") == "fsdp2":
+            file.settings["strategy.param_dtype"] = "fp8"
+        elif "enable_fsdp_float8_all_gather" in keys and gathers:
+            file.note("fp8_config.enable_fsdp_float8_all_gather: no effect without FSDP2")
+    elif backend == "TE":
+        file.settings["training.fp8_recipe"] = "delayed"
+        if str(keys.get("override_linear_precision", "")).lower().count("true"):
+            raise NotSimulatedError(
+                f"{file.name}: fp8_config.override_linear_precision: zsim does not simulate some products "
+                f"of a "
+                "layer in bf16"
+            )
+    elif backend == "MSAMP":
         raise NotSimulatedError(f"{file.name}: fp8_config.backend: zsim does not simulate MS-AMP yet")
+    elif backend:
+        raise InputError(f"{file.name}: fp8_config.backend: found '{backend}', expected AO, TE or MSAMP")
+    else:
+        file.note("fp8_config.backend: left out, and Accelerate takes the library that is installed")
+    known_keys = ("backend", "enable_fsdp_float8_all_gather", "override_linear_precision", *_FP8_IDLE)
+    if unknown := [key for key in keys if key not in known_keys]:
+        file.note(f"fp8_config: not read: {', '.join(unknown)}")
 
 
 def _read_compiler(file: TrainingFile, data: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from zsim.frameworks.megatron.settings.config import MegatronConfig
 from zsim.frameworks.reference.settings import ReferenceConfig
 from zsim.programs.accelerate.keys import KEYS, PARALLELISM
 from zsim.programs.deepspeed.write import DEEPSPEED_FILE
-from zsim.programs.torch.write import checkpointing_call
+from zsim.programs.torch.write import checkpointing_call, long_sequence_calls
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -56,6 +56,7 @@ def _calls(job: Job) -> list[str]:
         calls.append(f"Accelerator(gradient_accumulation_steps={training.gradient_accumulation_steps})")
     if training.gradient_clipping:
         calls.append(f"accelerator.clip_grad_norm_(model.parameters(), {training.gradient_clipping:g})")
+    calls += long_sequence_calls(job)
     if not isinstance(strategy, DdpConfig):
         return calls
     options = []

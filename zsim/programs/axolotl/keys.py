@@ -93,6 +93,10 @@ _READ = (
     ProgramKey("deepspeed", (str, dict), "DeepSpeed's JSON, or its content", "strategy.config"),
     ProgramKey("fsdp", list, "what FSDP shards, in words, in older files", "strategy.sharding_strategy"),
     ProgramKey("fsdp_config", dict, "Accelerate's keys of FSDP", "strategy.kind"),
+    ProgramKey(
+        "activation_offloading", str, "what is kept on the host until backward",
+        "training.checkpoint_offload",
+    ),
     ProgramKey("fsdp_version", int, "FSDP1 or FSDP2", "strategy.kind"),
     ProgramKey("dp_shard_size", int, "ranks that shard the model"),
     ProgramKey("dp_replicate_size", int, "replicas of the sharded model", "strategy.replicate"),
@@ -121,7 +125,6 @@ _REFUSED = (
     ("fp8", 'products in fp8 of axolotl; expected training.precision = "fp8"'),
     ("qat", "quantisation-aware training"),
     ("use_onebitllms", "1-bit weights"),
-    ("activation_offloading", "activations that are kept on the host until backward; expected it left out"),
     ("layer_offloading", "frozen layers that are kept on the host"),
     ("selective_checkpointing", "axolotl's selective checkpointing"),
     (

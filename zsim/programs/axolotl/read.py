@@ -32,6 +32,11 @@ _OPTIMIZERS = {
     "ao_adamw_fp8": ("adamw-fp8-torchao", "fused"),
     "muon": ("muon", "fused"),
 }
+_CHECKPOINT_COPIES = {"legacy": "pinned", "hidden_states": "stream"}
+_ALL_ON_HOST = (
+    "all activations on the host until backward; expected true, with activation_offloading legacy or "
+    "hidden_states where checkpoints alone are kept there"
+)
 _PREFERENCES = ("dpo", "ipo", "orpo")
 _CUT_PLUGIN, _LIGER_PLUGIN = "cut_cross_entropy", "liger"
 _LIGER_KERNELS = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
@@ -120,12 +125,23 @@ def _types(values: FileValues) -> tuple[str, str]:
 
 
 def _read_checkpointing(values: FileValues) -> None:
-    word = str(values.get("gradient_checkpointing", "")).lower()
-    if word in ("offload", "offload_disk", "unsloth"):
-        raise values.lack(
-            "gradient_checkpointing", "checkpoints that are kept on the host until backward; expected true"
-        )
+    """Read `gradient_checkpointing`, and where its checkpoints are kept.
+
+    "legacy" copies them on the compute stream to the pinned memory of a non-blocking `to("cpu")`,
+    "hidden_states" on a stream of its own (loaders/patch_manager.py,
+    monkeypatch/activation_offload_checkpoint.py). Everything else keeps all activations there, and recomputes
+    none (`check_gradient_checkpointing_w_offload` in utils/schemas/validation.py).
+    """
+    if str(values.get("gradient_checkpointing", "")).lower() in ("offload", "offload_disk", "unsloth"):
+        raise values.lack("gradient_checkpointing", _ALL_ON_HOST)
     values.read("gradient_checkpointing")
+    place = str(values.get("activation_offloading", "false")).lower()
+    if place in _CHECKPOINT_COPIES:
+        if not values.flag("gradient_checkpointing"):
+            raise values.error("activation_offloading", "gradient_checkpointing: true beside it")
+        values.file.settings["training.checkpoint_offload"] = _CHECKPOINT_COPIES[place]
+    elif place not in ("false", "no", "none", ""):
+        raise values.lack("activation_offloading", _ALL_ON_HOST)
     arguments = values.table("gradient_checkpointing_kwargs")
     if arguments.get("use_reentrant") and values.flag("gradient_checkpointing"):
         values.file.settings["training.checkpoint_is_reentrant"] = True

@@ -17,7 +17,7 @@ from zsim.frameworks.deepspeed.settings.keys import keys_of
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.settings.text import drop_comments, load_object
 from zsim.frameworks.deepspeed.settings.zero_schema import ZERO_KEYS, json_key
-from zsim.programs.torch.write import checkpointing_call
+from zsim.programs.torch.write import checkpointing_call, long_sequence_calls
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.writer import ProgramFile, ProgramWriter
 
@@ -51,6 +51,8 @@ class JsonWriter(ProgramWriter):
             yield f"the optimizer is the script's: deepspeed.ops.adam.{optimizer}"
         if training.compile:
             yield "compile the blocks: block.compile()"
+        for call in long_sequence_calls(job):
+            yield f"the script's as well: {call}"
         yield from _degree_notes(job)
 
 

@@ -48,6 +48,9 @@ def read_checkpointing(values: FileValues, *, default: bool = False, is_reentran
     else:
         values.read("gradient_checkpointing")
     arguments = values.table("gradient_checkpointing_kwargs")
+    if arguments.get("offload") and values.flag("gradient_checkpointing", default):
+        # torch's `save_on_cpu` with pinned memory around every checkpoint (transformers 5.17, #48444)
+        values.put("training.checkpoint_offload", "pinned", "gradient_checkpointing_kwargs")
     reentrant = arguments.get("use_reentrant", is_reentrant)
     if reentrant and (values.flag("gradient_checkpointing", default)):
         values.put("training.checkpoint_is_reentrant", True, "gradient_checkpointing_kwargs")

@@ -52,6 +52,9 @@ _READ = (
         "use_reentrant_gc", bool, "whether a second output of a block is held",
         "training.checkpoint_is_reentrant",
     ),
+    ProgramKey(
+        "use_unsloth_gc", bool, "whether checkpoints are kept on the host", "training.checkpoint_offload",
+    ),
     ProgramKey("flash_attn", str, "the kernels of attention", "training.attention"),
     ProgramKey("enable_liger_kernel", bool, "whether Liger's kernels are used", "training.liger"),
     ProgramKey("do_train", bool, "whether the file is of a training at all"),
@@ -65,7 +68,6 @@ _REFUSED = (
     ("use_dora", "DoRA, which norms every adapted weight"),
     ("use_llama_pro", "LLaMA Pro, which trains the blocks that it adds"),
     ("use_unsloth", "unsloth's model"),
-    ("use_unsloth_gc", "checkpoints that are kept on the host until backward"),
     ("use_mca", 'Megatron-Core under LLaMA-Factory; expected strategy "megatron"'),
     ("use_megatron_bridge", 'Megatron-Bridge under LLaMA-Factory; expected strategy "megatron"'),
     ("use_hyper_parallel", "HyperParallel"),

@@ -157,6 +157,9 @@ def _read_checkpointing(values: FileValues) -> None:
     values.put("training.activation_checkpointing", "full", "disable_gradient_checkpointing")
     if not values.has("disable_gradient_checkpointing"):
         values.assumptions.append("gradient checkpointing on")
+    if values.flag("use_unsloth_gc"):
+        # a non-blocking `to("cpu")`, whose memory is pinned (model/model_utils/checkpointing.py)
+        values.file.settings["training.checkpoint_offload"] = "pinned"
     if values.flag("use_reentrant_gc", True):
         values.put("training.checkpoint_is_reentrant", True, "use_reentrant_gc")
 

@@ -10,27 +10,11 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.arguments import Arguments, refuse
 from zsim.programs.megatron_lm.expert_flags import expert_architecture
+from zsim.programs.megatron_lm.flags import NOT_SIMULATED_ARCHITECTURES
 
 _POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none")
 # Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json.
 _GPT2_VOCABULARY_SIZE = 50_257
-_REFUSED = {
-    "experimental-attention-variant": "attention that is not softmax attention",
-    "is-hybrid-model": "layers of Mamba",
-    "hybrid-override-pattern": "layers of Mamba",
-    "hybrid-layer-pattern": "layers of Mamba",
-    "heterogeneous-layers-config-path": "layers that differ",
-    "heterogeneous-layers-config-encoded-json": "layers that differ",
-    "decoder-num-layers": "encoders with decoders",
-    "apply-residual-connection-post-layernorm": "a residual stream behind the norm",
-    "fp32-residual-connection": "a residual stream in fp32",
-    "attention-output-gate": "a gate on attention's output",
-    "qk-l2-norm": "L2 norms of queries and keys",
-    "qk-clip": "clipped queries and keys",
-    "window-attn-skip-freq": "windows on some layers only",
-    "vision-pretraining": "vision models",
-    "retro-add-retriever": "retrievers",
-}
 
 
 def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
@@ -39,7 +23,7 @@ def read_architecture(arguments: Arguments) -> dict[str, Any] | None:
     Without a vocabulary the model has no `vocab_size`, and a later check requires it. Raises InputError for
     values that Megatron refuses, NotSimulatedError for architectures that zsim lacks.
     """
-    for flag, feature in _REFUSED.items():
+    for flag, feature in NOT_SIMULATED_ARCHITECTURES.items():
         refuse(arguments, flag, feature)
     layers, hidden = arguments.integer("num-layers"), arguments.integer("hidden-size")
     heads = arguments.integer("num-attention-heads")

@@ -11,22 +11,13 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.arguments import Arguments, refuse
+from zsim.programs.megatron_lm.flags import NOT_SIMULATED_DEGREES
 
 CONTEXT_METHODS = {"p2p": "p2p", "a2a": "all-to-all", "all_gather": "all-gather", "a2a+p2p": "a2a+p2p"}
 _LAYOUT = "pipeline-model-parallel-layout"
 _FIRST, _LAST = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
 _EMBEDDING, _LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
 _PER_VIRTUAL, _VIRTUAL = "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"
-_REFUSED = {
-    "hybrid-context-parallel": "context parallelism that differs by sequence",
-    "use-ring-exchange-p2p": "ring exchange between stages",
-    "defer-embedding-wgrad-compute": "a head's weight gradient that is deferred",
-    "mtp-standalone": "multi-token prediction",
-    "encoder-pipeline-model-parallel-size": "encoders with decoders",
-    "encoder-tensor-model-parallel-size": "encoders with decoders",
-    "pipeline-model-parallel-split-rank": "encoders with decoders",
-    "standalone-embedding-stage": "a stage of the embedding alone",
-}
 _BLOCKING_REDUCE = (
     "no-async-tensor-model-parallel-allreduce",
     "disable-async-tensor-model-parallel-allreduce",
@@ -44,7 +35,7 @@ def read_degrees(arguments: Arguments) -> dict[str, Any]:
 
     Raises InputError for what Megatron refuses, NotSimulatedError for what zsim lacks.
     """
-    for flag, feature in _REFUSED.items():
+    for flag, feature in NOT_SIMULATED_DEGREES.items():
         refuse(arguments, flag, feature)
     tensor, context = arguments.count("tensor-model-parallel-size"), arguments.count("context-parallel-size")
     is_set = {

@@ -11,15 +11,12 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.arguments import Arguments, refuse
+from zsim.programs.megatron_lm.flags import NOT_SIMULATED_EXPERTS
 
 _DISPATCHERS = ("allgather", "alltoall", "alltoall_seq", "flex")
 DISPATCHERS = {"allgather": "all-gather", "alltoall": "all-to-all", "alltoall_seq": "all-to-all"}
 _BACKENDS = ("deepep", "hybridep")
 _MAX_LAYERS = 10_000
-_REFUSED = {
-    "moe-latent-size": "experts of a narrower input",
-    "moe-use-upcycling": "upcycled experts",
-}
 # Flags that a step does not feel, or that it feels too little.
 _READ_WITHOUT_EFFECT = (
     "moe-router-fusion", "moe-router-bias-update-rate",
@@ -36,7 +33,7 @@ def read_experts(arguments: Arguments) -> dict[str, Any]:
 
     Raises InputError for what Megatron refuses, NotSimulatedError for what zsim lacks.
     """
-    for flag, feature in _REFUSED.items():
+    for flag, feature in NOT_SIMULATED_EXPERTS.items():
         refuse(arguments, flag, feature)
     degree, tensor = (
         arguments.count("expert-model-parallel-size"),

@@ -4,7 +4,8 @@ Taken from Megatron-Core 0.16.1's own parser (`megatron/training/arguments.py` a
 makes flags of), and from `arguments.py` of Megatron-LM 1.0 to 2.6 and Core 0.4 to 0.19.
 
 # [Note: effects]
-`NOT_SIMULATED` and `LEFT_OUT` are the flags that change a step in ways that zsim refuses, or leaves out.
+`NOT_SIMULATED` and the tables after it are the flags that change a step in ways that zsim refuses, `LEFT_OUT`
+those that it leaves out.
 Every other flag that the reader does not look up has no effect on a step in its steady state: data, logging,
 checkpoints, schedules of the learning rate, inference, and the like.
 """
@@ -16,11 +17,9 @@ from collections.abc import Mapping
 NOT_SIMULATED: Mapping[str, str] = {
     "use-torch-fsdp2": "torch's FSDP2 inside Megatron",
     "overlap-param-gather-with-optimizer-step": "gathers between parts of the optimizer step",
-    "optimizer-cpu-offload": "an optimizer on the CPU under Megatron",
     "optimizer-cuda-graph": "a CUDA graph of the optimizer",
     "cpu-offloading-num-layers": "activations on the CPU under Megatron",
     "fine-grained-activation-offloading": "activations on the CPU under Megatron",
-    "distribute-saved-activations": "checkpoints that tensor ranks share",
     "ddp-num-buckets": "a number of buckets (--ddp-bucket-size gives their size)",
     "ddp-reduce-scatter-with-fp32-accumulation": "gradients exchanged all-to-all and summed in fp32",
     "perform-rl-step": "steps of reinforcement learning",
@@ -34,6 +33,43 @@ NOT_SIMULATED: Mapping[str, str] = {
     "skip-train": "runs that do not train",
     "moe-layer-recompute": "recomputation of a layer's experts alone",
     "step-batch-size-schedule": "a batch that grows by steps (give the batch as --global-batch-size)",
+}
+
+NOT_SIMULATED_ARCHITECTURES: Mapping[str, str] = {
+    "experimental-attention-variant": "attention that is not softmax attention",
+    "is-hybrid-model": "layers of Mamba",
+    "hybrid-override-pattern": "layers of Mamba",
+    "hybrid-layer-pattern": "layers of Mamba",
+    "heterogeneous-layers-config-path": "layers that differ",
+    "heterogeneous-layers-config-encoded-json": "layers that differ",
+    "decoder-num-layers": "encoders with decoders",
+    "apply-residual-connection-post-layernorm": "a residual stream behind the norm",
+    "fp32-residual-connection": "a residual stream in fp32",
+    "attention-output-gate": "a gate on attention's output",
+    "qk-l2-norm": "L2 norms of queries and keys",
+    "qk-clip": "clipped queries and keys",
+    "window-attn-skip-freq": "windows on some layers only",
+    "vision-pretraining": "vision models",
+    "retro-add-retriever": "retrievers",
+}
+NOT_SIMULATED_DEGREES: Mapping[str, str] = {
+    "hybrid-context-parallel": "context parallelism that differs by sequence",
+    "use-ring-exchange-p2p": "ring exchange between stages",
+    "defer-embedding-wgrad-compute": "a head's weight gradient that is deferred",
+    "mtp-standalone": "multi-token prediction",
+    "encoder-pipeline-model-parallel-size": "encoders with decoders",
+    "encoder-tensor-model-parallel-size": "encoders with decoders",
+    "pipeline-model-parallel-split-rank": "encoders with decoders",
+    "standalone-embedding-stage": "a stage of the embedding alone",
+}
+NOT_SIMULATED_EXPERTS: Mapping[str, str] = {
+    "moe-latent-size": "experts of a narrower input",
+    "moe-use-upcycling": "upcycled experts",
+}
+NOT_SIMULATED_PRECISIONS: Mapping[str, str] = {
+    "fp4-param-gather": "parameters that are gathered in fp4",
+    "no-fp8-wgrad": "weight gradients in bf16 beside fp8",
+    "disable-fp8-wgrad": "weight gradients in bf16 beside fp8",
 }
 
 _FUSED = "simulated as fused kernels all the same"

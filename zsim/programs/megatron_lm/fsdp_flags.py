@@ -1,4 +1,4 @@
-"""Megatron-FSDP's flags -> settings of an experiment, and back.
+"""The flags of Megatron-FSDP and of an optimizer on the CPU -> settings of an experiment, and back.
 
 Read in Megatron-Core 0.16.1 and 0.19 training/arguments.py. Release 0.19 has flags for the types of main
 weights, of main gradients and of communication (`--megatron-fsdp-main-params-dtype` and its like).
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.errors import NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.programs.megatron_lm.arguments import Arguments
 from zsim.programs.megatron_lm.keys import PRECISION_AWARE
 from zsim.specs.formats.training_file import TrainingFile
 
+_OFFLOAD, _FRACTION = "optimizer-cpu-offload", "optimizer-offload-fraction"
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _SWITCHES = (
     ("create-all-gather-group", "fsdp_gather_group"),
@@ -104,3 +105,31 @@ def precision_aware_flags(table: MegatronTable) -> Iterator[str]:
     for key in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         if getattr(table, key) != "fp32":
             yield f"--{key.replace('_', '-')} {getattr(table, key)}"
+
+
+def read_cpu_optimizer(arguments: Arguments, file: TrainingFile) -> None:
+    """Read the flags of an optimizer on the CPU, which by default updates everything there (Megatron-Core
+    0.12 to 0.19 training/arguments.py; of the library's own configuration the default is 0).
+    """
+    fraction = arguments.number(_FRACTION, 1.0)
+    overlaps = arguments.has("overlap-cpu-optimizer-d2h-h2d")
+    if not arguments.has(_OFFLOAD):
+        return
+    if fraction > 1:
+        raise InputError(f"{arguments.where}: --{_FRACTION}: found {fraction:g}, expected 0 to 1")
+    file.settings["strategy.optimizer_offload_fraction"] = fraction
+    if overlaps:
+        file.settings["strategy.overlap_optimizer_offload"] = True
+    if arguments.has("no-pin-cpu-grads"):
+        raise NotSimulatedError(
+            f"{arguments.where}: --no-pin-cpu-grads: zsim simulates gradients in pinned memory alone"
+        )
+
+
+def cpu_optimizer_flags(table: MegatronTable) -> Iterator[str]:
+    """The flags of a table's optimizer on the CPU."""
+    if table.optimizer_offload_fraction is None:
+        return
+    yield f"--{_OFFLOAD} --{_FRACTION} {table.optimizer_offload_fraction:g}"
+    if table.overlap_optimizer_offload:
+        yield "--overlap-cpu-optimizer-d2h-h2d"

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zsim.programs.megatron_lm.flags import (
+    NOT_SIMULATED,
+    NOT_SIMULATED_ARCHITECTURES,
+    NOT_SIMULATED_DEGREES,
+    NOT_SIMULATED_EXPERTS,
+    NOT_SIMULATED_PRECISIONS,
+)
 from zsim.specs.formats.program import ConfigMapping
 from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.strategy.requirement import Refusal
 
 _MEGATRON = "Megatron-Core 0.16.1, training/arguments.py"
 _ON: Mapping[bool, bool | None] = {True: True, False: None}
@@ -33,6 +41,10 @@ ON_SWITCHES = (
         "strategy.average_in_collective", is_plain=True, values=_ON, tuned=(), source=_MEGATRON,
     ),
     PRECISION_AWARE,
+    ProgramKey(
+        "--distribute-saved-activations", bool, "whether tensor-parallel ranks share the inputs of layers",
+        "strategy.distribute_saved_activations", is_plain=True, values=_ON,
+    ),
     ProgramKey(
         "--deterministic-mode", bool, "whether kernels give the same bits every time",
         "strategy.deterministic_mode", is_plain=True, values=_ON,
@@ -273,4 +285,16 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
             ("megatron", "no --cross-entropy-loss-fusion"),
         )
     ),
+)
+
+REFUSALS = tuple(
+    Refusal(f"--{flag}", feature)
+    for flags in (
+        NOT_SIMULATED,
+        NOT_SIMULATED_ARCHITECTURES,
+        NOT_SIMULATED_DEGREES,
+        NOT_SIMULATED_EXPERTS,
+        NOT_SIMULATED_PRECISIONS,
+    )
+    for flag, feature in flags.items()
 )

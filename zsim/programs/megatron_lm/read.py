@@ -15,8 +15,13 @@ from zsim.programs.megatron_lm.architecture import read_architecture
 from zsim.programs.megatron_lm.arguments import Arguments, read_arguments, refuse
 from zsim.programs.megatron_lm.degrees import read_degrees
 from zsim.programs.megatron_lm.expert_flags import read_experts
-from zsim.programs.megatron_lm.flags import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
-from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_fsdp
+from zsim.programs.megatron_lm.flags import (
+    IDLE_WITHOUT_EXPERTS,
+    LEFT_OUT,
+    NOT_SIMULATED,
+    NOT_SIMULATED_PRECISIONS,
+)
+from zsim.programs.megatron_lm.fsdp_flags import fsdp_gradients, read_cpu_optimizer, read_fsdp
 from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES
 from zsim.programs.megatron_lm.muon_flags import MUONS, read_muon
 from zsim.specs.formats.training_file import TrainingFile
@@ -130,11 +135,7 @@ def _read_precision(arguments: Arguments, file: TrainingFile) -> None:
     for flag, key in (("fp8-param-gather", "fp8_param_gather"), ("tp-only-amax-red", "tp_only_amax_red")):
         if arguments.has(flag):
             file.settings[f"strategy.{key}"] = True
-    for flag, feature in (
-        ("fp4-param-gather", "parameters that are gathered in fp4"),
-        ("no-fp8-wgrad", "weight gradients in bf16 beside fp8"),
-        ("disable-fp8-wgrad", "weight gradients in bf16 beside fp8"),
-    ):
+    for flag, feature in NOT_SIMULATED_PRECISIONS.items():
         refuse(arguments, flag, feature)
 
 
@@ -247,6 +248,7 @@ def _read_data_parallelism(arguments: Arguments, file: TrainingFile) -> None:
     if is_interleaved and is_flushing:
         settings["strategy.overlap_p2p_warmup_flush"] = True
     read_fsdp(arguments, file)
+    read_cpu_optimizer(arguments, file)
     bucket, instances = (
         arguments.integer("ddp-bucket-size"),
         arguments.integer("num-distributed-optimizer-instances"),

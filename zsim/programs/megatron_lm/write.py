@@ -8,7 +8,7 @@ from zsim.frameworks.megatron.settings.config import MegatronConfig, is_core
 from zsim.frameworks.megatron.settings.table import VOCABULARY_MULTIPLE, MegatronTable
 from zsim.programs.megatron_lm.degrees import CONTEXT_METHODS
 from zsim.programs.megatron_lm.expert_flags import DISPATCHERS
-from zsim.programs.megatron_lm.fsdp_flags import fsdp_flags, precision_aware_flags
+from zsim.programs.megatron_lm.fsdp_flags import cpu_optimizer_flags, fsdp_flags, precision_aware_flags
 from zsim.programs.megatron_lm.keys import OFF_SWITCHES, ON_SWITCHES, PRECISION_AWARE
 from zsim.programs.megatron_lm.muon_flags import muon_flags
 from zsim.programs.megatron_lm.network_flags import network_flags, why_not_network
@@ -264,6 +264,7 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         yield "--transformer-impl local"
     yield from fsdp_flags(table)
     yield from precision_aware_flags(table)
+    yield from cpu_optimizer_flags(table)
     if table.bucket_size is not None:
         yield f"--ddp-bucket-size {table.bucket_size}"
     if table.optimizer_instances > 1:

@@ -44,8 +44,13 @@ def read_nemo_rl(source: ProgramSource) -> TrainingFile:
     Raises InputError for a file that it extends and that is missing, NotSimulatedError for what zsim does not
     simulate.
     """
-    file = TrainingFile(source.text, program="nemo-rl")
-    keys = NestedKeys(file, _extended(Path(source.text), source.content), KEYS, IDLE)
+    return read_values(source.text, source.content)
+
+
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
+    """The update of the policy in NeMo-RL's values by key, of a file called `name` or one with changes."""
+    file = TrainingFile(name, program="nemo-rl")
+    keys = NestedKeys(file, _extended(Path(name), data), KEYS, IDLE)
     _read_machines(keys)
     keys.read_model("policy.model_name")
     keys.read("policy.train_micro_batch_size", "policy.max_total_sequence_length")

@@ -47,6 +47,8 @@ def _why_not_python(job: Job) -> str | None:
         return "it shards a model, and splits no layer, sequence or pipeline ([parallelism])"
     if job.training.activation_checkpointing == "selective":
         return "recomputing the core of attention is the model's own business"
+    if calls := list(long_sequence_calls(job)):
+        return f"it leaves to the model what long sequences take: {'; '.join(calls)}"
     if job.training.block_checkpointing:
         return "it checkpoints every n-th block alike, not each block in its own way"
     if getattr(job.strategy, "param_dtype", "") == "fp8":
@@ -54,6 +56,17 @@ def _why_not_python(job: Job) -> str | None:
     if job.model.has_encoder:
         return f"'{job.model.name}' is an encoder with a decoder; zsim writes programs for one list of blocks"
     return None
+
+
+def long_sequence_calls(job: Job) -> Iterator[str]:
+    """The calls by which a script fits its model for long sequences."""
+    offload = job.training.checkpoint_offload
+    if offload == "stream":
+        yield "a context that copies checkpoints on a stream of its own, such as TRL's OffloadActivations"
+    elif offload is not None:
+        yield f"torch.autograd.graph.save_on_cpu(pin_memory={offload == 'pinned'}) around each checkpoint"
+    if job.training.mlp_tiles > 1:
+        yield f"deepspeed.runtime.sequence_parallel.ulysses_sp.TiledMLP with {job.training.mlp_tiles} shards"
 
 
 def checkpointing_call(job: Job) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from zsim.specs.formats.program import ConfigMapping
 from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+from zsim.specs.strategy.requirement import Refusal
 
 # Old key -> key in 0.2 and 0.3.
 RENAMED = {
@@ -327,3 +328,5 @@ REGISTERED: dict[tuple[str, str], dict[str, object]] = {
         "compile.enable": True,
     },
 }
+
+REFUSALS = tuple(Refusal(key, feature) for key, feature in REFUSED_SWITCHES.items())

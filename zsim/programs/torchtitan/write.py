@@ -67,6 +67,8 @@ def _why_not_torchtitan(job: Job) -> str | None:
         return "its trainer has decoders alone"
     if strategy.replicate > 1 and strategy.replicate == job.data_parallel_size * job.parallelism.context:
         return f"it takes shards of 1 and {strategy.replicate} replicas for DDP"
+    if training.checkpoint_offload is not None or training.mlp_tiles > 1:
+        return "it has no checkpoints in host memory (checkpoint_offload) and no tiled MLPs (mlp_tiles)"
     reshard = strategy.reshard_after_forward
     if reshard is not None and not isinstance(reshard, bool):
         return "it reshards after forward to all ranks or not at all"

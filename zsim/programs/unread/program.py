@@ -7,7 +7,7 @@ from typing import Any
 
 from zsim.errors import NotSimulatedError
 from zsim.programs.marks import MarkedProgram, marks_of, matching_row
-from zsim.specs.experiment.programs import listed_programs, readable_programs
+from zsim.specs.experiment.programs import readable_programs
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -30,11 +30,11 @@ class UnreadProgram(MarkedProgram):
     def read(self, source: ProgramSource) -> TrainingFile:
         marks = marks_of(source)
         assert marks is not None
-        expected = marks.advice or "expected " + ", ".join(
-            program.reads for program in listed_programs() if program.reads
+        advice = (
+            marks.advice or "write an experiment file with its settings (docs/files.md lists what is read)"
         )
         raise NotSimulatedError(
-            f"{source.text}: is a file of {marks.title}, which zsim does not read: {expected}"
+            f"{source.text}: is a file of {marks.title}, which zsim does not read: {advice}"
         )
 
 

@@ -6,6 +6,7 @@ Read in verl b178a3cd: `workers/fsdp_workers.py` (`_build_model_optimizer`, the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
@@ -35,12 +36,17 @@ def read_verl(source: ProgramSource) -> TrainingFile:
 
     Raises InputError for values that verl refuses, NotSimulatedError for what zsim does not simulate.
     """
-    file = TrainingFile(source.text, program="verl")
-    keys = NestedKeys(file, source.content, KEYS, IDLE)
+    return read_values(source.text, source.content)
+
+
+def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
+    """The update of the actor in verl's values by key, of a file or a command line called `name`."""
+    file = TrainingFile(name, program="verl")
+    keys = NestedKeys(file, data, KEYS, IDLE)
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
     file.settings |= {"nodes": keys.count("trainer.nnodes", 1), "gpus": gpus}
     keys.read_model(f"{MODEL}.path")
-    keys.read(f"{MODEL}.enable_gradient_checkpointing", f"{MODEL}.use_liger", f"{ACTOR}.grad_clip")
+    keys.read(f"{MODEL}.use_liger", f"{ACTOR}.grad_clip")
     keys.refuse(f"{MODEL}.enable_activation_offload", "checkpoints on the host")
     file.settings["training.precision"] = "bf16"
     strategy = keys.get(f"{ACTOR}.strategy", "fsdp")
@@ -128,7 +134,7 @@ def _read_fsdp(keys: NestedKeys, strategy: str, gpus: int) -> None:
         "training.optimizer_implementation": "foreach",
     }
     keys.file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
-    keys.read(f"{FSDP}.model_dtype")
+    keys.read(f"{FSDP}.model_dtype", f"{MODEL}.enable_gradient_checkpointing")
     keys.refuse(f"{FSDP}.wrap_policy.min_num_params", "verl's units by size")
     size = keys.get(f"{FSDP}.fsdp_size", -1)
     replicas = 1 if size < 0 or size >= gpus else gpus // size
@@ -168,6 +174,9 @@ def _note_offloads(keys: NestedKeys, section: str) -> None:
 def _read_megatron(keys: NestedKeys) -> None:
     """Megatron-Core as verl sets it up, by the fields of its configurations."""
     fields: dict[str, Any] = dict(_MEGATRON_DEFAULTS)
+    keys.ignore(
+        f"{MODEL}.enable_gradient_checkpointing"
+    )  # of FSDP's actor; recompute_granularity is this one's
     _note_offloads(keys, MEGATRON)
     for name, value in keys.table(MEGATRON).items():
         field = name.rpartition(".")[2]

@@ -44,9 +44,23 @@ def load_experiment(
     """
     path = Path(path)
     data = resolve_paths(read_toml(path), path.parent)
+    if not {"strategy.config", "strategy.kind"} & set(overrides or ()):
+        _check_config(data, path)
     if "model" not in data and {"axes", "zip"} & set(data):
         raise InputError(f"{path.name}: is a study, not an experiment; zsim sweep runs it")
     return build_experiment(data, overrides or {}, origin=origin or path.name, code=code)
+
+
+def _check_config(data: Mapping[str, Any], path: Path) -> None:
+    """Raises InputError where `strategy.config` of an experiment file is the path of a JSON that is neither
+    beside the file nor in the working directory.
+    """
+    strategy = data.get("strategy")
+    name = strategy.get("config") if isinstance(strategy, Mapping) else None
+    if not isinstance(name, str) or not name.endswith(".json") or " " in name or os.path.exists(name):
+        return
+    tried = dict.fromkeys((str(path.parent / name), name))
+    raise InputError(f"{path.name}: strategy.config: '{name}': no such file; tried {' and '.join(tried)}")
 
 
 _PATHS = (

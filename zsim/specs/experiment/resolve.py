@@ -24,6 +24,7 @@ from zsim.specs.experiment.training.attention import has_grouped_heads
 from zsim.specs.experiment.training.batch import (
     micro_batch_sizes_of,
     micro_batches_of,
+    resolve_mlp_tiles,
     sequences_of,
     uneven_micro_batches,
     uneven_sequences,
@@ -200,6 +201,8 @@ def _resolve_trained_model(
         block_checkpointing=recomputation.blocks,
         layers_per_checkpoint=recomputation.layers_per_checkpoint,
         recompute_modules=recomputation.modules,
+        checkpoint_offload=recomputation.offload,
+        mlp_tiles=resolve_mlp_tiles(requested, training, model, table.kind, parallelism),
     )
     if requested.lengths is not None:
         expert_ranks = expert_members(layout.requested_parallelism, parallelism, expert_split)

@@ -15,7 +15,8 @@ class SimulationTable(BaseModel):
 
     Where not every micro-batch is simulated and torch's allocator runs short, eight are simulated, and the
     others are assumed to equal their mean. A job that is not known to fit also needs
-    `framework_memory.allocator_margin` free before the allocator is simulated.
+    `framework_memory.allocator_margin` free before the allocator is simulated, and so does one that is known
+    to fit with expandable segments, which leave no gaps: that it ran says that its tensors are overestimated.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

@@ -109,7 +109,11 @@ class NestedKeys:
         elif cached is not None:
             self.file.defaults["model"] = str(cached)
         else:
-            self.file.note(f"{key}: '{name}' is no preset, and not here: give the model with --model")
+            self.file.missing_model = (
+                f"{key}: '{name}' is no preset, no folder here, and not in the Hub's cache: give its "
+                f"config.json, or "
+                "a preset (--model)"
+            )
 
     def refuse(self, key: str, feature: str, *neutral: Any) -> None:
         """Raises NotSimulatedError if the file has a key with another value than false or `neutral`."""

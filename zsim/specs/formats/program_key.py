@@ -5,7 +5,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zsim.specs.experiment.job import Job
@@ -49,6 +49,12 @@ class ProgramKey:
     """
     neutral: tuple[Any, ...] = ()
     """Values of a noted or refused key that change nothing, besides null, false and what is empty."""
+    _program_values: Mapping[Any, Any] = field(init=False, repr=False, compare=False)
+    """The program's values by the experiment's."""
+
+    def __post_init__(self) -> None:
+        program_values = {setting: value for value, setting in (self.values or {}).items()}
+        object.__setattr__(self, "_program_values", program_values)
 
     def is_neutral(self, value: Any) -> bool:
         """Whether a value is as good as none."""
@@ -84,8 +90,7 @@ class ProgramKey:
         """The program's value for a value of the experiment."""
         if self.values is None:
             return setting
-        program_values = {meaning: value for value, meaning in self.values.items()}
-        return program_values[setting if setting in program_values else None]
+        return self._program_values[setting if setting in self._program_values else None]
 
     def mapping(self) -> ConfigMapping:
         """How `zsim tune` says that the program is told."""

@@ -211,7 +211,7 @@ class _Families(Mapping[str, ModelFamily]):
 FAMILIES: Mapping[str, ModelFamily] = _Families()
 
 _STATE_SPACES = "most of its layers are state spaces, of a kind that has no price in zsim"
-_REFUSED = {
+REFUSED_TYPES = {
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
 }
@@ -260,8 +260,8 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_family_names()}"
         )
     family = FAMILIES.get(model_type)
-    if model_type in _REFUSED:
-        raise NotSimulatedError(f"{where}: model type '{model_type}': {_REFUSED[model_type]}")
+    if model_type in REFUSED_TYPES:
+        raise NotSimulatedError(f"{where}: model type '{model_type}': {REFUSED_TYPES[model_type]}")
     if family is None:
         raise InputError(
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"

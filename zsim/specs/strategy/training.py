@@ -13,6 +13,8 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
 # every second matrix product and of fused attention and recomputes the rest (torchtitan's `op` policy).
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
+# How the inputs of recomputed blocks are copied to host memory and back.
+CheckpointOffload = Literal["pageable", "pinned", "stream"]
 # Megatron's --recompute-modules.
 RecomputeModule = Literal[
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out"
@@ -84,6 +86,12 @@ class TrainingConfig:
     """Blocks of policy "full" that share one checkpoint."""
     recompute_modules: tuple[str, ...] = ()
     """Modules that run again in addition to the core of attention."""
+    checkpoint_offload: CheckpointOffload | None = None
+    """How the inputs of recomputed blocks go to host memory. None where they stay on the GPU, or where the
+    strategy says it.
+    """
+    mlp_tiles: int = 1
+    """Parts of a rank's tokens in which MLPs are computed."""
     lengths: SampledLengths | None = None
     """The lengths of documents, where they differ."""
     layer_kernels: LayerKernels = "torch"

@@ -69,7 +69,7 @@ class Bounds:
         if key not in self._micro_batch_bounds:
             self._micro_batch_bounds[key] = self._micro_batch(job, single_training)
         bound = self._micro_batch_bounds[key]
-        activation_bytes = 0 if framework.leaves_checkpoints_on_host(job.strategy) else bound.gpu_bytes
+        activation_bytes = int(framework.checkpoint_share(job, job.strategy) * bound.gpu_bytes)
         seconds = bound.seconds * job.training.gradient_accumulation_steps * slowest_gpu_slowdown(job)
         return Bound(
             seconds + _host_update_seconds(job), activation_bytes + job.cluster.framework_memory.context
@@ -113,7 +113,8 @@ def _host_update_seconds(job: Job) -> float:
     optimizer = job.training.optimizer
     if not bounds_of(job.kind).updates_on_host(job.strategy) or optimizer not in OPTIMIZER_STATES:
         return 0.0
-    moved = update_bytes(job.model.trainable_numel, optimizer) / job.num_nodes
+    dtype = job.training.stored_dtype
+    moved = update_bytes(job.model.trainable_numel, optimizer, "fused", dtype, dtype) / job.num_nodes
     return moved / _rates(job.cluster)["cpu"]
 
 

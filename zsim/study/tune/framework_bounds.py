@@ -27,9 +27,9 @@ class FrameworkBounds(Generic[Config]):
     calls_modules_eagerly = True
     """Whether a module that is not compiled costs what torch's own does."""
 
-    def leaves_checkpoints_on_host(self, config: Config) -> bool:
-        """Whether activation checkpoints are kept in host memory."""
-        return False
+    def checkpoint_share(self, job: Job, config: Config) -> float:
+        """The fraction of its activation checkpoints that a rank keeps on its GPU."""
+        return 1.0
 
     def updates_on_host(self, config: Config) -> bool:
         """Whether the CPU updates every state while the GPUs wait."""

@@ -134,13 +134,15 @@ class StageBounds:
         stages, split = self._stages(job), job.parallelism
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
         moments = optimizer_of(job.training.optimizer).moments or 0
-        bytes_per_parameter = bounds_of(job.kind).bytes_per_parameter(job, job.strategy, moments)
+        framework = bounds_of(job.kind)
+        bytes_per_parameter = framework.bytes_per_parameter(job, job.strategy, moments)
+        share = framework.checkpoint_share(job, job.strategy)
         peak_bytes = 0
         for rank in range(split.pipeline):
             held_stages = [stages[number] for number, stage_rank in enumerate(ranks) if stage_rank == rank]
             resident = sum(stage.numel for stage in held_stages) * bytes_per_parameter
             activation_bytes = min(stage.kept_bytes for stage in held_stages) * _num_in_flight(job, rank)
-            peak_bytes = max(peak_bytes, int(resident) + activation_bytes)
+            peak_bytes = max(peak_bytes, int(resident) + int(share * activation_bytes))
         return peak_bytes
 
     def _stages(self, job: Job) -> list[_SegmentCost]:

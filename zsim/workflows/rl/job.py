@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
+from math import ceil, gcd
 
-from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, HostRates, IterationPricer
+from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, HostRates, IterationPricer, Speculation
 from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
@@ -50,7 +50,11 @@ class RlJob:
     """Passes without backward: old log-probabilities and the reference's."""
     has_reference: bool
     recomputes_logprobs: bool
-    has_critic: bool
+    critic_job: Job | None
+    """The job of one update of the critic, for PPO. Its head has one output, which is not told apart from the
+    actor's."""
+    reward_job: Job | None
+    """The job of a pass of the reward model over all samples."""
     transport: Transport
     sync: SyncRates
     offloads: Offloads
@@ -60,6 +64,8 @@ class RlJob:
     has_adapters: bool
     """The engine computes with adapters beside the weights."""
     max_staleness: int
+    continues_rollouts: bool
+    """Responses go on over updates."""
     notes: tuple[str, ...]
 
     @property
@@ -76,6 +82,34 @@ class RlJob:
     @property
     def is_colocated(self) -> bool:
         return self.table.placement == "colocated"
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Every response is of the newest policy, so that rollouts and updates take turns."""
+        return self.max_staleness == 0
+
+    @property
+    def recomputes_caches(self) -> bool:
+        """After new weights, the caches of responses that go on are computed again."""
+        return self.framework.recomputes_caches
+
+    @property
+    def deals_beforehand(self) -> bool:
+        """Requests are dealt out in equal parts, not to the replica with the fewest."""
+        if self.table.rollout.balance is not None:
+            return self.table.rollout.balance == "static"
+        return self.framework.static_balance and self.is_synchronous
+
+    @property
+    def needed_prompts(self) -> int:
+        """Prompts whose responses have to be finished before a step trains."""
+        rounds = 1.0 if self.is_synchronous else self.table.sampling_rounds
+        return ceil(self.table.prompts_per_step * rounds - 1e-9)
+
+    @property
+    def started_prompts(self) -> int:
+        """Prompts of a batch, over-sampling included."""
+        return ceil(self.needed_prompts * self.table.over_sampling - 1e-9)
 
     @property
     def num_samples(self) -> int:
@@ -95,6 +129,7 @@ class RlJob:
             if self.enforces_eager
             else self.cluster.host.seconds_per_launch,
             has_adapters=self.has_adapters,
+            speculation=Speculation(self.table.rollout.draft_tokens, self.table.rollout.acceptance or 0.0),
             all_reduce=tensor_all_reduce(self.cluster, self.model.layout.tensor),
         )
 
@@ -118,11 +153,17 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     samples = draw_samples(
         table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
     )
-    mini_batch = table.mini_batch_samples or samples.totals.size
-    if samples.totals.size % mini_batch:
+    totals = samples.totals + (table.environment.turns - 1) * table.environment.observation_tokens
+    mini_batch = table.mini_batch_samples or totals.size
+    if totals.size % mini_batch:
         raise InputError(
-            f"rl.mini_batch_samples: found {mini_batch:,}, expected a divisor of the {samples.totals.size:,} "
-            "samples of a step"
+            f"rl.mini_batch_samples: found {mini_batch:,}, expected a divisor of the {totals.size:,} samples "
+            "of a step"
+        )
+    if totals.max() > update_base.training.sequence_length:
+        raise InputError(
+            f"training.sequence_length: found {update_base.training.sequence_length:,}, but samples with the "
+            f"tokens of their environment are up to {int(totals.max()):,} tokens; expected at least that"
         )
     replicas = update_base.data_parallel_size
     if mini_batch < replicas:
@@ -131,8 +172,8 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
             f"expected at least {replicas:,}"
         )
     max_tokens = update_base.training.micro_batch_tokens
-    update = pack(samples.totals[:mini_batch], replicas, max_tokens)
-    whole_pass = pack(samples.totals, replicas, max_tokens)
+    update = pack(totals[:mini_batch], replicas, max_tokens)
+    whole_pass = pack(totals, replicas, max_tokens)
     has_adapters = experiment.training.lora is not None
     layout = EngineLayout(
         table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
@@ -144,7 +185,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         )
     model = served_model(update_base.model, layout)
     reference = _has_reference(table, framework)
-    updates = table.epochs * (samples.totals.size // mini_batch)
+    updates = table.epochs * (totals.size // mini_batch)
     recomputes = _recomputes_logprobs(table, framework, updates)
     transport = _transport(table, framework)
     sync = _sync(table, framework.syncs[transport])
@@ -168,7 +209,8 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         reference + recomputes,
         reference,
         recomputes,
-        table.algorithm == "ppo",
+        _critic_job(table, bare, simulator, training_gpus, update),
+        _reward_job(table, bare, simulator, training_gpus, whole_pass),
         transport,
         sync,
         offloads,
@@ -177,6 +219,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         _enforces_eager(table, framework, has_adapters),
         has_adapters,
         _staleness(table),
+        _continues_rollouts(table, framework),
         update_base.notes,
     )
 
@@ -220,12 +263,12 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             "proposed tokens is accepted"
         )
     for name, is_asked in (
-        ("environment.turns", table.environment.turns > 1),
-        ("reward.model", table.reward.model is not None),
-        ("partial_rollout", table.partial_rollout),
-        ("rollout.draft_tokens", table.rollout.draft_tokens > 0),
-        ("algorithm = 'dpo'", table.algorithm == "dpo"),
-        ("algorithm = 'ppo'", table.algorithm == "ppo"),
+        (
+            "over_sampling beside turns of an environment",
+            table.environment.turns > 1 and table.over_sampling > 1,
+        ),
+        ("over_sampling with placement 'async'", table.over_sampling > 1 and table.placement == "async"),
+        ("algorithm = 'dpo', whose pairs are data,", table.algorithm == "dpo"),
     ):
         if is_asked:
             raise NotSimulatedError(f"rl.{name}: is not simulated yet")
@@ -234,6 +277,31 @@ def _check_offered(table: RlTable, framework: RlFramework) -> None:
             f"rl.max_staleness: found {table.max_staleness} with placement '{table.placement}', where every "
             "response is of the newest policy; expected 0, or placement 'async'"
         )
+
+
+def _critic_job(
+    table: RlTable, bare: Experiment, simulator: Simulator, gpus: int, batch: PackedBatch
+) -> Job | None:
+    """The critic's update, on the trainer's GPUs, by the trainer's means."""
+    if table.algorithm != "ppo":
+        if table.critic.model is not None:
+            raise InputError(
+                f"rl.critic.model: found a critic with algorithm '{table.algorithm}', which has none; "
+                "expected algorithm 'ppo'"
+            )
+        return None
+    model = table.critic.model or bare.model
+    experiment = _on_gpus(bare, gpus).model_copy(update={"model": model})
+    return packed_job(simulator.job(experiment), batch)
+
+
+def _reward_job(
+    table: RlTable, bare: Experiment, simulator: Simulator, gpus: int, batch: PackedBatch
+) -> Job | None:
+    if table.reward.model is None:
+        return None
+    experiment = _on_gpus(bare, gpus).model_copy(update={"model": table.reward.model})
+    return packed_job(simulator.job(experiment), batch, forward_only=True)
 
 
 def _total_gpus(experiment: Experiment, cluster: Cluster) -> int:
@@ -333,6 +401,12 @@ def _enforces_eager(table: RlTable, framework: RlFramework, has_adapters: bool) 
     if table.rollout.enforce_eager is not None:
         return table.rollout.enforce_eager
     return framework.enforces_eager or has_adapters
+
+
+def _continues_rollouts(table: RlTable, framework: RlFramework) -> bool:
+    if table.partial_rollout is not None:
+        return table.partial_rollout
+    return framework.continues_rollouts and table.placement == "async"
 
 
 def _staleness(table: RlTable) -> int:

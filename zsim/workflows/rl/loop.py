@@ -6,12 +6,21 @@ areal/infra/staleness_manager.py `get_capacity`). So n = 0 starts a batch when t
 trained, and is the synchronous loop. Samples that were started under version v - n or before are at most one
 batch then, so that none gets older than n only if batches are trained on in the order in which they were
 started. That is how trajectories have the step they are for (NeMo-RL 7ea279ab algorithms/grpo.py).
+
+[Note: replicas alike] Replicas do not see one another, and get requests of the same laws. Of a step with more
+samples than `_MAX_SAMPLES` as many replicas are simulated as have that many, with their part of the prompts.
+
+[Note: enough prompts] With over-sampling a batch has more prompts than a step trains on, and is complete when
+enough of them have all their responses. The others are aborted: their tokens are lost, or with partial
+rollouts kept until the next batch, whose first prompts they are (verl docs/advance/fully_async.md, slime
+`--over-sampling-batch-size` and `--partial-rollout`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from math import ceil, log
 from typing import Any
 
 import numpy as np
@@ -23,8 +32,8 @@ from zsim.workflows.rl.samples import draw_samples
 from zsim.workflows.rollout.replica import Replica
 from zsim.workflows.rollout.requests import EngineLog, SampleRequest
 
-_SYNCHRONOUS_STEPS = 1
-_WARM_UP, _MEASURED = 3, 4  # steps of an asynchronous loop, until it is steady, and those that are averaged
+_MAX_SAMPLES, _MIN_REPLICAS = 4096, 4
+_WARM_UP, _MEASURED = 3, 4  # steps of a loop whose steps overlap, until it is steady, and those averaged
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +58,59 @@ class RlStepTimes:
     mean_staleness: float
     """Mean number of versions that a trained sample is older than the policy it trains."""
     max_staleness: int
-    dropped_tokens: int
+    dropped_tokens: float
+    """Generated tokens of a step that are not trained on."""
     steps: int
     """Steps that are averaged."""
+    part: float
+    """Simulated replicas over all of them. Requests and logs are theirs."""
     marks: tuple[tuple[str, float, float], ...] = field(default=())
     """Phases of the last steps: name, start and end."""
+
+
+@dataclass(eq=False)
+class PromptGroup:
+    """A prompt and its responses."""
+
+    number: int
+    requests: list[SampleRequest]
+    version: int
+    """Of the weights when it was first started."""
+    unfinished: int
+
+
+@dataclass(eq=False)
+class SampleBatch:
+    """The prompts that are started together, for one step."""
+
+    groups: list[PromptGroup]
+    needed: int
+    """Groups that have to be finished before the step trains."""
+    kept: int
+    """Groups that the step trains on."""
+    finished: list[PromptGroup] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished) >= self.needed
+
+    @property
+    def trained(self) -> list[SampleRequest]:
+        """The samples that the step trains on."""
+        return [request for group in self.finished[: self.kept] for request in group.requests]
+
+
+@dataclass(frozen=True, eq=False)
+class LoopStep:
+    """A step that has ended."""
+
+    end_seconds: float
+    waited_seconds: float
+    """Time that the trainer waited for samples."""
+    requests: list[SampleRequest]
+    ages: list[int]
+    """Versions that each prompt of the step is older than the policy it trained."""
+    dropped_tokens: int
 
 
 class Loop:
@@ -63,99 +120,191 @@ class Loop:
         self.job, self.times = job, times
         self.env = simpy.Environment()
         pricer = job.pricer()
-        self.replicas = [Replica(self.env, pricer, job.limits, self._finish) for _ in range(job.replicas)]
+        count = simulated_replicas(job)
+        self.part = count / job.replicas
+        self.replicas = [Replica(self.env, pricer, job.limits, self._finish) for _ in range(count)]
         for replica in self.replicas:
             replica.start()
         self.version = 0
-        self.started = 0
+        self.started = 0  # batches
         self.marks: list[tuple[str, float, float]] = []
-        self._batches: list[list[SampleRequest]] = []  # the finished requests of each batch that was started
-        self._versions: list[int] = []  # under which each batch was started
+        self.dropped_tokens = 0
+        self._batches: list[SampleBatch] = []
+        self._groups: dict[int, tuple[PromptGroup, SampleBatch]] = {}
+        self._places: dict[int, Replica] = {}  # of requests with several turns
+        self._unfinished: list[PromptGroup] = []  # that partial rollouts go on with
+        self._num_groups = 0
+        self._num_requests = 0
         self._awaited = 0  # the batch that the trainer waits for
         self._enough = self.env.event()
+        self._drained = self.env.event()
+        self._turn_seconds = np.random.default_rng([job.table.lengths.seed, 1])
+        environment = job.table.environment
+        self._environments = simpy.Resource(self.env, environment.concurrency or 10**9)
 
     # ---- Rollout -------------------------------------------------------------------------------------------
 
     def _finish(self, request: SampleRequest) -> None:
-        """A sample has ended."""
-        number = request.number // self.job.num_samples
-        self._batches[number].append(request)
-        if self._is_complete(self._awaited) and not self._enough.triggered:
-            self._enough.succeed()
+        """A turn of a sample has ended."""
+        if request.later_turns:
+            self.env.process(self._answer(request))
+            return
+        self._places.pop(request.number, None)
+        group, batch = self._groups[request.group]
+        group.unfinished -= 1
+        if not group.unfinished:
+            batch.finished.append(group)
+            is_awaited = batch is self._batches[self._awaited]
+            if is_awaited and batch.is_complete and not self._enough.triggered:
+                self._enough.succeed()
+        if not self._drained.triggered and not any(replica.num_running for replica in self.replicas):
+            self._drained.succeed()
 
-    def _is_complete(self, number: int) -> bool:
-        return len(self._batches[number]) == self.job.num_samples
+    def _answer(self, request: SampleRequest) -> Generator[simpy.Event, Any, None]:
+        """The environment's turn, after which the model's next one begins where the last was."""
+        table = self.job.table.environment
+        with self._environments.request() as turn:
+            yield turn
+            if table.seconds:
+                mean = log(table.seconds) - table.sigma**2 / 2
+                yield self.env.timeout(float(self._turn_seconds.lognormal(mean, table.sigma)))
+        request.begin_turn(table.observation_tokens)
+        self._places[request.number].submit(request)
 
     def start_samples(self) -> None:
         """Start as many samples as may still be trained on, see [Note: capacity]."""
-        batch = self.job.num_samples
-        while self.started + batch <= (self.job.max_staleness + self.version + 1) * batch:
-            self._start_batch(self.started // batch)
-            self.started += batch
+        while self.started < self.job.max_staleness + self.version + 1:
+            self._start_batch()
+            self.started += 1
 
-    def _start_batch(self, number: int) -> None:
+    def _start_batch(self) -> None:
+        """Draw the prompts of a batch, and start them behind those that were not finished."""
         table = self.job.table
-        samples = draw_samples(
-            table.lengths,
-            table.prompts_per_step,
-            table.samples_per_prompt,
-            self.job.sequence_length,
-            seed=number,
+        carried, self._unfinished = self._unfinished, []
+        started, needed, kept = (
+            max(1, round(self.part * prompts))
+            for prompts in (self.job.started_prompts, self.job.needed_prompts, table.prompts_per_step)
         )
-        self._batches.append([])
-        self._versions.append(self.version)
-        first = number * self.job.num_samples
-        requests = []
+        groups = [*carried, *self._draw_groups(max(0, started - len(carried)))]
+        batch = SampleBatch(groups, needed, kept)
+        self._batches.append(batch)
+        for group in groups:
+            self._groups[group.number] = group, batch
+        self._deal([request for group in groups for request in group.requests if not request.is_finished])
+
+    def _draw_groups(self, count: int) -> list[PromptGroup]:
+        table = self.job.table
+        if not count:
+            return []
+        samples = draw_samples(
+            table.lengths, count, table.samples_per_prompt, self.job.sequence_length, seed=self.started
+        )
+        groups = []
         for prompt, prompt_tokens in enumerate(samples.prompts):
-            group = number * table.prompts_per_step + prompt
-            for index, response in enumerate(samples.responses[prompt]):
-                request_number = first + prompt * table.samples_per_prompt + index
-                requests.append(SampleRequest(request_number, group, int(prompt_tokens), int(response)))
-        self._deal(requests)
+            requests = []
+            for response in samples.responses[prompt]:
+                turns = split_turns(int(response), table.environment.turns)
+                request = SampleRequest(self._num_requests, self._num_groups, int(prompt_tokens), turns[0])
+                request.later_turns = turns[1:]
+                requests.append(request)
+                self._num_requests += 1
+            groups.append(PromptGroup(self._num_groups, requests, self.version, len(requests)))
+            self._num_groups += 1
+        return groups
 
     def _deal(self, requests: list[SampleRequest]) -> None:
         """Requests to replicas: equal parts beforehand, or each to the one with the fewest."""
-        if self.job.framework.static_balance and not self.job.max_staleness:
+        if self.job.deals_beforehand:
             size = -(-len(requests) // len(self.replicas))
             for index, request in enumerate(requests):
-                self.replicas[index // size].submit(request)
+                self._submit(self.replicas[index // size], request)
             return
         for request in requests:
-            min(self.replicas, key=lambda engine: engine.in_flight).submit(request)
+            self._submit(min(self.replicas, key=lambda engine: engine.in_flight), request)
+
+    def _submit(self, replica: Replica, request: SampleRequest) -> None:
+        if request.later_turns:
+            self._places[request.number] = replica
+        replica.submit(request)
+
+    def _stop_rest(self, batch: SampleBatch) -> None:
+        """End what a complete batch has beyond what is trained on, see [Note: replicas alike] Replicas do not
+        see one another, and get requests of the same laws. Of a step with more samples than `_MAX_SAMPLES` as
+        many replicas are simulated as have that many, with their part of the prompts.
+
+        [Note: enough prompts]."""
+        rest = [group for group in batch.groups if group not in batch.finished[: batch.needed]]
+        if not rest:
+            return
+        for replica in self.replicas:
+            replica.abort()
+        if self.job.continues_rollouts:
+            self._unfinished = rest
+            return
+        self.dropped_tokens += sum(request.generated for group in rest for request in group.requests)
+
+    def _drop_filtered(self, batch: SampleBatch) -> None:
+        """Count the tokens of prompts that were finished but are not trained on."""
+        filtered = batch.finished[batch.kept : batch.needed]
+        self.dropped_tokens += sum(request.generated for group in filtered for request in group.requests)
 
     # ---- Steps ---------------------------------------------------------------------------------------------
 
-    def train(
-        self, steps: int
-    ) -> Generator[simpy.Event, Any, list[tuple[float, float, list[SampleRequest], int]]]:
-        """Run `steps` steps. Returns for each its end, its wait for samples, its samples, and their age."""
-        env, times, results = self.env, self.times, []
+    def train(self, steps: int) -> Generator[simpy.Event, Any, list[LoopStep]]:
+        """Run `steps` steps, and return them."""
+        env, results = self.env, []
         self.start_samples()
         for number in range(steps):
-            waiting, self._awaited = env.now, number
-            if not self._is_complete(number):
+            waiting, self._awaited, dropped = env.now, number, self.dropped_tokens
+            batch = self._batches[number]
+            if not batch.is_complete:
                 self._enough = env.event()
                 yield self._enough
+            if self.job.is_synchronous:
+                self._stop_rest(batch)
             waited = env.now - waiting
-            batch = self._batches[number]
             self.marks.append(("rollout", waiting, env.now))
             for name, seconds in self._update_phases():
-                start = env.now
-                if seconds:
-                    yield env.timeout(seconds)
-                    self.marks.append((name, start, env.now))
-            for replica in self.replicas:
-                replica.pause()
-            start = env.now
-            yield env.timeout(times.weight_sync)
-            self.marks.append(("weight_sync", start, env.now))
+                yield from self._phase(name, seconds)
+            if not self.job.continues_rollouts:
+                waited += yield from self._drain()
+            yield from self._update_weights()
+            ages = [self.version - group.version for group in batch.finished[: batch.kept]]
+            self._drop_filtered(batch)
             self.version += 1
-            for replica in self.replicas:
-                replica.reset_cache()
-                replica.resume()
-            results.append((env.now, waited, batch, self.version - 1 - self._versions[number]))
+            results.append(LoopStep(env.now, waited, batch.trained, ages, self.dropped_tokens - dropped))
             self.start_samples()
         return results
+
+    def _phase(self, name: str, seconds: float) -> Generator[simpy.Event, Any, None]:
+        if seconds:
+            start = self.env.now
+            yield self.env.timeout(seconds)
+            self.marks.append((name, start, self.env.now))
+
+    def _drain(self) -> Generator[simpy.Event, Any, float]:
+        """Wait until the sequences that run have ended, while no others start. Returns the seconds."""
+        start = self.env.now
+        for replica in self.replicas:
+            replica.hold()
+        if any(replica.num_running for replica in self.replicas):
+            self._drained = self.env.event()
+            yield self._drained
+        for replica in self.replicas:
+            replica.admit()
+        return self.env.now - start
+
+    def _update_weights(self) -> Generator[simpy.Event, Any, None]:
+        """New weights for engines that stand still. Those that compute caches again forget what they had."""
+        for replica in self.replicas:
+            replica.pause()
+        yield from self._phase("weight_sync", self.times.weight_sync)
+        for replica in self.replicas:
+            if self.job.recomputes_caches and not self.job.is_synchronous:
+                for request in replica.abort():
+                    replica.submit(request)
+            replica.reset_cache()
+            replica.resume()
 
     def _update_phases(self) -> list[tuple[str, float]]:
         times = self.times
@@ -163,40 +312,67 @@ class Loop:
             ("reward", times.reward),
             ("old_logprobs", times.old_logprobs),
             ("reference", times.reference),
+            ("values", times.values),
             ("training", times.training),
             ("offload", times.offload),
             ("other", times.controller),
         ]
 
 
+def simulated_replicas(job: RlJob) -> int:
+    """Replicas that are simulated, see [Note: replicas alike]."""
+    samples = job.started_prompts * job.table.samples_per_prompt
+    if samples <= _MAX_SAMPLES:
+        return job.replicas
+    return min(job.replicas, max(_MIN_REPLICAS, ceil(job.replicas * _MAX_SAMPLES / samples)))
+
+
+def split_turns(tokens: int, turns: int) -> tuple[int, ...]:
+    """Tokens of the turns of a response, as equal as whole tokens allow. There are at most `tokens` turns."""
+    turns = min(turns, tokens)
+    return tuple(tokens * (turn + 1) // turns - tokens * turn // turns for turn in range(turns))
+
+
 def run_loop(job: RlJob, times: PhaseTimes) -> RlStepTimes:
-    """A steady step: of the synchronous loop its only one, of an asynchronous one the mean of several."""
+    """A steady step: of a loop whose steps are alike its only one, of others the mean of several."""
     loop = Loop(job, times)
-    is_async = job.max_staleness > 0
-    warm_up = _WARM_UP + job.max_staleness if is_async else 0
-    measured = _MEASURED if is_async else _SYNCHRONOUS_STEPS
+    overlaps = not job.is_synchronous or (job.continues_rollouts and job.started_prompts > job.needed_prompts)
+    warm_up = _WARM_UP + job.max_staleness if overlaps else 0
+    measured = _MEASURED if overlaps else 1
     process = loop.env.process(loop.train(warm_up + measured))
-    results: Any = loop.env.run(until=process)
-    begin = results[warm_up - 1][0] if warm_up else 0.0
+    results: list[LoopStep] = loop.env.run(until=process)  # type: ignore[assignment]
+    begin = results[warm_up - 1].end_seconds if warm_up else 0.0
     kept = results[warm_up:]
-    seconds = (kept[-1][0] - begin) / measured
-    requests = tuple(request for _, _, batch, _ in kept for request in batch)
-    ages = [age for _, _, _, age in kept]
-    ends = np.sort([request.end_seconds for request in kept[-1][2]])
-    starts = min(request.start_seconds for request in kept[-1][2])
+    rounds = ceil(job.table.sampling_rounds) if job.is_synchronous else 1
+    last = kept[-1].requests
+    ends = np.sort([request.end_seconds for request in last])
+    start = min(request.start_seconds or 0.0 for request in last)
+    if job.is_synchronous:
+        start = (
+            kept[-1].end_seconds
+            - sum(seconds for _, seconds in loop._update_phases())
+            - (times.weight_sync + kept[-1].waited_seconds)
+        )
+    rollout = float(ends[-1] - start)
+    again = (rounds - 1) * rollout
+    seconds = (kept[-1].end_seconds - begin) / measured + again
+    trained_tokens = sum(request.response_tokens for step in kept for request in step.requests) / measured
     busy = sum(replica.log.busy_seconds for replica in loop.replicas) / len(loop.replicas)
+    ages = [age for step in kept for age in step.ages]
+    total_seconds = loop.env.now + len(results) * again
     return RlStepTimes(
         seconds,
-        float(ends[-1] - starts) if is_async else float(ends[-1]),
-        sum(waited for _, waited, _, _ in kept) / measured,
+        rollout + again,
+        sum(step.waited_seconds for step in kept) / measured + again,
         float(ends[-1] - ends[int(0.9 * (len(ends) - 1))]),
-        requests,
+        tuple(request for step in kept for request in step.requests),
         tuple(replica.log for replica in loop.replicas),
-        busy / loop.env.now,
+        rounds * busy / total_seconds,
         times.training_side / seconds,
         float(np.mean(ages)),
         max(ages),
-        0,
+        (sum(step.dropped_tokens for step in kept) / measured + (rounds - 1) * trained_tokens) / loop.part,
         measured,
+        loop.part,
         tuple(mark for mark in loop.marks if mark[2] > begin),
     )

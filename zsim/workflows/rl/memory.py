@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import floor
 
+from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
 from zsim.workflows.rl.phases import PhaseTimes
 from zsim.workflows.rollout.limits import ENGINE_OVERHEAD
@@ -66,3 +68,39 @@ def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
     if not job.offloads.optimizer:
         kept["optimizer_states"] = states["optimizer_states"]
     return kept
+
+
+def remedies(job: RlJob, phases: Mapping[str, PhaseMemory]) -> list[str]:
+    """Sentences that name the keys with which each phase fits that does not."""
+    capacity = job.cluster.gpu.memory.capacity
+    sentences = []
+    for name, phase in phases.items():
+        missing = phase.total - capacity
+        if missing > 0:
+            switches = _switches(job, name, phase, capacity)
+            sentences.append(
+                f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than a GPU has: "
+                f"{', or '.join(switches)}"
+            )
+    return sentences
+
+
+def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[str]:
+    kept = phase.by_category
+    switches = []
+    if name == "rollout":
+        share = (capacity - sum(kept.get(state, 0) for state in STATES)) / capacity
+        if share > 0.1:
+            switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
+    if job.is_colocated and name != "training":
+        if kept.get("optimizer_states") and not job.offloads.optimizer:
+            switches.append("rl.offload.optimizer = true")
+        if kept.get("parameters") and not job.offloads.parameters and name == "rollout":
+            switches.append("rl.offload.parameters = true")
+    if name == "weight_sync":
+        switches.append("a smaller rl.sync.bucket")
+    if name == "training":
+        if "kv_cache" in kept:
+            switches.append("rl.offload.sleep_level = 1")
+        switches.append("a smaller training.micro_batch_size")
+    return switches or ["more GPUs to a replica (rl.rollout.tensor)"]

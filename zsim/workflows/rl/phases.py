@@ -12,6 +12,7 @@ from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, Group
+from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.topology.topology import Topology
 from zsim.workflows.rl.job import RlJob, packed_job
@@ -38,6 +39,8 @@ class PhaseTimes:
     """All updates of a step."""
     old_logprobs: float
     reference: float
+    values: float
+    """The critic's pass over all samples."""
     reward: float
     weight_sync: float
     offload: float
@@ -47,7 +50,7 @@ class PhaseTimes:
     @property
     def training_side(self) -> float:
         """Seconds of the trainer's own phases."""
-        return self.training + self.old_logprobs + self.reference
+        return self.training + self.old_logprobs + self.reference + self.values
 
 
 def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
@@ -57,20 +60,35 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     update = Result(job.update_job, step.outcome.plan, step.outcome.trace, report)
     forward = 0.0
     if job.passes:
-        forward_job = packed_job(job.update_job, job.whole_pass, forward_only=True)
-        forward = simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True).seconds
+        forward = _seconds(job, job.update_job, simulator)
+    values = critic_updates = 0.0
+    if job.critic_job is not None:
+        values = _seconds(job, job.critic_job, simulator)
+        critic = simulate_step(job.critic_job, simulate=simulator.outcome, seconds_only=True)
+        critic_updates = job.updates * critic.seconds
     tokens = float(job.samples.totals.sum()) / 1e6
     rates = job.framework.controllers[job.table.placement]
+    extra = rates.phases
+    reward = reward_seconds(job)
+    if job.reward_job is not None:
+        reward += simulate_step(job.reward_job, simulate=simulator.outcome, seconds_only=True).seconds
     return PhaseTimes(
         update,
-        job.updates * step.seconds + rates.phases.get("training", 0.0),
-        forward + rates.phases.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
-        forward + rates.phases.get("reference", 0.0) if job.has_reference else 0.0,
-        reward_seconds(job),
+        job.updates * step.seconds + critic_updates + extra.get("training", 0.0),
+        forward + extra.get("old_logprobs", 0.0) if job.recomputes_logprobs else 0.0,
+        forward + extra.get("reference", 0.0) if job.has_reference else 0.0,
+        values + extra.get("values", 0.0) if values else 0.0,
+        reward,
         sync_seconds(job),
         offload_seconds(job, update),
         rates.seconds + rates.seconds_per_million_tokens * tokens,
     )
+
+
+def _seconds(job: RlJob, update_job: Job, simulator: Simulator) -> float:
+    """Seconds of a pass without backward over all samples."""
+    forward_job = packed_job(update_job, job.whole_pass, forward_only=True)
+    return simulate_step(forward_job, simulate=simulator.outcome, seconds_only=True).seconds
 
 
 def reward_seconds(job: RlJob) -> float:

@@ -16,8 +16,9 @@ from zsim.units import format_bytes, format_seconds
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
 from zsim.workflows.rl.loop import RlStepTimes, run_loop
-from zsim.workflows.rl.memory import PhaseMemory, memory_by_phase
+from zsim.workflows.rl.memory import PhaseMemory, memory_by_phase, remedies
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
+from zsim.workflows.rollout.limits import BLOCK_TOKENS
 
 PHASES = (
     "rollout", "old_logprobs", "reference", "values", "training", "weight_sync", "offload", "reward", "other",
@@ -44,7 +45,7 @@ class RlResult(Displayable):
             "rollout": self.step.rollout,
             "old_logprobs": times.old_logprobs,
             "reference": times.reference,
-            "values": 0.0,
+            "values": times.values,
             "training": times.training,
             "weight_sync": times.weight_sync,
             "offload": times.offload,
@@ -73,16 +74,28 @@ class RlResult(Displayable):
         return all(phase.total <= self.capacity_bytes for phase in self.memory.values())
 
     @property
+    def remedies(self) -> list[str]:
+        """Sentences that name the keys with which the phases fit that do not."""
+        return remedies(self.job, self.memory)
+
+    @property
     def step_seconds_range(self) -> tuple[float, float]:
         """The interval in which four of five measured steps lie, see `STEP_SPREAD`."""
         return self.step.seconds / STEP_SPREAD, self.step.seconds * STEP_SPREAD
+
+    @property
+    def _cache_bytes(self) -> int:
+        """Bytes of the cache that the fullest replica used on a GPU."""
+        model = self.job.model
+        blocks = max(log.peak_blocks for log in self.step.logs) // model.layout.data
+        return blocks * BLOCK_TOKENS * model.cache_bytes_per_token
 
     @property
     def tokens(self) -> float:
         """Tokens of prompts and responses of a step."""
         requests = self.step.requests
         total = sum(request.prompt_tokens + request.response_tokens for request in requests)
-        return total / self.step.steps
+        return total / self.step.steps / self.step.part
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -92,7 +105,7 @@ class RlResult(Displayable):
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `zsim run` with `[rl]`."""
         step, logs = self.step, self.step.logs
-        generated = sum(request.response_tokens for request in step.requests) / step.steps
+        generated = sum(request.response_tokens for request in step.requests) / step.steps / step.part
         return {
             "zsim_version": __version__,
             "step_seconds": step.seconds,
@@ -104,15 +117,16 @@ class RlResult(Displayable):
                 "tokens": generated,
                 "tokens_per_second_per_gpu": generated / step.rollout / self.job.rollout_gpus,
                 "running_sequences_mean": _mean_running(self),
-                "preemptions": sum(log.preemptions for log in logs),
-                "kv_bytes": max(log.peak_blocks for log in logs) * 16 * self.job.model.cache_bytes_per_token,
-                "prefill_tokens": sum(log.prefill_tokens for log in logs),
+                "preemptions": round(sum(log.preemptions for log in logs) / step.part),
+                "kv_bytes": self._cache_bytes,
+                "prefill_tokens": round(sum(log.prefill_tokens for log in logs) / step.part),
             },
             "busy_fraction": {"trainer": step.busy_training, "rollout": step.busy_rollout},
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "staleness": {"mean": step.mean_staleness, "max": step.max_staleness},
             "dropped_tokens_fraction": step.dropped_tokens / max(1.0, generated),
             "fits": self.fits,
+            "remedies": self.remedies,
             "peak_bytes_by_phase": {name: phase.to_dict() for name, phase in self.memory.items()},
             "training": self.times.update.report.to_dict(),
         }
@@ -160,6 +174,8 @@ class RlResult(Displayable):
         yield from table(named_columns("Memory of a GPU", "bytes"), rows)
         verdict = "Fits" if self.fits else "DOES NOT FIT"
         yield from paragraph(f"{verdict}: a GPU has {format_bytes(self.capacity_bytes)}.")
+        for sentence in self.remedies:
+            yield from paragraph(f"{sentence[0].upper()}{sentence[1:]}.")
 
 
 def _mean_running(result: RlResult) -> float:

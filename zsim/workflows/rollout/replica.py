@@ -63,7 +63,7 @@ class Replica:
         self.process: simpy.Process | None = None
         self._finished = finished
         self._waiting: deque[SampleRequest] = deque()
-        self._decoding: list[SampleRequest] = []
+        self._decoding: NDArray[np.object_] = np.empty(0, dtype=object)  # requests
         self._lengths: Ints = np.zeros(0, dtype=np.int64)  # tokens in the cache of each that decodes
         self._remaining: Ints = np.zeros(0, dtype=np.int64)  # tokens that each still gets
         self._partial: SampleRequest | None = None  # its prompt is computed in several iterations
@@ -75,6 +75,7 @@ class Replica:
         self._remnants: dict[_Owner, _Remnant] = {}
         self._arrival = env.event()
         self._is_stretching = False
+        self._admits = True
         self._resumption: simpy.Event | None = None
 
     @property
@@ -99,7 +100,8 @@ class Replica:
                 f"cache, and a replica has {self.limits.cache_blocks:,}; expected more GPUs to a replica, a "
                 "higher gpu_memory_utilization or shorter responses"
             )
-        request.start_seconds = self.env.now
+        if request.start_seconds is None:
+            request.start_seconds = self.env.now
         self._waiting.append(request)
         if not self._arrival.triggered:
             self._arrival.succeed()
@@ -139,6 +141,17 @@ class Replica:
             self._resumption.succeed()
             self._resumption = None
 
+    def hold(self) -> None:
+        """Start none of the requests that wait, until `admit`."""
+        self._admits = False
+
+    def admit(self) -> None:
+        """Start requests again after a `hold`."""
+        self._admits = True
+        if not self._arrival.triggered:
+            self._arrival.succeed()
+        self._interrupt()
+
     def reset_cache(self) -> None:
         """Forget all prompts: new weights make what was computed with the old ones useless for others."""
         self._remnants.clear()
@@ -156,7 +169,7 @@ class Replica:
             if self._resumption is not None:
                 yield self._resumption
                 continue
-            if not self.in_flight:
+            if not self.num_running and not (self._waiting and self._admits):
                 self._arrival = self.env.event()
                 yield self._arrival
                 continue
@@ -164,7 +177,7 @@ class Replica:
             chunks = [] if is_short else self._schedule_prompts()
             if chunks:
                 yield from self._run_mixed(chunks)
-            elif self._decoding:
+            elif len(self._decoding):
                 yield from self._run_decodes()
 
     # ---- Scheduling ----------------------------------------------------------------------------------------
@@ -177,7 +190,7 @@ class Replica:
             chunks.append(_next_chunk(self._partial, budget))
             budget -= chunks[-1][1].new_tokens
             self._partial = None
-        while self._waiting and budget > 0:
+        while self._admits and self._waiting and budget > 0:
             if len(self._decoding) + len(chunks) >= self.limits.max_num_seqs:
                 break
             request = self._waiting[0]
@@ -291,7 +304,9 @@ class Replica:
 
     def _join(self, requests: list[SampleRequest]) -> None:
         """Let requests decode from the next token on."""
-        self._decoding += requests
+        joining = np.empty(len(requests), dtype=object)
+        joining[:] = requests
+        self._decoding = np.concatenate((self._decoding, joining))
         lengths = [request.length for request in requests]
         remaining = [request.remaining for request in requests]
         self._lengths = np.concatenate((self._lengths, np.array(lengths, dtype=np.int64)))
@@ -307,17 +322,22 @@ class Replica:
         self.log.generated_tokens += count * len(self._decoding)
         self.log.peak_blocks = max(self.log.peak_blocks, self._used_blocks)
         has_ended = self._remaining <= 0
+        if not has_ended.any():
+            return
+        ended: list[SampleRequest] = []
         for index in np.flatnonzero(has_ended):
-            request = self._decoding[index]
+            request: SampleRequest = self._decoding[index]
+            ended.append(request)
             self._update(request, int(index))
             request.end_seconds = self.env.now
+            ahead = self.limits.cache_blocks - self._used_blocks
             self._release(request)
-        if has_ended.any():
-            ended = [self._decoding[index] for index in np.flatnonzero(has_ended)]
-            self._keep(~has_ended)
-            self._record()
-            for request in ended:
-                self._finished(request)
+            if request.later_turns:
+                self._leave_remnant(request, ahead)
+        self._keep(~has_ended)
+        self._record()
+        for request in ended:
+            self._finished(request)
 
     def _update(self, request: SampleRequest, index: int) -> None:
         """Bring a request up to date with the arrays."""
@@ -330,12 +350,12 @@ class Replica:
 
     def _keep(self, is_kept: NDArray[np.bool_]) -> None:
         """Let only these sequences go on."""
-        self._decoding = [self._decoding[index] for index in np.flatnonzero(is_kept)]
+        self._decoding = self._decoding[is_kept]
         self._lengths, self._remaining = self._lengths[is_kept], self._remaining[is_kept]
 
     def _preempt(self) -> None:
         """Take all blocks of the sequence that was admitted last."""
-        request = self._decoding[-1]
+        request: SampleRequest = self._decoding[-1]
         self._update(request, len(self._decoding) - 1)
         is_kept = np.ones(len(self._decoding), dtype=bool)
         is_kept[-1] = False
@@ -344,11 +364,15 @@ class Replica:
         self.log.preemptions += 1
         ahead = self.limits.cache_blocks - self._used_blocks
         self._release(request)
+        self._leave_remnant(request, ahead)
+        request.computed = 0
+        self._waiting.appendleft(request)
+
+    def _leave_remnant(self, request: SampleRequest, ahead: int) -> None:
+        """Remember the blocks of a request that comes back, `ahead` of which others are taken first."""
         if self.limits.prefix_caching:
             blocks = request.computed // BLOCK_TOKENS
             self._remnants["request", request.number] = _Remnant(blocks, self._taken_blocks + ahead)
-        request.computed = 0
-        self._waiting.appendleft(request)
 
     # ---- Blocks --------------------------------------------------------------------------------------------
 

@@ -21,12 +21,26 @@ class SampleRequest:
     shared_blocks: int = 0
     """Blocks of its prompt that another request of its group holds."""
     preemptions: int = 0
-    start_seconds: float = 0.0
-    """Time at which it was submitted."""
+    start_seconds: float | None = None
+    """Time at which it was first submitted."""
     first_seconds: float = 0.0
     """Time of its first token."""
     end_seconds: float = 0.0
     """Time of its last token."""
+
+    later_turns: tuple[int, ...] = ()
+    """Tokens of the turns that follow, after an environment has answered."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all tokens of all turns exist."""
+        return not self.later_turns and self.generated >= self.response_tokens
+
+    def begin_turn(self, observation_tokens: int) -> None:
+        """Go on with the next turn, behind the tokens of the environment."""
+        self.prompt_tokens += observation_tokens
+        self.response_tokens += self.later_turns[0]
+        self.later_turns = self.later_turns[1:]
 
     @property
     def length(self) -> int:

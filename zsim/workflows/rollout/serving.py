@@ -33,7 +33,7 @@ class ServingResult:
         """Generated tokens a second of requests that arrive in time: those of the answers that end after a
         fifth of all requests have come, and before the last comes.
         """
-        starts = sorted(request.start_seconds for request in self.requests)
+        starts = sorted(request.start_seconds or 0.0 for request in self.requests)
         begin, end = starts[len(starts) // 5], starts[-1]
         tokens = sum(
             request.response_tokens for request in self.requests if begin < request.end_seconds <= end

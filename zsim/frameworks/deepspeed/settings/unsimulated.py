@@ -16,8 +16,12 @@ from zsim.frameworks.deepspeed.settings.schema import (
     UNSIMULATED_KEYS,
     TensorParallelBlock,
 )
+from zsim.specs.strategy.requirement import Refusal
 
 SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon")
+
+
+REFUSALS = tuple(Refusal(name, behavior.what) for name, behavior in UNSIMULATED_KEYS.items())
 
 
 def find_unsimulated(

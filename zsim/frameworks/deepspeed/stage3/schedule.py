@@ -33,7 +33,7 @@ from zsim.frameworks.deepspeed.zeropp.gather import (
 )
 from zsim.operations.operation import Role
 from zsim.plan.builder import COMPUTE
-from zsim.plan.hooks import BlockPosition
+from zsim.plan.hooks import BlockPosition, CheckpointStore
 from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.shared.optimizer import partition_states
 from zsim.plan.stage import Stage
@@ -67,7 +67,7 @@ class Zero3Schedule(Zero3Gradients):
             and self.world_size > 1
             and self.store.is_on_gpu
             and stage.parallelism.style != AUTOTP
-            and (self.secondary, self.quantized, self.offload, self.checkpoints) == (None, None, None, None)
+            and (self.secondary, self.quantized, self.offload) == (None, None, None)
         )
 
     def _make_secondary(self) -> SecondaryShards | None:
@@ -117,7 +117,7 @@ class Zero3Schedule(Zero3Gradients):
         buffers = [Memory("buffers", gathered_bytes), Memory("buffers", bucket)]
         copies = self.secondary.resident() if self.secondary else []
         errors = self.quantized.resident() if self.quantized else []
-        if self.offload is None and self.store.is_on_gpu and self.checkpoints is None:
+        if self.offload is None and self.store.is_on_gpu:
             return [Memory("parameters", shard * self.param_bytes), *states, *buffers, *copies, *errors]
         states = states if self.offload is None else self.offload.resident()
         return [*buffers, *errors, *self.store.resident(), *copies, *states]
@@ -145,7 +145,6 @@ class Zero3Schedule(Zero3Gradients):
 
     def pre_backward(self, segment: Segment) -> None:
         """Enter the modules before a recomputation. See [Note: checkpoints and hooks] of module_order.py."""
-        super().pre_backward(segment)
         hooked, is_recomputed = self.trace.hooked, segment.is_checkpointed
         self._entered = hooked.modules_before_recompute(segment) if is_recomputed else ()
         self._trailing = hooked.modules_after_recompute(segment) if is_recomputed else ()
@@ -266,6 +265,7 @@ class Zero3Schedule(Zero3Gradients):
         names = (call.parameter_name(call.parameters[0]) for call in segment.calls if call.parameters)
         if (
             not self._supports_copies
+            or type(self.checkpoints) is not CheckpointStore
             or self._autograd_bytes
             or self._trailing
             or (name := next(names, None)) is None

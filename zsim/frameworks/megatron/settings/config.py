@@ -29,10 +29,17 @@ from zsim.frameworks.megatron.settings.experts import (
 )
 from zsim.frameworks.megatron.settings.fsdp import MegatronFsdp, check_fsdp_layout, resolve_megatron_fsdp
 from zsim.frameworks.megatron.settings.muon import MegatronMuon, refuse_muon_keys, resolve_megatron_muon
-from zsim.frameworks.megatron.settings.precision_aware import PrecisionAware, resolve_precision_aware
+from zsim.frameworks.megatron.settings.precision_aware import (
+    OptimizerOnCpu,
+    PrecisionAware,
+    resolve_cpu_optimizer,
+    resolve_precision_aware,
+)
+from zsim.frameworks.megatron.settings.requirements import REQUIREMENTS, check_release
 from zsim.frameworks.megatron.settings.table import NEWEST_CORE, MegatronTable
 from zsim.specs.cluster.cublas import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, workspace_bytes
 from zsim.specs.strategy.framework import Framework
+from zsim.specs.strategy.requirement import check_requirements
 from zsim.specs.strategy.table import StrategyConfig
 from zsim.specs.strategy.training import TrainingConfig
 
@@ -125,6 +132,8 @@ class MegatronConfig(StrategyConfig):
     """Megatron-FSDP, in place of the buffers."""
     precision_aware: PrecisionAware | None = None
     """Types of the precision-aware optimizer's states."""
+    offload: OptimizerOnCpu | None = None
+    """The optimizer on the CPU."""
     saves_replicated_states: bool = False
     """In a checkpoint every tensor-parallel rank writes the states of what all of them hold (core 0.15:
     training/checkpointing.py `dp_reshardable`).
@@ -139,6 +148,8 @@ class MegatronConfig(StrategyConfig):
     """Timers wait for the device around every forward, backward and exchange of messages."""
     test_mode: bool = False
     """Layers compare the norms of their queries and keys with those of other ranks."""
+    distributes_checkpoints: bool = False
+    """Tensor-parallel ranks share the inputs of recomputed layers."""
     muon: MegatronMuon | None = None
     """Megatron's own Muon, whose states the distributed optimizer has if its matrices are laid out
     for ranks.
@@ -170,7 +181,7 @@ def resolve_megatron(
     """
     release = _parse_release(table.version)
     has_core = is_core(table.version)
-    _check_release(table, release)
+    check_release(table, (has_core, release))
     _check_combination(table, world_size)
     _check_fp8(table, training)
     compute_dtype = "bf16" if training.precision == "fp8" else training.precision
@@ -241,6 +252,7 @@ def resolve_megatron(
         delay_wgrad_compute=table.delay_wgrad_compute,
         fsdp=resolve_megatron_fsdp(table, release, ranks),
         precision_aware=resolve_precision_aware(table, release, training),
+        offload=resolve_cpu_optimizer(table, release),
         workspaces=_cublas_workspaces(table, capability) if has_core and is_megatron else (),
         keeps_placeholders=fuses_accumulation
         and has_core
@@ -248,6 +260,7 @@ def resolve_megatron(
         and table.transformer_impl == "transformer_engine",
         synchronizes_timers=is_megatron and table.timing_log_level == 2,
         test_mode=is_megatron and table.test_mode,
+        distributes_checkpoints=table.distribute_saved_activations,
         muon=muon,
     )
 
@@ -276,10 +289,31 @@ def _check_fp8(table: MegatronTable, training: TrainingConfig) -> None:
                 f"is "
                 "cast; expected precision 'fp8', or false"
             )
-    if table.fp8_param_gather and not table.distributed_optimizer:
+
+
+def check_distributed_checkpoints(
+    table: MegatronTable, training: TrainingConfig, tensor: int, *, shares_sequences: bool
+) -> None:
+    """Raises InputError where Megatron refuses to share the inputs of recomputed layers among `tensor` ranks
+    (Megatron-Core 0.16.1 training/arguments.py `validate_args`, core/transformer/transformer_config.py).
+    """
+    if not table.distribute_saved_activations:
+        return
+    key = "strategy.distribute_saved_activations"
+    if table.engine != "megatron":
+        raise InputError(f"{key}: belongs to engine 'megatron', found '{table.engine}'; expected false")
+    if training.activation_checkpointing != "full":
         raise InputError(
-            "strategy.fp8_param_gather: found true without the distributed optimizer, which alone gathers "
-            "parameters; expected distributed_optimizer = true"
+            f"{key}: found true with training.activation_checkpointing "
+            f"'{training.activation_checkpointing}', and Megatron shares the inputs of whole layers alone; "
+            "expected 'full', or false"
+        )
+    if tensor == 1:
+        raise InputError(f"{key}: found true without tensor parallelism; expected parallelism.tensor > 1")
+    if shares_sequences:
+        raise InputError(
+            f"{key}: found true with sequence parallelism, under which every rank has its part of the input "
+            "already, and which Megatron refuses; expected parallelism.sequence_parallel = false, or false"
         )
 
 
@@ -314,63 +348,22 @@ def _parse_release(version: str) -> tuple[int, int]:
     return release
 
 
-def _check_release(table: MegatronTable, release: tuple[int, int]) -> None:
-    has_core = release[0] == 0
-    unsupported_keys = {
-        "distributed_optimizer": table.distributed_optimizer and not has_core and release < _SHARDING_RELEASE,
-        "overlap_grad_reduce": table.overlap_grad_reduce and not has_core,
-        "overlap_param_gather": table.overlap_param_gather and not has_core,
-        "average_in_collective": table.average_in_collective and not has_core,
-        "optimizer_instances": table.optimizer_instances > 1
-        and (not has_core or release < _INSTANCES_RELEASE),
-    }
-    for key, is_unsupported in unsupported_keys.items():
-        if is_unsupported:
-            raise InputError(
-                f"strategy.{key}: Megatron {table.version} does not have it; expected a newer "
-                f"strategy.version, such as '{NEWEST_CORE}'"
-            )
-
-
-def _check_graphs(table: MegatronTable) -> None:
-    key, modules = "strategy.cuda_graph_modules", table.cuda_graph_modules
-    if table.cuda_graph and modules:
-        raise InputError(f"{key}: found {list(modules)} with cuda_graph = true, one graph of the whole step")
-    if "moe_preprocess" in modules and "moe_router" not in modules:
-        raise InputError(
-            f"{key}: found 'moe_preprocess' without 'moe_router', which Megatron refuses; expected both"
-        )
-
-
 def _check_combination(table: MegatronTable, world_size: int) -> None:
+    """See `REQUIREMENTS` for the demands of one setting on another."""
     gathers_parameters = table.distributed_optimizer or table.layer_wise_optimizer
-    can_overlap = gathers_parameters and table.overlap_grad_reduce
-    if table.overlap_param_gather and not can_overlap:
+    if table.overlap_param_gather and not gathers_parameters:
         raise InputError(
             "strategy.overlap_param_gather: Megatron gathers parameters only with distributed_optimizer, and "
             "overlaps it only with overlap_grad_reduce; expected both to be true"
         )
-    if table.engine != "megatron":
-        for key, is_set in (
-            ("cuda_graph", table.cuda_graph),
-            ("cuda_graph_modules", bool(table.cuda_graph_modules)),
-            ("version", table.version != NEWEST_CORE),
-        ):
-            if is_set:
-                raise InputError(f"strategy.{key}: belongs to engine 'megatron', found '{table.engine}'")
-    _check_graphs(table)
-    if table.engine == "internevo" and not table.distributed_optimizer:
+    check_requirements(table, REQUIREMENTS)
+    modules = table.cuda_graph_modules
+    if "moe_preprocess" in modules and "moe_router" not in modules:
         raise InputError(
-            "strategy.distributed_optimizer: engine 'internevo' has no other optimizer; expected true"
-        )
-    if table.bucket_size is not None and not table.overlap_grad_reduce:
-        raise InputError(
-            "strategy.bucket_size: without overlap_grad_reduce all gradients are one bucket; expected "
-            "overlap_grad_reduce = true, or no bucket_size"
+            "strategy.cuda_graph_modules: found 'moe_preprocess' without 'moe_router', which Megatron "
+            "refuses; expected both"
         )
     instances = table.optimizer_instances
-    if instances > 1 and not table.distributed_optimizer:
-        raise InputError("strategy.optimizer_instances: expected distributed_optimizer = true with it")
     if world_size % instances:
         raise InputError(
             f"strategy.optimizer_instances: found {instances}, expected a divisor of {world_size} GPUs"

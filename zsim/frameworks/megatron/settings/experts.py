@@ -144,11 +144,6 @@ def shared_overlap_note(
     if not table.overlap_shared_experts:
         return None
     key = "strategy.overlap_shared_experts"
-    if table.overlap_expert_parallel:
-        raise InputError(
-            f"{key}: found true with overlap_expert_parallel, beside which Megatron refuses it; expected one "
-            "of the two"
-        )
     shared = [module for block in model.unique_blocks for module in shared_modules(block)]
     if not shared:
         return f"{key} has no effect: '{model.name}' has no shared experts"
@@ -181,17 +176,7 @@ def check_overlap(table: MegatronTable, parallelism: ParallelismConfig, training
     Raises NotSimulatedError with Megatron-FSDP.
     """
     if not table.overlap_expert_parallel:
-        if table.delay_wgrad_compute:
-            raise InputError(
-                "strategy.delay_wgrad_compute: found true without overlap_expert_parallel, which Megatron "
-                "refuses; expected overlap_expert_parallel = true"
-            )
         return
-    if table.fsdp_sharding is not None:
-        raise NotSimulatedError(
-            f"{_KEY}: found true with Megatron-FSDP, beside which zsim does not simulate it; expected no "
-            "fsdp_sharding, or false"
-        )
     experts = parallelism.experts
     if experts.ranks == 1 or experts.dispatcher not in ("all-to-all", *DEDUPLICATING_DISPATCHERS):
         raise InputError(

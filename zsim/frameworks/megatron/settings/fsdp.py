@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.frameworks.megatron.settings.table import FsdpSharding, MegatronTable
 
 _FIRST, _HYBRID_EXPERTS = (0, 13), (0, 17)
@@ -62,9 +62,8 @@ def resolve_megatron_fsdp(table: MegatronTable, release: tuple[int, int], ranks:
     Raises InputError for what Megatron refuses, and for what its code would never reduce.
     """
     if table.fsdp_sharding is None:
-        _refuse_fsdp_keys(table)
         return None
-    _check_fsdp(table, release)
+    _check_fsdp(table)
     keeps_parameters_full = table.fsdp_sharding in _UNSHARDED_PARAMETERS
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
     return MegatronFsdp(
@@ -111,41 +110,7 @@ def check_fsdp_layout(
         )
 
 
-def _refuse_fsdp_keys(table: MegatronTable) -> None:
-    fsdp_keys = ("fsdp_unit_size", "fsdp_double_buffer", "fsdp_gather_group", "keep_fp8_transpose_cache")
-    keys_set = [key for key in fsdp_keys if getattr(table, key)]
-    keys_set += ["fsdp_outer_sharding"] if table.fsdp_outer_sharding != "no_shard" else []
-    keys_set += [] if table.gradient_reduce_div_fusion else ["gradient_reduce_div_fusion"]
-    if keys_set:
-        raise InputError(
-            f"strategy.{keys_set[0]}: belongs to Megatron-FSDP; expected fsdp_sharding as well, as in "
-            "'optim_grads_params'"
-        )
-
-
-def _check_fsdp(table: MegatronTable, release: tuple[int, int]) -> None:
-    if not _FIRST <= release < (1, 0):
-        raise InputError(
-            f"strategy.fsdp_sharding: Megatron {table.version} does not have Megatron-FSDP; expected a "
-            "strategy.version from '0.13.0' on"
-        )
-    if table.engine != "megatron":
-        raise InputError(f"strategy.fsdp_sharding: belongs to engine 'megatron', found '{table.engine}'")
-    if not table.distributed_optimizer:
-        raise InputError(
-            "strategy.fsdp_sharding: Megatron-FSDP is used with the distributed optimizer, whose step copies "
-            "its main weights back; expected distributed_optimizer = true"
-        )
-    if table.precision_aware_optimizer:
-        raise InputError(
-            "strategy.precision_aware_optimizer: under Megatron-FSDP no gradient reaches it "
-            "(`decoupled_grad` is never set); expected false"
-        )
-    if table.fsdp_sharding == "no_shard" and not table.overlap_grad_reduce:
-        raise InputError(
-            "strategy.fsdp_sharding: found 'no_shard' without overlap_grad_reduce, with which Megatron-FSDP "
-            "reduces nothing (`all_reduce_gradients` skips every buffer); expected overlap_grad_reduce = true"
-        )
+def _check_fsdp(table: MegatronTable) -> None:
     if table.optimizer_instances > 1 and not table.overlap_grad_reduce:
         raise InputError(
             f"strategy.optimizer_instances: found {table.optimizer_instances} without overlap_grad_reduce, "
@@ -156,9 +121,4 @@ def _check_fsdp(table: MegatronTable, release: tuple[int, int]) -> None:
         raise InputError(
             "strategy.fsdp_outer_sharding: found 'optim', which Megatron-FSDP has in several instances that "
             "shard parameters; expected fsdp_sharding = 'optim_grads_params' and optimizer_instances above 1"
-        )
-    if table.cuda_graph:
-        raise NotSimulatedError(
-            "strategy.cuda_graph: zsim does not simulate a graph of the whole step under Megatron-FSDP; "
-            "expected false"
         )

@@ -25,7 +25,7 @@ from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.strategy.training import TrainingConfig
 
 _DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-_FIRST, _REMAINDERS = (0, 11), (0, 13)
+_FIRST, _FIRST_ON_CPU, _REMAINDERS = (0, 11), (0, 12), (0, 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,46 @@ class PrecisionAware:
         return (*moments, *((self.main_params,) if self.main_params != "fp32" else ()))
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerOnCpu:
+    """Megatron's optimizer on the CPU, resolved."""
+
+    fraction: float
+    """The part of a rank's elements that the CPU updates."""
+    overlaps: bool
+    """There is an optimizer for every tensor, and streams for their copies."""
+
+
+def resolve_cpu_optimizer(table: MegatronTable, release: tuple[int, int]) -> OptimizerOnCpu | None:
+    """The table's optimizer on the CPU. None without it.
+
+    Raises InputError for what Megatron refuses (Megatron-Core 0.16.1 training/arguments.py `validate_args`).
+    """
+    key = "strategy.optimizer_offload_fraction"
+    if table.optimizer_offload_fraction is None:
+        if table.overlap_optimizer_offload:
+            raise InputError(
+                "strategy.overlap_optimizer_offload: found true without an optimizer on the CPU; expected "
+                f"{key}, or false"
+            )
+        return None
+    if not _FIRST_ON_CPU <= release < (1, 0):
+        raise InputError(
+            f"{key}: Megatron {table.version} does not have it; expected a strategy.version from '0.12.0' on"
+        )
+    if not table.precision_aware_optimizer:
+        raise InputError(
+            f"{key}: Megatron has it only with the precision-aware optimizer, whose code it shares; expected "
+            "precision_aware_optimizer = true"
+        )
+    if table.main_params_dtype != "fp32" or {table.exp_avg_dtype, table.exp_avg_sq_dtype} != {"fp32"}:
+        raise InputError(
+            f"{key}: HybridDeviceOptimizer keeps fp32 states whatever is asked for; expected "
+            "main_params_dtype, exp_avg_dtype and exp_avg_sq_dtype 'fp32'"
+        )
+    return OptimizerOnCpu(table.optimizer_offload_fraction, table.overlap_optimizer_offload)
+
+
 def resolve_precision_aware(
     table: MegatronTable, release: tuple[int, int], training: TrainingConfig
 ) -> PrecisionAware | None:
@@ -69,36 +109,16 @@ def resolve_precision_aware(
     Raises InputError for what Megatron refuses.
     """
     if not table.precision_aware_optimizer:
-        for key in _DTYPES:
-            if getattr(table, key) != "fp32":
-                raise InputError(
-                    f"strategy.{key}: found '{getattr(table, key)}' without precision_aware_optimizer, which "
-                    "Megatron refuses; expected precision_aware_optimizer = true, or 'fp32'"
-                )
         return None
-    if not _FIRST <= release < (1, 0):
-        raise InputError(
-            f"strategy.precision_aware_optimizer: Megatron {table.version} does not have it; expected a "
-            "strategy.version from '0.11.0' on"
-        )
-    if not table.distributed_optimizer:
-        raise InputError(
-            "strategy.precision_aware_optimizer: Megatron has it only beside the distributed optimizer, "
-            "expected distributed_optimizer = true"
-        )
     if training.optimizer not in ("adam", "adamw"):
         raise InputError(
             f"strategy.precision_aware_optimizer: found true with optimizer '{training.optimizer}', which "
             "Megatron refuses; expected 'adamw', and exp_avg_dtype and exp_avg_sq_dtype for its moments"
         )
-    if table.main_grads_dtype == "bf16" and table.grad_reduce_dtype != "bf16":
-        raise InputError(
-            f"strategy.main_grads_dtype: found 'bf16' with gradients that are reduced in "
-            f"'{table.grad_reduce_dtype}', which Megatron refuses; expected grad_reduce_dtype = 'bf16'"
-        )
     is_16_bit = training.precision in ("bf16", "fp8")
     is_delayed = training.precision != "fp8" or training.fp8.recipe == "delayed"
-    has_masters = table.main_params_dtype != "fp32" or is_delayed
+    is_on_cpu = table.optimizer_offload_fraction is not None
+    has_masters = table.main_params_dtype != "fp32" or is_delayed or is_on_cpu
     return PrecisionAware(
         table.main_params_dtype,
         table.exp_avg_dtype,

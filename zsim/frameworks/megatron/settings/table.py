@@ -124,6 +124,13 @@ class MegatronTable(StrategyTable):
     exp_avg_sq_dtype: StateDtype = Field(
         default="fp32", description="second moments of the precision-aware optimizer"
     )
+    optimizer_offload_fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="the CPU holds and updates this part of the optimizer's states; left out: the GPU all",
+    )
+    overlap_optimizer_offload: StrictBool = Field(
+        default=False, description="the CPU updates tensor by tensor, while others' copies are under way"
+    )
     overlap_p2p: StrictBool = Field(
         default=True, description="interleaved schedule: messages between stages overlap with work"
     )
@@ -189,6 +196,11 @@ class MegatronTable(StrategyTable):
         default=False,
         description="layers and their experts take the host longer; before Hopper, and with dropout on "
         "Blackwell, attention is FlashAttention-2's deterministic one",
+    )
+    distribute_saved_activations: StrictBool = Field(
+        default=False,
+        description="tensor-parallel ranks keep a part each of the input of recomputed layers, and gather it "
+        "before they run them again",
     )
     timing_log_level: Literal[0, 1, 2] = Field(
         default=0,

@@ -110,7 +110,10 @@ class RewardTable(StrictTable):
     )
     workers: Count = Field(default=64, description="responses that are scored at once")
     overlap: StrictBool = Field(default=False, description="responses are scored as soon as they end")
-    model: str | None = Field(default=None, description="preset of a reward model; left out: a rule")
+    model: str | dict[str, Any] | None = Field(
+        default=None,
+        description="preset or config.json of a reward model, on the trainer's GPUs; left out: a rule",
+    )
 
 
 class CriticTable(StrictTable):
@@ -130,6 +133,9 @@ class TurnsTable(StrictTable):
     )
     sigma: Annotated[float, Field(ge=0, le=5)] = Field(
         default=0.0, description="standard deviation of the logarithm of that time"
+    )
+    concurrency: Count | None = Field(
+        default=None, description="environments that answer at once; left out: as many as ask"
     )
     observation_tokens: Annotated[int, Field(ge=0, le=2**20, strict=True)] = Field(
         default=0, description="tokens that the environment adds after a turn"
@@ -171,8 +177,10 @@ class RlTable(StrictTable):
         default=None,
         description="steps that a response may be older than the policy it trains; left out: 0, with async 1",
     )
-    partial_rollout: StrictBool = Field(
-        default=False, description="responses that have not ended at a sync go on with the new weights"
+    partial_rollout: StrictBool | None = Field(
+        default=None,
+        description="responses that have not ended at a sync go on with the new weights, else they end "
+        "before it, or are dropped where over_sampling is above 1; left out: the framework's",
     )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         default=1.0, description="prompts that are started for each that is trained on"

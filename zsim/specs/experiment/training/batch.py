@@ -1,4 +1,6 @@
-"""Sequences per step: `training.global_batch_size`, and micro-batches that differ by type of nodes."""
+"""Sequences per step: `training.global_batch_size`, micro-batches that differ by type of nodes, and the tiles
+of a micro-batch's tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,16 @@ from math import ceil
 import numpy as np
 
 from zsim.arrays import unique
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.training.framework_training import kinds_where, training_of
+from zsim.specs.experiment.training.table import TrainingTable
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.training import TrainingConfig
+
+_TILES = "training.mlp_tiles"
 
 
 def micro_batches_of(global_batch_size: int, micro_batch_size: int, world_size: int) -> int:
@@ -116,3 +122,40 @@ def uneven_micro_batches(global_batch_size: int, sequences: int) -> int:
             f"{sequences:,} sequences (training.micro_batch_sizes); expected a multiple, like {suggestions}"
         )
     return global_batch_size // sequences
+
+
+def resolve_mlp_tiles(
+    table: TrainingTable,
+    training: TrainingConfig,
+    model: ModelSpec,
+    kind: str,
+    parallelism: ParallelismConfig,
+) -> int:
+    """The number of tiles: s / h of a rank's s tokens of a sequence and the model's h features, rounded up,
+    where it is "auto" (`tiled_mlp_forward_common`, ArcticTraining b28638e6 model/tiled_compute.py).
+
+    Raises InputError for more tiles than tokens and for a framework with layers of its own, NotSimulatedError
+    beside tensor parallelism.
+    """
+    if table.mlp_tiles is None:
+        return 1
+    if not training_of(kind).tiles_mlps:
+        kinds = ", ".join(kinds_where(lambda framework: framework.tiles_mlps))
+        raise InputError(
+            f"{_TILES}: found {table.mlp_tiles!r} with strategy '{kind}', whose layers are its own; expected "
+            f"it left out, or strategy {kinds}"
+        )
+    if parallelism.tensor > 1:
+        raise NotSimulatedError(
+            f"{_TILES}: not simulated with tensor parallelism; expected parallelism.tensor = 1, or it left "
+            "out"
+        )
+    tokens = training.sequence_length // parallelism.context
+    if table.mlp_tiles == "auto":
+        return max(1, -(-tokens // model.hidden_size))
+    if table.mlp_tiles > tokens:
+        raise InputError(
+            f"{_TILES}: found {table.mlp_tiles:,}, expected at most the {tokens:,} tokens that a rank has of "
+            "a sequence"
+        )
+    return table.mlp_tiles

@@ -17,7 +17,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.training.framework_training import phrases_of, training_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.parallelism import ParallelismConfig
-from zsim.specs.strategy.training import AttentionKind, Checkpointing
+from zsim.specs.strategy.training import AttentionKind, Checkpointing, CheckpointOffload
 
 _KEY = "training.block_checkpointing"
 CORE, LATENT = "core_attn", "mla_up_proj"
@@ -40,6 +40,8 @@ class Recomputation:
     """Layers of a group under one checkpoint, where whole blocks are recomputed."""
     modules: tuple[str, ...] = ()
     """Modules that are recomputed in addition to the core of attention, by Megatron's names."""
+    offload: CheckpointOffload | None = None
+    """How the inputs of recomputed blocks are copied to host memory. None where they stay on the GPU."""
 
 
 def resolve_recomputation(
@@ -58,7 +60,10 @@ def resolve_recomputation(
     framework = training_of(strategy.kind)
     _check_keys(table)
     framework.check_recomputation((table.activation_checkpointing, *table.block_checkpointing.values()))
-    recomputation = Recomputation(table.activation_checkpointing, block_policies(table, num_blocks))
+    _check_offload(table, strategy.kind)
+    recomputation = Recomputation(
+        table.activation_checkpointing, block_policies(table, num_blocks), offload=table.checkpoint_offload
+    )
     stages = parallelism.layers_per_stage or (num_blocks,)
     if table.recompute_method == "block":
         count = table.recompute_layers or 1
@@ -105,6 +110,26 @@ def _check_keys(table: TrainingTable) -> None:
     if table.recompute_method is not None and (table.checkpoint_every > 1 or table.block_checkpointing):
         other_key = "checkpoint_every" if table.checkpoint_every > 1 else "block_checkpointing"
         raise InputError(f"{_METHOD} and training.{other_key} both say which blocks; expected one of them")
+
+
+def _check_offload(table: TrainingTable, kind: str) -> None:
+    """Raises InputError for an offload of what no block keeps, NotSimulatedError for a framework that has
+    another one.
+    """
+    if table.checkpoint_offload is None:
+        return
+    where = f"training.checkpoint_offload: found '{table.checkpoint_offload}'"
+    policies = {table.activation_checkpointing, *table.block_checkpointing.values()}
+    if "full" not in policies:
+        raise InputError(
+            f"{where} with activation_checkpointing '{table.activation_checkpointing}', which keeps no "
+            "block's input alone; expected 'full', or no offload"
+        )
+    if not training_of(kind).offloads_checkpoints:
+        raise NotSimulatedError(
+            f"{where} with strategy '{kind}', whose own offload of activations is not simulated; expected it "
+            "left out"
+        )
 
 
 def _first_blocks(stages: tuple[int, ...], count: int) -> tuple[Checkpointing, ...]:

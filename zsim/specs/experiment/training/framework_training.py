@@ -134,6 +134,11 @@ class FrameworkTraining(Generic[Table, Config]):
     grouping_strategy = ""
     """Its data parallelism where one checkpoint may be around several layers, in the words of an error."""
 
+    offloads_checkpoints = True
+    """`training.checkpoint_offload` may copy the inputs of recomputed blocks to host memory."""
+    tiles_mlps = True
+    """`training.mlp_tiles` may cut the tokens of MLPs, which are the model's own code."""
+
     def groups_layers(self, table: Table) -> bool:
         """Whether one checkpoint around several layers is simulated."""
         return False

@@ -17,6 +17,7 @@ from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,
     Checkpointing,
+    CheckpointOffload,
     CrossEntropy,
     LayerKernels,
     Precision,
@@ -180,6 +181,17 @@ class TrainingTable(StrictTable):
     )
     checkpoint_is_reentrant: bool = Field(
         default=False, description="hold a block's second output during its backward: `use_reentrant=True`"
+    )
+    checkpoint_offload: CheckpointOffload | None = Field(
+        default=None,
+        description="the inputs of recomputed blocks wait in host memory: copied while the host waits "
+        "(pageable), as torch's save_on_cpu does (pinned), or beside computation (stream); left out: on the "
+        "GPU",
+    )
+    mlp_tiles: Count | Literal["auto"] | None = Field(
+        default=None,
+        description="parts of a rank's tokens in which MLPs are computed, one after the other; auto: so that "
+        "each has as many tokens as the model has features; left out: all at once",
     )
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
         default="fused", description=phrase("training.optimizer_implementation")

@@ -1,0 +1,169 @@
+"""Commands that start a training: the launcher's machines, the program's flags, and the files that they "
+"name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.expect import of_kind
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.fsdp1.settings import Fsdp1Table
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.frameworks.megatron.settings.table import MegatronTable
+from zsim.programs.launch.commands import flag_values, parse_command
+from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+
+MODEL = "--model_name_or_path meta-llama/Llama-3.1-8B"
+FLAGS = f"{MODEL} --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 True"
+ZERO_3 = {
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
+FSDP = """\
+distributed_type: FSDP
+mixed_precision: 'no'
+num_machines: 2
+num_processes: 16
+fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "zero3.json").write_text(json.dumps(ZERO_3))
+    (tmp_path / "fsdp.yaml").write_text(FSDP)
+    (tmp_path / "sft.yaml").write_text(
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\nfinetuning_type: full\ncutoff_len: "
+        "2048\n"
+        "per_device_train_batch_size: 1\nbf16: true\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(command: str, **changes: Any) -> Experiment:
+    overrides = {key.replace("__", "."): value for key, value in changes.items()}
+    return build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command, **overrides}, origin="test")
+
+
+def test_deepspeeds_launcher_names_gpus_and_its_program_the_json(folder: Path) -> None:
+    found = read(f"deepspeed --num_gpus=4 train.py --deepspeed zero3.json {FLAGS} --model_max_length 2048")
+    assert (found.strategy.kind, found.gpus, found.model) == ("deepspeed", 4, "llama-3.1-8b")
+    training = resolve(found).training
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.sequence_length, training.precision) == (2048, "bf16")
+    two = read(f"deepspeed --include localhost:2,3 train.py --deepspeed zero3.json {FLAGS}")
+    assert two.gpus == 2
+
+
+def test_a_script_of_ones_own_tells_deepspeeds_json_alone(folder: Path) -> None:
+    found = read(
+        "deepspeed --num_gpus 8 mine.py --deepspeed_config zero3.json --epochs 3",
+        model="llama-3-8b", training__micro_batch_size=1, training__precision="bf16",
+    )  # fmt: skip
+    assert (found.strategy.kind, found.gpus) == ("deepspeed", 8)
+    assert any("mine.py: its own flags are not read: --epochs" in note for note in found.notes)
+    with pytest.raises(
+        NotSimulatedError, match=r"mine.py: .* of a script of one's own only --deepspeed_config"
+    ):
+        read("torchrun --nproc_per_node 8 mine.py --epochs 3")
+
+
+def test_accelerates_file_gives_the_engine_and_the_program_the_precision(folder: Path) -> None:
+    """transformers sets the precision of Accelerate by its own arguments."""
+    found = read(f"accelerate launch --config_file fsdp.yaml train.py {FLAGS}")
+    assert of_kind(found.strategy, Fsdp2Table).param_dtype == "bf16"
+    assert (found.nodes, found.gpus, found.training.precision) == (2, 16, "bf16")
+    assert found.training.gradient_accumulation_steps == 4
+
+
+def test_a_program_that_names_an_engine_keeps_it(folder: Path) -> None:
+    found = read(f"accelerate launch --config_file fsdp.yaml train.py --deepspeed zero3.json {FLAGS}")
+    assert (found.strategy.kind, found.gpus) == ("deepspeed", 16)
+
+
+def test_accelerates_flags_are_its_file(folder: Path) -> None:
+    command = (
+        "accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 --offload_optimizer_device cpu"
+    )
+    job = resolve(read(f"{command} sft.py {FLAGS} --max_length 2048 --packing"))
+    assert (job.strategy.kind, job.world_size, job.training.sequence_length) == ("deepspeed", 8, 2048)
+    flags = "--use_fsdp --fsdp_version 1 --fsdp_sharding_strategy SHARD_GRAD_OP --num_processes 8"
+    found = read(f"accelerate launch {flags} train.py {FLAGS}")
+    assert of_kind(found.strategy, Fsdp1Table).sharding_strategy == "SHARD_GRAD_OP"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torchrun --nproc_per_node 8 --nnodes=2 --master_addr x",
+        "python -m torch.distributed.run --nproc-per-node=8 --nnodes 2",
+        "srun torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d",
+    ],
+)
+def test_torchruns_processes_are_gpus(folder: Path, launcher: str) -> None:
+    found = read(f"{launcher} train.py {FLAGS} --fsdp 'full_shard auto_wrap'")
+    assert (found.nodes, found.gpus, found.strategy.kind) == (2, 16, "fsdp2")
+
+
+def test_swift_takes_its_processes_from_the_environment(folder: Path) -> None:
+    flags = (
+        "--model meta-llama/Llama-3.1-8B --tuner_type full --per_device_train_batch_size 1 --max_length 4096"
+    )
+    found = read(f"NPROC_PER_NODE=4 swift sft {flags} --deepspeed zero3")
+    assert (found.strategy.kind, found.gpus, found.training.sequence_length) == ("deepspeed", 4, 4096)
+    assert found.program == "ms-swift"
+
+
+def test_swifts_megatron_takes_fields_of_megatron(folder: Path) -> None:
+    flags = "--model meta-llama/Llama-3.1-8B --tensor_model_parallel_size 2 --micro_batch_size 1"
+    flags += " --max_length 4096"
+    found = read(f"NPROC_PER_NODE=8 megatron sft {flags} --global_batch_size 16 --sequence_parallel true")
+    table = of_kind(found.strategy, MegatronTable)
+    assert (found.parallelism.tensor, table.distributed_optimizer) == (2, True)
+    assert found.training.gradient_accumulation_steps == 4
+    assert found.training.activation_checkpointing == "selective"
+    with pytest.raises(NotSimulatedError, match="--tuner_type lora"):
+        read(f"NPROC_PER_NODE=8 megatron sft {flags} --tuner_type lora")
+
+
+def test_a_file_behind_a_program_is_its_file_with_changes_behind(folder: Path) -> None:
+    found = read("llamafactory-cli train sft.yaml per_device_train_batch_size=2", gpus=8)
+    assert (found.program, found.training.micro_batch_size) == ("llama-factory", 2)
+    again = read("torchrun --nproc_per_node 8 src/train.py sft.yaml")
+    assert (again.program, again.gpus) == ("llama-factory", 8)
+    with pytest.raises(InputError, match=r"'none.yaml': no such file; tried"):
+        read("llamafactory-cli train none.yaml")
+
+
+def test_a_script_is_followed_to_its_launch(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        "export NCCL_ALGO=Ring\nBS=${1:-2}\nGPUS=4\n"
+        f"deepspeed --num_gpus $GPUS train.py --deepspeed zero3.json {MODEL} \\\n"
+        "  --per_device_train_batch_size $BS --bf16 True --output_dir out\n"
+    )
+    found = read("run.sh 8")
+    assert (found.gpus, found.training.micro_batch_size) == (4, 8)
+    assert isinstance(found.cluster, dict)
+    assert found.cluster["collectives"]["force_algorithm"] == "ring"
+
+
+def test_megatrons_commands_are_megatrons(folder: Path) -> None:
+    words = ["torchrun", "--nproc_per_node", "8", "pretrain_gpt.py", "--num-layers", "2"]
+    assert parse_command(words, "command line", {}) is None
+    assert parse_command(["echo", "accelerate"], "command line", {}) is None
+
+
+def test_flags_have_values_lists_and_truths() -> None:
+    words = ["a.yaml", "--x-y", "1", "--on", "--off", "False", "--lr", "2e-5", "--names", "a", "b", "--s=3"]
+    loose, values = flag_values(words, "test")
+    assert loose == ["a.yaml"]
+    assert values == {"x_y": 1, "on": True, "off": False, "lr": 2e-5, "names": ["a", "b"], "s": 3}

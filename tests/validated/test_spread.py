@@ -1,0 +1,86 @@
+"""What each respect of a job adds to its spread, and how the parts are fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import hypot
+
+import numpy as np
+import pytest
+
+from tests.validated.conftest import FEATURES, estimates
+from validation.published.spread_fit import estimate_spread, fit_parts, score_quantiles
+from zsim.validated.runs import ValidatedRun, validated_runs
+from zsim.validated.spread import OPEN_SENTENCES, spread_estimates, spread_of, spread_parts
+
+Make = Callable[..., ValidatedRun]
+
+
+def test_respects_add_up_and_open_settings_in_squares(make_run: Make) -> None:
+    """0.05 of any run and 0.04 of several nodes; a GPU without a run 0.1; the loss left open 0.06."""
+    numbers = estimates(
+        {"any run": 0.05, "several nodes": 0.04}, {"gpu": 0.1}, {"loss": 0.06, "network": 0.5}
+    )
+    job = replace(FEATURES, gpu="mi300x-192gb", open_settings=("loss",))
+    parts = spread_parts(job, [make_run("one", 0.0)], numbers)
+    assert [part.name for part in parts] == ["any run", "several nodes", "gpu", "loss"]
+    assert parts[2].sentence == "GPU mi300x-192gb without a validated run"
+    assert parts[3].sentence == OPEN_SENTENCES["loss"]
+    assert spread_of(parts) == pytest.approx(hypot(0.05 + 0.04 + 0.1, 0.06))
+
+
+def test_counted_respects_add_per_doubling(make_run: Make) -> None:
+    """128 GPUs where a run had 16: three doublings."""
+    numbers = estimates({}, {"gpus": 0.02})
+    parts = spread_parts(replace(FEATURES, gpus=128), [make_run("one", 0.0)], numbers)
+    assert spread_of(parts) == pytest.approx(0.06)
+
+
+def test_parts_are_fitted_and_never_below_zero() -> None:
+    """Errors of 0.1, and 0.3 in a second respect; a third respect has smaller ones, and adds nothing."""
+    rows = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]] * 200)
+    found = fit_parts(rows, np.array([0.1, 0.3, 0.05] * 200), np.ones(600))
+    assert found[2] == 0.0
+    assert found[0] == pytest.approx(0.075, abs=0.002)
+    assert found[1] == pytest.approx(0.225, abs=0.002)
+
+
+def test_every_source_weighs_the_same_however_many_rows_it_has(make_run: Make) -> None:
+    """90 rows of a source at 1 %, one each of nine at 10 %: what any run costs is 0.091 and not 0.018."""
+    runs = [make_run("many", 0.01) for _ in range(90)]
+    runs += [make_run(f"one {n}", 0.10, nodes=1, gpus=8) for n in range(9)]
+    alike = [replace(run, features=FEATURES) for run in runs]
+    assert estimate_spread(alike).shares["any run"] == pytest.approx(0.091, abs=0.002)
+
+
+def test_what_a_respect_without_a_run_costs_is_what_it_cost_sources_left_out(make_run: Make) -> None:
+    """Six chips with two sources each, right to 1 %; eight with one source each, off by 30 %: each of these
+    is judged without a run on its chip."""
+    runs = [make_run(f"{chip}{n}", 0.01, gpu=chip) for chip in "abcdef" for n in range(2)]
+    runs += [make_run(f"alone {n}", 0.3, gpu=f"x{n}") for n in range(8)]
+    found = estimate_spread(runs)
+    assert found.extrapolation["gpu"] == pytest.approx(0.28, abs=0.02)
+    assert found.shares["any run"] == pytest.approx(0.01, abs=0.01)
+
+
+def test_quantiles_are_two_sided_and_one_more_source_errs_the_other_way_round() -> None:
+    """Of 20 sources at +1 the mirror image has a twenty-first of the weight: less than the tenth left out."""
+    low, high = score_quantiles(np.ones(20), np.ones(20), 20)
+    assert (low, high) == (0.0, 1.0)
+    low, high = score_quantiles(np.ones(2), np.ones(2), 2)
+    assert (low, high) == (-1.0, 1.0)
+
+
+def test_runs_that_no_stranger_predicted_tell_nothing(make_run: Make) -> None:
+    runs = [make_run(f"s{n}", 0.1) for n in range(5)]
+    unknown = [replace(make_run(f"u{n}", 3.0), stranger_error=None) for n in range(5)]
+    assert estimate_spread([*runs, *unknown]).shares == estimate_spread(runs).shares
+
+
+def test_the_shipped_numbers_are_about_every_respect() -> None:
+    shipped = spread_estimates()
+    assert shipped.low < -1 < 1 < shipped.high
+    assert set(shipped.open) == set(OPEN_SENTENCES)
+    assert shipped.shares["any run"] > 0
+    assert {run.stranger_error is None for run in validated_runs()} == {True, False}

@@ -1,0 +1,120 @@
+"""`python -m validation.rl`: words of tables, rows that fail alone, and the JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from validation.rl.__main__ import main
+from validation.rl.words import Layout, cluster_of, dtype_of, model_of, split_of
+from zsim.errors import NotSimulatedError
+
+STEP = {
+    "role": "report", "row_id": "a", "source": "s", "framework": "NeMo-RL", "version": "v0.5.0",
+    "algorithm": "GRPO", "model": "meta-llama/Llama-3.2-1B-Instruct", "n_gpus": "8",
+    "gpu": "H100-SXM5-80GB (DGX)", "gpus_per_node": "8", "placement": "colocated", "gpu_split": "all shared",
+    "prompts_per_step": "16", "samples_per_prompt": "8", "prompt_len_mean": "100",
+    "response_len_mean": "300", "response_len_max": "1500", "train_parallelism": "fsdp2 over 8",
+    "gen_parallelism": "vllm tp1 x 8 replicas; gpu_mem 0.6", "updates_per_rollout": "2",
+    "logprob_passes": "policy + reference", "step_time_s": "20", "train_s": "", "sync_s": "",
+}  # fmt: skip
+ENGINE = {
+    "role": "report", "row_id": "e", "source": "s", "engine": "vLLM", "version": "0.15.1",
+    "model": "Llama-3.1-8B", "gpu": "H100-SXM5-80GB", "n_gpus": "1", "tp": "1", "precision": "bf16",
+    "concurrency": "16", "concurrency_kind": "closed", "n_requests": "32", "input_len": "200",
+    "output_len": "50", "output_tokens_per_s": "", "itl_mean_ms": "",
+}  # fmt: skip
+
+
+def write(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def predict(tmp_path: Path, *rows: dict[str, str]) -> list[dict[str, object]]:
+    out = tmp_path / "out.json"
+    assert main([str(write(tmp_path / "runs.csv", *rows)), "--json", str(out)]) == 0
+    content: list[dict[str, object]] = json.loads(out.read_text())["rows"]
+    return content
+
+
+def test_a_step_has_its_phases_and_a_range(tmp_path: Path) -> None:
+    (row,) = predict(tmp_path, STEP)
+    assert row["status"] == "predicted"
+    assert isinstance(row["predicted_seconds"], float)
+    assert row["measured_seconds"] == 20.0
+    assert isinstance(row["predicted_phases_seconds"], dict)
+    assert set(row["predicted_phases_seconds"]) >= {"rollout", "training", "weight_sync"}
+
+
+def test_a_row_that_cannot_be_simulated_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    first, second = predict(tmp_path, {**STEP, "gpu": "TPU v7"}, {**STEP, "row_id": "b"})
+    assert (first["status"], first["reason"]) == ("skipped", "GPU 'TPU v7' has no hardware file")
+    assert second["status"] == "predicted"
+
+
+def test_a_row_about_the_sync_alone_has_only_that(tmp_path: Path) -> None:
+    (row,) = predict(
+        tmp_path,
+        {**STEP, "algorithm": "sync-only", "prompts_per_step": "", "samples_per_prompt": "", "sync_s": "2"},
+    )
+    assert row["predicted_seconds"] is None
+    assert list(row["predicted_phases_seconds"]) == ["weight_sync"]  # type: ignore[call-overload]
+
+
+def test_an_engine_has_tokens_and_times_between_them(tmp_path: Path) -> None:
+    """16 sequences of an 8B model, about 9 ms a token: 1,000 to 2,500 tokens/s."""
+    (row,) = predict(tmp_path, ENGINE)
+    assert 1000 < row["predicted_tokens_per_second"] < 2500  # type: ignore[operator]
+    assert 0.006 < row["predicted_itl_seconds"] < 0.016  # type: ignore[operator]
+
+
+def test_another_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(write(tmp_path / "other.csv", {"a": "1"}))]) == 2
+    assert "expected a header line with 'placement'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.1-70b"),
+        ("deepseek-ai/DeepSeek-V3.1 (fp8)", "deepseek-v3"),
+        ("google/gemma-3-4b-it", "gemma3-4b"),
+    ],
+)
+def test_models_are_found_by_their_names(name: str, preset: str) -> None:
+    assert model_of(name) == preset
+
+
+def test_a_distilled_model_has_the_shape_of_its_student() -> None:
+    assert model_of("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B") == "qwen2.5-7b"
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(NotSimulatedError, match=r"model 'acme/secret' has no known shape"):
+        model_of("acme/secret")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "preset"),
+    [("H20-96GB", "hgx-h20"), ("H200-SXM-141GB", "hgx-h200"), ("GB200-NVL72", "gb200-nvl72")],
+)
+def test_gpus_are_told_apart(gpu: str, preset: str) -> None:
+    assert cluster_of(gpu) == preset
+
+
+def test_layouts_are_read_from_text() -> None:
+    layout = Layout("megatron tp4 cp2 ep8 pp16 dp8 dist-opt sp")
+    assert (layout.tensor, layout.context, layout.expert, layout.pipeline, layout.data) == (4, 2, 8, 16, 8)
+    assert Layout("fsdp2 fsdp_size 8 ulysses sp4").context == 4
+    assert split_of("train 96 / gen 32") == (96, 32)
+    assert split_of("all shared") is None
+    assert [dtype_of(text) for text in ("NVFP4", "fp8", "BF16", "")] == ["fp4", "fp8", "bf16", "bf16"]

@@ -1,0 +1,199 @@
+"""Over-sampling, partial rollouts, turns, critics and drafts, against what holds for any seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workflows.test_loop import LENGTHS, colocated, experiment, fixed, looped, resolved, simulator
+from zsim.errors import InputError
+from zsim.specs.strategy.registry import workflow_names
+from zsim.workflows.rl.framework import workflow_of
+from zsim.workflows.rl.loop import Loop, split_turns
+from zsim.workflows.rl.phases import phase_times, sync_seconds
+from zsim.workflows.rl.result import simulate_rl
+
+ASYNC: dict[str, Any] = {"placement": "async", "rollout": {"gpus": 4}}
+
+
+def test_one_prompt_for_each_that_is_trained_on_is_no_over_sampling() -> None:
+    assert looped(resolved(over_sampling=1.0)).seconds == looped(resolved()).seconds
+
+
+def test_more_prompts_than_needed_end_the_rollout_earlier_and_lose_tokens() -> None:
+    plain, more = looped(resolved()), looped(resolved(over_sampling=1.5))
+    assert more.rollout < plain.rollout
+    assert len(more.requests) == len(plain.requests) == 128
+    assert more.dropped_tokens > 0 == plain.dropped_tokens
+
+
+def test_generated_tokens_are_trained_on_or_dropped() -> None:
+    """Aborted responses keep what they have, which is what is dropped."""
+    step = looped(resolved(over_sampling=1.5))
+    trained = sum(request.response_tokens for request in step.requests)
+    assert sum(log.generated_tokens for log in step.logs) == trained + step.dropped_tokens
+
+
+def test_partial_rollouts_drop_nothing() -> None:
+    step = looped(resolved(over_sampling=1.5, partial_rollout=True))
+    assert step.dropped_tokens == 0
+    assert step.max_staleness >= 1
+
+
+def test_partial_rollouts_of_as_many_prompts_as_needed_change_nothing() -> None:
+    assert looped(resolved(partial_rollout=True)).seconds == looped(resolved()).seconds
+
+
+def test_rounds_of_sampling_repeat_the_rollout() -> None:
+    once, twice = looped(resolved()), looped(resolved(sampling_rounds=2.0))
+    assert twice.rollout == pytest.approx(2 * once.rollout)
+    assert twice.dropped_tokens == sum(request.response_tokens for request in once.requests)
+
+
+def test_a_rollout_that_drains_holds_the_update_until_responses_end() -> None:
+    keeps = looped(resolved(**ASYNC, partial_rollout=True), training=1.0)
+    drains = looped(resolved(**ASYNC, partial_rollout=False), training=1.0)
+    assert drains.seconds >= keeps.seconds
+
+
+def test_new_weights_between_iterations_keep_all_tokens() -> None:
+    """In flight or not, every response of a trained step has all of its tokens."""
+    for partial in (True, False):
+        step = looped(resolved(**ASYNC, partial_rollout=partial), training=1.0, weight_sync=0.5)
+        assert all(request.generated == request.response_tokens for request in step.requests)
+
+
+def test_turns_have_the_tokens_of_the_response() -> None:
+    assert split_turns(10, 4) == (2, 3, 2, 3)
+    assert split_turns(2, 5) == (1, 1)
+
+
+def test_turns_of_an_environment_without_time_or_tokens_generate_the_same() -> None:
+    """Each turn costs a prefill of the token before it, and finds the others in the cache."""
+    single, turns = looped(resolved()), looped(resolved(environment={"turns": 3}))
+    tokens = [sum(request.response_tokens for request in step.requests) for step in (single, turns)]
+    assert tokens[0] == tokens[1]
+    assert turns.seconds == pytest.approx(single.seconds, rel=0.1)
+
+
+def test_an_environment_that_takes_its_time_makes_the_rollout_longer() -> None:
+    """Two waits of 5 s at least, for every sample."""
+    single = looped(resolved())
+    slow = looped(resolved(environment={"turns": 3, "seconds": "5 s"}))
+    assert slow.seconds > single.seconds + 5.0
+    assert min(request.end_seconds for request in slow.requests) > 10.0
+
+
+def test_observations_are_trained_on() -> None:
+    plain = resolved(environment={"turns": 3})
+    more = resolved(environment={"turns": 3, "observation_tokens": 60})
+    assert more.whole_pass.total_tokens - plain.whole_pass.total_tokens == 128 * 2 * 60
+
+
+def test_few_environments_answer_one_after_the_other() -> None:
+    many = looped(resolved(environment={"turns": 2, "seconds": "1 s"}))
+    few = looped(resolved(environment={"turns": 2, "seconds": "1 s", "concurrency": 2}))
+    assert few.seconds > many.seconds
+    assert few.seconds > 128 / 2 * 1.0
+
+
+def test_a_draft_that_is_never_accepted_only_costs() -> None:
+    none = looped(resolved()).rollout
+    useless = looped(resolved(rollout={"draft_tokens": 2, "acceptance": 0.0})).rollout
+    good = looped(resolved(rollout={"draft_tokens": 2, "acceptance": 0.8})).rollout
+    assert good < none < useless
+
+
+def test_acceptance_is_never_predicted() -> None:
+    with pytest.raises(InputError, match=r"rl.rollout.acceptance: missing beside draft_tokens"):
+        resolved(rollout={"draft_tokens": 2})
+
+
+def test_a_critic_as_large_as_the_actor_doubles_the_updates() -> None:
+    actor = phase_times(resolved(framework="openrlhf", algorithm="grpo"), simulator())
+    both = phase_times(resolved(framework="openrlhf", algorithm="ppo"), simulator())
+    assert both.training == pytest.approx(2 * actor.training, rel=0.01)
+    assert both.values == pytest.approx(both.old_logprobs, rel=0.01)
+    assert actor.values == 0.0
+
+
+def test_a_critic_without_ppo_is_refused() -> None:
+    with pytest.raises(InputError, match=r"rl.critic.model: found a critic with algorithm 'grpo'"):
+        resolved(critic={"model": "llama-3.2-1b"})
+
+
+def test_a_reward_model_is_a_pass_over_all_samples() -> None:
+    times = phase_times(resolved(reward={"model": "llama-3.2-1b"}), simulator())
+    assert times.reward == pytest.approx(times.old_logprobs, rel=0.01)
+
+
+@pytest.mark.parametrize("name", workflow_names())
+def test_every_framework_has_what_its_placements_need(name: str) -> None:
+    framework = workflow_of(name)
+    for placement in framework.placements:
+        assert framework.transports[placement] in framework.syncs
+        assert framework.memory_utilization[placement] > 0
+        assert {placement} <= set(framework.hosts) & set(framework.controllers)
+    assert framework.sources
+
+
+def test_deepspeed_chat_has_no_async() -> None:
+    with pytest.raises(InputError, match=r"rl.placement: DeepSpeed-Chat has no 'async'; expected colocated"):
+        resolved(framework="deepspeed-chat", algorithm="ppo", placement="async")
+
+
+def test_shards_to_shards_sends_each_receiver_its_part() -> None:
+    """Twice as many tensor ranks each get half: the seconds beyond the fixed ones halve."""
+    jobs = [
+        resolved(placement="split", rollout={"gpus": 4, "tensor": tensor}, sync={"transport": "reshard"})
+        for tensor in (1, 2)
+    ]
+    fixed_seconds = jobs[0].sync.seconds + jobs[0].sync.seconds_per_tensor * 147
+    one, two = (sync_seconds(job) - fixed_seconds for job in jobs)
+    assert one == pytest.approx(2 * two, rel=0.05)
+
+
+def test_shared_memory_of_other_gpus_is_refused() -> None:
+    with pytest.raises(InputError, match=r"rl.sync.transport: found 'ipc' with placement 'split'"):
+        resolved(placement="split", sync={"transport": "ipc"})
+
+
+def test_replicas_alike_are_simulated_in_part() -> None:
+    """Of 16,384 samples on 8 replicas 4 replicas have half, and the step is about as long as all would be."""
+    job = resolved(prompts_per_step=2048, samples_per_prompt=8, mini_batch_samples=1024)
+    loop = Loop(job, fixed(job))
+    assert (len(loop.replicas), loop.part) == (4, 0.5)
+
+
+def test_the_range_holds_the_step() -> None:
+    low, high = colocated().step_seconds_range
+    assert low < colocated().step.seconds < high
+
+
+def test_an_engine_that_does_not_fit_beside_the_trainer_says_what_to_change() -> None:
+    """verl keeps the trainer's states unless told otherwise, which count against the engine's share."""
+    result = simulate_rl(experiment(framework="verl", rollout={"gpu_memory_utilization": 1.0}), simulator())
+    assert not result.fits
+    (sentence,) = [text for text in result.remedies if text.startswith("rollout needs")]
+    assert "rl.offload.optimizer = true" in sentence
+    assert "rl.rollout.gpu_memory_utilization = 0.9" in sentence
+    offloaded = experiment(
+        framework="verl",
+        rollout={"gpu_memory_utilization": 0.95},
+        offload={"optimizer": True, "parameters": True},
+    )
+    assert simulate_rl(offloaded, simulator()).memory["rollout"].total < result.memory["rollout"].total
+
+
+def test_adapters_run_without_graphs() -> None:
+    plain = experiment(lengths=LENGTHS)
+    with_adapters = type(plain)(
+        model=plain.model,
+        cluster=plain.cluster,
+        nodes=1,
+        strategy={"kind": "fsdp2"},
+        training={"sequence_length": 2048, "micro_batch_size": 1, "lora": {"rank": 8}},
+        rl={"framework": "nemo-rl", "prompts_per_step": 16, "samples_per_prompt": 8, "lengths": LENGTHS},
+    )
+    assert simulate_rl(with_adapters, simulator()).step.rollout > 2 * colocated().step.rollout

@@ -1,0 +1,1 @@
+"""What the papers of the ZeRO family claim, as experiments: one TOML per paper, and docs/papers.md."""

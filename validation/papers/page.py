@@ -1,0 +1,103 @@
+"""Writes docs/papers.md: what papers claim, and what zsim says for the same.
+
+python -m validation.papers.page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+
+from validation.papers.paper import Claim, Paper, Slip, experiment_of, read_papers
+from validation.papers.quantities import QUANTITIES, zsim_value
+
+TARGET = Path(__file__).resolve().parents[2] / "docs" / "papers.md"
+
+HEAD = """\
+# What papers claim
+
+The systems that zsim simulates were published with numbers. Here each number stands beside what zsim says
+for the same experiment, with the place where the paper has it. `python -m validation.papers.page` writes
+this page from `validation/papers/`, one file per paper, whose claims are experiments: to ask another
+question of one, copy its tables into an experiment file. Nothing in zsim was fitted to them; a change of
+zsim that moves one moves this page.
+
+A ratio of 1 is the paper's number. Memory that follows from counting bytes should be there exactly. Times
+are of machines of their year, and where a paper leaves something open (batch sizes, most often) the line
+says what was taken.
+"""
+
+
+def main() -> None:
+    TARGET.write_text(page(), encoding="utf-8")
+    print(f"wrote {TARGET}")
+
+
+Values = Mapping[tuple[str, str], float | None]
+
+
+def page(values: Values | None = None) -> str:
+    """The text of the page, with zsim's `values` by paper and claim."""
+    papers = read_papers()
+    values = all_values(papers) if values is None else values
+    return "\n".join([HEAD, *(line for paper in papers for line in _section(paper, values))]) + "\n"
+
+
+def all_values(papers: Sequence[Paper]) -> Values:
+    """What zsim says for every claim, by the paper's title and the claim's text."""
+    return {(paper.title, claim.text): zsim_value(paper, claim) for paper in papers for claim in paper.claims}
+
+
+def _section(paper: Paper, values: Values) -> Iterator[str]:
+    yield f"## {paper.title}"
+    yield ""
+    if paper.kind == "paper":
+        yield from wrap(f"{paper.authors} ({paper.year}), {paper.reference}. {paper.read}", 120)
+    else:
+        yield from wrap(paper.read, 120)
+    yield ""
+    if paper.claims:
+        yield "| claim | where | paper | zsim | ratio |"
+        yield "|---|---|---:|---:|---:|"
+        yield from (_row(claim, values[paper.title, claim.text]) for claim in paper.claims)
+        yield ""
+    notes = list(dict.fromkeys(claim.note for claim in paper.claims if claim.note))
+    for note in notes:
+        yield from wrap(note, 120, initial_indent="- ", subsequent_indent="  ")
+    if notes:
+        yield ""
+    if paper.slips:
+        yield "| said | the sum |"
+        yield "|---|---|"
+        yield from (_slip(paper, slip) for slip in paper.slips)
+        yield ""
+
+
+def _row(claim: Claim, value: float | None) -> str:
+    unit = f" {claim.unit}" if claim.unit else ""
+    if claim.quantity == "fits":
+        paper, ours = ("fits" if number else "does not fit" for number in (claim.value, value))
+        return f"| {claim.text} | {claim.where} | {paper} | {ours} | {'' if claim.value == value else 'no'} |"
+    number, ratio = ("", "not compared") if value is None else (_number(value) + unit, _ratio(value, claim))
+    return f"| {claim.text} | {claim.where} | {_number(claim.value)}{unit} | {number} | {ratio} |"
+
+
+def _ratio(value: float, claim: Claim) -> str:
+    return f"{value / claim.value:.2f}"
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:.1f}".removesuffix(".0")
+
+
+def _slip(paper: Paper, slip: Slip) -> str:
+    claim = Claim(text="", where="", value=0, quantity=slip.quantity, job=slip.job)
+    value = QUANTITIES[slip.quantity](claim, experiment_of(paper, slip.job))
+    return f"| {slip.text} | {slip.right.replace('{}', _number(value))} |"
+
+
+if __name__ == "__main__":
+    main()

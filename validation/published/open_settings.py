@@ -1,0 +1,149 @@
+"""How far the step of a job lies open that does not say one of its settings.
+
+    python -m validation.published.open_settings [RUNS.csv ...] [--seconds N]
+
+simulates published rows with each choice of a setting that users leave out, and adds their steps to
+open_settings.csv as they come (some minutes; delete it to simulate all again). The spread of a setting is
+half the difference of the logarithms of its longest and its shortest step, as the mean of sources.
+`accuracy.py` ships it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from validation.published.job import row_experiment
+from validation.published.predict import shipped_tables
+from validation.published.strangers import sample
+from validation.published.table import PublishedRun, read_runs
+from zsim.errors import ZsimError
+from zsim.report.job_features import open_settings_of
+from zsim.specs.experiment.load import change_experiment
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.measured.prediction import predict_step
+
+TABLE = Path(__file__).resolve().parent / "open_settings.csv"
+COLUMNS = ("row_id", "source", "setting", "choice", "seconds")
+CHOICES: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "dispatcher": [
+        {"parallelism.dispatcher": name} for name in ("all-gather", "all-to-all", "deepep", "hybridep")
+    ],
+    "loss": [{"training.cross_entropy": name} for name in ("eager", "fused", "fused_linear")],
+    "compile": [{"training.compile": value} for value in (False, True)],
+    # Of ports whose rate is nominal: one gave 0.41 of it (BigScience's), one half (KempnerForge's).
+    "network": [{"cluster.nic.efficiency": value} for value in (0.45, 0.9)],
+}
+SOURCES = 8  # of a setting
+MAX_WORK = 2e5  # micro-batches times blocks times GPUs of a row
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """A step with one choice of a setting."""
+
+    row_id: str
+    source: str
+    setting: str
+    choice: str
+    seconds: float
+
+
+def read_steps(path: Path = TABLE) -> list[OpenStep]:
+    """The simulated steps. Empty without a file."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            OpenStep(row["row_id"], row["source"], row["setting"], row["choice"], float(row["seconds"]))
+            for row in csv.DictReader(file)
+        ]
+
+
+def open_spreads(steps: Sequence[OpenStep]) -> dict[str, float]:
+    """The spread of each setting, as a logarithm; a setting without steps has none."""
+    spreads = {}
+    for setting in CHOICES:
+        by_source: dict[str, list[float]] = {}
+        rows: dict[tuple[str, str], list[float]] = {}
+        for step in steps:
+            if step.setting == setting:
+                rows.setdefault((step.source, step.row_id), []).append(step.seconds)
+        for (source, _), seconds in rows.items():
+            by_source.setdefault(source, []).append(log(max(seconds) / min(seconds)) / 2)
+        spreads[setting] = fmean(fmean(values) for values in by_source.values()) if by_source else 0.0
+    return spreads
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", type=Path, nargs="*")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so many")
+    options = parser.parse_args()
+    began = time.monotonic()
+    steps = read_steps()
+    for run in sample(read_runs([*shipped_tables(), *options.tables]).runs):
+        for setting in CHOICES:
+            if time.monotonic() - began > options.seconds:
+                return
+            sources = {step.source for step in steps if step.setting == setting}
+            if run.source not in sources and len(sources) < SOURCES:
+                steps += steps_of(run, setting)
+                write(steps)
+
+
+def write(steps: Sequence[OpenStep], path: Path = TABLE) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([getattr(step, name) for name in COLUMNS] for step in steps)
+
+
+def steps_of(run: PublishedRun, setting: str) -> list[OpenStep]:
+    """The row's steps with every choice of a setting that matters to it; none where it does not, where the
+    row is large, or where fewer than two can be simulated."""
+    work = (run.count("grad_accum") or 1) * (run.count("n_layers") or 1) * (run.count("n_gpus") or 1)
+    if work > MAX_WORK:
+        return []
+    try:
+        experiment = row_experiment(replace(run, is_strangers=True)).experiment
+        if not _matters(experiment, setting):
+            return []
+    except ZsimError:
+        return []
+    steps = []
+    for choice in CHOICES[setting]:
+        try:
+            seconds = predict_step(resolve(change_experiment(experiment, dict(choice)))).seconds
+        except ZsimError:
+            continue
+        text = ", ".join(str(value) for value in choice.values())
+        steps.append(OpenStep(run.row_id, run.source, setting, text, round(seconds, 6)))
+    return steps if len(steps) > 1 else []
+
+
+def _matters(experiment: Experiment, setting: str) -> bool:
+    """Whether a job that leaves the setting out has it open."""
+    job = resolve(experiment)
+    if setting == "network":
+        return job.num_nodes > 1
+    if setting == "dispatcher":
+        return job.parallelism.experts.ranks > 1
+    training = experiment.training.model_copy(update={"cross_entropy": None})
+    return setting == "compile" or "loss" in open_settings_of(
+        replace(job, experiment=experiment.model_copy(update={"training": training}))
+    )
+
+
+if __name__ == "__main__":
+    main()

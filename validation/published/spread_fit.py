@@ -1,0 +1,111 @@
+"""Estimates the parts of a spread and the quantiles of errors in units of it (`zsim.validated.spread`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from zsim.arrays import Floats
+from zsim.validated.errors import LEVEL, REPEAT_ERROR, quantiles
+from zsim.validated.extrapolation import RESPECTS, extrapolations
+from zsim.validated.features import Features
+from zsim.validated.runs import ValidatedRun, ValidatedRuns, exclude_source
+from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates
+
+LARGEST = 0.5  # of an error in the fit: beyond it nothing of the setup is as it was taken to be
+_SHRINKAGE = 0.3  # what a part needs, in sources and errors, before it counts; nothing holds back the first
+_NAMES = (*RESPECTS_OF_JOBS, *RESPECTS)
+
+
+def estimate_spread(
+    runs: Sequence[ValidatedRun],
+    vouching: Sequence[ValidatedRun] | None = None,
+    open_settings: Mapping[str, float] | None = None,
+) -> SpreadEstimates:
+    """The estimates from runs with a stranger's error, every source alike.
+
+    A run extrapolates in the respects in which no run of another source vouches for it (`vouching`, by
+    default `runs`): what such respects cost is what they cost on sources left out. Parts are not below zero,
+    and fitted to absolute errors of at most `LARGEST`. The quantiles are those of signed errors over spreads,
+    and of one more source whose errors are the others' with the opposite sign. `open_settings` are taken as
+    they are.
+    """
+    judged = [run for run in runs if run.stranger_error is not None]
+    rows = respect_rows(judged, runs if vouching is None else vouching)
+    return fit_rows(judged, rows, dict(open_settings or {}))
+
+
+def respect_rows(judged: Sequence[ValidatedRun], vouching: Sequence[ValidatedRun]) -> Floats:
+    """How much of each respect every run has, in the order of `RESPECTS_OF_JOBS` and `RESPECTS`."""
+    others = {source: exclude_source(vouching, source) for source in {run.source for run in judged}}
+    known: dict[tuple[str, Features], list[float]] = {}
+    rows = []
+    for run in judged:
+        key = run.source, run.features
+        if key not in known:
+            known[key] = _respects(run.features, others[run.source])
+        rows.append(known[key])
+    return np.array(rows, dtype=np.float64).reshape(len(judged), len(_NAMES))
+
+
+def _respects(job: Features, others: ValidatedRuns) -> list[float]:
+    without = {part.respect: part.steps for part in extrapolations(job, others)}
+    return [
+        *(float(respect.holds(job)) for respect in RESPECTS_OF_JOBS.values()),
+        *(without.get(name, 0.0) for name in RESPECTS),
+    ]
+
+
+def fit_rows(
+    judged: Sequence[ValidatedRun], rows: Floats, open_settings: dict[str, float]
+) -> SpreadEstimates:
+    """The estimates from runs and their `respect_rows`."""
+    errors = np.array([run.error_for_others for run in judged])
+    counts = Counter(run.source for run in judged)
+    weights = np.array([1.0 / counts[run.source] for run in judged])
+    shares = fit_parts(rows, np.minimum(np.abs(errors), LARGEST), weights)
+    num = len(RESPECTS_OF_JOBS)
+    estimates = SpreadEstimates(
+        dict(zip(RESPECTS_OF_JOBS, shares[:num], strict=True)),
+        dict(zip(RESPECTS, shares[num:], strict=True)),
+        open_settings,
+        -1.0,
+        1.0,
+    )
+    spreads = np.maximum(rows @ np.array(shares), REPEAT_ERROR)
+    opened = [sum(open_settings.get(name, 0.0) ** 2 for name in run.features.open_settings) for run in judged]
+    scores = errors / np.sqrt(spreads**2 + np.array(opened))
+    low, high = score_quantiles(scores, weights, len(counts))
+    return replace(estimates, low=low, high=high)
+
+
+def fit_parts(rows: Floats, errors: Floats, weights: Floats) -> list[float]:
+    """The parts x, none below zero, that bring rows x nearest to the errors in weighted squares.
+
+    By coordinate descent, which for least squares with x >= 0 ends at the one minimum (V. Franc, V. Hlavac
+    and M. Navara, "Sequential coordinate-wise algorithm for the non-negative least squares problem", CAIP
+    2005)."""
+    scaled = rows * np.sqrt(weights)[:, None]
+    shrinkage = np.full(rows.shape[1], _SHRINKAGE**2)
+    shrinkage[0] = 1e-12
+    gram = scaled.T @ scaled + np.diag(shrinkage)
+    target = scaled.T @ (errors * np.sqrt(weights))
+    parts = np.zeros(rows.shape[1])
+    for _ in range(2000):
+        before = parts.copy()
+        for index in range(len(parts)):
+            slope = gram[index] @ parts - target[index]
+            parts[index] = max(0.0, parts[index] - slope / gram[index, index])
+        if np.max(np.abs(parts - before)) < 1e-9:
+            break
+    return [float(part) for part in parts]
+
+
+def score_quantiles(scores: Floats, weights: Floats, sources: int) -> tuple[float, float]:
+    """The quantiles between which `LEVEL` of the scores lie, one more source being their mirror image."""
+    tail = (1 - LEVEL) / 2
+    low, high = quantiles(np.r_[scores, -scores], np.r_[weights, weights / max(1, sources)], (tail, 1 - tail))
+    return min(low, 0.0), max(high, 0.0)

@@ -1,0 +1,48 @@
+"""AReaL's loop: interruptible rollouts by SGLang beside Megatron or FSDP2 trainers."""
+
+from zsim.workflows.rl.framework import (
+    COMMON_SYNCS,
+    SGLANG_SERVED,
+    ControllerRates,
+    Offloads,
+    RlFramework,
+    SyncRates,
+    TrainerDefaults,
+)
+
+SOURCES = {
+    "defaults": "AReaL 4aef98d8 areal/api/cli_args.py",
+    "loop": "areal/infra/staleness_manager.py; running requests stop for new weights and compute their "
+    "caches again",
+    "syncs": "assumed as verl's broadcasts",
+    "controllers": "assumed: no controller that data goes through",
+}
+
+WORKFLOW = RlFramework(
+    name="AReaL",
+    engine="sglang",
+    memory_utilization={"split": 0.8, "async": 0.8},
+    max_num_seqs=1024,
+    max_num_batched_tokens=8192,
+    transports={"split": "broadcast", "async": "broadcast"},
+    syncs={"broadcast": SyncRates(1e9, 0.05e-3, 18e9, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
+    offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
+    hosts={"split": SGLANG_SERVED, "async": SGLANG_SERVED},
+    algorithms=("grpo", "ppo", "dapo", "rloo"),
+    placements=("split", "async"),
+    controllers={placement: ControllerRates(1.0, 0.5) for placement in ("split", "async")},
+    trainer={
+        "fsdp2": TrainerDefaults(training={"activation_checkpointing": "full"}),
+        "megatron": TrainerDefaults(
+            strategy={"distributed_optimizer": True},
+            expert_strategy={"moe_grouped_gemm": True},
+            expert_parallelism={"dispatcher": "all-to-all"},
+        ),
+    },
+    has_reference=False,
+    recomputes_logprobs=False,
+    static_balance=False,
+    continues_rollouts=True,
+    recomputes_caches=True,
+    sources=SOURCES,
+)

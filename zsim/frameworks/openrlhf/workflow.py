@@ -1,0 +1,40 @@
+"""OpenRLHF's loop: PPO and its kin by Ray actors on DeepSpeed, with vLLM."""
+
+from zsim.workflows.rl.framework import (
+    VLLM_IN_LOOP,
+    VLLM_SERVED,
+    ControllerRates,
+    Offloads,
+    RlFramework,
+    SyncRates,
+    TrainerDefaults,
+)
+
+SOURCES = {
+    "defaults": "OpenRLHF 3c3be623 openrlhf/cli/train_ppo_ray.py",
+    "syncs": "every parameter gathered and sent by itself (openrlhf/trainer/ray/ppo_actor.py); 1 ms each "
+    "is assumed",
+    "loop": "openrlhf/trainer/ppo_trainer.py",
+    "controllers": "assumed as verl's before its workers fetched data themselves",
+}
+
+WORKFLOW = RlFramework(
+    name="OpenRLHF",
+    engine="vllm",
+    memory_utilization={"colocated": 0.5, "split": 0.95, "async": 0.95},
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+    transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
+    syncs={
+        "ipc": SyncRates(1e9, 1e-3, 20e9, 0.5),
+        "broadcast": SyncRates(1e9, 1e-3, 20e9, 0.5),
+    },
+    offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
+    hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED, "async": VLLM_SERVED},
+    algorithms=("ppo", "grpo", "dapo", "rloo"),
+    placements=("colocated", "split", "async"),
+    controllers={placement: ControllerRates(3.0, 1.0) for placement in ("colocated", "split", "async")},
+    trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},
+    continues_rollouts=True,
+    sources=SOURCES,
+)

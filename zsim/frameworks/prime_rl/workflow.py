@@ -1,0 +1,38 @@
+"""prime-rl's loop: an FSDP2 trainer and vLLM servers, asynchronous."""
+
+from zsim.workflows.rl.framework import (
+    COMMON_SYNCS,
+    VLLM_SERVED,
+    ControllerRates,
+    Offloads,
+    RlFramework,
+    SyncRates,
+    TrainerDefaults,
+)
+
+SOURCES = {
+    "defaults": "prime-rl 559b4477 packages/prime-rl-configs/src/prime_rl/configs",
+    "syncs": "by a shared file system unless told otherwise; 3 GB/s is assumed",
+    "loop": "groups that get older than max_off_policy_steps are cancelled, the others go on over updates",
+    "controllers": "assumed: an orchestrator beside the trainer",
+}
+
+WORKFLOW = RlFramework(
+    name="prime-rl",
+    engine="vllm",
+    memory_utilization={"async": 0.9},
+    max_num_seqs=1024,
+    max_num_batched_tokens=8192,
+    transports={"async": "filesystem"},
+    syncs={"broadcast": SyncRates(2e9, 0.05e-3, 20e9, 0.5), "filesystem": COMMON_SYNCS["filesystem"]},
+    offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
+    hosts={"async": VLLM_SERVED},
+    algorithms=("grpo", "rloo", "dapo"),
+    placements=("async",),
+    controllers={"async": ControllerRates(1.0, 0.5)},
+    trainer={"fsdp2": TrainerDefaults(training={"activation_checkpointing": "full", "compile": True})},
+    has_reference=False,
+    recomputes_logprobs=False,
+    continues_rollouts=True,
+    sources=SOURCES,
+)

@@ -1,0 +1,45 @@
+"""slime's loop: Megatron trainers with SGLang."""
+
+from zsim.workflows.rl.framework import (
+    SGLANG_SERVED,
+    ControllerRates,
+    Offloads,
+    RlFramework,
+    SyncRates,
+    TrainerDefaults,
+)
+
+SOURCES = {
+    "defaults": "slime 624b824a slime/utils/arguments.py, train.py, train_async.py",
+    "syncs": "buckets of 512 MiB; 355 billion parameters in 48 s of an early release (blog of v0.1.0), 15 "
+    "GB/s",
+    "controllers": "assumed as verl's",
+}
+
+WORKFLOW = RlFramework(
+    name="slime",
+    engine="sglang",
+    memory_utilization={"colocated": 0.7, "split": 0.85, "async": 0.85},
+    max_num_seqs=1024,
+    max_num_batched_tokens=8192,
+    transports={"colocated": "ipc", "split": "broadcast", "async": "broadcast"},
+    syncs={
+        "ipc": SyncRates(512 * 2**20, 0.05e-3, 15e9, 1.0),
+        "broadcast": SyncRates(512 * 2**20, 0.05e-3, 18e9, 0.5),
+    },
+    offloads=Offloads(parameters=True, optimizer=True, sleep_level=1),
+    hosts={"colocated": SGLANG_SERVED, "split": SGLANG_SERVED, "async": SGLANG_SERVED},
+    algorithms=("grpo", "ppo", "dapo", "rloo"),
+    placements=("colocated", "split", "async"),
+    controllers={placement: ControllerRates(2.0, 1.0) for placement in ("colocated", "split", "async")},
+    trainer={
+        "megatron": TrainerDefaults(
+            strategy={"distributed_optimizer": True},
+            expert_strategy={"moe_grouped_gemm": True},
+            expert_parallelism={"dispatcher": "all-to-all"},
+        ),
+    },
+    has_reference=False,
+    static_balance=False,
+    sources=SOURCES,
+)

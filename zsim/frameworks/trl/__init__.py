@@ -1,0 +1,3 @@
+"""TRL, which drives loops of reinforcement learning."""
+
+ROLES = {"workflow": "workflow"}  # see zsim.specs.strategy.registry

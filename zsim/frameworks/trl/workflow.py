@@ -1,0 +1,47 @@
+"""TRL's GRPOTrainer and its kin on transformers' Trainer, with vLLM."""
+
+from zsim.workflows.rl.framework import (
+    COMMON_SYNCS,
+    VLLM_IN_LOOP,
+    VLLM_SERVED,
+    ControllerRates,
+    Offloads,
+    RlFramework,
+    SyncRates,
+    TrainerDefaults,
+)
+
+SOURCES = {
+    "defaults": "huggingface/trl f2cd5771 trl/trainer/grpo_config.py; max_num_batched_tokens: "
+    "trl/generation/vllm_generation.py",
+    "syncs": "parameter by parameter with a gather each (trl/generation/vllm_generation.py); 1 ms each is "
+    "assumed, "
+    "as verl's old path takes 0.8 to 1.6 ms (docs/advance/fully_async.md)",
+    "controllers": "assumed: one process a GPU, without a controller",
+}
+
+WORKFLOW = RlFramework(
+    name="TRL",
+    engine="vllm",
+    memory_utilization={"colocated": 0.3, "split": 0.9},
+    max_num_seqs=256,
+    max_num_batched_tokens=4096,
+    transports={"colocated": "ipc", "split": "broadcast"},
+    syncs={
+        "ipc": SyncRates(1e9, 1e-3, 20e9, 0.3),
+        "broadcast": SyncRates(1e9, 1e-3, 20e9, 0.3),
+        "filesystem": COMMON_SYNCS["filesystem"],
+    },
+    offloads=Offloads(parameters=False, optimizer=False, sleep_level=0),
+    hosts={"colocated": VLLM_IN_LOOP, "split": VLLM_SERVED},
+    algorithms=("grpo", "dapo", "rloo", "online-dpo"),
+    placements=("colocated", "split"),
+    controllers={placement: ControllerRates(1.0, 0.5) for placement in ("colocated", "split")},
+    trainer={
+        kind: TrainerDefaults(training={"activation_checkpointing": "full"})
+        for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed")
+    },
+    has_reference=False,
+    recomputes_logprobs=False,
+    sources=SOURCES,
+)

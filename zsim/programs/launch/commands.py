@@ -1,0 +1,182 @@
+"""A command line of a launcher, cut into the launcher's flags, what it starts, and that one's flags.
+
+Launchers as in torch 2.13 (`distributed/run.py`), DeepSpeed 0.19.8 (`launcher/runner.py`), accelerate 1.15.0
+(`commands/launch.py`), and ms-swift 4.6 (`cli/main.py`), which takes its processes from NPROC_PER_NODE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.programs.megatron_lm.arguments import is_command_line
+from zsim.programs.megatron_lm.shell import run_script
+from zsim.reading import read_text
+from zsim.specs.formats.program import ProgramSource
+
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_SHELLS = ("bash", "sh", "source", ".", "sbatch")
+# Programs that are launchers and trainers in one, and the words behind them that train.
+TRAINERS: Mapping[str, tuple[str, ...]] = {
+    "swift": ("sft", "pt", "rlhf"),
+    "megatron": ("sft", "pt", "rlhf"),
+    "llamafactory-cli": ("train",),
+    "axolotl": ("train",),
+    "trl": ("sft", "dpo", "kto", "grpo", "reward", "rloo"),
+}
+_TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_LAUNCHERS = ("deepspeed", "accelerate", "torchrun", "python", "python3", *TRAINERS)
+# Flags of launchers without a value.
+_SWITCHES = {
+    "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_cpu", "cpu", "quiet", "debug",
+    "same_network", "tpu",
+    "module", "no_python", "no_local_rank", "force_multi", "save_pid", "standalone", "run_path", "m", "u",
+    "O",
+    "use_env", "mps", "dynamo_use_fullgraph", "dynamo_use_dynamic",
+}  # fmt: skip
+
+
+@dataclass
+class Launch:
+    """A command that starts a training."""
+
+    where: str
+    """The script, or "command line"."""
+    launcher: str
+    """The name of the launcher, or of the trainer that launches itself."""
+    options: dict[str, Any]
+    """The launcher's flags, with _ for -."""
+    target: str
+    """The script, module or subcommand that is started."""
+    words: list[str]
+    """What stands behind the target."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        """The folder from which paths are tried first."""
+        return Path(self.where).parent
+
+
+def launched(source: ProgramSource) -> Launch | None:
+    """The launch of a command line or a script, or None for one that starts no training, or Megatron's."""
+    words = source.words
+    script = _script(words)
+    if script is None:
+        return None if len(words) < 2 else parse_command(words, "command line", {})
+    index, path = script
+    environment = dict(word.partition("=")[::2] for word in words[:index] if "=" in word)
+    try:
+        ran = run_script(read_text(path), environment, words[index + 1 :])
+    except (OSError, UnicodeDecodeError, InputError):
+        return None
+    if any(is_command_line(command) for command in ran.commands):
+        return None
+    variables = {name: values[0] for name, values in ran.variables.values.items() if values}
+    launches = [launch for command in ran.commands if (launch := parse_command(command, path, variables))]
+    if not launches:
+        return None
+    launch = launches[-1]
+    launch.notes += ran.notes
+    if len(launches) > 1:
+        launch.notes.append(f"{len(launches)} commands start a training; the last one is simulated")
+    return launch
+
+
+def _script(words: Sequence[str]) -> tuple[int, str] | None:
+    for index, word in enumerate(words):
+        if "=" in word or word in _SHELLS:
+            continue
+        return (index, word) if Path(word).suffix in _SCRIPTS and os.path.isfile(word) else None
+    return None
+
+
+def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]) -> Launch | None:
+    """The launch in the words of a command, or None for another command.
+
+    Words before the launcher are variables, or programs that start it (`srun`, `nohup`).
+    """
+    index = next((n for n, word in enumerate(words) if Path(word).name in _LAUNCHERS), None)
+    if index is None or is_command_line(words):
+        return None
+    variables = {**variables, **dict(word.partition("=")[::2] for word in words[:index] if "=" in word)}
+    launcher, rest = Path(words[index]).name, list(words[index + 1 :])
+    if launcher in TRAINERS:
+        if not rest or rest[0] not in TRAINERS[launcher]:
+            return None
+        return Launch(where, launcher, {}, rest[0], rest[1:], variables)
+    if launcher == "accelerate":
+        if rest[:1] != ["launch"]:
+            return None
+        rest = rest[1:]
+    options, rest = _options(rest)
+    if launcher in ("python", "python3"):
+        if rest[:1] and rest[0] in _TORCH_MODULES:
+            options, rest = _options(rest[1:])
+            launcher = "torchrun"
+        elif len(rest) < 2:
+            return None
+    if not rest or not (rest[0].endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*", rest[0])):
+        return None
+    return Launch(where, launcher, options, rest[0], rest[1:], variables)
+
+
+def _options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """(a launcher's flags, the words from the first that is none)."""
+    options: dict[str, Any] = {}
+    position = 0
+    while position < len(words) and words[position].startswith("-"):
+        name, equals, value = words[position].lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        position += 1
+        if equals:
+            options[name] = value
+        elif name in _SWITCHES or position >= len(words):
+            options[name] = True
+        else:
+            options[name] = words[position]
+            position += 1
+    return options, list(words[position:])
+
+
+def flag_values(words: Sequence[str], where: str) -> tuple[list[str], dict[str, Any]]:
+    """(words that belong to no flag, values by key) of a program's flags,
+    as transformers' `HfArgumentParser` takes
+    them.
+
+    A flag without a value is true, one with several a list. Numbers and truths are such.
+    """
+    loose: list[str] = []
+    values: dict[str, Any] = {}
+    key: str | None = None
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, value = word[2:].partition("=")
+            key = name.replace("-", "_")
+            values[key] = _value(value) if equals else True
+            key = None if equals else key
+        elif key is None:
+            loose.append(word)
+        elif values[key] is True:
+            values[key] = _value(word)
+        else:
+            before = values[key]
+            values[key] = [*(before if isinstance(before, list) else [before]), _value(word)]
+    return loose, values
+
+
+def _value(word: str) -> Any:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    if re.fullmatch(r"[+-]?\d{1,15}", word):
+        return int(word)
+    if re.fullmatch(r"[+-]?(\d{1,15}\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", word):
+        return float(word)
+    return word

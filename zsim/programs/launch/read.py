@@ -1,0 +1,336 @@
+"""What a launch starts -> an experiment: the program's own file or flags, on the launcher's machines.
+
+Where Accelerate's file or flags choose an engine and the program's flags do not, Accelerate's is taken, as in
+transformers 5.23 (`training_args.py`: a plugin of the launcher is kept unless the arguments name one).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.accelerate.read import load_accelerate
+from zsim.programs.accelerate.read import read_values as read_accelerate_values
+from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
+from zsim.programs.environment import read_environment
+from zsim.programs.launch.commands import Launch, flag_values
+from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
+from zsim.programs.megatron_lm.recipe import read_fields
+from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
+from zsim.programs.trainer.program import PROGRAM as TRAINER
+from zsim.programs.trl.program import PROGRAM as TRL
+from zsim.reading import parse_whole_number
+from zsim.specs.formats.program import ProgramSource, TrainingProgram
+from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.hub_names import preset_of
+
+Reader = Callable[[str, Mapping[str, Any]], TrainingFile]
+_LENGTH = "model_max_length"  # of scripts after Stanford Alpaca's, which cut and pad to it
+_FILES = (".yaml", ".yml", ".json")
+# Part of a target's name -> the program whose flags or file it takes.
+_TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
+    ("axolotl", AXOLOTL),
+    ("llamafactory", LLAMA_FACTORY),
+    ("llama_factory", LLAMA_FACTORY),
+    ("swift", MS_SWIFT),
+)
+_NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
+_GPU_OPTIONS = ("nproc_per_node", "num_gpus")
+_FLAG_MARKS = (
+    "per_device_train_batch_size",
+    "output_dir",
+    "gradient_checkpointing",
+    "learning_rate",
+    "model_name_or_path",
+)
+# accelerate launch: flags of sections of its file.
+_SECTIONS = {
+    "deepspeed_config": (
+        "zero_stage", "offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path",
+        "offload_param_nvme_path", "gradient_accumulation_steps", "gradient_clipping", "zero3_init_flag",
+        "zero3_save_16bit_model", "deepspeed_config_file", "deepspeed_hostfile",
+        "deepspeed_moe_layer_cls_names",
+        "deepspeed_multinode_launcher",
+    ),
+}  # fmt: skip
+_TOP_FLAGS = ("mixed_precision", "num_machines", "num_processes", "dynamo_backend")
+_MEGATRON_DEFAULTS = {
+    "sequence_parallel": False, "use_distributed_optimizer": True, "recompute_granularity": "selective",
+    "attention_backend": "flash", "cross_entropy_loss_fusion": True,
+}  # fmt: skip
+_MEGATRON_IDLE = (
+    "model", "load", "save", "dataset", "max_length", "tuner_type", "train_type", "torch_dtype", "use_hf",
+    "seed",
+    "load_safetensors", "save_safetensors", "finetune", "lr", "min_lr", "lr_warmup_fraction", "max_epochs",
+    "num_workers",
+    "dataset_num_proc", "eval_interval", "save_interval", "split_dataset_ratio", "no_save_optim",
+    "no_save_rng", "packing",
+    "model_author", "model_name", "log_interval", "train_iters", "output_dir", "num_train_epochs",
+    "deepspeed",
+)  # fmt: skip
+
+
+def read_launch(launch: Launch) -> TrainingFile:
+    """The settings of a launch.
+
+    Raises InputError for flags that the launcher or the program refuses, NotSimulatedError for a program
+    whose flags zsim does not know.
+    """
+    file = _megatron_swift(launch) if launch.launcher == "megatron" else _started(launch)
+    if launch.launcher == "accelerate":
+        _add_accelerate(file, launch)
+    else:
+        _add_machines(file, launch)
+    read_environment(file, launch.variables)
+    for note in launch.notes:
+        file.note(note)
+    return file
+
+
+def _started(launch: Launch) -> TrainingFile:
+    """What the program's own file or flags say."""
+    loose, values = flag_values(launch.words, launch.where)
+    if "openrlhf" in launch.target:
+        from zsim.programs.openrlhf.read import read_values as read_openrlhf
+
+        return read_openrlhf(launch.where, launch.target, values)
+    if launch.target.startswith("verl."):
+        return _verl(launch, loose, values)
+    config = next((word for word in loose if word.endswith(_FILES)), None) or values.pop("config", None)
+    program: TrainingProgram | None = next(
+        (owner for part, owner in _TARGETS if part in f"{launch.launcher} {launch.target}"), None
+    )
+    if launch.launcher == "trl":
+        program = TRL
+    if isinstance(config, str) and config.endswith(_FILES):
+        return _from_file(launch, config, program, values, loose)
+    if program is None:
+        program = _owner(values)
+    if program is None:
+        return _own_script(launch, values)
+    length = values.pop(_LENGTH, None)
+    file = _from_flags(launch, program, values)
+    if isinstance(length, int) and length > 0:
+        file.settings.setdefault("training.sequence_length", length)
+    return file
+
+
+def _from_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
+    if program is TRL:
+        from zsim.programs.trl.read import read_arguments
+
+        trainer = launch.target if launch.launcher == "trl" else ""
+        return read_arguments(launch.where, values, trainer)
+    return _reader(program)(launch.where, values)
+
+
+def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
+    """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
+    from zsim.programs.verl.read import read_values
+
+    if not launch.target.startswith("verl.trainer.main_ppo"):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: zsim does not read this trainer of verl's; expected "
+            f"verl.trainer.main_ppo"
+        )
+    overrides: dict[str, Any] = {}
+    for word in loose:
+        key, equals, value = word.lstrip("+").partition("=")
+        if equals and not key.startswith("~"):
+            table = overrides
+            *parents, last = key.split(".")
+            for parent in parents:
+                below = table.setdefault(parent, {})
+                table = below if isinstance(below, dict) else {}
+            table[last] = None if value in ("null", "None") else _typed(value.strip("'\""))
+    if "megatron" in str(values.get("config_name", "")):
+        actor = overrides.setdefault("actor_rollout_ref", {}).setdefault("actor", {})
+        actor.setdefault("strategy", "megatron")
+    return read_values(launch.where, overrides)
+
+
+def _reader(program: TrainingProgram) -> Reader:
+    """The function that reads values by key of a program."""
+    if program is AXOLOTL:
+        from zsim.programs.axolotl.read import read_values
+    elif program is LLAMA_FACTORY:
+        from zsim.programs.llama_factory.read import read_values
+    elif program is MS_SWIFT:
+        from zsim.programs.ms_swift.read import read_values
+    elif program is TRL:
+        from zsim.programs.trl.read import read_arguments as read_values
+    else:
+        from zsim.programs.trainer.read import read_arguments as read_values
+    return read_values
+
+
+def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
+    """The program whose flags these are, by the marks of its files."""
+    source = ProgramSource("flags.yaml")
+    source.__dict__["content"] = dict(values)
+    for program in (LLAMA_FACTORY, TRL, TRAINER):
+        if program.recognises(source):
+            return program
+    return TRAINER if any(mark in values for mark in _FLAG_MARKS) else None
+
+
+def _from_file(
+    launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
+) -> TrainingFile:
+    """What the file says that is given to the program, with the flags and `key=value` behind it."""
+    from zsim.programs.huggingface.files import load_file
+
+    path = next(
+        (candidate for candidate in (launch.folder / config, Path(config)) if os.path.isfile(candidate)), None
+    )
+    if path is None:
+        raise InputError(
+            f"{launch.where}: '{config}': no such file; tried {launch.folder / config} and {config}"
+        )
+    source = ProgramSource(str(path))
+    owner = program or next(
+        (entry for entry in (AXOLOTL, LLAMA_FACTORY, TRL, TRAINER) if entry.recognises(source)), None
+    )
+    if owner is None:
+        raise NotSimulatedError(f"{launch.where}: {launch.target}: zsim does not know whose file {config} is")
+    changes = dict(values)
+    for word in loose:
+        key, equals, value = word.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z_]\w*", key):
+            changes |= flag_values([f"--{key}={value}"], launch.where)[1]
+    content = load_file(path)
+    if not isinstance(content, Mapping):
+        raise InputError(f"{path}: expected keys and values at the top")
+    return _reader(owner)(str(path), {**content, **changes})
+
+
+def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
+    """A script with flags of its own, of which only DeepSpeed's JSON is known."""
+    json = values.get("deepspeed_config", values.get("deepspeed"))
+    if launch.launcher == "accelerate":
+        file = TrainingFile(launch.where, program="accelerate")
+        names = [f"--{name}" for name in values]
+        if names:
+            file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
+        return file
+    if not isinstance(json, str):
+        raise NotSimulatedError(
+            f"{launch.where}: {launch.target}: zsim knows flags of TrainingArguments and programs on top of "
+            f"them, and of "
+            "a script of one's own only --deepspeed_config FILE.json; give an experiment file"
+        )
+    file = TrainingFile(launch.where, program="deepspeed")
+    file.settings["strategy.kind"] = "deepspeed"
+    file.settings["strategy.config"] = str(_located(launch, json))
+    names = [f"--{name}" for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")]
+    if names:
+        file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
+    return file
+
+
+def _located(launch: Launch, name: str) -> Path:
+    sibling = launch.folder / name
+    return sibling if os.path.isfile(sibling) else Path(name)
+
+
+def _add_machines(file: TrainingFile, launch: Launch) -> None:
+    """Nodes and GPUs of torchrun, deepspeed, or a trainer that reads variables."""
+    options, variables = launch.options, launch.variables
+    nodes_text = next((options[key] for key in _NODE_OPTIONS if key in options), variables.get("NNODES", "1"))
+    text = next((options[key] for key in _GPU_OPTIONS if key in options), variables.get("NPROC_PER_NODE", ""))
+    include = str(options.get("include", ""))
+    gpus = parse_whole_number(str(text)) or _visible(
+        include.partition(":")[2] or variables.get("CUDA_VISIBLE_DEVICES", "")
+    )
+    nodes = parse_whole_number(str(nodes_text).partition(":")[0])
+    if nodes and gpus:
+        file.settings |= {"nodes": nodes, "gpus": nodes * gpus}
+    elif nodes and nodes > 1:
+        file.settings["nodes"] = nodes
+    if launch.launcher in ("python", "python3", "trl", "axolotl", "swift") and "gpus" not in file.settings:
+        file.note("the command says no number of GPUs: --gpus or --nodes gives it")
+
+
+def _visible(text: str) -> int:
+    """The number of devices in a list such as "0,1,2"."""
+    return len(text.split(",")) if re.fullmatch(r"\d+(,\d+)*", text) else 0
+
+
+def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
+    """What `accelerate launch` brings: machines, an engine, and the type of products."""
+    options = launch.options
+    config = options.get("config_file")
+    values: dict[str, Any] = {}
+    if isinstance(config, str):
+        values = dict(load_accelerate(str(_located(launch, config))))
+    name = str(_located(launch, config)) if isinstance(config, str) else launch.where
+    for flag, value in options.items():
+        section = next((entry for entry, flags in _SECTIONS.items() if flag in flags), "")
+        section = next((f"{part}_config" for part in ("fsdp", "fp8") if flag.startswith(f"{part}_")), section)
+        if section:
+            values[section] = {**(values.get(section) or {}), flag: _typed(value)}
+        elif flag in _TOP_FLAGS:
+            values[flag] = _typed(value)
+    for switch, kind in (("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("multi_gpu", "MULTI_GPU")):
+        if options.get(switch):
+            values["distributed_type"] = kind
+    if "deepspeed_config" in values and "distributed_type" not in values:
+        values["distributed_type"] = "DEEPSPEED"
+    values.setdefault("distributed_type", "MULTI_GPU")
+    precision = file.settings.get("training.precision", "fp32")
+    if precision != "fp32":  # TrainingArguments write theirs over the launcher's, where they have one
+        values["mixed_precision"] = precision
+    accelerate = read_accelerate_values(name, values)
+    if "training.precision" in accelerate.settings:
+        file.settings["training.precision"] = accelerate.settings["training.precision"]
+    own_kind = file.settings.get("strategy.kind")
+    stays = own_kind not in (None, "ddp") or accelerate.settings.get("strategy.kind") == "ddp"
+    for table, added in ((file.settings, accelerate.settings), (file.defaults, accelerate.defaults)):
+        if not stays:
+            for key in [key for key in table if key.startswith("strategy.")]:
+                del table[key]
+        for key, value in added.items():
+            if not (stays and key.startswith("strategy.") and own_kind is not None):
+                table.setdefault(key, value)
+    file.notes = [
+        note for note in file.notes if stays or not re.search(r"names no deepspeed and no fsdp", note)
+    ] + accelerate.notes
+
+
+def _typed(value: Any) -> Any:
+    return flag_values(["--flag", value], "")[1]["flag"] if isinstance(value, str) else value
+
+
+def _megatron_swift(launch: Launch) -> TrainingFile:
+    """ms-swift's Megatron, whose flags are fields of Megatron-Core's configurations.
+
+    Read in ms-swift 4.6.0.dev0 (3602360a), megatron/arguments/megatron_args.py.
+    """
+    _, values = flag_values(launch.words, launch.where)
+    file = TrainingFile(launch.where, program="megatron")
+    kind = values.get("tuner_type", values.get("train_type", "full"))
+    if kind != "full":
+        raise NotSimulatedError(
+            f"{launch.where}: --tuner_type {kind}: zsim does not simulate Megatron's adapters of ms-swift"
+        )
+    if not isinstance(values.get("micro_batch_size", 1), int) or not isinstance(
+        values.get("max_length", 1), int
+    ):
+        raise InputError(f"{launch.where}: --micro_batch_size, --max_length: expected whole numbers")
+    file.settings["training.micro_batch_size"] = values.pop("micro_batch_size", 1)
+    size = values.pop("global_batch_size", 16)
+    file.global_batch_size = size if isinstance(size, int) else None
+    if "max_length" in values:
+        file.settings["training.sequence_length"] = values["max_length"]
+    for key in ("model", "load"):
+        if isinstance(name := values.get(key), str) and (preset := preset_of(name)) is not None:
+            file.defaults["model"] = preset
+    if values.get("packing"):
+        file.note("--packing: sequences are simulated as full, of the longest length")
+    fields = {key: value for key, value in values.items() if key not in _MEGATRON_IDLE}
+    read_fields(file, {**_MEGATRON_DEFAULTS, **fields, "bf16": True})
+    return file

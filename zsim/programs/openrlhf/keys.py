@@ -1,0 +1,85 @@
+"""The flags of OpenRLHF's trainers that an update depends on, without dashes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zsim.programs.deepspeed.keys import EVERY_BLOCK, JSON_KEYS
+from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+
+_SFT = "OpenRLHF 3c3be623, openrlhf/cli/train_sft.py"
+
+_KEYS = (
+    ProgramKey(
+        "train.micro_batch_size", int, "sequences of a micro-batch", "training.micro_batch_size",
+        is_plain=True, tuned=(), source=_SFT,
+    ),
+    ProgramKey("train.batch_size", int, "sequences of an update"),
+    ProgramKey("data.max_len", int, "tokens of a sequence at most", "training.sequence_length"),
+    ProgramKey("model.model_name_or_path", str, "the model", "model"),
+    ProgramKey(
+        "model.gradient_checkpointing_enable", bool, "whether backward computes every block again",
+        "training.activation_checkpointing", is_plain=True, values={True: "full", False: None},
+        tuned=("none", "full"), source=_SFT,
+    ),
+    ProgramKey(
+        "model.gradient_checkpointing_reentrant", bool, "torch's older way to do so",
+        "training.checkpoint_is_reentrant", is_plain=True,
+    ),
+    ProgramKey("ds.zero_stage", int, "ZeRO's stage", "strategy.config"),
+    ProgramKey("ds.param_dtype", str, "the type of products", "training.precision"),
+    ProgramKey("ds.zpg", int, "ranks of ZeRO++'s second shards"),
+    ProgramKey("ds.adam_offload", bool, "optimizer states on the host"),
+    ProgramKey("ds.overlap_comm", bool, "reductions concurrently with backward"),
+    ProgramKey("ds.grad_accum_dtype", str, "the type of sums of gradients"),
+    ProgramKey("ds.attn_implementation", str, "the core of attention", "training.attention"),
+    ProgramKey(
+        "ds.use_liger_kernel", bool, "Liger's kernels", "training.liger", is_plain=True,
+        values={True: True, False: None},
+    ),
+    ProgramKey("ds.packing_samples", bool, "several documents in a sequence"),
+    ProgramKey("ds.load_in_4bit", bool, "frozen weights in 4 bits", "training.lora.quantized"),
+    ProgramKey("ds.lora.rank", int, "rank of the adapters, 0 for none", "training.lora.rank"),
+    ProgramKey("ds.lora.alpha", (int, float), "their scale", "training.lora.alpha"),
+    ProgramKey("ds.lora.target_modules", (str, list), "the modules that get one", "training.lora.targets"),
+    ProgramKey("max_norm", float, "norm that gradients are clipped to", "training.gradient_clipping"),
+    ProgramKey("optim", str, "the optimizer"),
+    ProgramKey("actor.num_nodes", int, "nodes of the actor", "nodes"),
+    ProgramKey("actor.num_gpus_per_node", int, "GPUs of a node of the actor", "gpus"),
+)  # fmt: skip
+KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
+CONFIG_MAPPINGS: Sequence[ConfigMapping] = (JSON_KEYS, *tuned_mappings(KEYS.values()), EVERY_BLOCK)
+# Flags up to 0.8 -> today's.
+RENAMED = {
+    "micro_train_batch_size": "train.micro_batch_size", "train_batch_size": "train.batch_size",
+    "max_len": "data.max_len", "pretrain": "model.model_name_or_path",
+    "gradient_checkpointing": "model.gradient_checkpointing_enable",
+    "gradient_checkpointing_use_reentrant": "model.gradient_checkpointing_reentrant",
+    "zero_stage": "ds.zero_stage", "zpg": "ds.zpg", "adam_offload": "ds.adam_offload",
+    "overlap_comm": "ds.overlap_comm", "grad_accum_dtype": "ds.grad_accum_dtype",
+    "use_liger_kernel": "ds.use_liger_kernel", "packing_samples": "ds.packing_samples",
+    "load_in_4bit": "ds.load_in_4bit", "lora_rank": "ds.lora.rank", "lora_alpha": "ds.lora.alpha",
+    "target_modules": "ds.lora.target_modules", "param_dtype": "ds.param_dtype",
+    "ring_attn_size": "ds.ring_attn_size", "ds_tensor_parallel_size": "ds.tensor_parallel_size",
+    "actor_num_nodes": "actor.num_nodes", "actor_num_gpus_per_node": "actor.num_gpus_per_node",
+    "actor.model_name_or_path": "model.model_name_or_path",
+    "actor.gradient_checkpointing_enable": "model.gradient_checkpointing_enable",
+    "actor.gradient_checkpointing_reentrant": "model.gradient_checkpointing_reentrant",
+    "deepcompile": "ds.deepcompile",
+}  # fmt: skip
+# Flags of other phases, or without effect on an update.
+IDLE = (
+    "ckpt", "logger", "eval", "adam", "muon", "ref", "critic", "reward", "vllm", "rollout", "algo", "kl",
+    "data", "train", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "learning_rate", "l2", "seed",
+    "save_path", "ckpt_path", "save_steps", "logging_steps", "eval_steps", "max_epochs", "max_samples",
+    "dataset", "input_key", "output_key", "apply_chat_template", "input_template", "use_wandb", "bf16",
+    "local_rank", "use_ms", "flash_attn", "load_checkpoint", "actor", "ref_num_nodes",
+    "ref_num_gpus_per_node",
+    "critic_num_nodes", "critic_num_gpus_per_node", "reward_num_nodes", "reward_num_gpus_per_node",
+    "vllm_num_engines", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization", "vllm_sync_backend",
+    "colocate_all_models", "rollout_batch_size", "micro_rollout_batch_size", "n_samples_per_prompt",
+    "prompt_max_len", "generate_max_len", "prompt_data", "remote_rm_url", "reward_pretrain", "init_kl_coef",
+    "gamma", "advantage_estimator", "normalize_reward", "vllm_enable_sleep", "deepspeed_enable_sleep",
+    "label_key", "actor_learning_rate", "critic_learning_rate", "num_episodes", "use_kl_loss", "kl_estimator",
+)  # fmt: skip

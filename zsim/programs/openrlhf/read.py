@@ -1,0 +1,124 @@
+"""OpenRLHF's flags -> the step of its supervised trainer, or the update of PPO's actor, under DeepSpeed.
+
+Read in OpenRLHF 3c3be623: `cli/train_sft.py`, `cli/train_ppo_ray.py`, `utils/deepspeed/deepspeed_utils.py`
+(`get_train_ds_config`), `utils/deepspeed/deepspeed.py`. Flags up to 0.8 are read by their names of today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
+from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.training_file import TrainingFile
+
+_SFT, _PPO = "train_sft", "train_ppo_ray"
+_ATTENTION = {"flash_attention_2": "flash2", "flash_attention_3": "flash3", "eager": "math", "sdpa": "flash"}
+
+
+def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFile:
+    """The settings in the flags of a trainer, on a command line called `name`.
+
+    Raises InputError for impossible values, NotSimulatedError for other trainers and for what zsim lacks.
+    """
+    trainer = target.rpartition(".")[2].removesuffix(".py")
+    if not target.removesuffix(".py").endswith((_SFT, _PPO)):
+        raise NotSimulatedError(
+            f"{name}: {target}: zsim does not simulate this trainer of OpenRLHF's; expected {_SFT} or {_PPO}"
+        )
+    is_old = any(key in values for key in ("micro_train_batch_size", "zero_stage", "pretrain"))
+    flags = {RENAMED.get(key, key): value for key, value in values.items()}
+    file = TrainingFile(name, program="openrlhf")
+    keys = NestedKeys(file, flags, KEYS, IDLE)
+    is_ppo = trainer.endswith(_PPO)
+    keys.read_model("model.model_name_or_path")
+    keys.read(
+        "model.gradient_checkpointing_enable", "model.gradient_checkpointing_reentrant", "ds.use_liger_kernel"
+    )
+    file.settings["training.micro_batch_size"] = keys.count("train.micro_batch_size", 1 if is_ppo else 8)
+    file.global_batch_size = keys.count("train.batch_size", 128)
+    file.settings["training.sequence_length"] = _length(keys, values, is_ppo=is_ppo)
+    precision = keys.get("ds.param_dtype", "bf16" if not is_old or "bf16" in values else "fp32")
+    file.settings["training.precision"] = precision
+    word = keys.get("ds.attn_implementation", "flash_attention_2")
+    file.settings["training.attention"] = _ATTENTION.get(word, "flash2")
+    for key, feature, neutral in (
+        ("ds.ring_attn_size", "ring attention of OpenRLHF's", 1),
+        ("ds.tensor_parallel_size", "DeepSpeed's tensor parallelism of OpenRLHF's", 1),
+        ("ds.deepcompile", "DeepCompile's schedules", False),
+    ):
+        keys.refuse(key, feature, neutral)
+    if keys.get("optim", "adam") != "adam":
+        raise NotSimulatedError(f"{name}: optim: zsim does not simulate OpenRLHF's Muon")
+    _read_zero(keys, precision)
+    _read_adapters(keys)
+    if is_ppo:
+        nodes, per_node = keys.count("actor.num_nodes", 1), keys.count("actor.num_gpus_per_node", 8)
+        file.settings |= {"nodes": nodes, "gpus": nodes * per_node}
+        file.note(
+            "simulated is one update of the actor, over sequences of the longest length; rollouts, critic, "
+            "reward and reference are not in it"
+        )
+    if keys.get("ds.packing_samples", False):
+        file.note("packing_samples: micro-batches are simulated as full, of sequences of the longest length")
+    keys.note_unread()
+    return file
+
+
+def _length(keys: NestedKeys, values: Mapping[str, Any], *, is_ppo: bool) -> int:
+    """The tokens of a sequence at most. Up to 0.8 PPO has one number for prompts and one for responses."""
+    old = [values.get(key, 1024) for key in ("prompt_max_len", "generate_max_len")]
+    if is_ppo and {"prompt_max_len", "generate_max_len"} & set(values):
+        if not all(isinstance(number, int) for number in old):
+            raise InputError(f"{keys.file.name}: prompt_max_len, generate_max_len: expected whole numbers")
+        return sum(old)
+    return keys.count("data.max_len", 2048)
+
+
+def _read_zero(keys: NestedKeys, precision: str) -> None:
+    """DeepSpeed's configuration, as OpenRLHF makes it."""
+    file, stage = keys.file, keys.get("ds.zero_stage", 2)
+    zero: dict[str, Any] = {"stage": stage, "offload_param": {"device": "none"}}
+    device = "cpu" if keys.get("ds.adam_offload", False) else "none"
+    zero["offload_optimizer"] = {"device": device, "pin_memory": True}
+    if (size := keys.get("ds.zpg", 1)) > 1:
+        zero["zero_hpz_partition_size"] = size
+    if keys.get("ds.overlap_comm", False):
+        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+    config: dict[str, Any] = {
+        "zero_optimization": zero,
+        "bf16": {"enabled": precision == "bf16"},
+        "fp16": {"enabled": precision == "fp16"},
+        "gradient_clipping": keys.get("max_norm", 1.0),
+    }
+    if dtype := keys.get("ds.grad_accum_dtype"):
+        config["data_types"] = {"grad_accum_dtype": dtype}
+    file.settings |= {
+        "strategy.kind": "deepspeed",
+        "strategy.config": config,
+        "strategy.config_name": "OpenRLHF's DeepSpeed configuration",
+    }
+
+
+def _read_adapters(keys: NestedKeys) -> None:
+    rank, alpha = keys.get("ds.lora.rank", 0), keys.get("ds.lora.alpha", 16)
+    targets, is_quantized = (
+        keys.get("ds.lora.target_modules", "all-linear"),
+        keys.get("ds.load_in_4bit", False),
+    )
+    if rank > 0:
+        keys.file.settings |= {
+            "training.lora.rank": rank,
+            "training.lora.alpha": alpha,
+            "training.lora.targets": targets
+            if isinstance(targets, list) or targets == "all-linear"
+            else [targets],
+        }
+        if is_quantized:
+            keys.file.settings["training.lora.quantized"] = "nf4"
+    elif is_quantized:
+        raise NotSimulatedError(
+            f"{keys.file.name}: load_in_4bit: weights in 4 bits without adapters, which train"
+        )

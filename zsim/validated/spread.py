@@ -1,0 +1,128 @@
+"""How far off zsim is on a job: what each respect of it costs, by published runs predicted as a stranger's.
+
+# [Note: what an interval assumes]
+Runs of one source have errors that are not exchangeable with those of another source, so 500 runs of one
+source say little more about a new run than 50 do. Sources are taken to be exchangeable, the job's among
+them: every source has the same weight (the hierarchical setting of Y. Lee, R. Barber and R. Willett,
+"Distribution-free inference with hierarchical data", 2023).
+
+Errors are larger on some jobs than on others, so that they are measured in units of a spread that is the
+job's own: normalised conformal prediction (J. Lei, M. G'Sell, A. Rinaldo, R. Tibshirani and L. Wasserman,
+"Distribution-free predictive inference for regression", JASA 2018, section 5.2). The spread is a sum: what
+any run costs, and what each further respect adds in which the job is harder (`RESPECTS_OF_JOBS`) or in which
+no run of another source vouches for it (`zsim.validated.extrapolation`). The parts are fitted to absolute
+errors, none of them below zero. Settings that the job leaves open (`OPEN_SENTENCES`) are inputs that may be
+otherwise: the spread of the step over their choices adds to it in squares.
+
+The interval lies between two quantiles of signed errors in units of the spread, so that it may be wider on
+one side. Each source is judged by parts and quantiles of the others (docs/accuracy.md), so that coverage is
+measured, not proven, and holds for jobs like the published ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import hypot
+
+from zsim.validated.extrapolation import Extrapolation, extrapolations
+from zsim.validated.features import ALLOCATOR, HOST, NETWORK, OFFLOADING, Features
+from zsim.validated.runs import ValidatedRun, shipped_estimates
+
+ANY = "any run"
+OPEN_SENTENCES: Mapping[str, str] = {
+    "dispatcher": "what brings tokens to their experts is not stated",
+    "loss": "whose kernels compute the loss is not stated",
+    "compile": "whether blocks are compiled is not stated",
+    "network": "the network is a preset's, not measured",
+}
+"""The settings that matter and may be left open, and what that is in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRespect:
+    """A respect in which jobs are harder to predict than others."""
+
+    holds: Callable[[Features], bool]
+    sentence: str
+
+
+RESPECTS_OF_JOBS: Mapping[str, JobRespect] = {
+    ANY: JobRespect(lambda job: True, "what any run costs"),
+    "several nodes": JobRespect(lambda job: job.is_several, "several nodes"),
+    "network": JobRespect(lambda job: job.binding == NETWORK, "bound by the network"),
+    "host": JobRespect(lambda job: job.binding == HOST, "bound by the host"),
+    "allocator": JobRespect(lambda job: job.binding == ALLOCATOR, "torch's allocator runs short"),
+    "offloading": JobRespect(lambda job: job.is_offloaded or job.binding == OFFLOADING, "offloading"),
+    "mixture": JobRespect(lambda job: job.is_mixture, "a mixture of experts"),
+    "low precision": JobRespect(lambda job: job.is_low_precision, "products in 8 or 4 bits"),
+}
+"""By name; the first holds for every job."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadEstimates:
+    """The numbers behind a spread, as validated_errors.toml has them."""
+
+    shares: Mapping[str, float]
+    """What a respect of `RESPECTS_OF_JOBS` adds to the spread."""
+    extrapolation: Mapping[str, float]
+    """What a respect without a run adds, by respect of `zsim.validated.extrapolation`, and of what is counted
+    per doubling."""
+    open: Mapping[str, float]
+    """The spread of the step over the choices of an open setting, as a logarithm."""
+    low: float
+    """The lower quantile of errors in units of the spread, below 0."""
+    high: float
+    """The upper one, above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadPart:
+    """A part of a job's spread."""
+
+    name: str
+    share: float
+    sentence: str
+    is_open: bool = False
+    """A setting that is left open, which adds in squares."""
+
+
+@cache
+def spread_estimates() -> SpreadEstimates:
+    """The shipped numbers."""
+    tables = shipped_estimates()
+    scores = tables["scores"]
+    return SpreadEstimates(
+        tables["spread"], tables["extrapolation"], tables["open"], scores["low"], scores["high"]
+    )
+
+
+def spread_parts(
+    job: Features, runs: Sequence[ValidatedRun], estimates: SpreadEstimates
+) -> tuple[SpreadPart, ...]:
+    """The parts of the job's spread that are above zero, `runs` being those that may vouch for it."""
+    components = [
+        SpreadPart(name, estimates.shares.get(name, 0.0), respect.sentence)
+        for name, respect in RESPECTS_OF_JOBS.items()
+        if respect.holds(job)
+    ]
+    components += [_extrapolated(part, estimates) for part in extrapolations(job, runs)]
+    components += [
+        SpreadPart(name, estimates.open.get(name, 0.0), OPEN_SENTENCES[name], is_open=True)
+        for name in job.open_settings
+    ]
+    return tuple(part for part in components if part.share > 0 or part.name == ANY)
+
+
+def _extrapolated(part: Extrapolation, estimates: SpreadEstimates) -> SpreadPart:
+    return SpreadPart(
+        part.respect, part.steps * estimates.extrapolation.get(part.respect, 0.0), part.sentence
+    )
+
+
+def spread_of(components: Sequence[SpreadPart]) -> float:
+    """The spread: the sum of the parts, and in squares with it those of open settings."""
+    total = sum(part.share for part in components if not part.is_open)
+    return hypot(total, *(part.share for part in components if part.is_open))
