@@ -121,6 +121,7 @@ def test_llm_foundry_is_composers_fsdp(tmp_path: Path) -> None:
     assert (training.gradient_accumulation_steps, training.gradient_clipping) == (16, 1.0)
     assert (training.activation_checkpointing, training.checkpoint_is_reentrant) == ("full", False)
     assert training.attention == "flash2"
+    assert any("each its own unit there" in note for note in found.notes)
     job = resolve(found)
     assert job.model.numel == 32 * (12 * 4096**2 + 2 * 4096) + 50368 * 4096 + 4096
     assert [note for note in found.notes if "not read" in note] == [

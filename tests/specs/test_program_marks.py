@@ -40,7 +40,7 @@ FILES = {
     "hf-config": "architectures: [LlamaForCausalLM]\nmodel_type: llama\n",
     "peft-adapter": "base_model_name_or_path: x\npeft_type: LORA\nr: 8\n",
 }
-TOMLS = {"prime-rl": "max_steps = 2\n[model]\nname = 'x'\n[orchestrator]\nbatch_size = 8\n"}
+TOMLS = {"prime-rl": "max_steps = 2\n[model]\nname = 'x'\n[data]\nname = 'y'\n[optim]\nlr = 1e-5\n"}
 
 
 def write(folder: Path, name: str, text: str) -> Path:

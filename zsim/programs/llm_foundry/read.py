@@ -202,6 +202,10 @@ def _read_model(keys: NestedKeys) -> None:
             f"{file.name}: model.name: zsim does not read the models of '{name}'; expected mpt_causal_lm or "
             f"hf_causal_lm"
         )
+    if file.settings["strategy.kind"] == "fsdp1":  # `_fsdp_wrap` of the children in modeling_mpt.py
+        file.note(
+            "MPT's embeddings, last norm and head, each its own unit there, are simulated in the root's"
+        )
     implementation = keys.get("model.attn_config.attn_impl", "flash")
     file.settings["training.attention"] = "math" if implementation == "torch" else "flash2"
     if (loss := keys.get("model.loss_fn", "fused_crossentropy")) == "fused_crossentropy":
