@@ -202,6 +202,17 @@ class ModelSpec:
         by_name = dict(self._iterate_parameters())
         return tuple((name, by_name[name]) for name in self.registration)
 
+    @cached_property
+    def expert_names(self) -> frozenset[str]:
+        """Full names of the parameters of routed experts."""
+        return frozenset(
+            name
+            for number, block in enumerate(self.blocks, self.first_block)
+            for module in block.registered_modules
+            if module.role in (Role.EXPERTS, Role.EXPERT_PRODUCT)
+            for name, _ in _named_parameters_of(self.block_name(number), module)
+        )
+
     def _iterate_parameters(self) -> Iterator[tuple[str, Parameter]]:
         early = list(self.before)
         if self.registered_before_blocks is not None:

@@ -145,11 +145,10 @@ def model_bytes(job: RlJob) -> float:
 
 def num_tensors(model: ModelSpec) -> int:
     """Parameters that a sync handles one by one: every expert of a layer has its own in a checkpoint."""
-    count = 0
-    for _, parameter in model.named_parameters():
-        has_experts = len(parameter.shape) == 3 and parameter.shape[1] > 1  # 1 in those of convolutions
-        count += parameter.shape[0] if has_experts else 1
-    return count
+    return sum(
+        parameter.shape[0] if name in model.expert_names and len(parameter.shape) == 3 else 1
+        for name, parameter in model.named_parameters()
+    )
 
 
 def _gather_seconds(job: RlJob, num_bytes: float, bucket_bytes: float) -> float:
