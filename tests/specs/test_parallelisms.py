@@ -96,6 +96,19 @@ def test_what_does_not_go_is_refused(parallelism: dict[str, Any], kind: str, mes
         resolved(parallelism, kind)
 
 
+def test_a_suggested_pipeline_divides_the_layers() -> None:
+    """3 ranks would divide 3 GPUs, but not 32 layers."""
+    odd = zsim.Experiment(
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        gpus=3,
+        strategy={"kind": "megatron"},
+        parallelism={"pipeline": 2},
+    )
+    with pytest.raises(InputError, match="2 does not divide 3 GPUs; pipeline 1 would"):
+        resolve(odd)
+
+
 def test_a_tied_head_is_not_cut_off_its_embedding() -> None:
     with pytest.raises(InputError, match="torchtitan's pipelines share no weight"):
         resolved({"pipeline": 2}, "fsdp2", model="llama-3.2-1b")

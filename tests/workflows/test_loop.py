@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import zsim
+from zsim.cli import app
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.memory.capacity import usable_bytes
+from zsim.units import format_amount, format_seconds
 from zsim.workflows.rl.job import RlJob, resolve_rl
 from zsim.workflows.rl.loop import RlStepTimes, run_loop
+from zsim.workflows.rl.memory import PhaseMemory
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
 from zsim.workflows.rl.result import RlResult, simulate_rl
 
@@ -171,7 +178,18 @@ def test_a_pass_without_backward_is_about_a_third_of_training() -> None:
         ({"placement": "split", "rollout": {"gpus": 8}}, r"leaves 0 to training"),
         ({"max_staleness": 2}, r"rl.max_staleness: found 2 with placement 'colocated'"),
         ({"rollout": {"tensor": 3}}, r"a replica has 3 GPUs, and the rollout 8"),
-        ({"rollout": {"gpu_memory_utilization": 0.05}}, r"leaves no room for a cache"),
+        (
+            {"rollout": {"gpu_memory_utilization": 0.05}},
+            r"leaves no room for a cache; .* or a gpu_memory_utilization of at least 0\.\d+$",
+        ),
+        (
+            {"prompts_per_step": 10**9},
+            r"found 1,000,000,000 x samples_per_prompt 8 = 8,000,000,000 samples of a step, expected at most",
+        ),
+        (
+            {"prompts_per_step": 8192, "over_sampling": 2.0},
+            r"8 x over_sampling x sampling_rounds = 131,072 samples",
+        ),
         (
             {"lengths": {"prompt": {"mean": 100}, "response": {"mean": 3000}, "max_response": 4000}},
             r"training.sequence_length: found 2,048, but prompts and responses .* up to",
@@ -194,3 +212,103 @@ def test_the_json_has_the_phases_and_the_step() -> None:
     assert set(content["phases_seconds"]) >= {"rollout", "training", "weight_sync", "old_logprobs", "other"}
     assert content["peak_bytes_by_phase"]["rollout"]["total"] > 0
     assert content["training"]["step_seconds"] > 0
+
+
+def test_every_phase_has_the_verdict_of_the_usable_bytes() -> None:
+    result = colocated()
+    assert result.capacity_bytes == usable_bytes(result.job.cluster) < result.job.cluster.gpu.memory.capacity
+    assert result.verdicts.keys() == result.memory.keys()
+    assert result.verdict.probability == min(found.probability for found in result.verdicts.values())
+    full = replace(result, step=result.step)
+    limit = result.capacity_bytes
+    vars(full)["memory"] = {**result.memory, "weight_sync": PhaseMemory({"bucket": int(1.02 * limit)})}
+    assert 1.02 * limit < result.job.cluster.gpu.memory.capacity
+    assert (full.fits, full.verdict.exit_code, full.to_dict()["fits"]) == (False, 1, False)
+    assert any(line.startswith(full.verdict.word.upper()) for line in full.lines())
+
+
+def test_the_header_counts_the_gpus_of_both_sides() -> None:
+    result = simulate_rl(experiment(placement="async", rollout={"gpus": 2}), simulator())
+    assert "on 8 GPUs (6 of the trainer, 2 of the rollout)," in result.headline()
+    expected = result.tokens / result.step.seconds / 8
+    assert result.tokens_per_second_per_gpu == pytest.approx(expected)
+    heading = next(line for line in result.lines() if line.startswith("Phase"))
+    assert heading.split()[-4:] == ["exposed", "exposed", "of", "step"]
+
+
+def test_the_text_has_the_range_and_the_notes() -> None:
+    result = colocated()
+    text = " ".join(" ".join(result.lines()).split())
+    low, high = map(format_seconds, result.step_seconds_range)
+    assert f"{low} to {high} in 80 %" in text
+    assert "note: samples are packed: an update is" in text
+    assert result.to_dict()["notes"] == list(result.job.notes)
+
+
+def test_defaults_of_the_framework_are_said_and_never_replace_what_the_file_states() -> None:
+    silent = experiment(framework="verl")
+    silent = silent.model_copy(update={"training": type(silent.training)(sequence_length=2048)})
+    job = resolve_rl(silent, simulator())
+    assert job.update_job.training.activation_checkpointing == "full"
+    assert any("training.activation_checkpointing = full" in note for note in job.notes)
+    stated = type(silent.training)(
+        sequence_length=2048, activation_checkpointing="none", gradient_accumulation_steps=4
+    )
+    job = resolve_rl(silent.model_copy(update={"training": stated}), simulator())
+    assert job.update_job.training.activation_checkpointing == "none"
+    assert not any("activation_checkpointing" in note for note in job.notes)
+    assert any("training.gradient_accumulation_steps = 4 does not count" in note for note in job.notes)
+
+
+def test_three_lines_are_the_verdict_the_step_and_the_hours() -> None:
+    asked = experiment()
+    result = colocated()
+    fits, step, bill = _joined(result.brief_lines())
+    assert fits.startswith(f"{result.verdict.word.upper()}  ")
+    assert step.startswith(f"step {format_seconds(result.step.seconds)} (")
+    hours = 1000 * result.step.seconds * 8 / 3600
+    assert bill == f"1,000 steps: {format_amount(hours)} GPU-hours"
+    priced = zsim.Experiment(**{**dict(asked), "cost": {"gpu_hour_price": 2.0}})
+    job = replace(result.job, experiment=priced)
+    assert _joined(replace(result, job=job).brief_lines())[2].endswith(f", {format_amount(2 * hours)} USD")
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    """Lines, those that go on in a second one as one."""
+    return "\n".join(lines).replace("\n  ", " ").split("\n")
+
+
+FILE = """
+model = "llama-3.2-1b"
+cluster = "dgx-h100"
+nodes = 1
+training.sequence_length = 2048
+strategy.kind = "fsdp2"
+[rl]
+framework = "nemo-rl"
+prompts_per_step = 8
+samples_per_prompt = 4
+lengths.response.mean = 100
+lengths.prompt.mean = 50
+lengths.max_response = 500
+"""
+
+
+@pytest.mark.parametrize("option", [["--full"], ["--unfold"], ["--tokens", "1T"], ["--samples", "9"]])
+def test_options_that_do_nothing_are_refused_by_name(option: list[str], tmp_path: Path) -> None:
+    (tmp_path / "rl.toml").write_text(FILE)
+    with pytest.raises(InputError, match=f"^{option[0]}: does nothing for an experiment with \\[rl\\]"):
+        run_command("run", str(tmp_path / "rl.toml"), *option)
+
+
+def test_the_folder_that_was_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rl.toml").write_text(FILE)
+    run_command("run", str(tmp_path / "rl.toml"), "--brief", "--out", str(tmp_path / "out"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"json    {tmp_path / 'out' / 'report.json'}"
+    assert (tmp_path / "out" / "report.json").exists()
+
+
+def run_command(*arguments: str) -> None:
+    """A command of zsim, in this process."""
+    typer.main.get_command(app)(list(arguments), standalone_mode=False)

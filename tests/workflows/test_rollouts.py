@@ -231,3 +231,9 @@ def test_adapters_run_without_graphs() -> None:
         rl={"framework": "nemo-rl", "prompts_per_step": 16, "samples_per_prompt": 8, "lengths": LENGTHS},
     )
     assert simulate_rl(with_adapters, simulator()).step.rollout > 2 * colocated().step.rollout
+
+
+def test_only_what_can_help_is_suggested_where_weights_leave_no_room() -> None:
+    large = experiment().model_copy(update={"model": "llama-3.1-70b"})
+    with pytest.raises(InputError, match=r"expected more GPUs to a replica \(rl.rollout.tensor\)$"):
+        resolve_rl(large, simulator())

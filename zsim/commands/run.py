@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from zsim.specs.experiment.job import Job
     from zsim.specs.experiment.tables import Experiment
 
+Detail = Literal["brief", "screen", "full"]
+
 
 @takes_experiment()
 def run(
@@ -48,16 +51,21 @@ def run(
     epochs: Annotated[float | None, typer.Option(help="How often they are trained on: cost.epochs.")] = None,
     json_: Annotated[Path | None, json_option("the report")] = None,
     out: Annotated[
-        Path | None, folder_option(help="Write report.html, report.json and trace.json.gz there.")
+        Path | None,
+        folder_option(
+            help="Write report.html, report.json and trace.json.gz there; with [rl] report.json alone."
+        ),
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
     if brief and full:
         raise InputError("--brief and --full contradict each other")
     length = {"cost.tokens": tokens, "cost.samples": samples, "cost.epochs": epochs}
-    options = options.add_settings({key: value for key, value in length.items() if value is not None})
+    length = {key: value for key, value in length.items() if value is not None}
+    options = options.add_settings(length)
     with garbage_collection.pause():
-        code = _run(options, unfold, "brief" if brief else "full" if full else "screen", json_, out)
+        detail: Detail = "brief" if brief else "full" if full else "screen"
+        code = _run(options, unfold, detail, json_, out, length)
     if code:
         raise typer.Exit(code)
 
@@ -114,18 +122,29 @@ def _seconds(text: str) -> float:
 def _run(
     options: ExperimentOptions,
     unfold: bool,
-    detail: Literal["brief", "screen", "full"],
+    detail: Detail,
     json_: Path | None,
     out: Path | None,
+    lengths: Collection[str] = (),
 ) -> int:
-    """Simulate, write and print. Returns the exit code."""
+    """Simulate, write and print. Returns the exit code.
+
+    `lengths` are the keys of the run's length that options gave.
+    """
     from zsim.report.views.text.brief import brief_lines
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
     experiment = options.load()
     if experiment.rl is not None:
-        return _run_rl(experiment, json_, out)
+        _refuse_for_rl(
+            {
+                "--full": detail == "full",
+                "--unfold": unfold,
+                **{f"--{key}": f"cost.{key}" in lengths for key in ("tokens", "samples", "epochs")},
+            }
+        )
+        return _run_rl(experiment, json_, out, is_brief=detail == "brief")
     result = simulate(experiment, unfold=unfold, on_job=_warn_of_size)
     files: dict[str, Path] = {}
     if out is not None:
@@ -145,7 +164,17 @@ def _run(
     return result.report.verdict.exit_code
 
 
-def _run_rl(experiment: Experiment, json_: Path | None, out: Path | None) -> int:
+def _refuse_for_rl(is_given: Mapping[str, bool]) -> None:
+    """Raises InputError for an option that does nothing for a step of reinforcement learning."""
+    for name, given in is_given.items():
+        if given:
+            raise InputError(
+                f"{name}: does nothing for an experiment with [rl], whose answer is one step; expected "
+                f"the command without {name} (--json has all that there is)"
+            )
+
+
+def _run_rl(experiment: Experiment, json_: Path | None, out: Path | None, *, is_brief: bool) -> int:
     """Simulate a step of reinforcement learning, write and print it. Returns the exit code."""
     from zsim.workflows.rl.result import simulate_rl
 
@@ -153,8 +182,10 @@ def _run_rl(experiment: Experiment, json_: Path | None, out: Path | None) -> int
     if out is not None:
         make_folder(out)
         write_json(result.to_dict(), out / "report.json")
-    answer(result.lines(), result.to_dict, json_)
-    return 0 if result.fits else 1
+    answer(result.brief_lines() if is_brief else result.lines(), result.to_dict, json_)
+    if out is not None and not is_output(json_):
+        print_file("json", out / "report.json")
+    return result.verdict.exit_code
 
 
 def _warn_of_size(job: Job) -> None:

@@ -148,9 +148,11 @@ class ParallelismConfig:
         return Mesh(tuple(axes[axis] for axis in self.order))
 
 
-def _nearest_degree(degrees: Mapping[str, int], world_size: int) -> str:
+def _nearest_degree(degrees: Mapping[str, int], world_size: int, num_layers: int) -> str:
     """The single degree whose smallest change, in proportion, makes the product divide the GPUs.
 
+    A pipeline's must divide the layers. One of tensor and context is a power of two or divides the one asked
+    for, since heads and sequences rarely divide by others.
     Where no single degree does, it is the nearest number of GPUs.
     """
     product = math.prod(degrees.values())
@@ -159,6 +161,11 @@ def _nearest_degree(degrees: Mapping[str, int], world_size: int) -> str:
         for key, degree in degrees.items()
         for replacement in range(1, world_size + 1)
         if degree > 1 and world_size % (product // degree * replacement) == 0
+        if (
+            num_layers % replacement == 0
+            if key == "pipeline"
+            else replacement.bit_count() == 1 or degree % replacement == 0
+        )
     ]
     if not candidates:
         return f"the nearest number of GPUs is {max(1, round(world_size / product)) * product:,}"
@@ -195,7 +202,7 @@ def resolve_parallelism(
     if world_size % model_ranks:
         raise InputError(
             f"parallelism: {_product(degrees)} = {model_ranks:,} ranks share a model, but {model_ranks:,} "
-            f"does not divide {world_size:,} GPUs; {_nearest_degree(degrees, world_size)}"
+            f"does not divide {world_size:,} GPUs; {_nearest_degree(degrees, world_size, num_layers)}"
         )
     parallelism = ParallelismConfig(
         tensor=table.tensor,

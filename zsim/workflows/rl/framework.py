@@ -96,18 +96,38 @@ class TrainerDefaults:
     """Those of `strategy` for models whose experts are spread."""
     expert_parallelism: Mapping[str, Any] = field(default_factory=dict)
 
-    def apply(self, experiment: Experiment) -> Experiment:
-        """The experiment with these keys where it has none."""
+    def missing(self, experiment: Experiment) -> dict[str, dict[str, Any]]:
+        """These keys by table, where the experiment has none."""
         tables = {"strategy": self.strategy, "training": self.training}
         if experiment.parallelism.expert > 1:
             tables["strategy"] = {**self.strategy, **self.expert_strategy}
             tables["parallelism"] = self.expert_parallelism
-        update = {}
-        for name, values in tables.items():
-            table = getattr(experiment, name)
-            missing = {key: value for key, value in values.items() if key not in table.model_fields_set}
-            update[name] = table.model_copy(update=missing)
-        return experiment.model_copy(update=update)
+        return {
+            name: {
+                key: value
+                for key, value in values.items()
+                if key not in getattr(experiment, name).model_fields_set
+            }
+            for name, values in tables.items()
+        }
+
+    def apply(self, experiment: Experiment) -> Experiment:
+        """The experiment with these keys where it has none."""
+        return experiment.model_copy(
+            update={
+                name: getattr(experiment, name).model_copy(update=values)
+                for name, values in self.missing(experiment).items()
+            }
+        )
+
+    def changes(self, experiment: Experiment) -> list[str]:
+        """What `apply` changes, as "training.activation_checkpointing = full"."""
+        return [
+            f"{name}.{key} = {str(value).lower() if isinstance(value, bool) else value}"
+            for name, values in self.missing(experiment).items()
+            for key, value in values.items()
+            if getattr(getattr(experiment, name), key) != value
+        ]
 
 
 @dataclass(frozen=True, slots=True)

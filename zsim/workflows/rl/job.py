@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
@@ -20,6 +21,9 @@ from zsim.workflows.rollout.engine import tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
 
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
+MAX_SAMPLES = 2**16
+"""Samples of a step, those of dropped prompts included. More take longer to pack than anybody waits, and
+are eight times those of the largest published steps (DAPO's 8,192)."""
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -38,6 +42,8 @@ class RlJob:
     sequence_length: int
     """Tokens of the longest sample, as the trainer has it."""
     samples: Samples
+    micro_batch_room: int
+    """Tokens that a packed micro-batch has room for."""
     update: PackedBatch
     """The micro-batches of one update."""
     updates: int
@@ -144,8 +150,14 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     framework = workflow_of(table.framework)
     _check_offered(table, framework)
     bare = experiment.model_copy(update={"rl": None})
-    if bare.strategy.kind in framework.trainer:
-        bare = framework.trainer[bare.strategy.kind].apply(bare)
+    _check_size(table)
+    notes: list[str] = []
+    if (defaults := framework.trainer.get(bare.strategy.kind)) is not None:
+        if changes := defaults.changes(bare):
+            notes.append(
+                f"the trainer has what {framework.name} sets and the file leaves out: {', '.join(changes)}"
+            )
+        bare = defaults.apply(bare)
     cluster = simulator.cluster(experiment.cluster)
     total_gpus = _total_gpus(experiment, cluster)
     rollout_gpus, training_gpus = _gpus(table, total_gpus)
@@ -202,6 +214,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         rollout_gpus,
         update_base.training.sequence_length,
         samples,
+        max_tokens,
         update,
         updates,
         whole_pass,
@@ -220,8 +233,25 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         has_adapters,
         _staleness(table),
         _continues_rollouts(table, framework),
-        update_base.notes,
+        (*notes, *_packing_notes(experiment, update, max_tokens), *update_base.notes),
     )
+
+
+def _packing_notes(experiment: Experiment, update: PackedBatch, max_tokens: int) -> Iterator[str]:
+    """Notes on the micro-batches of an update, and on the keys of the trainer that do not count for them."""
+    yield (
+        f"samples are packed: an update is {update.micro_batches:,} micro-batches a replica of "
+        f"{update.tokens:,.0f} tokens on average, at most {max_tokens:,} (training.sequence_length x "
+        "training.micro_batch_size)"
+    )
+    for key in ("gradient_accumulation_steps", "global_batch_size"):
+        if key in experiment.training.model_fields_set and getattr(experiment.training, key) is not None:
+            yield (
+                f"training.{key} = {getattr(experiment.training, key):,} does not count: the samples of an "
+                "update are rl.mini_batch_samples"
+            )
+    if "lengths" in experiment.training.model_fields_set and experiment.training.lengths is not None:
+        yield "training.lengths do not count: samples are those of rl.lengths"
 
 
 def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> Job:
@@ -244,6 +274,19 @@ def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> J
     every_micro_batch = job.jitter is not None or bool(job.colocated_jobs)
     simulation = job.simulation.model_copy(update={"every_micro_batch": every_micro_batch})
     return replace(job, training=training, simulation=simulation, sequences=None)
+
+
+def _check_size(table: RlTable) -> None:
+    """Raises InputError for more samples than are simulated."""
+    drawn = table.prompts_per_step * table.samples_per_prompt
+    started = drawn * table.over_sampling * table.sampling_rounds
+    if started > MAX_SAMPLES:
+        factors = "" if started == drawn else " x over_sampling x sampling_rounds"
+        raise InputError(
+            f"rl.prompts_per_step: found {table.prompts_per_step:,} x samples_per_prompt "
+            f"{table.samples_per_prompt:,}{factors} = {started:,.0f} samples of a step, expected at most "
+            f"{MAX_SAMPLES:,}; simulate a part of the prompts on the same part of the GPUs"
+        )
 
 
 def _check_offered(table: RlTable, framework: RlFramework) -> None:

@@ -70,16 +70,15 @@ def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
     return kept
 
 
-def remedies(job: RlJob, phases: Mapping[str, PhaseMemory]) -> list[str]:
-    """Sentences that name the keys with which each phase fits that does not."""
-    capacity = job.cluster.gpu.memory.capacity
+def remedies(job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int) -> list[str]:
+    """Sentences that name the keys with which each phase fits into `capacity` bytes that does not."""
     sentences = []
     for name, phase in phases.items():
         missing = phase.total - capacity
         if missing > 0:
             switches = _switches(job, name, phase, capacity)
             sentences.append(
-                f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than a GPU has: "
+                f"{name.replace('_', ' ')} needs {format_bytes(missing)} more than a GPU can use: "
                 f"{', or '.join(switches)}"
             )
     return sentences
@@ -89,7 +88,8 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[
     kept = phase.by_category
     switches = []
     if name == "rollout":
-        share = (capacity - sum(kept.get(state, 0) for state in STATES)) / capacity
+        room = capacity - sum(kept.get(state, 0) for state in STATES)
+        share = room / job.cluster.gpu.memory.capacity
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
     if job.is_colocated and name != "training":
@@ -102,5 +102,13 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[
     if name == "training":
         if "kv_cache" in kept:
             switches.append("rl.offload.sleep_level = 1")
-        switches.append("a smaller training.micro_batch_size")
-    return switches or ["more GPUs to a replica (rl.rollout.tensor)"]
+        training = job.update_job.training
+        if training.activation_checkpointing != "full" and not training.block_checkpointing:
+            switches.append('training.activation_checkpointing = "full"')
+        if job.micro_batch_room > job.sequence_length:
+            switches.append("a smaller training.micro_batch_size")
+    return switches or [
+        "more GPUs, or a model that more of them share"
+        if name == "training"
+        else "more GPUs to a replica (rl.rollout.tensor)"
+    ]

@@ -8,11 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from zsim.engine.simulator import Simulator
+from zsim.plan.memory.capacity import usable_bytes
 from zsim.report.views.displayable import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
+from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.tables import Experiment
-from zsim.units import format_bytes, format_seconds
+from zsim.units import format_amount, format_bytes, format_gpus, format_seconds
+from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
 from zsim.workflows.rl.loop import RlStepTimes, run_loop
@@ -24,6 +27,7 @@ PHASES = (
     "rollout", "old_logprobs", "reference", "values", "training", "weight_sync", "offload", "reward", "other",
 )  # fmt: skip
 
+_THOUSAND = 1000  # steps of a bill
 
 STEP_SPREAD = 1.37
 """Factor within which a new step lies of what is simulated in 80 %, by the errors of the 13 published steps
@@ -67,18 +71,36 @@ class RlResult(Displayable):
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of a GPU."""
-        return self.job.cluster.gpu.memory.capacity
+        """Usable bytes of a GPU."""
+        return usable_bytes(self.job.cluster)
+
+    @cached_property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """The verdict on each phase. That on training counts the host and torch's allocator too."""
+        report = self.times.update.report
+        features = None if report.validation is None else report.validation.features
+        framework, is_mixture = ("", False) if features is None else (features.framework, features.is_mixture)
+        verdicts = {
+            name: verdict_of(phase.total / self.capacity_bytes, framework, is_mixture=is_mixture)
+            for name, phase in self.memory.items()
+        }
+        verdicts["training"] = min(verdicts["training"], report.verdict, key=lambda found: found.probability)
+        return verdicts
+
+    @property
+    def verdict(self) -> Verdict:
+        """That on the phase that is least likely to fit."""
+        return min(self.verdicts.values(), key=lambda found: found.probability)
 
     @property
     def fits(self) -> bool:
-        """Whether every phase fits the GPUs, by allocated bytes."""
-        return all(phase.total <= self.capacity_bytes for phase in self.memory.values())
+        """Whether every phase is likelier to fit the usable bytes of the GPUs than not."""
+        return self.verdict.is_likely
 
     @property
     def remedies(self) -> list[str]:
         """Sentences that name the keys with which the phases fit that do not."""
-        return remedies(self.job, self.memory)
+        return remedies(self.job, self.memory, self.capacity_bytes)
 
     @property
     def step_seconds_range(self) -> tuple[float, float]:
@@ -128,6 +150,12 @@ class RlResult(Displayable):
             "staleness": {"mean": step.mean_staleness, "max": step.max_staleness},
             "dropped_tokens_fraction": step.dropped_tokens / max(1.0, generated),
             "fits": self.fits,
+            **verdict_content(self.verdict),
+            "capacity_bytes": self.capacity_bytes,
+            "verdicts_by_phase": {name: verdict_content(found) for name, found in self.verdicts.items()},
+            "gpus": {"all": self.job.total_gpus, "trainer": self.job.training_gpus}
+            | {"rollout": self.job.rollout_gpus},
+            "notes": list(self.job.notes),
             "remedies": self.remedies,
             "peak_bytes_by_phase": {name: phase.to_dict() for name, phase in self.memory.items()},
             "training": self.times.update.report.to_dict(),
@@ -144,26 +172,65 @@ class RlResult(Displayable):
         job = self.job
         return (
             f"{job.table.algorithm.upper()} of {job.update_job.model.name} by {job.framework.name} on "
-            f"{gpus_label(job.update_job)}, {strategy_label(job.update_job)}"
+            f"{self._gpus_label}, {strategy_label(job.update_job)}"
         )
+
+    @property
+    def _gpus_label(self) -> str:
+        job = self.job
+        if job.is_colocated:
+            return gpus_label(job.update_job)
+        parts = f"{job.training_gpus:,} of the trainer, {job.rollout_gpus:,} of the rollout"
+        return f"{format_gpus(job.total_gpus)} ({parts})"
+
+    @property
+    def _step_label(self) -> str:
+        """E.g. "95.930 s (70.022 s to 131.424 s)"."""
+        low, high = map(format_seconds, self.step_seconds_range)
+        return f"{format_seconds(self.step.seconds)} ({low} to {high})"
+
+    def brief_lines(self) -> Iterator[str]:
+        """Whether it fits, its step with the range of 80 %, and what 1,000 steps take."""
+        job, verdict = self.job, self.verdict
+        name = min(self.verdicts, key=lambda phase: self.verdicts[phase].probability)
+        used = f"{format_bytes(self.memory[name].total)} of {format_bytes(self.capacity_bytes)}"
+        gpu_hours = _THOUSAND * self.step.seconds * job.total_gpus / 3600
+        bill = f"1,000 steps: {format_amount(gpu_hours)} GPU-hours"
+        cost = job.experiment.cost
+        if cost is not None and cost.gpu_hour_price is not None:
+            bill += f", {format_amount(gpu_hours * cost.gpu_hour_price)} {cost.currency}"
+        for text in (
+            f"{verdict.word.upper()}  {used} in {name.replace('_', ' ')}, {100 * verdict.probability:.0f} % "
+            f"likely: {self.headline()}",
+            f"step {self._step_label}, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",
+            bill,
+        ):
+            yield from paragraph(text, indent=2)
 
     def lines(self) -> Iterator[str]:
         """The text that `zsim run` prints."""
         job, step = self.job, self.step
+        low, high = map(format_seconds, self.step_seconds_range)
         yield from paragraph(f"{self.headline()}.")
         yield from paragraph(
-            f"A step takes {format_seconds(step.seconds)}: {job.num_samples:,} samples of "
-            f"{self.tokens / job.num_samples:,.0f} tokens, {job.updates} updates, "
+            f"A step takes {format_seconds(step.seconds)}, {low} to {high} in 80 %: {job.num_samples:,} "
+            f"samples of {self.tokens / job.num_samples:,.0f} tokens, {job.updates} "
+            f"update{'' if job.updates == 1 else 's'}, "
             f"{self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU."
         )
         yield ""
         shares = [
-            [name.replace("_", " "), format_seconds(seconds), f"{100 * exposed / step.seconds:.0f} %"]
+            [
+                name.replace("_", " "),
+                format_seconds(seconds),
+                format_seconds(exposed),
+                f"{100 * exposed / step.seconds:.0f} %",
+            ]
             for name, seconds in self.phases_seconds.items()
             for exposed in [self.exposed_seconds[name]]
             if seconds
         ]
-        yield from table(named_columns("Phase", "time", "of the step"), shares)
+        yield from table(named_columns("Phase", "time", "exposed", "exposed of step"), shares)
         yield ""
         yield from paragraph(
             f"The last tenth of the samples takes {format_seconds(step.tail)} of the rollout's "
@@ -172,12 +239,31 @@ class RlResult(Displayable):
             f"{100 * step.busy_training:.0f} %."
         )
         yield ""
-        rows = [[name.replace("_", " "), format_bytes(phase.total)] for name, phase in self.memory.items()]
-        yield from table(named_columns("Memory of a GPU", "bytes"), rows)
-        verdict = "Fits" if self.fits else "DOES NOT FIT"
-        yield from paragraph(f"{verdict}: a GPU has {format_bytes(self.capacity_bytes)}.")
+        rows = [
+            [
+                name.replace("_", " "),
+                format_bytes(phase.total),
+                found.word,
+                f"{100 * found.probability:.0f} %",
+            ]
+            for name, phase in self.memory.items()
+            for found in [self.verdicts[name]]
+        ]
+        yield from table(named_columns("Memory of a GPU", "bytes", "verdict", "likely"), rows)
+        verdict = self.verdict
+        yield from paragraph(
+            f"{verdict.word.upper()}: a GPU has {format_bytes(self.capacity_bytes)} that can be used, "
+            f"{verdict.odds}."
+        )
+        report = self.times.update.report
+        if report.out_of_memory is not None and self.memory["training"].total <= self.capacity_bytes:
+            yield from paragraph(f"{missing_memory(report.out_of_memory, job.experiment.strategy.kind)}.")
         for sentence in self.remedies:
             yield from paragraph(f"{sentence[0].upper()}{sentence[1:]}.")
+        if job.notes:
+            yield ""
+        for note in job.notes:
+            yield from paragraph(note, first="note: ", indent=2)
 
 
 def _mean_running(result: RlResult) -> float:

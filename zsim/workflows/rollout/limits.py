@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from zsim.cost.inference.layers import ServedModel
 from zsim.errors import InputError
@@ -12,6 +13,7 @@ from zsim.units import format_bytes
 BLOCK_TOKENS = 16  # of a page of the cache, vLLM's default on GPUs
 ENGINE_OVERHEAD = 3 * 2**30
 """Bytes of an engine besides weights, caches and activations: CUDA's context, NCCL and captured graphs."""
+_MOST_UTILIZATION = 0.95  # of a GPU's memory: CUDA's contexts of other processes need the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,25 @@ def engine_limits(
         + max_num_batched_tokens * max(product.out_features for product in model.products) * 2
     )
     room = utilization * gpu.memory.capacity - model.weight_bytes - activation_bytes - overhead_bytes
-    blocks = int(room // (model.cache_bytes_per_token * BLOCK_TOKENS))
+    block_bytes = model.cache_bytes_per_token * BLOCK_TOKENS
+    blocks = int(room // block_bytes)
     if blocks < 1:
+        needed = utilization * gpu.memory.capacity - room + block_bytes
         raise InputError(
             f"rl.rollout: the weights of a replica take {format_bytes(model.weight_bytes)} of each GPU, and "
-            f"gpu_memory_utilization {utilization:g} leaves no room for a cache; expected more GPUs to a "
-            "replica (rl.rollout.tensor) or a higher utilization"
+            f"gpu_memory_utilization {utilization:g} leaves no room for a cache; expected "
+            f"{_remedies(needed / gpu.memory.capacity)}"
         )
     groups = model.layout.data
     return EngineLimits(
         groups * max_num_seqs, groups * max_num_batched_tokens, groups * blocks, prefix_caching
     )
+
+
+def _remedies(share: float) -> str:
+    """What can help where an engine needs `share` of its GPU's memory."""
+    words = "more GPUs to a replica (rl.rollout.tensor)"
+    least = ceil(100 * share) / 100
+    if least > _MOST_UTILIZATION:
+        return words
+    return f"{words} or a gpu_memory_utilization of at least {least:g}"
