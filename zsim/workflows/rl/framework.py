@@ -121,7 +121,7 @@ class TrainerDefaults:
         )
 
     def changes(self, experiment: Experiment) -> list[str]:
-        """What `apply` changes, as "training.activation_checkpointing = full"."""
+        """The keys that `apply` changes, as "training.activation_checkpointing = full"."""
         return [
             f"{name}.{key} = {str(value).lower() if isinstance(value, bool) else value}"
             for name, values in self.missing(experiment).items()

@@ -84,13 +84,15 @@ class RlResult(Displayable):
             name: verdict_of(phase.total / self.capacity_bytes, framework, is_mixture=is_mixture)
             for name, phase in self.memory.items()
         }
-        verdicts["training"] = min(verdicts["training"], report.verdict, key=lambda found: found.probability)
+        verdicts["training"] = min(
+            verdicts["training"], report.verdict, key=lambda verdict: verdict.probability
+        )
         return verdicts
 
     @property
     def verdict(self) -> Verdict:
-        """That on the phase that is least likely to fit."""
-        return min(self.verdicts.values(), key=lambda found: found.probability)
+        """The verdict on the phase that is least likely to fit."""
+        return min(self.verdicts.values(), key=lambda verdict: verdict.probability)
 
     @property
     def fits(self) -> bool:
@@ -152,7 +154,9 @@ class RlResult(Displayable):
             "fits": self.fits,
             **verdict_content(self.verdict),
             "capacity_bytes": self.capacity_bytes,
-            "verdicts_by_phase": {name: verdict_content(found) for name, found in self.verdicts.items()},
+            "verdicts_by_phase": {
+                name: verdict_content(phase_verdict) for name, phase_verdict in self.verdicts.items()
+            },
             "gpus": {"all": self.job.total_gpus, "trainer": self.job.training_gpus}
             | {"rollout": self.job.rollout_gpus},
             "notes": list(self.job.notes),
@@ -180,8 +184,8 @@ class RlResult(Displayable):
         job = self.job
         if job.is_colocated:
             return gpus_label(job.update_job)
-        parts = f"{job.training_gpus:,} of the trainer, {job.rollout_gpus:,} of the rollout"
-        return f"{format_gpus(job.total_gpus)} ({parts})"
+        sides = f"{job.training_gpus:,} of the trainer, {job.rollout_gpus:,} of the rollout"
+        return f"{format_gpus(job.total_gpus)} ({sides})"
 
     @property
     def _step_label(self) -> str:
@@ -243,11 +247,11 @@ class RlResult(Displayable):
             [
                 name.replace("_", " "),
                 format_bytes(phase.total),
-                found.word,
-                f"{100 * found.probability:.0f} %",
+                phase_verdict.word,
+                f"{100 * phase_verdict.probability:.0f} %",
             ]
             for name, phase in self.memory.items()
-            for found in [self.verdicts[name]]
+            for phase_verdict in [self.verdicts[name]]
         ]
         yield from table(named_columns("Memory of a GPU", "bytes", "verdict", "likely"), rows)
         verdict = self.verdict

@@ -70,7 +70,7 @@ def engine_limits(
 
 
 def _remedies(share: float) -> str:
-    """What can help where an engine needs `share` of its GPU's memory."""
+    """The changes that can help where an engine needs `share` of its GPU's memory."""
     words = "more GPUs to a replica (rl.rollout.tensor)"
     least = ceil(100 * share) / 100
     if least > _MOST_UTILIZATION:
