@@ -144,6 +144,20 @@ def test_measurements_that_say_nothing_of_the_cluster_are_refused() -> None:
         calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", Measurements((row,)))
 
 
+def test_too_few_sizes_are_refused_with_how_many_a_fit_takes() -> None:
+    """Three sizes of one collective for three numbers, of which a fourth shows whether they fit."""
+    rows = tuple(
+        Measurement("collective", {"kind": "all_reduce", "ranks": 8, "nodes": 1}, 1e-3, "a.json", bytes=size)
+        for size in (1e6, 1e7, 1e8)
+    )
+    with pytest.raises(
+        InputError, match=r"3 rows of collective \(expected at least 4 of all_gather, .* sizes\)"
+    ):
+        calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", Measurements(rows))
+    fourth = Measurement("collective", rows[0].parameters, 1e-2, "a.json", bytes=1e9)
+    assert calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", Measurements((*rows, fourth))).fits
+
+
 def test_products_and_collectives_beside_each_other_give_the_slowdown_of_both() -> None:
     """Products 10 s alone and 12 beside, a collective 4 and 6; of two groups the smaller counts."""
     rows = [

@@ -291,6 +291,7 @@ def test_keys_that_deepspeed_does_not_look_for_are_noted() -> None:
     assert found.notes == (
         "ds.json: no effect, since DeepSpeed reads no such key: cuda_visible_devices, comms_config",
     )
+    assert load({"data_parallel_size": 4}).notes == ()  # `deepspeed.initialize` looks for it
 
 
 def test_a_block_that_compiles_nothing_by_itself_says_so() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.ddp.settings import DdpTable
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.programs.nanotron.read import stage_layers
@@ -120,6 +121,7 @@ def test_llm_foundry_is_composers_fsdp(tmp_path: Path) -> None:
     assert (training.gradient_accumulation_steps, training.gradient_clipping) == (16, 1.0)
     assert (training.activation_checkpointing, training.checkpoint_is_reentrant) == ("full", False)
     assert training.attention == "flash2"
+    assert any("each its own unit there" in note for note in found.notes)
     job = resolve(found)
     assert job.model.numel == 32 * (12 * 4096**2 + 2 * 4096) + 50368 * 4096 + 4096
     assert [note for note in found.notes if "not read" in note] == [
@@ -131,7 +133,45 @@ def test_composers_other_precisions_and_ddp(tmp_path: Path) -> None:
     default = read(tmp_path, FOUNDRY.replace("mixed_precision: PURE, ", ""))
     assert of_kind(default.strategy, Fsdp1Table).reduce_dtype == "fp32"
     alone = read(tmp_path, FOUNDRY[: FOUNDRY.index("fsdp_config")])
-    assert alone.strategy.kind == "ddp"
+    assert of_kind(alone.strategy, DdpTable).no_sync
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "types"),
+    [
+        ("mixed_precision: PURE", "mixed_precision: full", ("fp32", "fp32")),
+        (
+            "mixed_precision: PURE",
+            "mixed_precision: {param_dtype: bf16, reduce_dtype: fp32}",
+            ("bf16", "fp32"),
+        ),
+        ("mixed_precision: PURE", "mixed_precision: {param_dtype: bfloat16}", ("bf16", "bf16")),
+        ("mixed_precision: PURE", "mixed_precision: {buffer_dtype: bf16}", ("fp32", "fp32")),
+        ("no_bias: true", "no_bias: true, master_weights_dtype: bf16", ("bf16", "bf16")),
+    ],
+)
+def test_composers_tables_of_types(tmp_path: Path, old: str, new: str, types: tuple[str, str]) -> None:
+    """torch's FSDP reduces in the type that it gathers where a table has no `reduce_dtype`."""
+    assert old in FOUNDRY
+    found = read(tmp_path, FOUNDRY.replace(old, new))
+    table = of_kind(found.strategy, Fsdp1Table)
+    assert (table.param_dtype, table.reduce_dtype) == types
+    assert found.training.stored_dtype == ("bf16" if "master" in new else "fp32")
+
+
+def test_composers_degrees_decide_whether_there_are_replicas(tmp_path: Path) -> None:
+    def table(text: str) -> Fsdp1Table:
+        replaced = FOUNDRY.replace("sharding_strategy: SHARD_GRAD_OP", f"sharding_strategy: {text}")
+        return of_kind(read(tmp_path, replaced).strategy, Fsdp1Table)
+
+    degrees = "data_parallel_replicate_degree: 4, data_parallel_shard_degree: 2"
+    assert table("HYBRID_SHARD").sharding_strategy == "FULL_SHARD"
+    assert table("_hybrid_shard_zero2").sharding_strategy == "SHARD_GRAD_OP"
+    for word, hybrid in (("full_shard", "HYBRID_SHARD"), ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")):
+        found = table(f"{word}, {degrees}")
+        assert (found.sharding_strategy, found.replicate) == (hybrid, 4)
+    with pytest.raises(NotSimulatedError, match="found -1, which composer counts from the GPUs"):
+        table("FULL_SHARD, data_parallel_replicate_degree: -1")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +179,7 @@ def test_composers_other_precisions_and_ddp(tmp_path: Path) -> None:
     [
         ("device_train_microbatch_size: 8", "device_train_microbatch_size: auto", "tries batches on the GPU"),
         ("precision: amp_bf16", "precision: amp_fp8", "does not simulate 'amp_fp8'"),
+        ("precision: amp_bf16", "precision: bf16", "does not simulate 'bf16'"),
         ("name: mpt_causal_lm", "name: mosaic_bert", "does not read the models of 'mosaic_bert'"),
         ("surprise:", "tp_config:", "composer's tensor parallelism"),
         ("name: decoupled_adamw", "name: adalr_lion", "optimizer.name: .* expected decoupled_adamw"),

@@ -23,10 +23,24 @@ FILES = {
     "fsdp_config: {sharding_strategy: FULL_SHARD}\n",
     "lingua": "distributed: {fsdp_type: full_shard}\nmodel: {dim: 8}\n",
     "gpt-neox": "pipe_parallel_size: 1\nnum_layers: 2\ntrain_micro_batch_size_per_gpu: 4\n",
-    "maxtext": "base_emb_dim: 8\nper_device_batch_size: 1\n",
+    "maxtext": "base_config: base.yml\nuse_sft: true\npacking: true\n",
+    "areal": "experiment_name: a\ntrial_name: b\nactor: {path: x}\nstats_logger: {wandb: {mode: disabled}}\n",
+    "roll": "exp_name: a\npretrain: x\nsft_train: {training_args: {}}\n",
+    "nemo-automodel": "recipe: x\ndist_env: {backend: nccl}\nrecipe_args: {}\n",
+    "nemo-aligner": "trainer: {num_nodes: 8, kto: {max_steps: -1}}\nmodel: {mcore_gpt: true}\n",
+    "olmo-core": "run_name: r\nmodel: {}\ndataset: {}\ndata_loader: {}\ntrain_module: {}\ntrainer: {}\n",
+    "lightning": "seed_everything: true\ntrainer: {max_epochs: 1}\nmodel: {width: 8}\n",
+    "mistral-finetune": "model_id_or_path: x\nlora: {rank: 64}\nseq_len: 8\n",
+    "mergekit": "base_model: x\ngate_mode: hidden\nexperts: [{source_model: y}]\n",
     "kubernetes": "apiVersion: v1\nkind: Pod\n",
+    "skypilot": "num_nodes: 2\nrun: torchrun train.py\n",
+    "compose": "services: {train: {image: x}}\n",
+    "github-actions": "on: [push]\njobs: {test: {runs-on: x}}\n",
+    "conda": "name: a\nchannels: [conda-forge]\ndependencies: [python]\n",
+    "hf-config": "architectures: [LlamaForCausalLM]\nmodel_type: llama\n",
+    "peft-adapter": "base_model_name_or_path: x\npeft_type: LORA\nr: 8\n",
 }
-TOMLS = {"prime-rl": "max_steps = 2\n[model]\nname = 'x'\n[orchestrator]\nbatch_size = 8\n"}
+TOMLS = {"prime-rl": "max_steps = 2\n[model]\nname = 'x'\n[data]\nname = 'y'\n[optim]\nlr = 1e-5\n"}
 
 
 def write(folder: Path, name: str, text: str) -> Path:

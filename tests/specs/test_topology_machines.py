@@ -121,6 +121,8 @@ def test_rocm_smi_gives_the_links_and_a_preset_the_rates(tmp_path: Path) -> None
         imported(tmp_path, ROCM)
     with pytest.raises(InputError, match="found 2 rows for 3 columns"):
         imported(tmp_path, ROCM.replace("GPU2   XGMI         XGMI         0\n", ""), base="mi300x-x8")
+    with pytest.raises(InputError, match="found XXXX among the link types"):
+        imported(tmp_path, ROCM.replace("GPU1   XGMI", "GPU1   XXXX"), base="mi300x-x8")
 
 
 def test_hwlocs_xml_gives_pcie_and_the_gpus_model(tmp_path: Path) -> None:
@@ -130,6 +132,10 @@ def test_hwlocs_xml_gives_pcie_and_the_gpus_model(tmp_path: Path) -> None:
     assert (cluster.gpus_per_node, cluster.pcie.gpus_per_switch) == (2, 2)
     assert cluster.pcie.bandwidth == about(31.5e9)
     assert cluster.gpu.name == load_cluster("dgx-h100").gpu.name
+    accelerators = HWLOC.replace("0302 [10de:2330]", "1200 [1002:74a1]")
+    accelerators = accelerators.replace("NVIDIA H100 80GB HBM3", "AMD Instinct MI300X OAM")
+    cluster, _ = imported(tmp_path, accelerators, "machine.xml")
+    assert (cluster.gpus_per_node, cluster.gpu.name) == (2, load_cluster("mi300x-x8").gpu.name)
     with pytest.raises(InputError, match="of which zsim has no machine"):
         imported(tmp_path, HWLOC.replace("H100", "K80"), "machine.xml")
     with pytest.raises(InputError, match="no GPU in it"):

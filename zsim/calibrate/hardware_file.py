@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zsim.calibrate.kernel_fits import fit_gpu
-from zsim.calibrate.link_fits import fit_cluster
-from zsim.calibrate.measurements import Measurements
+from zsim.calibrate.link_fits import MIN_COLLECTIVES, MIN_COPIES, MIN_TRANSFERS, RING_KINDS, fit_cluster
+from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.calibrate.robust_fit import CurveFit
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
@@ -72,8 +73,7 @@ def calibrate(
     changes, cluster_fits = fit_cluster(cluster.model_copy(update={"gpu": gpu}), rows)
     fits = (*gpu_fits, *cluster_fits)
     if not fits:
-        families = ", ".join(sorted({row.family for row in quiet_rows}))
-        raise InputError(f"nothing of '{base}' follows from these measurements (families: {families})")
+        raise InputError(f"nothing of '{base}' follows from these measurements: {_missing(quiet_rows)}")
     tables: dict[str, dict[str, Any]] = {}
     for fit in gpu_fits:
         for dotted, value in fit.values.items():
@@ -93,6 +93,31 @@ def calibrate(
         content["measured_range"] = {key: span for fit in table_fits for key, span in fit.ranges.items()}
         tables[table] = content
     return Calibration(name, base, tables, fits, measured.machines, tuple(notes))
+
+
+# The rows that a fit of a family takes.
+_NEEDED_ROWS = {
+    "collective": f"{MIN_COLLECTIVES} of {', '.join(RING_KINDS[:-1])} or {RING_KINDS[-1]}, "
+    "all within a node or all across nodes, of several sizes",
+    "host_copy": f"{MIN_COPIES} sizes of pinned copies to or from the GPU",
+    "file": f"{MIN_TRANSFERS} direct reads or {MIN_TRANSFERS} direct writes of several block sizes or depths",
+    "gemm": "1 more than there are types, of types that the GPU has",
+    "attention": "4 lengths, of a type that the GPU has",
+    "copy": "2 sizes",
+    "interference": "1 group of ranks both beside other work and not",
+}
+
+
+def _missing(rows: Sequence[Measurement]) -> str:
+    """The rows of each family, and how many a fit of it takes."""
+    counts = Counter(row.family for row in rows)
+    if not counts:
+        return "no rows are left"
+    texts = []
+    for family, count in sorted(counts.items()):
+        needed = f" (expected at least {_NEEDED_ROWS[family]})" if family in _NEEDED_ROWS else ""
+        texts.append(f"{count} {'row' if count == 1 else 'rows'} of {family}{needed}")
+    return ", ".join(texts)
 
 
 def sources(fits: Sequence[CurveFit]) -> list[str]:

@@ -16,7 +16,8 @@ from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster, Nvme
 
 _ORIGIN = ("source", "evidence", "measured_range")
-_RING_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+RING_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+MIN_COLLECTIVES, MIN_COPIES, MIN_TRANSFERS = 4, 2, 2  # rows that are fitted
 
 
 def fit_cluster(cluster: Cluster, measured: Measurements) -> tuple[dict[str, dict[str, Any]], list[CurveFit]]:
@@ -79,7 +80,7 @@ def _collectives(cluster: Cluster, measured: Measurements) -> TablesAndFits:
     of all ranks of a node side by side, so there x is the number of those ranks times a GPU's share of the
     cards times the cards' efficiency, as long as the links inside the node are not slower.
     """
-    rows = [row for row in measured.select("collective") if row["kind"] in _RING_KINDS and row.bytes > 0]
+    rows = [row for row in measured.select("collective") if row["kind"] in RING_KINDS and row.bytes > 0]
     if cluster.collectives.backend == "gloo":  # its reduce-scatter is an all-reduce, its broadcast not a ring
         rows = [row for row in rows if row["kind"] in ("all_gather", "all_reduce")]
     inner_rows = [
@@ -93,13 +94,13 @@ def _collectives(cluster: Cluster, measured: Measurements) -> TablesAndFits:
     protocol = "tcp" if "tcp" in cluster.collectives.protocols else "simple"
     base = cluster.collectives.protocols[protocol]
     inner_rate = cluster.node_link.bandwidth * cluster.node_link.efficiency
-    if len(inner_rows) >= 4:
+    if len(inner_rows) >= MIN_COLLECTIVES:
         start = cluster.node_link.bandwidth * cluster.node_link.efficiency or 1e9
         fit, values = _ring_fit("collectives within a node", inner_rows, start, base.base, base.intra_round)
         inner_rate = values["rate"]
         fits.append(fit)
         tables |= _ring_tables(cluster, protocol, values, "node_link", "intra_round")
-    if len(outer_rows) >= 4:
+    if len(outer_rows) >= MIN_COLLECTIVES:
         start = cluster.nic.bandwidth * cluster.nic.per_node / cluster.gpus_per_node * cluster.nic.efficiency
         if inner_rate > 0:  # begin where the cards are what is slower
             start = min(
@@ -218,7 +219,7 @@ def _host_copies(cluster: Cluster, measured: Measurements) -> TablesAndFits:
         for row in measured.select("host_copy", pinned=True)
         if row["way"] in ("h2d", "d2h") and row.bytes > 0
     ]
-    if len(rows) < 2:
+    if len(rows) < MIN_COPIES:
         return {}, []
     parameters = [
         FitParameter("pcie.latency", max(cluster.pcie.latency, 1e-6), 1e-7, 1e-3),
@@ -259,7 +260,7 @@ def _drives(cluster: Cluster, measured: Measurements) -> TablesAndFits:
         rows = [
             row for row in measured.select("file", op=op) if row["direct"] is not False and _rate_of(row) > 0
         ]
-        if len(rows) < 2:
+        if len(rows) < MIN_TRANSFERS:
             continue
         fit, values = _drive_fit(base, op, name, rows)
         fits.append(fit)

@@ -1,7 +1,8 @@
 """Environment variables of torch, NCCL and Transformer Engine, which launch scripts set.
 
-Read in NCCL 2.28 (docs/userguide/source/env.rst), torch 2.13 (`torch/csrc/distributed/c10d/`), and
-Transformer Engine 2.17 (`pytorch/attention/dot_product_attention/utils.py`: `get_attention_backend`).
+Read in NCCL 2.30.7 (`docs/userguide/source/env.rst`, `src/init.cc`: `ncclAlgoStr`), torch 007b9bc0
+(`c10/core/AllocatorConfig.h`), and Transformer Engine 2.17
+(`pytorch/attention/dot_product_attention/utils.py`: `get_attention_backend`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from zsim.specs.formats.training_file import TrainingFile
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that is set counts
 _ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls_tree", "pat": "pat"}
 _PROTOCOLS = {"ll": "ll", "ll128": "ll128", "simple": "simple"}
 _FLASH, _FUSED = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"
@@ -32,7 +33,8 @@ def read_environment(file: TrainingFile, variables: Mapping[str, str]) -> None:
     connections = variables.get(_CONNECTIONS, "")
     if connections.isdecimal() and 1 <= int(connections) <= 32:
         file.settings["training.device_max_connections"] = int(connections)
-    if any("expandable_segments:True" in variables.get(name, "") for name in _ALLOCATORS):
+    allocator = next((variables[name] for name in _ALLOCATORS if variables.get(name)), "")
+    if "expandable_segments:True" in allocator.replace(" ", ""):
         file.settings["training.expandable_segments"] = True
     for name, key, words in (
         ("NCCL_ALGO", "collectives.force_algorithm", _ALGORITHMS),

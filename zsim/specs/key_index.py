@@ -44,6 +44,7 @@ def nearest_key(
             key, [path.rpartition(".")[2] for path in all_paths], n=1, cutoff=_MIN_SIMILARITY
         )
         paths = [path for path in all_paths if path.rpartition(".")[2] in close_names]
+    paths = list(_shallowest(paths))
     if isinstance(value, Mapping) and len(value) == 1:
         inner_paths = [_closest_inner_path(path, str(next(iter(value))), all_paths) for path in paths]
         paths = [path for path in inner_paths if path] or paths
@@ -51,6 +52,16 @@ def nearest_key(
         return ""
     names = [f"'{prefix}{path}'" for path in paths] + ([f"'{close_match}'"] if close_match else [])
     return f"; did you mean {', '.join(names[:-1])}{' or ' if len(names) > 1 else ''}{names[-1]}?"
+
+
+def _shallowest(paths: Sequence[str]) -> Iterator[str]:
+    """The paths that are nearest to the top of their first table: `gpu.memory.bandwidth` rather than
+    `gpu.decode.all_reduce.bandwidth`.
+    """
+    depths = [(path.partition(".")[0], path.count(".")) for path in paths]
+    for path, (table, depth) in zip(paths, depths, strict=True):
+        if all(depth <= other for name, other in depths if name == table):
+            yield path
 
 
 def first_unknown_segment(segments: list[str], model_type: type[BaseModel]) -> int | None:

@@ -8,7 +8,7 @@ from zsim.specs.formats.program import ConfigMapping
 from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
 
 _FOUNDRY = "llm-foundry 8c8dd48f, llmfoundry/utils/config_utils.py"
-_COMPOSER = "composer 0.32, composer/utils/parallelism_config.py"
+_COMPOSER = "composer 0.32.1, composer/utils/parallelism.py: FSDPConfig"
 SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
 _KEYS = (
@@ -21,10 +21,13 @@ _KEYS = (
     ),
     ProgramKey(
         "precision", str, "the type of products", "training.precision",
-        values={"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8", "bf16": "bf16"},
+        values={"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"},
     ),
     ProgramKey("model.name", str, "the kind of model", "model"),
     ProgramKey("model.pretrained_model_name_or_path", str, "the model", "model"),
+    ProgramKey(
+        "model.master_weights_dtype", str, "the type of parameters between steps", "training.stored_dtype"
+    ),
     ProgramKey("model.loss_fn", str, "whose kernels compute the loss"),
     ProgramKey("model.attn_config.attn_impl", str, "the core of attention", "training.attention"),
     ProgramKey("model.use_flash_attention_2", bool, "the core of attention", "training.attention"),
@@ -49,6 +52,12 @@ _KEYS = (
         source=_COMPOSER,
     ),
     ProgramKey("fsdp_config.mixed_precision", str, "the types that are gathered and reduced"),
+    ProgramKey(
+        "fsdp_config.mixed_precision.param_dtype", str, "the type that is gathered", "strategy.param_dtype"
+    ),
+    ProgramKey(
+        "fsdp_config.mixed_precision.reduce_dtype", str, "the type that is reduced", "strategy.reduce_dtype"
+    ),
     ProgramKey(
         "fsdp_config.activation_checkpointing", bool, "whether backward computes every block again",
         "training.activation_checkpointing", is_plain=True, values={True: "full", False: None},
@@ -75,6 +84,7 @@ _KEYS = (
         "strategy.limit_all_gathers", is_plain=True, default=True, tuned=(), source=_COMPOSER,
     ),
     ProgramKey("fsdp_config.data_parallel_replicate_degree", int, "replicas", "strategy.replicate"),
+    ProgramKey("fsdp_config.data_parallel_shard_degree", int, "ranks that share the states of a replica"),
     ProgramKey("expandable_segments", bool, "torch's allocator", "training.expandable_segments"),
 )  # fmt: skip
 KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
@@ -89,6 +99,7 @@ IDLE = (
     "global_seed", "spin_dataloaders", "train_subset_num_batches", "cuda_load_lazy", "flatten_metadata",
     "fsdp_config.state_dict_type", "fsdp_config.verbose", "fsdp_config.sync_module_states",
     "fsdp_config.use_orig_params", "fsdp_config.load_planner", "fsdp_config.save_planner",
+    "fsdp_config.mixed_precision.buffer_dtype",
     "model.init_device", "model.pretrained", "model.use_auth_token", "model.trust_remote_code",
     "only_hf_checkpoint", "only_composer_checkpoint", "accumulate_train_batch_on_tokens",
     *(f"save_{word}" for word in (

@@ -13,6 +13,8 @@ class LlmFoundry(MarkedProgram):
     kinds = ("fsdp1", "ddp")
     file_nouns = ("llm-foundry YAML",)
     reads = "an llm-foundry YAML"
+    release = "llm-foundry 0.22.0.dev0 (8c8dd48f) with composer 0.32.1"
+    recognised_by = "`device_train_microbatch_size`, or `max_seq_len` beside a batch or `fsdp_config`"
 
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.llm_foundry.read import read_llm_foundry

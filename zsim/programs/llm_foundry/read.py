@@ -1,7 +1,11 @@
 """llm-foundry's YAML -> settings of an experiment: composer's FSDP1, or DDP without `fsdp_config`.
 
-Read in llm-foundry 8c8dd48f (`utils/config_utils.py`, `models/mpt/`) and composer 0.32
-(`utils/parallelism_config.py`, `distributed/mosaic_parallelism.py`: `get_mixed_precision`).
+Read in llm-foundry 8c8dd48f (`utils/config_utils.py`, `models/mpt/`) and composer 0.32.1
+(`utils/parallelism.py`, `distributed/mosaic_parallelism.py`: `get_mixed_precision`,
+`distributed/dist_strategy.py`: `prepare_fsdp_module`, `core/state.py`: `_create_device_mesh`).
+
+Micro-batches: `ddp_sync_context` leaves every model alone that is not DDP's, so FSDP reduces gradients after
+each of them. DDP reduces at the last one (`DDPSyncStrategy.SINGLE_AUTO_SYNC`).
 """
 
 from __future__ import annotations
@@ -18,7 +22,16 @@ from zsim.specs.formats.training_file import TrainingFile
 _MIXED_PRECISIONS: dict[str, tuple[str | None, str | None]] = {
     "PURE": (None, None), "DEFAULT": (None, "fp32"), "FULL": ("fp32", "fp32"),
 }  # fmt: skip
-_PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "bf16": "bf16"}
+_PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32"}
+# Words for a type in a table of `mixed_precision`, and in `master_weights_dtype`.
+_DTYPES = {
+    **dict.fromkeys(("float32", "torch.float32", "fp32"), "fp32"),
+    **dict.fromkeys(("float16", "torch.float16", "half", "fp16", "amp", "amp_fp16"), "fp16"),
+    **dict.fromkeys(("bfloat16", "torch.bfloat16", "bfloat", "bf16", "amp_bf16"), "bf16"),
+}
+# A strategy without replicas <-> the one with them. composer takes that which the degrees need.
+_HYBRIDS = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "_HYBRID_SHARD_ZERO2"}
+_UPPER = ("sharding_strategy", "backward_prefetch")  # words that composer takes in small letters too
 # MPTConfig's, where the file leaves a field out.
 _MPT = {
     "d_model": 2048, "n_heads": 16, "n_layers": 24, "expansion_ratio": 4, "vocab_size": 50368,
@@ -101,19 +114,14 @@ def _read_sharding(keys: NestedKeys) -> None:
         settings["strategy.kind"] = "ddp"
         return
     settings["strategy.kind"] = "fsdp1"
+    for key in (f"fsdp_config.{name}" for name in _UPPER):
+        if isinstance(word := keys.values.get(key), str):
+            keys.values[key] = word.upper()
     keys.read(
         "fsdp_config.sharding_strategy", "fsdp_config.backward_prefetch", "fsdp_config.forward_prefetch",
         "fsdp_config.limit_all_gathers", "fsdp_config.activation_checkpointing",
     )  # fmt: skip
-    mode = str(keys.get("fsdp_config.mixed_precision", "DEFAULT")).upper()
-    if mode not in _MIXED_PRECISIONS:
-        raise InputError(
-            f"{file.name}: fsdp_config.mixed_precision: found '{mode}', expected "
-            f"{', '.join(_MIXED_PRECISIONS)}"
-        )
-    precision = settings["training.precision"]
-    gathered, reduced = _MIXED_PRECISIONS[mode]
-    settings |= {"strategy.param_dtype": gathered or precision, "strategy.reduce_dtype": reduced or precision}
+    _read_types(keys)
     file.defaults |= {"strategy.no_sync": False, "strategy.wrapping": "huggingface"}
     if settings.get("training.activation_checkpointing") == "full":
         settings["training.checkpoint_is_reentrant"] = keys.get(
@@ -122,7 +130,61 @@ def _read_sharding(keys: NestedKeys) -> None:
     keys.ignore("fsdp_config.activation_checkpointing_reentrant")
     keys.refuse("fsdp_config.activation_cpu_offload", "checkpoints on the host of composer's")
     keys.refuse("fsdp_config.cpu_offload", "composer's offloading, which composer itself refuses")
-    if (replicas := keys.get("fsdp_config.data_parallel_replicate_degree", 1)) > 1:
+    _read_degrees(keys)
+
+
+def _read_types(keys: NestedKeys) -> None:
+    """The types that are gathered and reduced.
+
+    A type that is left out of a table is the parameters' own, and torch's FSDP reduces in the type that it
+    gathers where it is told no other.
+    """
+    file, settings, key = keys.file, keys.file.settings, "fsdp_config.mixed_precision"
+    precision = settings["training.precision"]
+    stored = _dtype(keys, "model.master_weights_dtype")
+    if stored in ("bf16", "fp16"):  # llm-foundry puts a table without a `param_dtype` in place of the word
+        settings["training.stored_dtype"] = stored
+        keys.ignore(key)
+        reduced = _dtype(keys, f"{key}.reduce_dtype")
+        settings |= {"strategy.param_dtype": stored, "strategy.reduce_dtype": reduced or stored}
+        return
+    if keys.has(f"{key}.param_dtype", f"{key}.reduce_dtype", f"{key}.buffer_dtype"):
+        gathered = _dtype(keys, f"{key}.param_dtype") or "fp32"
+        reduced = _dtype(keys, f"{key}.reduce_dtype") or gathered
+        settings |= {"strategy.param_dtype": gathered, "strategy.reduce_dtype": reduced}
+        return
+    mode = keys.get(key, "DEFAULT").upper()
+    if mode not in _MIXED_PRECISIONS:
+        raise InputError(f"{file.name}: {key}: found '{mode}', expected {', '.join(_MIXED_PRECISIONS)}")
+    low, high = _MIXED_PRECISIONS[mode]
+    settings |= {"strategy.param_dtype": low or precision, "strategy.reduce_dtype": high or precision}
+
+
+def _dtype(keys: NestedKeys, key: str) -> str | None:
+    word = keys.get(key)
+    if word is not None and word not in _DTYPES:
+        raise InputError(f"{keys.file.name}: {key}: found '{word}', expected float32, float16 or bfloat16")
+    return None if word is None else _DTYPES[word]
+
+
+def _read_degrees(keys: NestedKeys) -> None:
+    """Replicas. composer's mesh has a dimension of them only where the file has their degree."""
+    file, settings, key = keys.file, keys.file.settings, "fsdp_config.data_parallel_replicate_degree"
+    replicas = keys.get(key)
+    keys.ignore("fsdp_config.data_parallel_shard_degree")  # the GPUs over the replicas
+    sharding = settings.get("strategy.sharding_strategy", "FULL_SHARD")
+    if replicas is None:
+        plain = {hybrid: plain for plain, hybrid in _HYBRIDS.items()}.get(sharding, sharding)
+        if plain != sharding:
+            file.note(f"fsdp_config.sharding_strategy: {sharding} without {key} is {plain} to composer")
+            settings["strategy.sharding_strategy"] = plain
+    elif replicas < 1:
+        raise NotSimulatedError(
+            f"{file.name}: {key}: found {replicas}, which composer counts from the GPUs; give the number of "
+            "replicas"
+        )
+    else:
+        settings["strategy.sharding_strategy"] = _HYBRIDS.get(sharding, sharding)
         settings["strategy.replicate"] = replicas
 
 
@@ -139,6 +201,10 @@ def _read_model(keys: NestedKeys) -> None:
         raise NotSimulatedError(
             f"{file.name}: model.name: zsim does not read the models of '{name}'; expected mpt_causal_lm or "
             f"hf_causal_lm"
+        )
+    if file.settings["strategy.kind"] == "fsdp1":  # `_fsdp_wrap` of the children in modeling_mpt.py
+        file.note(
+            "MPT's embeddings, last norm and head, each its own unit there, are simulated in the root's"
         )
     implementation = keys.get("model.attn_config.attn_impl", "flash")
     file.settings["training.attention"] = "math" if implementation == "torch" else "flash2"

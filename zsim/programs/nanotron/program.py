@@ -13,6 +13,8 @@ class Nanotron(MarkedProgram):
     kinds = ("megatron",)
     file_nouns = ("nanotron YAML",)
     reads = "a nanotron YAML"
+    release = "nanotron of April 2026 (2411b022)"
+    recognised_by = "`parallelism` with dp, tp and pp, beside `tokens`"
 
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.nanotron.read import read_nanotron

@@ -13,6 +13,10 @@ class NemoRl(MarkedProgram):
     kinds = ("fsdp2", "megatron")
     file_nouns = ("NeMo-RL YAML",)
     reads = "a NeMo-RL YAML"
+    release = "NeMo-RL of August 2026 (7ea279ab)"
+    recognised_by = (
+        "a key of its policy (train_global_batch_size, dtensor_cfg, ...), or `policy` beside `grpo`"
+    )
 
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.nemo_rl.read import read_nemo_rl

@@ -13,6 +13,10 @@ class Olmo(MarkedProgram):
     kinds = ("fsdp1", "ddp")
     file_nouns = ("OLMo YAML",)
     reads = "an OLMo YAML"
+    release = "OLMo 0.6 (59a53e3f)"
+    recognised_by = (
+        "`device_train_microbatch_size` beside `fsdp` or a key of its model (block_type, mlp_ratio, ...)"
+    )
 
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.olmo.read import read_olmo

@@ -13,6 +13,8 @@ class Verl(MarkedProgram):
     kinds = ("fsdp1", "fsdp2", "megatron")
     file_nouns = ("verl YAML",)
     reads = "a verl YAML"
+    release = "verl of January 2026 (b178a3cd)"
+    recognised_by = "`actor_rollout_ref`"
 
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.verl.read import read_verl

@@ -151,9 +151,12 @@ def _refuse_removed(
 
 
 def _drop_ignored(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:
-    """Remove keys at the top that DeepSpeed does not look for, as its `DeepSpeedConfig` does, with a note.
+    """Remove keys at the top that DeepSpeed does not look for, with a note.
 
-    A key that is spelt nearly as one of DeepSpeed's stays, for an error that says so.
+    Its `DeepSpeedConfig` looks up each key by name and leaves the others alone (0.19.6,
+    deepspeed/runtime/config.py: `_initialize_params`). `deepspeed.initialize` looks up `data_parallel_size`
+    (deepspeed/__init__.py). A key that is spelt nearly as one of DeepSpeed's stays, for an error that says
+    so.
     """
     known_keys = list(DeepSpeedFile.model_fields)
     ignored_keys = [

@@ -206,6 +206,7 @@ class DeepSpeedFile(JsonBlock):
     data_efficiency: Annotated[
         Any, UnsimulatedBehavior("sequence lengths and tokens that change from step to step")
     ] = None
+    data_parallel_size: Any = None
     dataloader_drop_last: Any = None
     datastates_ckpt: Any = None
     disable_allgather: Any = None

@@ -1,8 +1,8 @@
 """hwloc's XML (`lstopo machine.xml`): the PCIe devices of one node, with the models of its GPUs.
 
-Format: hwloc 2.12, hwloc2.dtd. Objects of type PCIDev have a class and a `pci_link_speed` in
-GB/s, those of type Bridge stand above them, and a GPU's OSDev below it has its model. hwloc knows neither
-NVLinks nor the rates of cards, so a preset supplies them.
+Format: hwloc 2.12.2, hwloc/hwloc2.dtd and hwloc/topology-xml.c. Objects of type PCIDev have a class and a
+`pci_link_speed` in GB/s, those of type Bridge stand above them, and a GPU's OSDev below it has its model.
+hwloc knows neither NVLinks nor the rates of cards, so a preset supplies them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 _DOCTYPE = re.compile(r"<!DOCTYPE\s+topology\s+SYSTEM\s+\"hwloc2?\.dtd\"\s*>")
-_GPU_CLASSES, _NIC_CLASSES = ("0300", "0302", "0380"), ("0207", "0200")
+# PCI's classes: displays (VGA, 3D, other) and processing accelerators, both of which Linux's amdgpu drives
+# (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c: pciidlist).
+_GPU_CLASSES, _NIC_CLASSES = ("0300", "0302", "0380", "1200"), ("0207", "0200")
 _MAX_ELEMENTS = 50_000
 # Part of a GPU's model -> the preset of a machine with it.
 _BASES = (

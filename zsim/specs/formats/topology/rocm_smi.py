@@ -1,7 +1,8 @@
 """`rocm-smi --showtopo`: how the GPUs of one node reach one another, as matrices without rates.
 
-The link types are XGMI, which is Infinity Fabric, and PCIE (ROCm 6.4 rocm_smi.py: `showWeightTopology`,
-`showTypeTopology`). The text names no GPU, so a preset supplies all else.
+The link types are XGMI, which is Infinity Fabric, and PCIE (rocm_smi_lib of ROCm 6.3, a1295714:
+python_smi_tools/rocm_smi.py, `showTypeTopology`). It prints XXXX for a pair that it could not read. The text
+names no GPU, so a preset supplies all else.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def read_rocm_smi(text: str, file: str, base: str | None) -> ImportedTopology:
     """The topology of one node. Raises InputError without a `base`, and for a matrix that is cut short."""
     types = _types(text, file)
     kinds = {types[a][b] for a in range(len(types)) for b in range(len(types)) if a != b}
+    if not kinds <= {"XGMI", "PCIE"}:
+        raise InputError(
+            f"{file}: found {', '.join(sorted(kinds - {'XGMI', 'PCIE'}))} among the link types, which "
+            "rocm-smi prints where it cannot read one; expected XGMI or PCIE"
+        )
     if base is None:
         raise InputError(
             f"{file}: rocm-smi does not say which GPUs these {len(types)} are; give a preset of the machine "
