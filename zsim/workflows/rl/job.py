@@ -225,17 +225,19 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
 
 
 def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> Job:
-    """The trainer's job on the micro-batches of `batch`.
+    """The trainer's job on the micro-batches of `batch`, each of samples alike with as many tokens and about
+    as much attention as its own have.
 
     Micro-batches are alike, so that few of them are simulated, unless jitter makes each its own.
     """
     multiple = _PACK_MULTIPLE * job.parallelism.tensor * job.parallelism.context
     multiple //= gcd(multiple, _PACK_MULTIPLE) if multiple > job.training.micro_batch_tokens else 1
-    length = max(multiple, round(batch.tokens / multiple) * multiple)
+    samples = max(1, round(batch.tokens / batch.sample_tokens))
+    length = max(multiple, round(batch.tokens / samples / multiple) * multiple)
     training = replace(
         job.training,
         sequence_length=length,
-        micro_batch_size=1,
+        micro_batch_size=max(1, round(batch.tokens / length)),
         gradient_accumulation_steps=batch.micro_batches,
         forward_only=forward_only,
         activation_checkpointing="none" if forward_only else job.training.activation_checkpointing,
