@@ -107,19 +107,19 @@ def _started(launch: Launch) -> TrainingFile:
     if launch.launcher == "trl":
         program = TRL
     if isinstance(config, str) and config.endswith(_FILES):
-        return _from_file(launch, config, program, values, loose)
+        return _read_named_file(launch, config, program, values, loose)
     if program is None:
         program = _owner(values)
     if program is None:
         return _own_script(launch, values)
     length = values.pop(_LENGTH, None)
-    file = _from_flags(launch, program, values)
+    file = _read_flags(launch, program, values)
     if isinstance(length, int) and length > 0:
         file.settings.setdefault("training.sequence_length", length)
     return file
 
 
-def _from_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
+def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
     if program is TRL:
         from zsim.programs.trl.read import read_arguments
 
@@ -178,7 +178,7 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
     return TRAINER if any(mark in values for mark in _FLAG_MARKS) else None
 
 
-def _from_file(
+def _read_named_file(
     launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
 ) -> TrainingFile:
     """The content of the file that is given to the program, with the flags and `key=value` behind it."""

@@ -149,7 +149,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     cluster = simulator.cluster(experiment.cluster)
     total_gpus = _total_gpus(experiment, cluster)
     rollout_gpus, training_gpus = _gpus(table, total_gpus)
-    update_base = simulator.job(bare if training_gpus == total_gpus else _on_gpus(bare, training_gpus))
+    update_base = simulator.job(bare if training_gpus == total_gpus else _trainer_on(bare, training_gpus))
     samples = draw_samples(
         table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
     )
@@ -293,7 +293,7 @@ def _critic_job(
             )
         return None
     model = table.critic.model or bare.model
-    experiment = _on_gpus(bare, gpus).model_copy(update={"model": model})
+    experiment = _trainer_on(bare, gpus).model_copy(update={"model": model})
     return packed_job(simulator.job(experiment), batch)
 
 
@@ -302,7 +302,7 @@ def _reward_job(
 ) -> Job | None:
     if table.reward.model is None:
         return None
-    experiment = _on_gpus(bare, gpus).model_copy(update={"model": table.reward.model})
+    experiment = _trainer_on(bare, gpus).model_copy(update={"model": table.reward.model})
     return packed_job(simulator.job(experiment), batch, forward_only=True)
 
 
@@ -332,7 +332,7 @@ def _gpus(table: RlTable, total: int) -> tuple[int, int]:
     return rollout, total - rollout
 
 
-def _on_gpus(experiment: Experiment, gpus: int) -> Experiment:
+def _trainer_on(experiment: Experiment, gpus: int) -> Experiment:
     return experiment.model_copy(update={"gpus": gpus, "nodes": None})
 
 
