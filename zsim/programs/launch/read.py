@@ -1,4 +1,4 @@
-"""What a launch starts -> an experiment: the program's own file or flags, on the launcher's machines.
+"""A launch -> an experiment: the program's own file or flags, on the launcher's machines.
 
 Where Accelerate's file or flags choose an engine and the program's flags do not, Accelerate's is taken, as in
 transformers 5.23 (`training_args.py`: a plugin of the launcher is kept unless the arguments name one).
@@ -92,7 +92,7 @@ def read_launch(launch: Launch) -> TrainingFile:
 
 
 def _started(launch: Launch) -> TrainingFile:
-    """What the program's own file or flags say."""
+    """The experiment that the program's own file or flags say."""
     loose, values = flag_values(launch.words, launch.where)
     if "openrlhf" in launch.target:
         from zsim.programs.openrlhf.read import read_values as read_openrlhf
@@ -181,7 +181,7 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
 def _from_file(
     launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
 ) -> TrainingFile:
-    """What the file says that is given to the program, with the flags and `key=value` behind it."""
+    """The content of the file that is given to the program, with the flags and `key=value` behind it."""
     from zsim.programs.huggingface.files import load_file
 
     path = next(
@@ -261,7 +261,7 @@ def _visible(text: str) -> int:
 
 
 def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
-    """What `accelerate launch` brings: machines, an engine, and the type of products."""
+    """The part of `accelerate launch`: machines, an engine, and the type of products."""
     options = launch.options
     config = options.get("config_file")
     values: dict[str, Any] = {}
