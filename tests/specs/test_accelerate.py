@@ -278,3 +278,17 @@ def test_training_on_cpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotSimulatedError, match="use_cpu: zsim does not simulate training on CPUs"):
         imported(tmp_path, FSDP.format(version=1, more="") + "use_cpu: true\n")
     assert imported(tmp_path, FSDP.format(version=1, more="") + "use_cpu: false\n").gpus == 16
+
+
+@pytest.mark.parametrize("line", ["", "num_processes: -1\n"])
+def test_machines_without_processes_use_all_their_gpus(tmp_path: Path, line: str) -> None:
+    text = FSDP.format(version=2, more="").replace("num_processes: 16\n", line)
+    job = resolve(imported(tmp_path, text))
+    assert (job.num_nodes, job.world_size) == (2, 16)
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_processes", 0), ("num_processes", -2), ("num_machines", 0)])
+def test_impossible_numbers_of_processes_are_refused(tmp_path: Path, key: str, value: int) -> None:
+    text = FSDP.format(version=2, more="").replace("num_processes: 16", f"num_processes: 16\n{key}: {value}")
+    with pytest.raises(InputError, match=rf"{key}: found {value}, expected"):
+        imported(tmp_path, text)

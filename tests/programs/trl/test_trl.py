@@ -180,3 +180,12 @@ def test_grpo_is_the_update_alone(tmp_path: Path) -> None:
     experiment = read_text(tmp_path, text)
     assert (experiment.training.sequence_length, experiment.training.micro_batch_size) == (4096, 2)
     assert "the step is the trainer's update alone" in notes_of(experiment)
+
+
+def test_fsdp_beside_deepspeed_is_refused(tmp_path: Path) -> None:
+    """As transformers' Trainer refuses it. `fsdp: ""` is its default."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    text = FULL + "deepspeed: ds.json\n"
+    with pytest.raises(InputError, match="fsdp stands beside deepspeed"):
+        read_text(tmp_path, text + "fsdp: full_shard auto_wrap\n")
+    assert read_text(tmp_path, text + 'fsdp: ""\n').strategy.kind == "deepspeed"

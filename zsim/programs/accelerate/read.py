@@ -123,11 +123,24 @@ def _section(file: TrainingFile, data: Mapping[str, Any], key: str) -> Mapping[s
 
 
 def _read_machines(file: TrainingFile, data: Mapping[str, Any]) -> None:
+    """Read the number of nodes and GPUs.
+
+    Without `num_processes`, or with its default of -1, each node has as many GPUs as the cluster's.
+    """
     nodes, processes = data.get("num_machines", 1), data.get("num_processes", -1)
     for key, value in (("num_machines", nodes), ("num_processes", processes)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number")
-    if processes > 0:
+    if nodes < 1:
+        raise InputError(f"{file.name}: num_machines: found {nodes}, expected a whole number of at least 1")
+    if processes < -1 or processes == 0:
+        raise InputError(
+            f"{file.name}: num_processes: found {processes}, expected at least 1, or -1 for all GPUs of "
+            "the machines"
+        )
+    if processes == -1 and "num_machines" in data:
+        file.settings["nodes"] = nodes
+    elif processes > 0:
         file.settings |= {"gpus": processes} if nodes == 1 else {"nodes": nodes, "gpus": processes}
 
 

@@ -1,6 +1,6 @@
 """How the Trainer shards: `deepspeed`, else `fsdp` with `fsdp_config`, else DDP.
 
-Read in transformers 5.23 training_args.py.
+Read in transformers 5.23 training_args.py, and trainer.py, which refuses `fsdp` beside `deepspeed`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ def read_strategy(
 ) -> None:
     """Write the strategy. `presets` are DeepSpeed's files that the program has by name.
 
-    `fsdp` is the words of FSDP where the program has no key for them.
+    `fsdp` is the words of FSDP where the program has no key for them. Raises InputError for both.
     """
     if values.has("deepspeed") and values.get("deepspeed") is not False:
+        if values.get("fsdp", fsdp):
+            raise InputError(
+                f"{values.file.name}: fsdp stands beside deepspeed, and the Trainer refuses both together; "
+                "expected one of them"
+            )
         _read_deepspeed(values, presets or {})
     elif words := values.get("fsdp", fsdp):
         _read_sharding(values, words)
