@@ -181,7 +181,7 @@ def test_an_experiment_file_may_name_the_yaml(tmp_path: Path) -> None:
         ("mixed_precision: bf16\n", "distributed_type: missing"),
         ("distributed_type: FSDP\nmixd_precision: bf16\n", "did you mean 'mixed_precision'"),
         ("distributed_type: FSDP\nmixed_precision: bf17\n", "expected no, fp16, bf16 or fp8"),
-        ("- a\n- b\n", "expected the keys of `accelerate config`"),
+        ("- a\n- b\n", "holds a list; expected keys and values"),
         (FSDP.format(version=3, more=""), "fsdp_version: found 3, expected 1 or 2"),
         (FSDP.format(version=2, more="  fsdp_forward_prefetch: true"), "refuses it with fsdp_version 2"),
         (FSDP.format(version=1, more="  fsdp_sharding_strategy: FULL"), "expected one of FULL_SHARD"),

@@ -23,7 +23,7 @@ from zsim.programs.accelerate.keys import TOP_KEYS
 from zsim.programs.accelerate.megatron_keys import read_megatron_lm
 from zsim.reading import read_text
 from zsim.specs.experiment.programs import listed_programs
-from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.specs.formats.safe_yaml import content_kind, load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
 # ClusterConfig's keys that name machines or belong to other hardware; they have no effect on a step here.
@@ -69,7 +69,9 @@ def load_accelerate(path: str, repeats: list[str] | None = None) -> Mapping[str,
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
     data = load_yaml(text, path, repeats)
     if not isinstance(data, Mapping):
-        raise InputError(f"{path}: expected the keys of `accelerate config` at the top")
+        raise InputError(
+            f"{path}: {content_kind(data)}; expected keys and values at the top, as a program's YAML has"
+        )
     return data
 
 
