@@ -41,7 +41,7 @@ PAGES = {
         ["calibrate", str(ROOT / "traces" / "cpu-2core-epyc" / "microbench.json"), "--base", "cpu-gloo",
          "--page", "page.html"], "page.html", [f"fit{number}" for number in (2, 3, 4, 5, 10, 11, 12)],
     ),
-    "commands.compare:compare": Written(
+    "commands.recorded:compare": Written(
         ["compare", "one.toml", "other.toml", "--out", "page.html"], "page.html",
         ["timeline", "ops", "memory"],
     ),
@@ -49,7 +49,7 @@ PAGES = {
         ["goodput", "run.toml", "--seeds", "5", "-j", "1", "--out", "."], "goodput.html",
         ["waterfall", "progress", "timeline", "interval", "spares", "causes", "days"],
     ),
-    "commands.scaling:scaling": Written(
+    "commands.sweep:scaling": Written(
         ["scaling", *SMALL, *FSDP2, "--gpus", "8,16", "-j", "1", "--out", "."], "scaling.html",
         ["efficiency", "throughput", "causes", "memory"],
     ),

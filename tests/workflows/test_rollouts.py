@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.workflows.test_loop import LENGTHS, colocated, experiment, fixed, looped, resolved, simulator
@@ -11,8 +12,9 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.library import Library
 from zsim.specs.strategy.registry import workflow_names
 from zsim.workflows.rl.framework import workflow_of
-from zsim.workflows.rl.job import resolve_rl
+from zsim.workflows.rl.job import packed_job, resolve_rl
 from zsim.workflows.rl.loop import Loop, split_turns
+from zsim.workflows.rl.packing import pack
 from zsim.workflows.rl.phases import BROADCAST_SHARE, num_tensors, phase_times, sync_seconds
 from zsim.workflows.rl.result import simulate_rl
 
@@ -178,6 +180,15 @@ def test_a_broadcast_leaves_by_the_cards_of_its_group() -> None:
     assert one == pytest.approx(8 * all_cards, rel=1e-6)
     assert one == pytest.approx(9 * broadcast_seconds("verl", 4, 1), rel=1e-6)
     assert one == pytest.approx(2 * 1.236e9 / (BROADCAST_SHARE * 50e9), rel=0.01)
+
+
+def test_samples_of_a_micro_batch_attend_to_their_own_tokens_alone() -> None:
+    """32 samples of 2,048 tokens are 4 micro-batches of 8 of them, not of one of 16,384 tokens."""
+    job = resolved()
+    batch = pack(np.full(32, 2048), 1, 16384)
+    training = packed_job(job.update_job, batch).training
+    assert (batch.micro_batches, batch.sample_tokens) == (4, 2048)
+    assert (training.sequence_length, training.micro_batch_size) == (2048, 8)
 
 
 def test_a_tensor_of_a_convolution_is_sent_once_and_each_expert_by_itself() -> None:

@@ -13,7 +13,7 @@ from zsim.workflows.rl.framework import (
     TrainerDefaults,
 )
 
-PHASES = {"training": 8.5, "old_logprobs": 2.8, "reference": 1.2}
+PHASES = {"training": 9.6, "old_logprobs": 3.0, "reference": 1.5}
 """Seconds of the trainer's phases besides its passes: medians of what seven runs took more than the
 simulated passes, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data
 gsm8k and math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints them. Runs

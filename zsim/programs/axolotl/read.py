@@ -135,12 +135,12 @@ def _read_checkpointing(values: FileValues) -> None:
     if str(values.get("gradient_checkpointing", "")).lower() in ("offload", "offload_disk", "unsloth"):
         raise values.lack("gradient_checkpointing", _ALL_ON_HOST)
     values.read("gradient_checkpointing")
-    place = str(values.get("activation_offloading", "false")).lower()
-    if place in _CHECKPOINT_COPIES:
+    offloading = str(values.get("activation_offloading", "false")).lower()
+    if offloading in _CHECKPOINT_COPIES:
         if not values.flag("gradient_checkpointing"):
             raise values.error("activation_offloading", "gradient_checkpointing: true beside it")
-        values.file.settings["training.checkpoint_offload"] = _CHECKPOINT_COPIES[place]
-    elif place not in ("false", "no", "none", ""):
+        values.file.settings["training.checkpoint_offload"] = _CHECKPOINT_COPIES[offloading]
+    elif offloading not in ("false", "no", "none", ""):
         raise values.lack("activation_offloading", _ALL_ON_HOST)
     arguments = values.table("gradient_checkpointing_kwargs")
     if arguments.get("use_reentrant") and values.flag("gradient_checkpointing"):

@@ -1,4 +1,4 @@
-"""What a launch starts -> an experiment: the program's own file or flags, on the launcher's machines.
+"""A launch -> an experiment: the program's own file or flags, on the launcher's machines.
 
 Where Accelerate's file or flags choose an engine and the program's flags do not, Accelerate's is taken, as in
 transformers 5.23 (`training_args.py`: a plugin of the launcher is kept unless the arguments name one).
@@ -92,7 +92,7 @@ def read_launch(launch: Launch) -> TrainingFile:
 
 
 def _started(launch: Launch) -> TrainingFile:
-    """What the program's own file or flags say."""
+    """The experiment that the program's own file or flags say."""
     loose, values = flag_values(launch.words, launch.where)
     if "openrlhf" in launch.target:
         from zsim.programs.openrlhf.read import read_values as read_openrlhf
@@ -107,19 +107,19 @@ def _started(launch: Launch) -> TrainingFile:
     if launch.launcher == "trl":
         program = TRL
     if isinstance(config, str) and config.endswith(_FILES):
-        return _from_file(launch, config, program, values, loose)
+        return _read_named_file(launch, config, program, values, loose)
     if program is None:
         program = _owner(values)
     if program is None:
         return _own_script(launch, values)
     length = values.pop(_LENGTH, None)
-    file = _from_flags(launch, program, values)
+    file = _read_flags(launch, program, values)
     if isinstance(length, int) and length > 0:
         file.settings.setdefault("training.sequence_length", length)
     return file
 
 
-def _from_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
+def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, Any]) -> TrainingFile:
     if program is TRL:
         from zsim.programs.trl.read import read_arguments
 
@@ -178,10 +178,10 @@ def _owner(values: Mapping[str, Any]) -> TrainingProgram | None:
     return TRAINER if any(mark in values for mark in _FLAG_MARKS) else None
 
 
-def _from_file(
+def _read_named_file(
     launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
 ) -> TrainingFile:
-    """What the file says that is given to the program, with the flags and `key=value` behind it."""
+    """The content of the file that is given to the program, with the flags and `key=value` behind it."""
     from zsim.programs.huggingface.files import load_file
 
     path = next(
@@ -261,7 +261,7 @@ def _visible(text: str) -> int:
 
 
 def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
-    """What `accelerate launch` brings: machines, an engine, and the type of products."""
+    """The part of `accelerate launch`: machines, an engine, and the type of products."""
     options = launch.options
     config = options.get("config_file")
     values: dict[str, Any] = {}

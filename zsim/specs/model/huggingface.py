@@ -188,18 +188,18 @@ class _Families(Mapping[str, ModelFamily]):
 
     def __getitem__(self, model_type: str) -> ModelFamily:
         family = _FAMILIES.get(model_type)
-        return self._of_frameworks()[model_type] if family is None else family
+        return self._framework_families()[model_type] if family is None else family
 
     def __iter__(self) -> Iterator[str]:
-        inserted = self._of_frameworks()
+        inserted = self._framework_families()
         for model_type in _FAMILIES:
             yield from (name for name, family in inserted.items() if family.listed_before == model_type)
             yield model_type
 
     def __len__(self) -> int:
-        return len(_FAMILIES) + len(self._of_frameworks())
+        return len(_FAMILIES) + len(self._framework_families())
 
-    def _of_frameworks(self) -> dict[str, ModelFamily]:
+    def _framework_families(self) -> dict[str, ModelFamily]:
         kinds = kinds_with("model_families")
         return {
             name: family

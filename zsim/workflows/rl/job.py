@@ -149,7 +149,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
     cluster = simulator.cluster(experiment.cluster)
     total_gpus = _total_gpus(experiment, cluster)
     rollout_gpus, training_gpus = _gpus(table, total_gpus)
-    update_base = simulator.job(bare if training_gpus == total_gpus else _on_gpus(bare, training_gpus))
+    update_base = simulator.job(bare if training_gpus == total_gpus else _trainer_on(bare, training_gpus))
     samples = draw_samples(
         table.lengths, table.prompts_per_step, table.samples_per_prompt, update_base.training.sequence_length
     )
@@ -225,17 +225,19 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
 
 
 def packed_job(job: Job, batch: PackedBatch, *, forward_only: bool = False) -> Job:
-    """The trainer's job on the micro-batches of `batch`.
+    """The trainer's job on the micro-batches of `batch`, each of samples alike with as many tokens and about
+    as much attention as its own have.
 
     Micro-batches are alike, so that few of them are simulated, unless jitter makes each its own.
     """
     multiple = _PACK_MULTIPLE * job.parallelism.tensor * job.parallelism.context
     multiple //= gcd(multiple, _PACK_MULTIPLE) if multiple > job.training.micro_batch_tokens else 1
-    length = max(multiple, round(batch.tokens / multiple) * multiple)
+    samples = max(1, round(batch.tokens / batch.sample_tokens))
+    length = max(multiple, round(batch.tokens / samples / multiple) * multiple)
     training = replace(
         job.training,
         sequence_length=length,
-        micro_batch_size=1,
+        micro_batch_size=max(1, round(batch.tokens / length)),
         gradient_accumulation_steps=batch.micro_batches,
         forward_only=forward_only,
         activation_checkpointing="none" if forward_only else job.training.activation_checkpointing,
@@ -291,7 +293,7 @@ def _critic_job(
             )
         return None
     model = table.critic.model or bare.model
-    experiment = _on_gpus(bare, gpus).model_copy(update={"model": model})
+    experiment = _trainer_on(bare, gpus).model_copy(update={"model": model})
     return packed_job(simulator.job(experiment), batch)
 
 
@@ -300,7 +302,7 @@ def _reward_job(
 ) -> Job | None:
     if table.reward.model is None:
         return None
-    experiment = _on_gpus(bare, gpus).model_copy(update={"model": table.reward.model})
+    experiment = _trainer_on(bare, gpus).model_copy(update={"model": table.reward.model})
     return packed_job(simulator.job(experiment), batch, forward_only=True)
 
 
@@ -330,7 +332,7 @@ def _gpus(table: RlTable, total: int) -> tuple[int, int]:
     return rollout, total - rollout
 
 
-def _on_gpus(experiment: Experiment, gpus: int) -> Experiment:
+def _trainer_on(experiment: Experiment, gpus: int) -> Experiment:
     return experiment.model_copy(update={"gpus": gpus, "nodes": None})
 
 

@@ -24,6 +24,8 @@ class PackedBatch:
     """Mean tokens of a micro-batch, over replicas."""
     total_tokens: int
     """Tokens of all replicas."""
+    sample_tokens: float
+    """Length of samples alike that attend to as many tokens as these do: sum of squares over sum."""
 
 
 def pack(lengths: Ints, replicas: int, max_tokens: int) -> PackedBatch:
@@ -41,7 +43,8 @@ def pack(lengths: Ints, replicas: int, max_tokens: int) -> PackedBatch:
         _put(bins[replica], int(length), max_tokens)
     count = max(1, max(len(fills) for fills in bins))
     total = int(lengths.sum())
-    return PackedBatch(count, total / replicas / count, total)
+    squares = float((lengths.astype(np.float64) ** 2).sum())
+    return PackedBatch(count, total / replicas / count, total, squares / total)
 
 
 def _put(fills: list[int], length: int, max_tokens: int) -> None:
