@@ -87,8 +87,8 @@ def _refuse_mismatch(values: FileValues, config: Any, where: str) -> None:
             value = values.get(name) if values.has(name) else None
             if isinstance(json_value, int | float) and isinstance(value, int | float) and json_value != value:
                 raise InputError(
-                    f"{where}: {json_key}: found {json_value:g}, but {name} of {values.file.name} is {value:g}; "
-                    'make them equal, or write "auto" in the JSON'
+                    f"{where}: {json_key}: found {json_value:g}, but {name} of {values.file.name} is "
+                    f'{value:g}; make them equal, or write "auto" in the JSON'
                 )
 
 
