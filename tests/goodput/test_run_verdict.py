@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines
 from zsim.notebook.runs import RunResult
 from zsim.report.fit import fit_of
+from zsim.report.views.text.allocator import allocator_notes
 from zsim.ui.whole_run import run_sentences
 
 SAVES = {"every": 100, "blocking": "1 s", "load": "5 s", "bytes": "10 GB"}
@@ -110,3 +112,19 @@ def test_every_way_to_a_run_judges_the_same_step(short: RunResult) -> None:
     again: SimulatedRun = simulate_run(short.prepared.experiment, seeds=2, compares=False)
     assert again.fits is short.fits is False
     assert again.tightest_report.step_seconds == short.tightest_report.step_seconds
+
+
+def test_the_notes_that_the_verdict_refers_to_are_printed(
+    short: RunResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = short.prepared.phases[0]
+    report = first.result.report
+    assert report.allocator is not None
+    row = replace(report.allocator, retries=2)
+    notes = tuple(allocator_notes(row, is_expandable=False))
+    tight = replace(report, allocator=row, notes=(*report.notes, *notes))
+    phase = replace(first, result=replace(first.result, report=tight))
+    monkeypatch.setattr(short.prepared, "phases", (phase,))
+    told = " ".join(" ".join(goodput_lines(short)).split())
+    assert "see the notes" in told
+    assert all(" ".join(f"note: {note}".split()) in told for note in notes)

@@ -137,6 +137,8 @@ def test_an_unknown_key_names_the_nearest() -> None:
         InputError, match=r"no key is called 'micro_batchsize'; did you mean 'training.micro_batch"
     ):
         find_keys("micro_batchsize")
+    with pytest.raises(InputError, match="no key is called 'kv_cache'; `zsim explain` lists"):
+        find_keys("kv_cache")
     with pytest.raises(InputError, match="no file is called 'topolgy'; did you mean 'topology'"):
         schema_of("topolgy")
 

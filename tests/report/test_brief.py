@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,15 +29,38 @@ def test_three_lines_answer_fit_time_and_money() -> None:
     assert step.startswith("step ")
     assert low < report.step_seconds < high
     assert f"{report.tokens_per_second_per_gpu:,.0f} tokens/s/GPU" in step
-    hours = 1e9 / report.step_tokens * report.step_seconds / 3600
-    assert run.startswith(f"1B tokens: {hours:,.1f} h (")
+    minutes = 1e9 / report.step_tokens * report.step_seconds / 60
+    assert 2 < minutes < 120
+    assert run.startswith(f"1B tokens: {minutes:,.1f} min (")
     assert run.endswith("USD")
+
+
+def test_less_than_one_step_takes_one() -> None:
+    """10 sequences of the step's 48, or 10,240 tokens of 49,152."""
+    report = zsim.simulate(Experiment(**SMALL, cost={"samples": 10, "gpu_hour_price": 2.0})).report
+    assert report.cost is not None
+    assert report.cost.days == pytest.approx(report.step_seconds / 86400)
+    assert report.cost.money == report.cost.step_money
+    *_, run = brief_lines(report)
+    seconds = f"{report.step_seconds:,.1f} s"
+    assert run.startswith(f"10,240 tokens, less than one step, which takes {seconds} (")
+
+
+def test_a_verdict_in_doubt_says_the_likelier_way() -> None:
+    report = zsim.simulate(Experiment(**SMALL)).report
+    assert report.allocator is not None
+    short = replace(report, allocator=replace(report.allocator, retries=2))
+    assert short.verdict.word == "runs short"
+    fit, *_ = brief_lines(short)
+    way = "fit" if short.verdict.is_likely else "run out of memory"
+    percent = f"{short.verdict.probability * 100:.0f} %"
+    assert f"likelier to {way} ({percent} that it fits)" in " ".join(fit.split())
 
 
 def test_a_run_without_a_length_is_answered_for_a_billion_tokens() -> None:
     *_, run = brief_lines(zsim.simulate(Experiment(**SMALL)).report)
     assert run.startswith("1B tokens: ")
-    assert run.endswith("; --tokens N or --samples N")
+    assert " ".join(run.split()).endswith("; --tokens N or --samples N")
 
 
 def test_samples_and_epochs_are_tokens_of_full_sequences() -> None:
@@ -62,7 +86,8 @@ def test_samples_of_padded_documents_are_the_documents_own_tokens() -> None:
     [
         ({"tokens": 1e9, "samples": 10}, "found both tokens and samples"),
         ({"epochs": 3}, "found epochs of no data set"),
-        ({"samples": 0}, "cost.samples: found 0, expected greater than 0"),
+        ({"samples": 0}, "cost.samples: found 0, expected greater than or equal to 1"),
+        ({"samples": 2.5}, "cost.samples: found 2.5, expected a whole number"),
     ],
 )
 def test_lengths_that_contradict_are_refused(cost: dict[str, Any], words: str) -> None:

@@ -181,7 +181,7 @@ def test_an_experiment_file_may_name_the_yaml(tmp_path: Path) -> None:
         ("mixed_precision: bf16\n", "distributed_type: missing"),
         ("distributed_type: FSDP\nmixd_precision: bf16\n", "did you mean 'mixed_precision'"),
         ("distributed_type: FSDP\nmixed_precision: bf17\n", "expected no, fp16, bf16 or fp8"),
-        ("- a\n- b\n", "expected the keys of `accelerate config`"),
+        ("- a\n- b\n", "holds a list; expected keys and values"),
         (FSDP.format(version=3, more=""), "fsdp_version: found 3, expected 1 or 2"),
         (FSDP.format(version=2, more="  fsdp_forward_prefetch: true"), "refuses it with fsdp_version 2"),
         (FSDP.format(version=1, more="  fsdp_sharding_strategy: FULL"), "expected one of FULL_SHARD"),
@@ -278,3 +278,17 @@ def test_training_on_cpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotSimulatedError, match="use_cpu: zsim does not simulate training on CPUs"):
         imported(tmp_path, FSDP.format(version=1, more="") + "use_cpu: true\n")
     assert imported(tmp_path, FSDP.format(version=1, more="") + "use_cpu: false\n").gpus == 16
+
+
+@pytest.mark.parametrize("line", ["", "num_processes: -1\n"])
+def test_machines_without_processes_use_all_their_gpus(tmp_path: Path, line: str) -> None:
+    text = FSDP.format(version=2, more="").replace("num_processes: 16\n", line)
+    job = resolve(imported(tmp_path, text))
+    assert (job.num_nodes, job.world_size) == (2, 16)
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_processes", 0), ("num_processes", -2), ("num_machines", 0)])
+def test_impossible_numbers_of_processes_are_refused(tmp_path: Path, key: str, value: int) -> None:
+    text = FSDP.format(version=2, more="").replace("num_processes: 16", f"num_processes: 16\n{key}: {value}")
+    with pytest.raises(InputError, match=rf"{key}: found {value}, expected"):
+        imported(tmp_path, text)

@@ -32,6 +32,7 @@ def test_no_word_belongs_to_two_concepts() -> None:
         ("gradient_checkpointing", "training.activation_checkpointing"),
         ("packing", "training.lengths.batching"),
         ("zero", "strategy.kind"),
+        ("ZeRO-3", "strategy.kind"),
         ("--flash-attn", "training.attention"),
         ("per_device_train_batch_size", "training.micro_batch_size"),
     ],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.programs.reading import read_text
 from zsim.errors import InputError
 from zsim.specs.formats.safe_yaml import load_yaml
 
@@ -64,3 +67,23 @@ def test_aliases_that_expand_without_end_are_refused() -> None:
 def test_anything_else_is_one_sentence(text: str) -> None:
     with pytest.raises(InputError, match=r"^a\.yaml: not YAML: [^\n]*$"):
         load_yaml(text, "a.yaml")
+
+
+def test_a_tab_is_said_to_stand_where_it_does() -> None:
+    with pytest.raises(InputError, match=r"^a\.yaml: not YAML: line 2, column 1: a tab stands there"):
+        load_yaml("base_model: x\n\tmicro_batch_size: 2\n", "a.yaml")
+
+
+def test_damage_is_placed() -> None:
+    with pytest.raises(InputError, match=r"^a\.yaml: not YAML: line 2, column 2: expected"):
+        load_yaml("a: [1, 2\nb: 3\n", "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("", "is empty"), ("# a\n", "is empty"), ("hello world\n", "holds plain text")]
+)
+def test_a_file_without_keys_is_said_to_be_what_it_is(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(InputError, match=rf"a\.yaml: {words}; expected keys and values at the top") as caught:
+        read_text(tmp_path, text, name="a.yaml")
+    assert "ccelerate" not in str(caught.value)

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from zsim.cli import app
 from zsim.commands.reference import presets
 from zsim.errors import InputError
 from zsim.study.model_presets import model_preset, model_presets
@@ -51,3 +53,11 @@ def test_json_has_models_and_clusters(tmp_path: Path) -> None:
 def test_an_unknown_name_names_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'llama-2-70b'"):
         presets("llama-2-70")
+
+
+def test_a_clusters_name_shows_the_cluster() -> None:
+    said = CliRunner().invoke(app, ["presets", "dgx-h100"])
+    assert said.exit_code == 0
+    assert "node      8 GPUs h100-sxm-80gb\n" in said.output
+    assert "network   single-switch (data sheet): " in said.output
+    assert "`zsim topology show dgx-h100`" in said.output

@@ -91,7 +91,9 @@ def presets(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A model: its details.", show_default=False, autocompletion=completion_of("models")
+            help="A model or a cluster: its details.",
+            show_default=False,
+            autocompletion=completion_of("presets"),
         ),
     ] = None,
     json_: Annotated[Path | None, json_option("the presets")] = None,
@@ -100,6 +102,13 @@ def presets(
     from zsim.specs.presets import topology_preset_names
     from zsim.study.model_presets import model_preset, model_presets
 
+    if name in topology_preset_names():
+        from zsim.study.topologies.text import preset_lines
+        from zsim.study.topologies.topologies import describe_preset
+
+        facts = describe_preset(name)
+        answer(preset_lines(facts), lambda: facts, json_)
+        return
     if name is not None:
         preset = model_preset(name)
         answer(preset.details(), preset.to_dict, json_)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zsim.goodput.closed_forms import estimate_repairs
 from zsim.goodput.simulated_run import SimulatedRun
-from zsim.report.fit import fit_of
+from zsim.report.fit import allocator_sentences, fit_of
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import format_trust
 from zsim.specs.experiment.labels import gpus_label, strategy_label
@@ -52,6 +52,8 @@ def goodput_lines(run: SimulatedRun) -> Iterator[str]:
         yield ""
     for sentence in detail_sentences(run):
         yield from paragraph(sentence)
+    for note in allocator_sentences(run.tightest_report):
+        yield from paragraph(f"note: {note}")
     yield ""
     yield from _evidence(run)
 

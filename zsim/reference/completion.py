@@ -12,6 +12,11 @@ def models(incomplete: str) -> list[str]:
     return _filter_prefix(model_preset_names(), incomplete)
 
 
+def presets(incomplete: str) -> list[str]:
+    """Models and clusters."""
+    return [*models(incomplete), *clusters(incomplete)]
+
+
 def clusters(incomplete: str) -> list[str]:
     """Cluster presets."""
     from zsim.specs.presets import topology_preset_names

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, nearest
 from zsim.reference.files import FILES, Schema, schema_of
 from zsim.specs.concepts import Concept
 from zsim.specs.experiment.programs import CONFIG_MAPPINGS, NAMES
 from zsim.specs.strategy.registry import framework_of, kinds_in_order
 
 _NAME = "NAME"
+_WORD = re.compile(r"[a-z0-9]+")
 _FOREIGN_TABLES = ("config",)  # tables of another program's file
 
 
@@ -80,10 +82,18 @@ def find_keys(query: str) -> tuple[FileKey, ...]:
     ):
         if matches:
             return tuple(matches)
-    paths = [key.path for key in all_keys]
-    names = [key.name for key in all_keys]
+    paths = [key.path for key in all_keys if _shares_words(wanted_path, key.path)]
+    names = [key.name for key in all_keys if _shares_words(wanted_path, key.name)]
     hint = did_you_mean(wanted_path, paths) or did_you_mean(wanted_path.rsplit(".", 1)[-1], names)
     raise InputError(f"no key is called '{query}'{hint or '; `zsim explain` lists all tables'}")
+
+
+def _shares_words(query: str, path: str) -> bool:
+    """Whether each word of a query is spelt like a word of the key: `kv_cache` is not meant by
+    `write_cache`.
+    """
+    words = _WORD.findall(path.lower())
+    return all(nearest(word, words) for word in _WORD.findall(query.lower()))
 
 
 def explained_keys(query: str, concept: Concept | None) -> tuple[FileKey, ...]:

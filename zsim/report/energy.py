@@ -93,7 +93,8 @@ def run_cost(
 
         money = price * GPUs * t / 3600        energy = PUE * (GPUs * E + nodes * P * t)
 
-    Here t is the seconds of a step, E the joules of one GPU, and P the watts of the rest of a node.
+    Here t is the seconds of a step, E the joules of one GPU, and P the watts of the rest of a node. A run of
+    less than one step takes one.
     """
     step_hours = gpus * step_seconds / _SECONDS_PER_HOUR
     money = None if cost.gpu_hour_price is None else cost.gpu_hour_price * step_hours
@@ -102,7 +103,7 @@ def run_cost(
         node_joules = nodes * cost.node_power * step_seconds
         megawatt_hours = cost.pue * (gpus * energy.joules + node_joules) / _JOULES_PER_MEGAWATT_HOUR
     tokens = cost.run_tokens(step_tokens / step_samples)
-    steps = None if tokens is None else tokens / step_tokens
+    steps = None if tokens is None else max(tokens / step_tokens, 1.0)
     run_money = _times(money, steps)
     run_seconds = _times(step_seconds, steps)
     return RunCost(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from zsim.plan.moments import BUILDING, FIRST_FORWARD, FIRST_UPDATE, JobMoment
 from zsim.report.report import Report
+from zsim.report.views.text.allocator import allocator_notes
 from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.verdict import Tone, Verdict
@@ -59,6 +60,16 @@ def _usage_sentence(report: Report) -> str:
         lost = format_seconds(report.breakdown.seconds["allocator"])
         sentence += f"; its allocator runs short and holds the step up for {lost}: see the notes"
     return sentence
+
+
+def allocator_sentences(report: Report) -> tuple[str, ...]:
+    """The notes that the verdict refers to: those on an allocator that runs short."""
+    notes = {
+        note
+        for is_expandable in (False, True)
+        for note in allocator_notes(report.allocator, is_expandable=is_expandable)
+    }
+    return tuple(note for note in report.notes if note in notes)
 
 
 def _peak_usage(report: Report) -> str:

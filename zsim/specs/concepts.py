@@ -45,18 +45,18 @@ def concepts() -> tuple[Concept, ...]:
 def concept_of(word: str) -> Concept | None:
     """The subject that goes by a word, or None.
 
-    Capitals, hyphens, spaces and the dashes of a flag do not matter.
+    Capitals, hyphens, underscores, spaces and the dashes of a flag do not matter.
     """
     spelling = _normalise(word)
     return next(
         (
             concept
             for concept in concepts()
-            if spelling == _normalise(concept.name) or spelling in concept.words
+            if any(spelling == _normalise(name) for name in (concept.name, *concept.words))
         ),
         None,
     )
 
 
 def _normalise(word: str) -> str:
-    return word.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")
+    return word.strip().lstrip("-").lower().replace("-", "").replace("_", "").replace(" ", "")

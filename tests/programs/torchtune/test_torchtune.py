@@ -145,3 +145,21 @@ def test_a_builder_without_a_preset_says_what_mends_it(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"rocket_12b' is no preset.*--model config\.json"):
         read_text(tmp_path, text, model=None)
+
+
+def test_the_builder_wins_over_the_folder_of_the_checkpoint(tmp_path: Path) -> None:
+    """torchtune builds `model._component_`, and only loads weights from the folder."""
+    experiment = read_text(tmp_path, FULL.replace("llama3_1_8b", "llama3_1_70b"), model=None)
+    assert experiment.model == "llama-3.1-70b"
+    assert (
+        "builds llama-3.1-70b, which is simulated, while checkpointer.checkpoint_dir names llama-3.1-8b"
+        in (notes_of(experiment))
+    )
+    assert "_component_ builds" not in notes_of(read_text(tmp_path, FULL, model=None))
+
+
+def test_a_builder_that_there_is_not_is_refused_though_the_folder_is_known(tmp_path: Path) -> None:
+    text = FULL.replace("llama3_1_8b", "llama3_1_9b")
+    with pytest.raises(InputError, match=r"llama3_1_9b' is no preset.*--model llama-3\.1-8b"):
+        read_text(tmp_path, text, model=None)
+    assert read_text(tmp_path, text, model="llama-3-8b").model == "llama-3-8b"

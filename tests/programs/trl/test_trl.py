@@ -180,3 +180,29 @@ def test_grpo_is_the_update_alone(tmp_path: Path) -> None:
     experiment = read_text(tmp_path, text)
     assert (experiment.training.sequence_length, experiment.training.micro_batch_size) == (4096, 2)
     assert "the step is the trainer's update alone" in notes_of(experiment)
+
+
+def test_fsdp_beside_deepspeed_is_refused(tmp_path: Path) -> None:
+    """As transformers' Trainer refuses it. `fsdp: ""` is its default."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    text = FULL + "deepspeed: ds.json\n"
+    with pytest.raises(InputError, match="fsdp stands beside deepspeed"):
+        read_text(tmp_path, text + "fsdp: full_shard auto_wrap\n")
+    assert read_text(tmp_path, text + 'fsdp: ""\n').strategy.kind == "deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("json_key", "name"),
+    [
+        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+        ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
+    ],
+)
+def test_a_json_that_differs_is_told_by_the_files_own_key(tmp_path: Path, json_key: str, name: str) -> None:
+    content = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, json_key: 8}
+    (tmp_path / "ds.json").write_text(json.dumps(content))
+    with pytest.raises(
+        InputError, match=rf"ds\.json: {json_key}: found 8, but {name} of .*train\.yaml is "
+    ) as (caught):
+        read_text(tmp_path, FULL + "deepspeed: ds.json\n")
+    assert "[training]" not in str(caught.value)

@@ -23,7 +23,7 @@ from zsim.programs.accelerate.keys import TOP_KEYS
 from zsim.programs.accelerate.megatron_keys import read_megatron_lm
 from zsim.reading import read_text
 from zsim.specs.experiment.programs import listed_programs
-from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.specs.formats.safe_yaml import content_kind, load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
 # ClusterConfig's keys that name machines or belong to other hardware; they have no effect on a step here.
@@ -69,7 +69,9 @@ def load_accelerate(path: str, repeats: list[str] | None = None) -> Mapping[str,
         raise InputError(f"{path}: {unreadable_reason(error)}") from None
     data = load_yaml(text, path, repeats)
     if not isinstance(data, Mapping):
-        raise InputError(f"{path}: expected the keys of `accelerate config` at the top")
+        raise InputError(
+            f"{path}: {content_kind(data)}; expected keys and values at the top, as a program's YAML has"
+        )
     return data
 
 
@@ -123,11 +125,24 @@ def _section(file: TrainingFile, data: Mapping[str, Any], key: str) -> Mapping[s
 
 
 def _read_machines(file: TrainingFile, data: Mapping[str, Any]) -> None:
+    """Read the number of nodes and GPUs.
+
+    Without `num_processes`, or with its default of -1, each node has as many GPUs as the cluster's.
+    """
     nodes, processes = data.get("num_machines", 1), data.get("num_processes", -1)
     for key, value in (("num_machines", nodes), ("num_processes", processes)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number")
-    if processes > 0:
+    if nodes < 1:
+        raise InputError(f"{file.name}: num_machines: found {nodes}, expected a whole number of at least 1")
+    if processes < -1 or processes == 0:
+        raise InputError(
+            f"{file.name}: num_processes: found {processes}, expected at least 1, or -1 for all GPUs of "
+            "the machines"
+        )
+    if processes == -1 and "num_machines" in data:
+        file.settings["nodes"] = nodes
+    elif processes > 0:
         file.settings |= {"gpus": processes} if nodes == 1 else {"nodes": nodes, "gpus": processes}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from zsim.errors import InputError, unreadable_reason
 from zsim.reading import parse_json, read_text
-from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.specs.formats.safe_yaml import content_kind, load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
 
@@ -36,7 +36,7 @@ def read_file(path: str, read_values: Callable[[str, Mapping[str, Any]], Trainin
     repeats: list[str] = []
     data = load_file(Path(path), repeats)
     if not isinstance(data, Mapping):
-        raise InputError(f"{path}: expected keys and values at the top")
+        raise InputError(f"{path}: {content_kind(data)}; expected keys and values at the top")
     file = read_values(path, data)
     for repeat in repeats:
         file.note(repeat)

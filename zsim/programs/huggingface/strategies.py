@@ -1,6 +1,6 @@
 """How the Trainer shards: `deepspeed`, else `fsdp` with `fsdp_config`, else DDP.
 
-Read in transformers 5.23 training_args.py.
+Read in transformers 5.23 training_args.py, and trainer.py, which refuses `fsdp` beside `deepspeed`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,27 @@ from zsim.programs.huggingface.files import load_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.named_files import locate_named_file
 
+# A DeepSpeed JSON's keys that the Trainer compares with its own arguments, by their names in the programs.
+_COMPARED = {
+    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", "micro_batch_size"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("max_grad_norm",),
+}
+
 
 def read_strategy(
     values: FileValues, presets: Mapping[str, Mapping[str, Any]] | None = None, *, fsdp: Any = None
 ) -> None:
     """Write the strategy. `presets` are DeepSpeed's files that the program has by name.
 
-    `fsdp` is the words of FSDP where the program has no key for them.
+    `fsdp` is the words of FSDP where the program has no key for them. Raises InputError for both.
     """
     if values.has("deepspeed") and values.get("deepspeed") is not False:
+        if values.get("fsdp", fsdp):
+            raise InputError(
+                f"{values.file.name}: fsdp stands beside deepspeed, and the Trainer refuses both together; "
+                "expected one of them"
+            )
         _read_deepspeed(values, presets or {})
     elif words := values.get("fsdp", fsdp):
         _read_sharding(values, words)
@@ -54,12 +66,30 @@ def _read_deepspeed(values: FileValues, presets: Mapping[str, Mapping[str, Any]]
     if isinstance(config, Mapping):
         file.settings["strategy.config_name"] = file.name
         file.settings["strategy.config"] = dict(config)
+        _refuse_mismatch(values, config, "deepspeed")
         return
     if not isinstance(config, str):
         raise values.error("deepspeed", "the path of a DeepSpeed JSON, or its keys and values")
     expected = "a DeepSpeed JSON" + (f", or one of {', '.join(presets)}" if presets else "")
     path = locate_named_file(config, Path(file.name).parent, f"{file.name}: deepspeed", expected)
     file.settings["strategy.config"] = str(path)
+    _refuse_mismatch(values, load_file(path), str(path))
+
+
+def _refuse_mismatch(values: FileValues, config: Any, where: str) -> None:
+    """Raises InputError where the JSON and the arguments differ, by the arguments' own names.
+
+    The Trainer refuses the same (transformers 5.23 integrations/deepspeed.py, `trainer_config_finalize`).
+    """
+    for json_key, names in _COMPARED.items():
+        json_value = config.get(json_key) if isinstance(config, Mapping) else None
+        for name in names:
+            value = values.get(name) if values.has(name) else None
+            if isinstance(json_value, int | float) and isinstance(value, int | float) and json_value != value:
+                raise InputError(
+                    f"{where}: {json_key}: found {json_value:g}, but {name} of {values.file.name} is "
+                    f'{value:g}; make them equal, or write "auto" in the JSON'
+                )
 
 
 def _read_sharding(values: FileValues, words: Any) -> None:

@@ -109,16 +109,28 @@ def _check_recipe(values: FileValues, data: Mapping[str, Any]) -> None:
 
 
 def _read_model(values: FileValues, component: str) -> None:
-    """Read the model from the folder of its checkpoint, or from the name of its builder."""
+    """Read the model from the name of its builder, which torchtune builds whatever the checkpoint is.
+
+    The folder of the checkpoint only says which model to give where no builder stands, or none that has a
+    preset.
+    """
     if "vision" in component or ".flamingo" in component:
         raise values.lack("model._component_", "multimodal models")
     folder = values.get("checkpointer.checkpoint_dir")
-    model = locate_model(str(folder), Path(values.file.name).parent) if folder else None
-    model = model or _preset_of(component.rpartition(".")[2])
-    if model is not None:
+    stored = locate_model(str(folder), Path(values.file.name).parent) if folder else None
+    built = _preset_of(component.rpartition(".")[2])
+    if model := built or (None if component else stored):
         values.file.defaults["model"] = model
+        if stored in model_preset_names() and stored != model:
+            values.file.note(
+                f"model._component_ builds {model}, which is simulated, while checkpointer.checkpoint_dir "
+                f"names {stored}"
+            )
         return
-    values.file.missing_model = missing_model("model._component_", component)
+    sentence = missing_model("model._component_", component)
+    if stored:
+        sentence += f"; checkpointer.checkpoint_dir names {stored} (--model {stored})"
+    values.file.missing_model = sentence
 
 
 def _preset_of(builder: str) -> str | None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from zsim.units import Tokens, Watts
+
+
+def _whole(value: float) -> float:
+    """Raises ValueError for a part of a sequence."""
+    if value != int(value):
+        raise ValueError(f"found {value:g}, expected a whole number")
+    return value
 
 
 class CostTable(BaseModel):
@@ -22,7 +29,7 @@ class CostTable(BaseModel):
         default=None,
         description='tokens to train on in all, as 1e12 or "15T"; left out: the bill is of one step',
     )
-    samples: Annotated[Tokens, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    samples: Annotated[Tokens, Field(ge=1, allow_inf_nan=False), AfterValidator(_whole)] | None = Field(
         default=None,
         description="sequences of the data set, instead of its tokens; left out: tokens say how far it goes",
     )

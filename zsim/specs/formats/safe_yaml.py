@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
+    from ruamel.yaml.error import MarkedYAMLError
     from ruamel.yaml.nodes import Node
 
 _MAX_CHARACTERS, _MAX_DEPTH, _MAX_NODES = 400_000, 50, 100_000
@@ -27,16 +28,39 @@ def load_yaml(text: str, file: str, notes: list[str] | None = None) -> Any:
     Adds a sentence about every key that stands twice to `notes`. Raises InputError for text that is not YAML,
     and for aliases that expand beyond what a file of settings has.
     """
-    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     if len(text) > _MAX_CHARACTERS or _depth(text) > _MAX_DEPTH:
         raise InputError(f"{file}: {_TOO_LARGE}")
     try:
         content = _construct(text, file, notes)
+    except MarkedYAMLError as error:
+        raise InputError(f"{file}: not YAML: {_problem(error, text)}") from None
     except (YAMLError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{file}: not YAML: {first}") from None
     return _resolve_references(content, content) if "${" in text else content
+
+
+def content_kind(content: Any) -> str:
+    """The words for a YAML without keys at the top, after its name."""
+    if content is None:
+        return "is empty"
+    if isinstance(content, str):
+        return "holds plain text"
+    return "holds a list" if isinstance(content, list) else f"holds {content!r}"
+
+
+def _problem(error: MarkedYAMLError, text: str) -> str:
+    """The parser's complaint in one line, with the place. A tab, which may not indent, is named."""
+    mark = error.problem_mark or error.context_mark
+    problem = " ".join(str(error.problem or error.context or "cannot be read").split())
+    if mark is None:
+        return problem
+    line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
+    if line[mark.column : mark.column + 1] == "\t":
+        problem = "a tab stands there, and YAML is indented by spaces"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def _construct(text: str, file: str, notes: list[str] | None) -> Any:

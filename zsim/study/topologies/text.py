@@ -16,6 +16,18 @@ from zsim.validated.validation import format_validation
 from zsim.validated.verdict import verdict_suffix
 
 
+def preset_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """The facts of `describe_preset` as lines."""
+    yield from paragraph(f"{facts['cluster']}: {facts['description']}", first="cluster   ")
+    for row in facts["nodes"]:
+        count = f", {row['count']} nodes" if row["count"] else ""
+        yield f"node      {row['gpus']} GPUs {row['gpu']}{count}"
+        yield from paragraph(row["gpu_source"], first="GPU       ")
+    source = f"{facts['network']} ({facts['network_evidence']}): {facts['network_source']}"
+    yield from paragraph(source, first="network   ")
+    yield f"`zsim topology show {facts['cluster']}` adds links, switches and cables."
+
+
 def topology_lines(facts: dict[str, Any]) -> Iterator[str]:
     """The facts of `describe_topology` as lines."""
     yield from paragraph(f"{facts['cluster']}: {facts['description']}", first="cluster   ")

@@ -99,6 +99,23 @@ class TopologyComparison:
         }
 
 
+def describe_preset(name: str) -> dict[str, Any]:
+    """The content of `zsim presets CLUSTER` as plain data. `count` is 0 where all nodes are identical."""
+    cluster = load_cluster(name)
+    types = [(node.gpu, node.count) for node in cluster.nodes] or [(cluster.gpu, 0)]
+    return {
+        "cluster": cluster.name,
+        "description": cluster.description,
+        "nodes": [
+            {"gpu": gpu.name, "gpu_source": gpu.peak.source, "gpus": cluster.gpus_per_node, "count": count}
+            for gpu, count in types
+        ],
+        "network": cluster.network.kind,
+        "network_source": cluster.network.source,
+        "network_evidence": cluster.network.evidence,
+    }
+
+
 def describe_topology(name: str, num_nodes: int) -> dict[str, Any]:
     """The content of `zsim topology show` as plain data, with rates in bytes per second."""
     cluster = load_cluster(name)

@@ -11,7 +11,8 @@ from zsim.report.views.text.plain import WIDTH
 from zsim.units import format_amount, format_bytes, format_seconds, format_tokens
 
 _BILLION = 1e9
-_DAY_SECONDS = 86_400.0
+_UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+_LEAST = 2.0  # of a unit, of which smaller amounts are told in the next one
 
 
 def brief_lines(report: Report) -> Iterator[str]:
@@ -30,7 +31,9 @@ def _fit_text(report: Report) -> str:
     verdict = fit_of(report).verdict
     used = format_bytes(peak) + (f" of {format_bytes(capacity)}" if capacity else "")
     breaking = breaking_sentence(report)
-    phrases = (f"{used}, {verdict.probability * 100:.0f} % likely", breaking[:1].lower() + breaking[1:])
+    percent = f"{verdict.probability * 100:.0f} %"
+    odds = f"{verdict.leaning} ({percent} that it fits)" if verdict.leaning else f"{percent} likely"
+    phrases = (f"{used}, {odds}", breaking[:1].lower() + breaking[1:])
     labels = (report.labels.get(name) for name in ("model", "strategy", "cluster", "gpus"))
     job = ", ".join(label for label in labels if label)
     return f"{verdict.word.upper()}  {'; '.join(filter(None, phrases))}: {job}"
@@ -49,14 +52,18 @@ def _step_text(report: Report) -> str:
 
 
 def _run_text(report: Report) -> str:
-    """Time, GPU-hours and money of the run, or of a billion tokens where the run has no length."""
+    """Time, GPU-hours and money of the run, or of a billion tokens where the run has no length.
+
+    A run of less than one step takes one.
+    """
     cost = report.cost
     has_length = cost is not None and cost.tokens is not None
     tokens = cost.tokens if cost is not None and cost.tokens is not None else _BILLION
-    seconds = tokens / report.step_tokens * report.step_seconds
-    unit, unit_seconds = ("h", 3600.0) if seconds < 2 * _DAY_SECONDS else ("days", _DAY_SECONDS)
+    seconds = max(tokens / report.step_tokens, 1.0) * report.step_seconds
+    unit, unit_seconds = next((row for row in _UNITS if seconds >= _LEAST * row[1]), _UNITS[-1])
     gpu_hours = seconds * report.simulation.world_size / 3600.0
-    text = f"{format_tokens(tokens)} tokens: {seconds / unit_seconds:,.1f} {unit}"
+    steps = ", less than one step, which takes" if tokens < report.step_tokens else ":"
+    text = f"{format_tokens(tokens)} tokens{steps} {seconds / unit_seconds:,.1f} {unit}"
     if report.step_seconds_range is not None:
         low, high = (seconds / unit_seconds * end / report.step_seconds for end in report.step_seconds_range)
         text += f" ({low:,.1f} to {high:,.1f} {unit})"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.report.fit import allocated_bytes, fit_of, moment_notes
+from zsim.report.fit import allocated_bytes, allocator_sentences, fit_of, moment_notes
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
@@ -39,7 +39,7 @@ def print_report(
     """Print `report`. `files` are the paths of the other files written, by their description.
 
     Unless it `is_full`, it fits on a screen: whether the job fits, its time, and where time and memory go,
-    with the notes on what was asked.
+    with the notes on what was asked and those that the verdict refers to.
     """
     from rich.console import Console
     from rich.text import Text
@@ -49,7 +49,8 @@ def print_report(
     for section in _sections(report, is_plain) if is_full else _screen(report, is_plain):
         console.print(section)
         console.print()
-    notes = [*(report.notes if is_full else report.input_notes), *moment_notes(report)]
+    asked_notes = (*report.input_notes, *allocator_sentences(report))
+    notes = [*(report.notes if is_full else asked_notes), *moment_notes(report)]
     for note in notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
     if notes:
@@ -86,7 +87,7 @@ def _screen(report: Report, is_plain: bool) -> Iterator[RenderableType]:
 
 def _rest_of(report: Report) -> str:
     """The sentence that says what the full report has besides."""
-    more_notes = len(report.notes) - len(report.input_notes)
+    more_notes = len(report.notes) - len(report.input_notes) - len(allocator_sentences(report))
     notes_text = f", and {more_notes} notes on what is assumed" if more_notes else ""
     return f"--full adds collectives, traffic, other memory and the evidence{notes_text}."
 
