@@ -54,7 +54,7 @@ class ModelPreset:
         active = f"{_billions(self.active_parameters)} active" if self.kind == "MoE" else ""
         runs = f"{self.validated_runs} runs, {self.validated_error:.1%}" if self.validated_error else "-"
         size = _billions(self.parameters)
-        return f"{self.name:<21} {size:>6} {active:<12} {self.family:<11} {self.kind:<7} {runs}".rstrip()
+        return f"{self.name:<21} {size:>6} {active:<12} {self.family:<10} {self.kind:<7} {runs}".rstrip()
 
     def details(self) -> Iterator[str]:
         """The lines of `zsim presets NAME`."""
