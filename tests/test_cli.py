@@ -290,7 +290,7 @@ def test_a_wrong_unit_in_a_cluster_is_named(tmp_path: Path) -> None:
     "table",
     ["strategy", "strategy.kind=megatron strategy", "strategy.kind=deepspeed strategy", "training", "cluster",
      "parallelism", "run.failures", "run.checkpoint", "cluster.network", "cluster.gpu.gemm",
-     "strategy.config", "strategy.config.zero_optimization"],
+     "strategy.config.zero_optimization"],
 )  # fmt: skip
 def test_a_key_that_is_near_to_nothing_is_answered_in_a_few_lines(table: str) -> None:
     """The list of Megatron's keys has more than 1,000 characters."""

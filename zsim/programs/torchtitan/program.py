@@ -9,6 +9,9 @@ from typing import Any
 from zsim.specs.formats.program import ProgramSource, TrainingProgram
 from zsim.specs.formats.training_file import TrainingFile
 
+_MODULE, _FILE = "torchtitan.train", "torchtitan/train.py"
+_CONFIG_OPTIONS = ("--job.config_file", "--job.config-file")
+
 
 class Torchtitan(TrainingProgram):
     name = "torchtitan"
@@ -24,7 +27,7 @@ class Torchtitan(TrainingProgram):
     script_settings = ("training.precision", "training.stored_dtype")
 
     def recognises(self, source: ProgramSource) -> bool:
-        """Whether it is a script that starts torchtitan, or a command line with a registered function."""
+        """Whether it is a script or a command line that starts torchtitan, or names a registered function."""
         from zsim.programs.torchtitan.text import names_launch_script
 
         if source.arguments is not None:
@@ -32,7 +35,11 @@ class Torchtitan(TrainingProgram):
         is_registered = any(word.startswith("--module") for word in source.words) and any(
             word.startswith("--config") for word in source.words
         )
-        return is_registered or names_launch_script(source.words)
+        is_started = any(
+            word == _MODULE or word.endswith(_FILE) or word.startswith(_CONFIG_OPTIONS)
+            for word in source.words
+        )
+        return is_registered or is_started or names_launch_script(source.words)
 
     def names_file(self, path: Path) -> bool:
         return path.suffix == ".sh" and self.recognises(ProgramSource(str(path)))
