@@ -125,4 +125,5 @@ def test_every_rule_of_the_sources_is_of_some_row() -> None:
         and not {"tp", "pp", "vp", "dp"} & set(when)
         and not any(source in when.get("source", "") for source in elsewhere)
         and not ("megatron-ci" in when.get("source", "") and "source_ref" in when)
+        and not ("megatron-ci" in when.get("source", "") and "moe" in when.get("notes", ""))
     ] == []
