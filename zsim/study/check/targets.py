@@ -179,7 +179,8 @@ def _is_experiment(path: Path) -> bool:
         content = parse_toml(read_text(path, MAX_TOML_BYTES), path)
     except (OSError, ValueError):
         return True
-    return bool({"model", "strategy", "training"} & set(content)) and "experiment" not in content
+    is_job = {"model", "strategy", "training"} & set(content) and {"cluster", "training"} & set(content)
+    return bool(is_job) and "experiment" not in content
 
 
 def _small_json(path: Path) -> Any:
