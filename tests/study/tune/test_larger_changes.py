@@ -23,17 +23,17 @@ def remedy(kind: str, **given: Any) -> tuple[zsim.Experiment, Remedy]:
 
 def test_experts_on_several_ranks_are_a_remedy_of_megatrons() -> None:
     """Mixtral's 46.7 billion parameters are 93 GB in bf16, more than a GPU, whatever shards the states over
-    data parallel ranks; on 4 ranks in each of 2 stages the experts, 45.1 billion, are an eighth of that:
-    12.9 GB with half of the rest. The batch stays: fewer replicas make more micro-batches."""
+    data parallel ranks; on 8 ranks in each of 2 stages the experts, 45.1 billion, are a sixteenth of that:
+    7.2 GB with half of the rest. The batch stays: fewer replicas make more micro-batches."""
     experiment, found = remedy("megatron", gpus=16)
     degrees = [found.overrides.get(f"parallelism.{name}", 1) for name in ("pipeline", "tensor", "expert")]
-    assert degrees == [2, 1, 4]
+    assert degrees == [2, 1, 8]
     replicas = 16 // (degrees[0] * degrees[1])
     assert found.overrides["training.gradient_accumulation_steps"] * replicas == 8 * 16
     after = zsim.simulate(change_experiment(experiment, found.overrides)).report
     assert after.out_of_memory is None
     assert after.peaks["gpu"].total == found.gpu_peak_bytes
-    assert after.peaks["gpu"].by_category["parameters"] == pytest.approx(12.9e9, rel=0.01)
+    assert after.peaks["gpu"].by_category["parameters"] == pytest.approx(7.2e9, rel=0.01)
 
 
 def test_adapters_are_a_remedy_where_there_are_no_degrees() -> None:
