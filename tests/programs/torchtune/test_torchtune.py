@@ -13,16 +13,16 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
 
 FULL = """
-output_dir: /tmp/out
+output_dir: out
 model:
   _component_: torchtune.models.llama3_1.llama3_1_8b
 tokenizer:
   _component_: torchtune.models.llama3.llama3_tokenizer
-  path: /tmp/tokenizer.model
+  path: tokenizer.model
   max_seq_len: 4096
 checkpointer:
   _component_: torchtune.training.FullModelHFCheckpointer
-  checkpoint_dir: /tmp/nowhere/Meta-Llama-3.1-8B-Instruct/
+  checkpoint_dir: nowhere/Meta-Llama-3.1-8B-Instruct/
   output_dir: ${output_dir}
 dataset:
   _component_: torchtune.datasets.alpaca_dataset
