@@ -176,11 +176,6 @@ def _is_long(row: Row) -> bool:
     return bool(row["phase"] == "context" and row["seq_len"] >= 512 and row["num_tokens"] >= 1024)
 
 
-def _leaves_caches(row: Row) -> bool:
-    """Whether a convolution's rate is one of HBM: TensorRT-LLM's and A100's are above it."""
-    return bool(row["engine"] != "trtllm" and row["gpu"] != "a100_sxm")
-
-
 def _is_of_training(row: Row) -> bool:
     return bool(row["m"] >= 1024 and row["n"] >= 1024 and row["k"] >= 1024)
 

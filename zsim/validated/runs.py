@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -97,11 +97,6 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
     def features(self) -> Sequence[Features]:
         """Features of the runs, each once."""
         return list(dict.fromkeys(run.features for run in self))
-
-    @cached_property
-    def cache_per_cells(self) -> dict[Hashable, Any]:
-        """Values derived from these runs for jobs of the same cells."""
-        return {}
 
 
 RUN_COLUMNS = ("row_id", "source", "role", "tier")

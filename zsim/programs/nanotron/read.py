@@ -23,7 +23,6 @@ _MODEL = {
     "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False,
 }  # fmt: skip
 _OTHER_MODELS = ("is_starcoder2_config", "moe_config", "sliding_window_size")
-_READ_OF_MODEL = (*_MODEL, "num_key_value_heads", "is_llama_config", "is_qwen2_config")
 
 
 def read_nanotron(source: ProgramSource) -> TrainingFile:
