@@ -10,7 +10,6 @@ half the difference of the logarithms of its longest and its shortest step, as t
 
 from __future__ import annotations
 
-import argparse
 import csv
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 from validation.published.job import row_experiment
 from validation.published.predict import shipped_tables
-from validation.published.strangers import sample
+from validation.published.strangers import parse_options, sample
 from validation.published.table import PublishedRun, read_runs
 from zsim.errors import ZsimError
 from zsim.report.job_features import open_settings_of
@@ -84,12 +83,7 @@ def open_spreads(steps: Sequence[OpenStep]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("tables", type=Path, nargs="*")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so many")
-    options = parser.parse_args()
+    options = parse_options(__doc__)
     began = time.monotonic()
     steps = read_steps()
     for run in sample(read_runs([*shipped_tables(), *options.tables]).runs):

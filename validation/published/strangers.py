@@ -34,13 +34,18 @@ _SEED = 1
 _AT_ONCE = 10
 
 
-def main() -> None:
+def parse_options(description: str | None) -> argparse.Namespace:
+    """The tables besides the checkout's, and the seconds after which no row is begun."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", type=Path, nargs="*")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so many")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_options(__doc__)
     began = time.monotonic()
     runs = {run.row_id: run for run in strangers_runs()}
     chosen = sample(read_runs([*shipped_tables(), *options.tables]).runs)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from zsim.reading import read_text
-from zsim.resources import PRESETS
+from zsim.resources import preset_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,6 @@ class Concept:
 @cache
 def concepts() -> tuple[Concept, ...]:
     """All subjects, in the order of the file."""
-    entries = tomllib.loads(read_text(PRESETS / "concepts.toml"))
     return tuple(
         Concept(
             name,
@@ -37,7 +34,7 @@ def concepts() -> tuple[Concept, ...]:
             tuple(entry.get("keys", ())),
             tuple(entry.get("see", ())),
         )
-        for name, entry in entries.items()
+        for name, entry in preset_table("concepts").items()
         if isinstance(entry, Mapping)
     )
 

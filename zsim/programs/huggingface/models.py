@@ -11,14 +11,14 @@ in bf16.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.formats.file_values import FileValues
-from zsim.specs.model.hub_names import cached_config_path, is_hub_id, preset_of, unknown_hub_id
+from zsim.specs.model import hub_names
+from zsim.specs.model.hub_names import is_hub_id, unknown_hub_id
 
 _QUANTISED = re.compile(
     r"gptq|awq|aqlm|hqq|eetq|exl2|int4|int8|w4a16|fp8|nvfp4|mxfp4|[-_](bnb|nf4)", re.IGNORECASE
@@ -36,15 +36,7 @@ def locate_model(name: str, folder: Path) -> str | None:
     The name is a path from there or from the working folder, a preset's, or ends in an id of the Hub. None
     if there is neither.
     """
-    for start in (folder, Path()):
-        path = start / os.path.expanduser(name) / "config.json"
-        if os.path.isfile(path):
-            return str(path)
-    hub_id = "/".join(name.strip("/").split("/")[-2:])
-    if preset := preset_of(hub_id):
-        return preset
-    config = cached_config_path(hub_id)
-    return None if config is None else str(config)
+    return hub_names.locate_model(name, (folder, Path()), "/".join(name.strip("/").split("/")[-2:]))
 
 
 def is_quantised_name(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.hub_names import cached_config_path, preset_of
+from zsim.specs.model.hub_names import locate_model
 
 _NOUNS: Mapping[type, str] = {
     int: "a whole number",
@@ -100,14 +99,9 @@ class NestedKeys:
         name = self.get(key)
         if name is None:
             return
-        path = Path(self.file.name).parent / os.path.expanduser(name) / "config.json"
-        cached = cached_config_path(name)
-        if os.path.isfile(path):
-            self.file.defaults["model"] = str(path)
-        elif (preset := preset_of(name)) is not None:
-            self.file.defaults["model"] = preset
-        elif cached is not None:
-            self.file.defaults["model"] = str(cached)
+        model = locate_model(name, [Path(self.file.name).parent])
+        if model is not None:
+            self.file.defaults["model"] = model
         else:
             self.file.missing_model = (
                 f"{key}: '{name}' is no preset, no folder here, and not in the Hub's cache: give its "

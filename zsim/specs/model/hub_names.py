@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -52,6 +52,23 @@ def cached_config_path(hub_id: str) -> Path | None:
         return None
     path = repository / "snapshots" / Path(commit).name / "config.json"
     return path if os.path.isfile(path) else None
+
+
+def locate_model(name: str, folders: Iterable[Path], hub_id: str | None = None) -> str | None:
+    """The path of a `config.json`, or a preset's name, for a model that a file names. None without either.
+
+    `name` may be a folder below one of `folders`. `hub_id`, by default the name, is looked up among presets,
+    then in the local cache.
+    """
+    for folder in folders:
+        path = folder / os.path.expanduser(name) / "config.json"
+        if os.path.isfile(path):
+            return str(path)
+    hub_id = name if hub_id is None else hub_id
+    if preset := preset_of(hub_id):
+        return preset
+    cached_path = cached_config_path(hub_id)
+    return None if cached_path is None else str(cached_path)
 
 
 def unknown_hub_id(hub_id: str) -> str:

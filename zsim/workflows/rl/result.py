@@ -11,10 +11,11 @@ from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
 from zsim.report.views.displayable import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
+from zsim.report.views.text.run_cost import bill
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.tables import Experiment
-from zsim.units import format_amount, format_bytes, format_gpus, format_seconds
+from zsim.units import format_bytes, format_gpus, format_seconds
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
@@ -199,15 +200,11 @@ class RlResult(Displayable):
         name = min(self.verdicts, key=lambda phase: self.verdicts[phase].probability)
         used = f"{format_bytes(self.memory[name].total)} of {format_bytes(self.capacity_bytes)}"
         gpu_hours = _THOUSAND * self.step.seconds * job.total_gpus / 3600
-        bill = f"1,000 steps: {format_amount(gpu_hours)} GPU-hours"
-        cost = job.experiment.cost
-        if cost is not None and cost.gpu_hour_price is not None:
-            bill += f", {format_amount(gpu_hours * cost.gpu_hour_price)} {cost.currency}"
         for text in (
             f"{verdict.word.upper()}  {used} in {name.replace('_', ' ')}, {100 * verdict.probability:.0f} % "
             f"likely: {self.headline()}",
             f"step {self._step_label}, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",
-            bill,
+            f"1,000 steps: {bill(gpu_hours, job.experiment.cost)}",
         ):
             yield from paragraph(text, indent=2)
 

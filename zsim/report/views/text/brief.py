@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from zsim.report.fit import breaking_sentence, fit_of
 from zsim.report.report import Report
 from zsim.report.views.text.plain import WIDTH
-from zsim.units import format_amount, format_bytes, format_seconds, format_tokens
+from zsim.report.views.text.run_cost import bill
+from zsim.units import format_bytes, format_seconds, format_tokens
 
 _BILLION = 1e9
 _UNITS = (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
@@ -67,7 +68,5 @@ def _run_text(report: Report) -> str:
     if report.step_seconds_range is not None:
         low, high = (seconds / unit_seconds * end / report.step_seconds for end in report.step_seconds_range)
         text += f" ({low:,.1f} to {high:,.1f} {unit})"
-    text += f", {format_amount(gpu_hours)} GPU-hours"
-    if cost is not None and cost.gpu_hour_price is not None:
-        text += f", {format_amount(gpu_hours * cost.gpu_hour_price)} {cost.currency}"
+    text += f", {bill(gpu_hours, cost)}"
     return text if has_length else f"{text}; --tokens N or --samples N"

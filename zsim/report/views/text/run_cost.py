@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.report.energy import RunCost
 from zsim.report.report import Report
+from zsim.specs.experiment.run_cost import CostTable
 from zsim.units import format_amount
 
 HEADINGS = ("", "run", "per 1e9 tokens", "per parameter", "at")
+
+
+def bill(gpu_hours: float, cost: RunCost | CostTable | None) -> str:
+    """GPU-hours, with their money where the price is known."""
+    text = f"{format_amount(gpu_hours)} GPU-hours"
+    if cost is None or cost.gpu_hour_price is None:
+        return text
+    return f"{text}, {format_amount(gpu_hours * cost.gpu_hour_price)} {cost.currency}"
 
 
 def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
