@@ -1,5 +1,6 @@
 # make demo   the README's example: table on the terminal, HTML report and trace in demo-out/
 # make test   the tests
+# make fuzz   the tests on generated input, on other examples at each call
 # make check  formatting, lint and types
 # make check-accuracy  recorded cases, and some of the published runs, against validation/baseline.json
 # make docs   the site, in site/, strictly: a broken link is an error
@@ -18,13 +19,16 @@ WARM := rm -f $(TORCH_EXTENSIONS_DIR)/*/lock && DS_ACCELERATOR=cpu timeout 900 $
 	"from deepspeed.accelerator import get_accelerator as a; \
 	a().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1
 
-.PHONY: demo test check check-accuracy docs wheel format mutants bench clean
+.PHONY: demo test fuzz check check-accuracy docs wheel format mutants bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/zsim run --out demo-out
 
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -n auto
+
+fuzz: $(VENV)/.dev-installed
+	ZSIM_HYPOTHESIS=fuzz $(BIN)/python -m pytest -n auto -m hypothesis
 
 check: $(VENV)/.dev-installed
 	$(BIN)/ruff format --check zsim tests validation examples docs/mkdocs_hooks.py

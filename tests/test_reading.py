@@ -268,7 +268,10 @@ def test_a_log_with_one_endless_word_is_read_through_once(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "command",
-    ["--module llama3 --config 'llama3_8b", f"torchrun --nproc_per_node={DIGITS} t.toml --training.steps=1"],
+    [
+        "--module llama3 --config 'llama3_8b",
+        f"torchrun --nproc_per_node={DIGITS} -m torchtitan.train --module llama3",
+    ],
 )
 def test_a_command_line_that_cannot_be_read_is_refused(command: str) -> None:
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8}

@@ -121,13 +121,13 @@ def _header(path: Path, text: str) -> tuple[list[str], float]:
     """
     lines = [line.lstrip("# \t").split() for line in text.splitlines()]
     index = next((n for n, words in enumerate(lines) if words[:1] == ["size"] and "busbw" in words), None)
-    if index is None or "time" not in lines[index]:
+    columns = [] if index is None else lines[index][: lines[index].index("busbw") + 1]
+    if index is None or "time" not in columns:
         raise InputError(
             f"{path.name}: no header of nccl-tests (size count type ... time algbw busbw), without which the "
             "column of the time is unknown"
         )
     units = [word for word in (lines[index + 1] if index + 1 < len(lines) else []) if word in _TIME_UNITS]
-    columns = lines[index][: lines[index].index("busbw") + 1]
     return columns, _TIME_UNITS[units[0] if units else "(us)"]
 
 
