@@ -23,7 +23,7 @@ def brief_lines(report: Report) -> Iterator[str]:
     """
     notes = (f"note: {note}" for note in report.input_notes)
     for text in (_fit_text(report), _step_text(report), _run_text(report), *notes):
-        yield from paragraph(text, indent=2)
+        yield "\n".join(paragraph(text, indent=2))
 
 
 def _fit_text(report: Report) -> str:
