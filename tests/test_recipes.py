@@ -10,7 +10,12 @@ import pytest
 from tests.pages import followed
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "recipes"
-ELSEWHERE = {"README.md", "regression-check.md", "replay.md", "tune.md"}  # with tests of their own, or with a script
+ELSEWHERE = {
+    "README.md",
+    "regression-check.md",
+    "replay.md",
+    "tune.md",
+}  # with tests of their own, or with a script
 RECIPES = sorted(path for path in FOLDER.glob("*.md") if path.name not in ELSEWHERE)
 
 
