@@ -279,7 +279,7 @@ class CacheRates(Table):
     and writes the memory.
     """
 
-    capacity: PositiveBytes = Field(description="in all")
+    capacity: PositiveBytes = Field(description="what it holds, of all SMs together")
     bandwidth: PositiveRate = Field(
         description="of elementwise kernels whose tensors all fit; no effect below what the memory gives"
     )
