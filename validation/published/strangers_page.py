@@ -44,6 +44,7 @@ def strangers_lines(judged: Sequence[JudgedRun], experiments: Sequence[JudgedRun
         "",
         *_group_lines(judged),
         "",
+        *_unseen_lines(judged),
         "The interval of 80 % beside every answer is made of errors as a stranger; every row is judged by",
         "intervals made of the other sources alone. Half of its width is the median, as a part of the step.",
         "How it is made, and what it assumes: `zsim/validated/spread.py`.",
@@ -55,6 +56,21 @@ def strangers_lines(judged: Sequence[JudgedRun], experiments: Sequence[JudgedRun
         "does not say; without any, why it is so is not known or stands below.",
         "",
         *_cause_lines(judged),
+        "",
+    ]
+
+
+def _unseen_lines(judged: Sequence[JudgedRun]) -> list[str]:
+    """The error of the sources to which no number was fitted. Empty where there are no others, or none."""
+    fitted = {row.run.source for row in judged if row.run.role == "calibrate"}
+    unseen = [row for row in judged if row.run.source not in fitted]
+    if not fitted or not unseen:
+        return []
+    sources = [row.run.source for row in unseen]
+    mean = mean_of_sources([abs(expm1(-row.error)) for row in unseen], sources)
+    return [
+        f"To rows of {len(fitted)} of these sources numbers of zsim were fitted. Of the {len(set(sources))} others",
+        f"the mean is {mean:.1%}; intervals are made of rows to which nothing was fitted.",
         "",
     ]
 
