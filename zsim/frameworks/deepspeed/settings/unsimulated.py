@@ -10,6 +10,7 @@ from zsim.frameworks.deepspeed.settings.config import (
     ZeroConfig,
 )
 from zsim.frameworks.deepspeed.settings.keys import is_enabled
+from zsim.frameworks.deepspeed.settings.one_bit import ONE_BIT_OPTIMIZERS
 from zsim.frameworks.deepspeed.settings.reader import Reading
 from zsim.frameworks.deepspeed.settings.schema import (
     FILE_KEYS,
@@ -18,7 +19,7 @@ from zsim.frameworks.deepspeed.settings.schema import (
 )
 from zsim.specs.strategy.requirement import Refusal
 
-SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon")
+SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon", *ONE_BIT_OPTIMIZERS)
 
 
 REFUSALS = tuple(Refusal(name, behavior.what) for name, behavior in UNSIMULATED_KEYS.items())
@@ -47,7 +48,7 @@ def find_unsimulated(
             UnsimulatedSetting(
                 "optimizer.type",
                 f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD, Adafactor and "
-                "Muon,",
+                "Muon (before 0.19.7 OneBitAdam, OneBitLamb and ZeroOneAdam, too),",
             )
         )
     return tuple(unsimulated)
