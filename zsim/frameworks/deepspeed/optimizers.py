@@ -47,6 +47,11 @@ def check_deepspeed_optimizer(optimizer: Optimizer, config: DeepSpeedConfig) -> 
         )
     if config.zero.offload_optimizer is None:
         return
+    if config.zero.offload_optimizer.super_offload and config.stage == 3 and name not in ("adamw", "adam"):
+        raise InputError(
+            f"{_WHERE}: SuperOffload's worker makes DeepSpeedCPUAdam; found '{name}', expected 'adamw', or "
+            f"{config.name} without zero_optimization.offload_optimizer.super_offload"
+        )
     has_cpu_optimizer = name in ("adamw", "adam", "lion") or choice.training_name == "adagrad"
     if not has_cpu_optimizer and choice.forces_cpu_optimizer:
         raise InputError(

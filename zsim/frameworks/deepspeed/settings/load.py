@@ -20,7 +20,11 @@ from zsim.frameworks.deepspeed.settings.config import (
     Dtype,
     TrainingValues,
 )
-from zsim.frameworks.deepspeed.settings.effects import ineffective_key_notes, sequence_notes
+from zsim.frameworks.deepspeed.settings.effects import (
+    ineffective_key_notes,
+    sequence_notes,
+    super_offload_notes,
+)
 from zsim.frameworks.deepspeed.settings.one_bit import resolve_one_bit
 from zsim.frameworks.deepspeed.settings.reader import Reading, read_deepspeed_file
 from zsim.frameworks.deepspeed.settings.release import NEWEST, Release, parse_release
@@ -154,6 +158,7 @@ class _Resolver:
             *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
             *unmodelled_notes(reading),
             *one_bit_notes,
+            *super_offload_notes(reading, zero, clipping),
         ]
         sizes = None if file.tensor_parallel is None else file.tensor_parallel.tensor_parallel
         return DeepSpeedConfig(
@@ -177,7 +182,7 @@ class _Resolver:
             or ActivationCheckpointingBlock.model_construct(),
             pipeline=file.pipeline or PipelineBlock.model_construct(),
             expert_parallel=file.expert_parallel,
-            unsimulated=find_unsimulated(reading, zero, optimizer),
+            unsimulated=find_unsimulated(reading, zero, optimizer, release),
             notes=tuple(notes),
             origins=tuple(self.origins.items()),
             one_bit=one_bit,
