@@ -51,7 +51,8 @@ class Torchtitan(TrainingProgram):
         if source.suffix != ".toml" or len(source.words) != 1:
             return False
         data = source.content
-        return not data or any(isinstance(data.get(name), Mapping) for name in SECTIONS)
+        sections = [name for name in SECTIONS if name != "model"]  # which others have too
+        return not data or any(isinstance(data.get(name), Mapping) for name in sections)
 
     def has_tables(self, tables: Mapping[str, Any]) -> bool:
         return isinstance(tables.get("model"), Mapping) or "parallelism" in tables
