@@ -95,6 +95,7 @@ RESOURCES: dict[str, Knob] = {
     "drives": HARDWARE["drives"],
     "drive bandwidth": HARDWARE["drive bandwidth"],
     "pcie": HARDWARE["PCIe bandwidth"],
+    "c2c": HARDWARE["C2C bandwidth"],
     "host memory": HARDWARE["host memory bandwidth"],
     "cpu": HARDWARE["CPU optimizer"],
 }
@@ -127,7 +128,8 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
     chosen = RESOURCES[resource]
     available, unit = _available(chosen, job.cluster, job.gpus_per_node)
     if available == 0:
-        raise InputError(f"cluster '{job.cluster.name}' has no drives to ask about")
+        what = "C2C links" if resource == "c2c" else "drives"
+        raise InputError(f"cluster '{job.cluster.name}' has no {what} to ask about")
     plan = make_plan(job)
 
     def outcome(factor: float) -> Outcome:
@@ -170,10 +172,10 @@ def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None
 
 
 def _used_resources(experiment: Experiment) -> list[str]:
-    payloads = [
-        payload for payload in make_plan(resolve(experiment)).all_work() if isinstance(payload, OffloadWork)
-    ]
+    job = resolve(experiment)
+    payloads = [payload for payload in make_plan(job).all_work() if isinstance(payload, OffloadWork)]
     if not payloads:
         raise InputError("nothing is offloaded; expected offload_param, offload_optimizer or cpu_offload")
     has_drives = any(isinstance(payload, DriveIo) for payload in payloads)
-    return [name for name in RESOURCES if has_drives or not name.startswith("drive")]
+    other_link = "c2c" if job.cluster.c2c is None else "pcie"
+    return [name for name in RESOURCES if name != other_link and (has_drives or not name.startswith("drive"))]
