@@ -74,7 +74,7 @@ def test_what_all_sources_of_a_regime_err_to_one_side_moves_the_interval(make_ru
     regime = FEATURES.regime
     assert found == {regime: pytest.approx(0.25 * 0.992)}
     ends = replace(estimates({"any run": 0.1}), unexplained=found).ends(FEATURES, 0.1)
-    assert ends == (pytest.approx(-0.006), pytest.approx(0.25 * 0.992 + 0.1))
+    assert ends == pytest.approx((-0.006, 0.25 * 0.992 + 0.1))
 
 
 def test_quantiles_are_two_sided_and_one_more_source_errs_the_other_way_round() -> None:
