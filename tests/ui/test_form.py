@@ -178,7 +178,10 @@ def test_other_settings_are_any_key() -> None:
     [
         ("training.sequense_length = 4", "unknown key 'sequense_length'; did you mean 'sequence_length'?"),
         ("training.micro_batch_size = 4", "it has its own field, 'Micro-batch'"),
-        ("training.autocast = true\ntraining.autocast = false", "training.autocast is there twice"),
+        (
+            "training.expandable_segments = true\ntraining.expandable_segments = false",
+            "training.expandable_segments is there twice",
+        ),
         ("training.compile = true", "it has its own field, 'Compile'"),
         ("compile", "expected KEY=VALUE"),
     ],
