@@ -1,7 +1,8 @@
 """Draws the pictures of the README and of the pages: `python docs/pictures.py`, or `make pictures`.
 
-Each is a page in headless Chromium, which has to be installed. pictures.json beside this file says what each shows
-in words; tests/test_pictures.py holds it against what the pages would show today, so that none is older than the text.
+Each is a page in headless Chromium, which has to be installed. pictures.json beside this file says what each
+shows in words. tests/test_pictures.py holds it against what the pages would show today, so that none is older
+than the text.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def words() -> dict[str, Words]:
     experiment = zsim.load_experiment(EXAMPLE)
     return {
         "report.png": _step_words(zsim.simulate(experiment)),
-        "ui.png": {"fields": [f"{field.label}, {field.unit}" for field in make_form(experiment).fields.values()]},
+        "ui.png": {
+            "fields": [f"{field.label}, {field.unit}" for field in make_form(experiment).fields.values()]
+        },
     }
 
 
@@ -62,7 +65,8 @@ def draw() -> None:
     """Draw all pictures, and write down what they show. Raises RuntimeError where there is no Chromium."""
     from playwright.sync_api import sync_playwright
 
-    browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser_path = next(filter(None, map(shutil.which, names)), None)
     if browser_path is None:
         raise RuntimeError("no Chromium here, which draws the pictures; install chromium")
     experiment = zsim.load_experiment(EXAMPLE)

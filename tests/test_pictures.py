@@ -20,7 +20,9 @@ def test_the_pictures_show_what_pages_show_today() -> None:
 
 
 def test_the_pictures_are_those_that_were_drawn_then() -> None:
-    assert {name: row["sha256"] for name, row in MADE.items()} == {name: pictures.digest(name) for name in MADE}
+    assert {name: row["sha256"] for name, row in MADE.items()} == {
+        name: pictures.digest(name) for name in MADE
+    }
 
 
 def test_the_readmes_numbers_are_the_pictures() -> None:
