@@ -122,7 +122,7 @@ def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
         ("num_generations: 8\nuse_vllm: true\nvllm_mode: colocate\n", "an inference engine"),
         ("desirable_weight: 1.0\n", "KTO"),
         ("center_rewards_coefficient: 0.01\n", "reward models"),
-        ("load_in_8bit: true\n", "8 bits"),
+        ("load_in_8bit: true\n", "quantised weights without adapters"),
         ("use_dora: true\n", "DoRA"),
         ("activation_offloading: true\n", "kept on the host"),
         ("optim: lomo\n", "LOMO"),

@@ -61,8 +61,12 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if adapter not in (None, "", "lora", "qlora"):
         raise values.lack("adapter", "adapters besides lora and qlora")
     is_quantised = values.flag("load_in_4bit") or adapter == "qlora"
-    if is_quantised and not adapter:
-        raise values.lack("load_in_4bit", "weights in 4 bits without an adapter, which nothing trains")
+    is_int8 = values.flag("load_in_8bit")
+    if (is_quantised or is_int8) and not adapter:
+        key = "load_in_8bit" if is_int8 else "load_in_4bit"
+        raise values.lack(key, "quantised weights without an adapter, which nothing trains")
+    if is_quantised and is_int8:
+        raise values.error("load_in_8bit", "false beside qlora or load_in_4bit, as axolotl asks for")
     read_model(values, "base_model", is_quantised=is_quantised)
     _read_batch(values)
     _read_strategy(values)
@@ -76,6 +80,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     write_types(values, precision, weights, has_adapters=bool(adapter))
     if adapter:
         _read_adapters(values, is_quantised=is_quantised)
+        if is_int8:
+            write_quantisation(values, double=False, bits=8)
     _read_preferences(values, has_adapters=bool(adapter))
     values.finish(RELEASE)
     return file

@@ -49,7 +49,7 @@ _READ = (
     ),
     ProgramKey("modules_to_save", list, "modules that are trained whole", "training.lora.modules_to_save"),
     ProgramKey("quant_method", str, "the library of quantised weights"),
-    ProgramKey("quant_bits", int, "4: frozen products in 4 bits", "training.lora.quantized"),
+    ProgramKey("quant_bits", int, "4 or 8: bits of frozen products", "training.lora.quantized"),
     ProgramKey(
         "bnb_4bit_use_double_quant", bool, "whether their scales are quantised too",
         "training.lora.double_quantization",

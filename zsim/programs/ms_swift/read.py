@@ -167,12 +167,12 @@ def _is_full(values: FileValues) -> bool:
 def _is_quantised(values: FileValues, *, is_full: bool) -> bool:
     if not values.has("quant_method") and not values.has("quant_bits"):
         return False
-    if values.get("quant_method") != "bnb" or values.count("quant_bits") != 4:
+    if values.get("quant_method") != "bnb" or values.count("quant_bits") not in (4, 8):
         raise values.lack(
-            "quant_method", "quantised weights besides bitsandbytes' 4 bits (quant_method bnb, quant_bits 4)"
+            "quant_method", "quantised weights besides bitsandbytes' (quant_method bnb, quant_bits 4 or 8)"
         )
     if is_full:
-        raise values.lack("quant_bits", "weights in 4 bits without an adapter, which nothing trains")
+        raise values.lack("quant_bits", "quantised weights without an adapter, which nothing trains")
     return True
 
 
@@ -241,4 +241,5 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     if dtype in ("bf16", "fp32"):
         values.file.settings["training.lora.dtype"] = dtype
     if is_quantised:
-        write_quantisation(values, double=values.flag("bnb_4bit_use_double_quant", True))
+        bits = values.count("quant_bits") or 4
+        write_quantisation(values, double=values.flag("bnb_4bit_use_double_quant", True), bits=bits)

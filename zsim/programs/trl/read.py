@@ -53,7 +53,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     trainer = trainer or trainer_of(values)
     _refuse_trainer(values, trainer)
     is_preference = trainer in PREFERENCES
-    is_quantised = values.flag("load_in_4bit")
+    is_int8 = values.flag("load_in_8bit")
+    is_quantised = values.flag("load_in_4bit") or is_int8
     has_adapters = values.flag("use_peft")
     read_model(values, "model_name_or_path", is_quantised=is_quantised)
     read_batch(values)
@@ -82,9 +83,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     if has_adapters:
         _read_adapters(values, is_quantised=is_quantised)
     elif is_quantised:
-        raise values.lack(
-            "load_in_4bit", "weights in 4 bits without adapters (use_peft), which nothing trains"
-        )
+        key = "load_in_8bit" if is_int8 else "load_in_4bit"
+        raise values.lack(key, "quantised weights without adapters (use_peft), which nothing trains")
     elif values.has("lora_r"):
         file.note("lora_r: no effect without use_peft, so every weight is trained")
     if is_preference:
@@ -176,5 +176,7 @@ def _read_length(values: FileValues) -> None:
 def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     write_adapters(values, ADAPTERS)
     if is_quantised:
-        write_quantisation(values, double=values.flag("use_bnb_nested_quant"))
+        bits = 8 if values.flag("load_in_8bit") else 4  # `get_quantization_config` takes 4 before 8
+        bits = 4 if values.flag("load_in_4bit") else bits
+        write_quantisation(values, double=values.flag("use_bnb_nested_quant"), bits=bits)
         keep_adapters_in_bf16(values.file.settings)  # sft_trainer.py casts what is trained

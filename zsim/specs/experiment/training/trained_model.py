@@ -122,6 +122,7 @@ def _adapters(
         isinstance(lora.exclude, str),
         lora.modules_to_save,
         stored_dtype=stored_dtype,
+        products_keep_input=lora.quantized == "int8",
         compute_dtype="fp32" if stored_dtype == "fp32" and is_low else "",
         routers_are_linear=has_linear_routers(model),
         recasts=stored_dtype == "fp32"
