@@ -78,7 +78,7 @@ def test_a_full_training_keeps_the_type_of_the_weights(tmp_path: Path) -> None:
 def test_four_bits_are_bitsandbytes(tmp_path: Path) -> None:
     lora = there(read_text(tmp_path, LORA + "quant_method: bnb\nquant_bits: 4\n").training.lora)
     assert (lora.quantized, lora.double_quantization) == ("nf4", True)
-    with pytest.raises(NotSimulatedError, match="besides bitsandbytes' .*quant_bits 4 or 8"):
+    with pytest.raises(NotSimulatedError, match=r"besides bitsandbytes' .*quant_bits 4 or 8"):
         read_text(tmp_path, LORA + "quant_method: hqq\nquant_bits: 4\n")
 
 

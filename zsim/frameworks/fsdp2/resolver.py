@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
-from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
+from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN, TORCHTITAN_DEEPEP
 from zsim.frameworks.torch.fsdp_resolver import check_replicate, fsdp_dtypes, launch_ranks
 from zsim.frameworks.torch.fsdp_training import FsdpTraining
 from zsim.frameworks.torch.names import UNSHARDED
@@ -46,6 +46,8 @@ class Fsdp2Resolver(FrameworkResolver[Fsdp2Table, Fsdp2Config]):
 
     def split_experts(self, table: Fsdp2Table, requested: ParallelismTable, model: ModelSpec) -> ExpertSplit:
         if table.wrapping.startswith(("torchtitan", "blocks:")):
+            if requested.dispatcher == "deepep":
+                return ExpertSplit(library=TORCHTITAN_DEEPEP, builds_map_with_masks=True)
             return ExpertSplit(library=TORCHTITAN)
         return super().split_experts(table, requested, model)
 
