@@ -277,3 +277,8 @@ def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
     assert parameters == 6_476_005_376 + 4 * 1_359_872 + 524_820_480 + 319_815_680
     with pytest.raises(InputError, match="load_in_8bit: found True, expected false beside qlora"):
         read_text(tmp_path, QLORA + "load_in_8bit: true\n")
+
+
+def test_a_reward_model_has_one_output(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL + "reward_model: true\n").training
+    assert (training.labels, training.micro_batch_size) == (1, 4)

@@ -134,3 +134,12 @@ def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
         there(read_text(tmp_path, LORA + "quant_method: bnb\nquant_bits: 8\n").training.lora).quantized
         == "int8"
     )
+
+
+def test_a_classifier_has_as_many_outputs_as_labels(tmp_path: Path) -> None:
+    classifier = read_text(tmp_path, LORA + "task_type: seq_cls\nnum_labels: 5\n").training
+    assert (classifier.labels, there(classifier.lora).modules_to_save) == (5, ("score",))
+    reward = read_text(tmp_path, FULL + "rlhf_type: rm\n").training
+    assert (reward.labels, reward.micro_batch_size) == (1, 2)
+    with pytest.raises(NotSimulatedError, match="embeddings and rerankers; expected causal_lm or seq_cls"):
+        read_text(tmp_path, LORA + "task_type: embedding\n")

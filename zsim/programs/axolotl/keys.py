@@ -35,6 +35,7 @@ _READ = (
         "sequence_len", int, "tokens of a sequence", "training.sequence_length", is_plain=True, default=512
     ),
     ProgramKey("sample_packing", bool, "whether documents fill sequences", "training.lengths"),
+    ProgramKey("reward_model", bool, "whether the head has one output", "training.labels"),
     ProgramKey("rl", str, "dpo, ipo or orpo; others are refused by name", "training.reference"),
     ProgramKey(
         "precompute_ref_log_probs", bool, "whether the reference has run before", "training.reference"
@@ -112,7 +113,6 @@ _READ = (
 )  # fmt: skip
 
 _REFUSED = (
-    ("reward_model", "reward models, whose head has one output"),
     ("process_reward_model", "process reward models, whose head has two outputs"),
     ("gptq", "weights that GPTQ quantised"),
     ("quantize_moe_experts", "routed experts that are stored in 4 bits beside linear layers"),

@@ -19,7 +19,12 @@ from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.axolotl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
 from zsim.programs.huggingface.files import read_file
-from zsim.programs.huggingface.job import note_full_length, read_attention, read_preferences
+from zsim.programs.huggingface.job import (
+    note_full_length,
+    read_attention,
+    read_preferences,
+    read_rewards,
+)
 from zsim.programs.huggingface.models import read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
@@ -83,6 +88,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         if is_int8:
             write_quantisation(values, double=False, bits=8)
     _read_preferences(values, has_adapters=bool(adapter))
+    if values.flag("reward_model"):
+        read_rewards(values, has_adapters=bool(adapter))
     values.finish(RELEASE)
     return file
 

@@ -19,6 +19,7 @@ from zsim.programs.huggingface.job import (
     read_checkpointing,
     read_liger,
     read_preferences,
+    read_rewards,
     read_synchronisation,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
@@ -92,6 +93,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
         if trainer == "dpo" and not values.flag("precompute_ref_log_probs"):
             reference = "base" if has_adapters else "copy"
         read_preferences(values, PREFERENCES[trainer], reference=reference)
+    if trainer == "reward":
+        read_rewards(values, has_adapters=has_adapters)
     values.finish(RELEASE)
     return file
 
@@ -121,15 +124,16 @@ def trainer_of(values: FileValues) -> str:
 _STEPS = {
     "ppo": "PPO, whose step has rollouts and four models",
     "kto": "KTO, whose step has forwards of a reference model and of mismatched pairs",
-    "reward": "reward models, whose head has one output",
 }
 
 
 def _refuse_trainer(values: FileValues, trainer: str) -> None:
     if trainer in _STEPS:
-        marks = (*trl_keys.PPO_MARKS, *trl_keys.KTO_MARKS, *trl_keys.REWARD_MARKS, "lora_task_type")
+        marks = (*trl_keys.PPO_MARKS, *trl_keys.KTO_MARKS)
         key = next((mark for mark in marks if values.has(mark)), "loss_type")
-        raise values.lack(key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, ORPO, CPO or GRPO")
+        raise values.lack(
+            key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, ORPO, CPO, GRPO or rewards"
+        )
     if trainer == "grpo" and values.flag("use_vllm") and values.get("vllm_mode") == "colocate":
         raise values.lack(
             "vllm_mode", "an inference engine on the trainer's GPUs yet; expected vllm_mode server"
