@@ -91,8 +91,14 @@ def _resolve_fsdp2(
             f"expected "
             "param_dtype 'fp8'"
         )
+    if table.offload_states and table.cpu_offload:
+        raise InputError(
+            "strategy.offload_states: found true beside cpu_offload, which updates on the host; expected one "
+            "of them"
+        )
     return Fsdp2Config(
         reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload,
+        offload_states=table.offload_states,
         precomputes_scales=table.precompute_fp8_scales,
         gpus_per_node=-(-world_size // len(placement.nodes)), job_gpus_per_node=placement.gpus_per_node,
     )  # fmt: skip
