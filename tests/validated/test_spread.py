@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import hypot
+from math import exp, hypot
 
 import numpy as np
 import pytest
 
 from tests.validated.conftest import FEATURES, estimates
+from validation.published.open_settings import OpenStep, open_spreads
 from validation.published.spread_fit import estimate_spread, fit_parts, mean_errors, score_quantiles
+from zsim.validated.features import KERNELS, NETWORK
 from zsim.validated.runs import ValidatedRun, validated_runs
 from zsim.validated.spread import OPEN_SENTENCES, spread_estimates, spread_of, spread_parts
 
@@ -28,6 +30,19 @@ def test_respects_add_up_and_open_settings_in_squares(make_run: Make) -> None:
     assert parts[2].sentence == "GPU mi300x-192gb without a validated run"
     assert parts[3].sentence == OPEN_SENTENCES["loss"]
     assert spread_of(parts) == pytest.approx(hypot(0.05 + 0.04 + 0.1, 0.06))
+
+
+def test_a_network_that_something_else_hides_is_less_open(make_run: Make) -> None:
+    """The same setting left open is 0.2 where the network bounds the step, and 0.03 where kernels do."""
+    numbers = estimates({}, {}, {"network": 0.2, "hidden network": 0.03})
+    job = replace(FEATURES, open_settings=("network",))
+    for binding, expected in ((NETWORK, 0.2), (KERNELS, 0.03)):
+        parts = spread_parts(replace(job, binding=binding), [make_run("one", 0.0)], numbers)
+        assert spread_of(parts) == pytest.approx(expected)
+    steps = [OpenStep(name, "s", "network", "0.45", 1.0) for name in "ab"]
+    steps += [OpenStep("a", "s", "network", "0.9", exp(-0.4)), OpenStep("b", "s", "network", "0.9", 1.0)]
+    found = open_spreads(steps, {"a": NETWORK, "b": KERNELS})
+    assert (found["network"], found["hidden network"]) == (pytest.approx(0.2), 0.0)
 
 
 def test_counted_respects_add_per_doubling(make_run: Make) -> None:

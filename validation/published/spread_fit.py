@@ -14,7 +14,7 @@ from zsim.validated.errors import LEVEL, MIN_SOURCES, REPEAT_ERROR, quantiles
 from zsim.validated.extrapolation import RESPECTS, extrapolations
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, ValidatedRuns, exclude_source
-from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates
+from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates, settings_left_open
 
 LARGEST = 0.5  # of an error in the fit: beyond it nothing of the setup is as it was taken to be
 _SHRINKAGE = 0.3  # what a part needs, in sources and errors, before it counts; nothing holds back the first
@@ -86,7 +86,9 @@ def fit_rows(
         unexplained,
     )
     spreads = np.maximum(rows @ np.array(shares), REPEAT_ERROR)
-    opened = [sum(open_settings.get(name, 0.0) ** 2 for name in run.features.open_settings) for run in judged]
+    opened = [
+        sum(open_settings.get(name, 0.0) ** 2 for name in settings_left_open(run.features)) for run in judged
+    ]
     scores = errors / np.sqrt(spreads**2 + np.array(opened))
     low, high = score_quantiles(scores, weights, len(counts))
     return replace(estimates, low=low, high=high)

@@ -41,9 +41,11 @@ OPEN_SENTENCES: Mapping[str, str] = {
     "dispatcher": "what brings tokens to their experts is not stated",
     "loss": "whose kernels compute the loss is not stated",
     "compile": "whether blocks are compiled is not stated",
-    "network": "the network is a preset's, not measured",
+    "network": "the network is a preset's, not measured, and bounds the step",
+    "hidden network": "the network is a preset's, not measured",
 }
-"""The settings that matter and may be left open, and what that is in words."""
+"""The settings that matter and may be left open, and what that is in words. A network is hidden where
+something else bounds the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +132,15 @@ def spread_parts(
     components += [_extrapolated(part, estimates) for part in extrapolations(job, runs)]
     components += [
         SpreadPart(name, estimates.open.get(name, 0.0), OPEN_SENTENCES[name], is_open=True)
-        for name in job.open_settings
+        for name in settings_left_open(job)
     ]
     return tuple(part for part in components if part.share > 0 or part.name == ANY)
+
+
+def settings_left_open(job: Features) -> tuple[str, ...]:
+    """The settings that the job leaves open, by the names of `OPEN_SENTENCES`."""
+    hides = job.binding != NETWORK
+    return tuple("hidden network" if hides and name == "network" else name for name in job.open_settings)
 
 
 def _extrapolated(part: Extrapolation, estimates: SpreadEstimates) -> SpreadPart:
