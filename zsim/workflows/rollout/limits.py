@@ -27,6 +27,8 @@ class EngineLimits:
     cache_blocks: int
     """Blocks of `BLOCK_TOKENS` tokens."""
     prefix_caching: bool = True
+    reserves_responses: bool = False
+    """A request starts only when all blocks of its answer are free, so that none is ever preempted."""
 
 
 def blocks_for(tokens: int) -> int:
@@ -42,6 +44,7 @@ def engine_limits(
     max_num_batched_tokens: int,
     *,
     prefix_caching: bool = True,
+    reserves_responses: bool = False,
     overhead_bytes: int = ENGINE_OVERHEAD,
 ) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of `utilization` of each
@@ -65,7 +68,11 @@ def engine_limits(
         )
     groups = model.layout.data
     return EngineLimits(
-        groups * max_num_seqs, groups * max_num_batched_tokens, groups * blocks, prefix_caching
+        groups * max_num_seqs,
+        groups * max_num_batched_tokens,
+        groups * blocks,
+        prefix_caching,
+        reserves_responses,
     )
 
 
