@@ -100,6 +100,13 @@ class RlJob:
         return self.framework.recomputes_caches
 
     @property
+    def max_prompts_in_flight(self) -> int | None:
+        """Prompts that are under way at once. None for as many as may be started."""
+        if self.is_synchronous or not self.framework.limits_prompts_in_flight:
+            return None
+        return self.table.prompts_per_step * self.max_staleness
+
+    @property
     def deals_beforehand(self) -> bool:
         """Requests are dealt out in equal parts, not to the replica with the fewest."""
         if self.table.rollout.balance is not None:
