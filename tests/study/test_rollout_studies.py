@@ -1,5 +1,4 @@
-"""Studies of steps of reinforcement learning: every key of `[rl]` is one that sweeps, scaling, sensitivity and
-tuning take.
+"""Studies of steps of reinforcement learning: sweeps, scaling, sensitivity and tuning take every key of `[rl]`.
 """
 
 from __future__ import annotations
