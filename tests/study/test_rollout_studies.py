@@ -1,5 +1,4 @@
-"""Studies of steps of reinforcement learning: sweeps, scaling, sensitivity and tuning take every key of `[rl]`.
-"""
+"""Steps of reinforcement learning in studies: sweeps, scaling, sensitivity and tuning take every key."""
 
 from __future__ import annotations
 
