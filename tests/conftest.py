@@ -20,8 +20,8 @@ import pytest
 from tests.skips import skip_lines
 from zsim.trace.trace import MemoryEvents, SpanInfo, SpanInfos, Trace
 
-# No test waits on a clock, not even Hypothesis's, and two runs of the suite try the same examples. `make fuzz`
-# tries others.
+# No test waits on a clock, not even Hypothesis's, and two runs of the suite try the same examples.
+# `make fuzz` tries others.
 hypothesis.settings.register_profile("zsim", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("fuzz", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("ZSIM_HYPOTHESIS", "zsim"))

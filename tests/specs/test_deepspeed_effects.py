@@ -141,7 +141,10 @@ def test_comments_are_read_past_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("extra", "key"),
     [
-        ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "offload_optimizer"),
+        (
+            {"offload_optimizer": {"device": "nvme", "nvme_path": "/n", "super_offload": True}},
+            "offload_optimizer.super_offload",
+        ),
         ({"zenflow": {"topk_ratio": 0.1, "update_interval": 4}}, "zenflow"),
     ],
 )
@@ -231,13 +234,13 @@ def test_blocks_that_change_the_step_are_refused_by_name(extra: dict[str, Any], 
 
 
 def test_everything_unsimulated_is_named() -> None:
-    offload = {"device": "cpu", "super_offload": True}
+    offload = {"device": "nvme", "nvme_path": "/n", "super_offload": True}
     config = load({**zero(3, offload_optimizer=offload), "hybrid_engine": {"enabled": True}})
     with pytest.raises(NotSimulatedError) as caught:
         refuse_unsimulated(config)
     assert str(caught.value) == (
-        "ds.json: zero_optimization.offload_optimizer: zsim does not simulate SuperOffload (a worker process "
-        "that steps on the CPU during backward, made for GH200) yet (nor 'hybrid_engine')"
+        "ds.json: zero_optimization.offload_optimizer.super_offload: zsim does not simulate SuperOffload "
+        "with states on NVMe, only with device 'cpu', yet (nor 'hybrid_engine')"
     )
 
 

@@ -74,6 +74,12 @@ def _belongs(owner: str, block: str) -> bool:
     return owner == block or owner.startswith((f"{block}.", f"{block} "))
 
 
+def sent(claim: Claim, tables: Tables) -> float:
+    """GB that a GPU sends in a step, on all links."""
+    rows = zsim.simulate(_experiment(tables)).report.sent
+    return sum(row.inter_node_bytes_per_gpu + row.intra_node_bytes_per_gpu for row in rows) / 1e9
+
+
 QUANTITIES: dict[str, Callable[[Claim, Tables], float]] = {
     "model_states": model_states,
     "peak": peak,
@@ -82,6 +88,7 @@ QUANTITIES: dict[str, Callable[[Claim, Tables], float]] = {
     "throughput": throughput,
     "model_tflops": model_tflops,
     "layer_activations": layer_activations,
+    "sent": sent,
 }
 
 

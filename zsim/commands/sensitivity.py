@@ -65,7 +65,7 @@ def needs(
     options: ExperimentOptions,
     resource: Annotated[
         list[str] | None,
-        typer.Option(help="drives, drive bandwidth, pcie, host memory or cpu; all of them without."),
+        typer.Option(help="drives, drive bandwidth, pcie, c2c, host memory or cpu; all of them without."),
     ] = None,
     json_: Annotated[Path | None, json_option("the needs")] = None,
 ) -> None:

@@ -52,11 +52,15 @@ def memory_weights(weight: float, sockets: Sockets) -> list[float]:
 
 
 def copy_usage(pool: NodePool, work: Copy, rank: int) -> ResourceUsage:
-    """Usage of one byte copied between GPU and host: PCIe link, uplink of the switch, host memory."""
+    """Usage of one byte copied between GPU and host: PCIe link and uplink of the switch, or the C2C link
+    that takes their place, and host memory.
+    """
     side = "down" if work.direction == "h2d" else "up"
-    rank_weights = {f"pcie_{side}": 1.0, f"uplink_{side}": 1.0}
+    has_c2c = pool.topology.cluster.c2c is not None
+    links = ("c2c",) if has_c2c else ("pcie", "uplink")
+    rank_weights = {f"{link}_{side}": 1.0 for link in links}
     traffic = 1.0
-    if not work.is_pinned:
+    if not work.is_pinned and not has_c2c:
         traffic = _PAGEABLE_TRAFFIC
         rank_weights["pageable"] = 1.0 / pool.topology.cluster.offload.pageable_bandwidth
 

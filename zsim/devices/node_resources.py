@@ -56,6 +56,7 @@ class NodePool:
         scopes: dict[str, Scope] = {
             "pcie_up": "rank", "pcie_down": "rank", "uplink_up": "switch", "uplink_down": "switch",
         }  # fmt: skip
+        scopes |= {name: "rank" for name in ("c2c_up", "c2c_down") if name in topology.classes}
         for name, scope in scopes.items():
             link = topology.classes[name]
             self.classes[name] = ResourceClass(name, scope, link.first, link.count, link.capacity)

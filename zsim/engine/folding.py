@@ -113,13 +113,15 @@ def place_job(request: StepRequest) -> JobPlacement:
 
 def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
     """Traits that distinguish ranks which use host memory: the numbers of ranks on their node and socket,
-    where their memory is, the capacities of their PCIe links and uplinks."""
+    where their memory is, the capacities of their PCIe and C2C links and uplinks."""
     nodes = topology.node_of(topology.slots)
     capacities = topology.capacities()
     ranks_per_node = np.bincount(nodes)[nodes]
     switches = topology.switch_of(topology.slots)
     link_capacities = [
-        capacities[topology.classes[name].first + topology.slots] for name in ("pcie_up", "pcie_down")
+        capacities[topology.classes[name].first + topology.slots]
+        for name in ("pcie_up", "pcie_down", "c2c_up", "c2c_down")
+        if name in topology.classes
     ]
     uplinks = [capacities[topology.classes[name].first + switches] for name in ("uplink_up", "uplink_down")]
     return [ranks_per_node, *_socket_traits(topology), *link_capacities, *uplinks]

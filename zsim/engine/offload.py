@@ -101,6 +101,8 @@ class Offload:
         if isinstance(work, Copy):
             cluster = self.pool.topology.cluster
             nodes = cluster.nodes
+            if cluster.c2c is not None:
+                return cluster.c2c.latency
             return (nodes[self.pool.type_of(rank)] if nodes else cluster).pcie.latency
         if isinstance(work, DriveIo):
             assert self._nvme is not None

@@ -364,7 +364,8 @@ def _sent(outcome: Outcome) -> list[SentRow]:
 
 _TIERS = {
     "pcie_down": "PCIe to the GPU", "pcie_up": "PCIe from the GPU", "uplink_down": "PCIe uplink, down",
-    "uplink_up": "PCIe uplink, up", "dram": "host memory", "socket_out": "between sockets",
+    "uplink_up": "PCIe uplink, up", "c2c_down": "C2C to the GPU",
+    "c2c_up": "C2C from the GPU", "dram": "host memory", "socket_out": "between sockets",
     "cpu": "CPU cores", "drive_read": "NVMe read", "drive_write": "NVMe write",
     "drive_time": "NVMe, read and write",
 }  # fmt: skip
@@ -403,7 +404,7 @@ def _evidence(job: Job, plan: Plan) -> dict[str, Evidence]:
         nvme = [cluster.nvme.evidence] if cluster.nvme else []
         grades_of_part = {
             **grades_of_part,
-            "offload": [cluster.pcie.evidence, cluster.offload.evidence, *nvme],
+            "offload": [(cluster.c2c or cluster.pcie).evidence, cluster.offload.evidence, *nvme],
         }
     if job.model.captured is not None and job.model.captured.is_assumed:
         grades_of_part = {**grades_of_part, "compute": [*grades_of_part["compute"], "assumed"]}

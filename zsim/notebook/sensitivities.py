@@ -178,8 +178,8 @@ def needs(
 ) -> NeedsResult:
     """How much more of what would hide the cost of offloading, as `zsim needs` finds it by simulation.
 
-    `resources` are "drives", "drive bandwidth", "pcie", "host memory", "cpu", by default all that the job
-    uses.
+    `resources` are "drives", "drive bandwidth", "pcie", "c2c", "host memory", "cpu", by default all that the
+    job uses.
 
         for need in zsim.needs("offloaded.toml", ["cpu"]):
             print(need.sentence())

@@ -2,8 +2,8 @@
 
 # [Note: the cause of a stall]
 A wait for a copy, the CPU or a drive is attributed to the resource that bounds this kind of work when nothing
-else runs. A wait for a copy counts for PCIe, or for host memory where that is slower for all GPUs of a node
-at once.
+else runs. A wait for a copy counts for PCIe or C2C, or for host memory where that is slower for all GPUs of a
+node at once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from zsim.report.breakdown import Breakdown
 from zsim.trace.trace import Trace, kind_mask
 
-CAUSES = ("PCIe", "DRAM", "CPU step", "drive read", "drive write")
+CAUSES = ("PCIe", "C2C", "DRAM", "CPU step", "drive read", "drive write")
 _BY_KIND = {
     "h2d": "PCIe", "d2h": "PCIe", "cpu": "CPU step", "nvme_read": "drive read", "nvme_write": "drive write",
 }  # fmt: skip
 _BY_RESOURCE = {
     "dram": "DRAM", "socket_out": "DRAM", "socket_in": "DRAM",
     "pcie_up": "PCIe", "pcie_down": "PCIe", "uplink_up": "PCIe", "uplink_down": "PCIe",
+    "c2c_up": "C2C", "c2c_down": "C2C",
 }  # fmt: skip
 
 
@@ -78,4 +79,6 @@ def offload_section(
             kind = rank_trace.infos[wait.info].kind
             cause = _BY_RESOURCE.get(limits.get(kind, ""), _BY_KIND[kind])
             stall_seconds[cause] += wait.seconds
+    if not stall_seconds["C2C"]:
+        del stall_seconds["C2C"]
     return OffloadSection(stall_seconds, moved_bytes, tuple(tiers), pinned_bytes)

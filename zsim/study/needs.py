@@ -55,7 +55,7 @@ class Need:
 
     def sentence(self) -> str:
         """E.g. "drives: 19 drives instead of 8 would hide the offloading: 420 ms instead of 606 ms per step".
-        Where stalls remain, e.g. "cpu: more than 480 GB/s do not help alone: ... CPU step 410 ms".
+        Where stalls remain, e.g. "cpu: 480 GB/s instead of 240 would shorten the step, more alone would not".
         """
         best, now = format_seconds(self.best_step_seconds), format_seconds(self.step_seconds)
         if self.is_hidden:
@@ -69,8 +69,8 @@ class Need:
             comparison = f"more than the {self.available:.4g} {self.unit} do not help alone: {now} per step"
         else:
             comparison = (
-                f"more than {self.needed:.4g} {self.unit} (now {self.available:.4g}) do not help alone: "
-                f"{best} instead of {now} per step"
+                f"{self.needed:.4g} {self.unit} instead of {self.available:.4g} would shorten the step, more "
+                f"alone would not: {best} instead of {now}"
             )
         return f"{self.resource}: {comparison}, of which {self._stalls()}"
 
@@ -95,6 +95,7 @@ RESOURCES: dict[str, Knob] = {
     "drives": HARDWARE["drives"],
     "drive bandwidth": HARDWARE["drive bandwidth"],
     "pcie": HARDWARE["PCIe bandwidth"],
+    "c2c": HARDWARE["C2C bandwidth"],
     "host memory": HARDWARE["host memory bandwidth"],
     "cpu": HARDWARE["CPU optimizer"],
 }
@@ -127,7 +128,8 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
     chosen = RESOURCES[resource]
     available, unit = _available(chosen, job.cluster, job.gpus_per_node)
     if available == 0:
-        raise InputError(f"cluster '{job.cluster.name}' has no drives to ask about")
+        what = "C2C links" if resource == "c2c" else "drives"
+        raise InputError(f"cluster '{job.cluster.name}' has no {what} to ask about")
     plan = make_plan(job)
 
     def outcome(factor: float) -> Outcome:
@@ -170,10 +172,10 @@ def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None
 
 
 def _used_resources(experiment: Experiment) -> list[str]:
-    payloads = [
-        payload for payload in make_plan(resolve(experiment)).all_work() if isinstance(payload, OffloadWork)
-    ]
+    job = resolve(experiment)
+    payloads = [payload for payload in make_plan(job).all_work() if isinstance(payload, OffloadWork)]
     if not payloads:
         raise InputError("nothing is offloaded; expected offload_param, offload_optimizer or cpu_offload")
     has_drives = any(isinstance(payload, DriveIo) for payload in payloads)
-    return [name for name in RESOURCES if has_drives or not name.startswith("drive")]
+    other_link = "c2c" if job.cluster.c2c is None else "pcie"
+    return [name for name in RESOURCES if name != other_link and (has_drives or not name.startswith("drive"))]

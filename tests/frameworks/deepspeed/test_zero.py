@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Collective, Plan
@@ -190,11 +189,6 @@ def test_one_gpu_needs_no_collective() -> None:
     for stage in (0, 1, 2, 3):
         plan = plan_of({"stage": stage}, gpus=1)
         assert not any(isinstance(op.work, Collective) for op in plan.ops)
-
-
-def test_superoffload_is_refused_by_name() -> None:
-    with pytest.raises(NotSimulatedError, match="offload_optimizer"):
-        job_of({"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}})
 
 
 def fetches(**zero: Any) -> int:

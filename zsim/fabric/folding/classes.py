@@ -223,9 +223,10 @@ class _ColorRefinement:
             colours = _number_pairs(colours, _number_values(sums)[indices])
         if self.neighbourhoods and links is not None:
             topology = self.placement.topology
-            for name in ("pcie_up", "pcie_down", "uplink_up", "uplink_down"):
+            names = ("pcie_up", "pcie_down", "uplink_up", "uplink_down", "c2c_up", "c2c_down")
+            for name in (name for name in names if name in topology.classes):
                 slots = topology.slots
-                indices = slots if name.startswith("pcie") else topology.switch_of(slots)
+                indices = topology.switch_of(slots) if name.startswith("uplink") else slots
                 colours = _number_pairs(colours, links[topology.classes[name].first + indices])
         self.ranks = colours
 

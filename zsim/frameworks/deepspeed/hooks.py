@@ -47,6 +47,10 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
             from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
 
             return Zero12Schedule(stage, config)
+        if config.one_bit is not None:
+            from zsim.frameworks.deepspeed.one_bit import OneBitSchedule
+
+            return OneBitSchedule(stage, config)
         from zsim.frameworks.deepspeed.stage0 import Zero0Schedule
 
         return Zero0Schedule(stage, config)

@@ -34,6 +34,11 @@ def check_deepspeed_optimizer(optimizer: Optimizer, config: DeepSpeedConfig) -> 
     name, choice = optimizer.name, config.optimizer
     if name == "muon":
         _check_muon(config)
+    if optimizer.strategy and config.one_bit is None:
+        raise InputError(
+            f"{_WHERE}: DeepSpeed makes '{name}' itself; expected it as optimizer.type in strategy.config, "
+            "with strategy.version '0.19.6' or older"
+        )
     if config.stage > 0 and name not in _TESTED and not choice.allows_untested:
         raise InputError(
             f"{_WHERE}: DeepSpeed takes '{name}' under ZeRO only with \"zero_allow_untested_optimizer\": "
@@ -42,6 +47,11 @@ def check_deepspeed_optimizer(optimizer: Optimizer, config: DeepSpeedConfig) -> 
         )
     if config.zero.offload_optimizer is None:
         return
+    if config.zero.offload_optimizer.super_offload and config.stage == 3 and name not in ("adamw", "adam"):
+        raise InputError(
+            f"{_WHERE}: SuperOffload's worker makes DeepSpeedCPUAdam; found '{name}', expected 'adamw', or "
+            f"{config.name} without zero_optimization.offload_optimizer.super_offload"
+        )
     has_cpu_optimizer = name in ("adamw", "adam", "lion") or choice.training_name == "adagrad"
     if not has_cpu_optimizer and choice.forces_cpu_optimizer:
         raise InputError(

@@ -146,6 +146,7 @@ def _resolve_json(
         hidden_size=model.hidden_size,
         training=values,
         name=table.config_name,
+        optimizer_step=table.optimizer_step,
     )
     if table.config is not None and table.stage is not None and table.stage != resolved.zero.stage:
         raise InputError(

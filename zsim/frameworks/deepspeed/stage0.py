@@ -123,8 +123,8 @@ class Zero0Schedule(DeepSpeedEngine):
 
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
+        self.check_overflow()
         expert_groups = [EXPERT] if EXPERT in builder.groups else []
-        check_overflow(self.stage, config, [self.trained_numel], self.group.name, later_groups=expert_groups)
         norm_groups = (
             expert_groups if self.is_sharded else []
         )  # FP16_Optimizer takes the norm of what the rank has
@@ -138,14 +138,7 @@ class Zero0Schedule(DeepSpeedEngine):
         if cast:
             kernels = cast_kernels(self.shard_numel, config.grad_accum_dtype, config.master_weights_dtype)
             builder.kernels("cast gradients", kernels)
-        update(
-            builder,
-            self.training,
-            [UpdatedTensor((shard,)) for shard in self._shards],
-            gradient_dtype=config.master_weights_dtype,
-            state_dtype=config.optimizer_states_dtype,
-            low_precision_copy=is_low,
-        )
+        self.update_shards()
         builder.free("buffers", cast)
         for group, shard in zip(self._groups, self._shards, strict=True):
             if not self.is_sharded or group.group.size == 1:
@@ -161,3 +154,21 @@ class Zero0Schedule(DeepSpeedEngine):
             )
         if not self.is_sharded:
             builder.free("gradients", self.trained_numel * self.gradient_bytes)
+
+    def check_overflow(self) -> None:
+        """Look for infinities, and let the host wait for the answer."""
+        later_groups = [EXPERT] if EXPERT in self.builder.groups else []
+        shards, group = [self.trained_numel], self.group.name
+        check_overflow(self.stage, self.config, shards, group, later_groups=later_groups)
+
+    def update_shards(self) -> None:
+        """Update what the rank has of every group."""
+        config = self.config
+        update(
+            self.builder,
+            self.training,
+            [UpdatedTensor((shard,)) for shard in self._shards],
+            gradient_dtype=config.master_weights_dtype,
+            state_dtype=config.optimizer_states_dtype,
+            low_precision_copy=config.precision != "fp32",
+        )

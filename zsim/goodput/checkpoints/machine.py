@@ -83,9 +83,9 @@ class SavingMachine:
     def copy_seconds(self, amounts: Ints, *, is_pinned: bool, on_host: Floats | float = 0.0) -> float:
         """Seconds until all ranks have copied `amounts` bytes to or from their hosts.
 
-        They go over a GPU's PCIe link or, pageable, the driver's buffer, under the uplink that GPUs share and
-        what host memory takes. The fractions `on_host` of them are states in host memory, which the rank's
-        thread copies there.
+        They go over a GPU's PCIe or C2C link or, pageable, the driver's buffer, under the uplink that GPUs
+        share and what host memory takes. The fractions `on_host` of them are states in host memory, which the
+        rank's thread copies there.
         """
         host_fraction = 1.0 if self.is_cpu else on_host
         host_seconds = float((amounts * host_fraction).max(initial=0.0)) / self.rates.copy_bandwidth
@@ -98,9 +98,12 @@ class SavingMachine:
         cluster = self.job.cluster
         fullest = float(amounts.max())
         pcie, host, offload = cluster.pcie, cluster.host, cluster.offload
-        link = pcie.bandwidth * pcie.efficiency
-        copy_bandwidth = min(link, link / min(pcie.gpus_per_switch, self.job.gpus_per_node))
-        if not is_pinned:
+        if (c2c := cluster.c2c) is not None:
+            copy_bandwidth = c2c.bandwidth * min(c2c.to_gpu_efficiency, c2c.from_gpu_efficiency)
+        else:
+            link = pcie.bandwidth * pcie.efficiency
+            copy_bandwidth = min(link, link / min(pcie.gpus_per_switch, self.job.gpus_per_node))
+        if not is_pinned and cluster.c2c is None:
             copy_bandwidth = min(copy_bandwidth, offload.pageable_bandwidth)
         per_node = float(np.bincount(self.node_of, weights=amounts).max())
         return max(fullest / copy_bandwidth, per_node / (host.memory_bandwidth * offload.dma_fraction))

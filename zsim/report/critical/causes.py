@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import compress
 from typing import NamedTuple
@@ -52,6 +53,8 @@ CAUSES: dict[str, Meaning] = {
 
 def cause_meaning(cause: str) -> Meaning:
     """The meaning of a cause. A tier of links that is not in `CAUSES` is shown by its name."""
+    if cause == "c2c":
+        return replace(CAUSES["pcie"], label="C2C")
     return CAUSES.get(cause) or Meaning(f"{cause} links", "#6E3B1E", "red")
 
 
@@ -71,7 +74,7 @@ def cause_noun(cause: str) -> str:
 _COMPUTING = frozenset({"compute", "hbm", "launch"})
 _CAUSE_OF_RESOURCE = {
     "dram": "host memory", "cpu": "cpu", "drive_read": "drives", "drive_write": "drives",
-    "drive_time": "drives",
+    "drive_time": "drives", "c2c_up": "c2c", "c2c_down": "c2c",
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ _TABLES: Mapping[str, tuple[str, ...]] = {
     "latency": ("collectives",),
     "nvlink": ("node_link", "collectives"),
     "pcie": ("pcie",),
+    "c2c": ("c2c",),
     "network": ("nic", "collectives"),
     "allocator": ("host",),
     "host": ("host",),

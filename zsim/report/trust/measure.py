@@ -24,7 +24,7 @@ _PROGRAMS = {
 _RUNS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("gpu.peak", "gpu.gemm", "gpu.attention", "gpu.memory", "gpu.memory_bound", "gpu.launch",
-         "gpu.interference", "host", "pcie", "offload"),
+         "gpu.interference", "host", "pcie", "c2c", "offload"),
         (MICROBENCH, "microbench.json"),
     ),
     **dict.fromkeys(("node_link", "nic", "network", "collectives"), (NCCL_TESTS, "all_gather.txt")),

@@ -74,6 +74,20 @@ class Pcie(Table):
     peer_to_peer: bool = Field(default=True, description="GPUs copy to one another without the host's memory")
 
 
+class C2c(Table):
+    """A link between a GPU's memory and its CPU's that takes the place of PCIe for copies (NVLink-C2C).
+
+    Network cards and drives stay on the CPU's PCIe. Memory that is not page-locked crosses the link as fast,
+    since a GPU reads it through the CPU's page tables (CUDA's hardware coherency), and no driver's buffer is
+    between.
+    """
+
+    bandwidth: PositiveRate = Field(description="of one GPU, in each direction")
+    to_gpu_efficiency: Fraction = Field(description="what a large copy to the GPU reaches of the bandwidth")
+    from_gpu_efficiency: Fraction = Field(description="what one from the GPU reaches")
+    latency: Seconds = Field(description="of a copy")
+
+
 class Nic(Table):
     """Network cards of one node. GPU i uses card i * per_node // gpus."""
 
@@ -233,6 +247,9 @@ class Cluster(BaseModel):
     network: Network = Field(description="the fabric between the nodes")
     collectives: CollectiveCosts = Field(description="costs of collectives besides their bytes")
     host: HostDevice = Field(description="processor and memory of a node")
+    c2c: C2c | None = Field(
+        default=None, description="links between GPUs and host memory; left out: copies cross PCIe"
+    )
     nvme: Nvme | None = Field(default=None, description="drives of a node")
     offload: OffloadRates = Field(
         default_factory=default_offload_rates, description="what the host reaches with offloaded work"
@@ -271,6 +288,11 @@ class Cluster(BaseModel):
                         "latencies of their links, in their cards and in their host, but not in this"
                     )
         return self
+
+    @property
+    def copy_bandwidth(self) -> float:
+        """Bytes per second of the link over which a GPU copies to and from host memory, in one direction."""
+        return self.pcie.bandwidth if self.c2c is None else self.c2c.bandwidth
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

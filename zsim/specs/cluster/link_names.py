@@ -2,7 +2,7 @@
 
     node3.nic2           a network card's link, both ways (all its planes)
     node3                all cards of a node
-    node3.gpu5.nvlink    a GPU's NVLink (.pcie: its PCIe link)
+    node3.gpu5.nvlink    a GPU's NVLink (.pcie: its PCIe link, .c2c: its C2C link)
     node3.pcie1          the uplink of a PCIe switch to the host
     leaf0-spine1         the cable between two switches, both ways
     leaf0                all cables of a switch to other switches
@@ -22,7 +22,7 @@ from zsim.errors import InputError, did_you_mean
 from zsim.specs.topology.topology import Topology
 
 NODE = re.compile(r"^node([0-9]{1,9})(?:\.(.+))?$")
-_PART = re.compile(r"^(nic|gpu|pcie)([0-9]{1,9})(?:\.(nvlink|pcie))?$")
+_PART = re.compile(r"^(nic|gpu|pcie)([0-9]{1,9})(?:\.(nvlink|pcie|c2c))?$")
 _MAX_OPTIONS = 2000  # names searched for the nearest
 _FORMS = "expected a name like 'node3.nic2', 'node3.gpu5.nvlink', 'leaf0-spine1', or a tier like"
 
@@ -100,8 +100,10 @@ def _node_links(topology: Topology, number: int, part: str | None, where: str) -
         return _link_indices(topology, ("uplink_up", "uplink_down"), switch)
     _check_index(index, topology.gpus_per_node, "gpu", where)
     slot = node * topology.gpus_per_node + index
-    if match[3] == "pcie":
-        return _link_indices(topology, ("pcie_up", "pcie_down"), np.array([slot]))
+    if match[3] == "c2c" and "c2c_up" not in topology.classes:
+        raise InputError(f"{where}: the GPUs of '{topology.cluster.name}' have no C2C link; expected .pcie")
+    if match[3] != "nvlink":
+        return _link_indices(topology, (f"{match[3]}_up", f"{match[3]}_down"), np.array([slot]))
     return _nvlinks(topology, slot, where)
 
 

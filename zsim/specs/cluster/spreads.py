@@ -51,7 +51,7 @@ def load_spreads() -> Spreads:
 def scale_offload_rates(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
     """The cluster with all rates that offloading depends on at one end of their spreads.
 
-    These are PCIe, host memory and CPU (as [offload] says, or by its grade), and drives.
+    These are PCIe or C2C, host memory and CPU (as [offload] says, or by its grade), and drives.
     """
     pcie, rates = cluster.pcie, cluster.offload
     pcie_factor, host_factor = spreads.factor(pcie.evidence, end), spreads.factor(rates.evidence, end)
@@ -69,6 +69,9 @@ def scale_offload_rates(cluster: Cluster, end: End, spreads: Spreads) -> Cluster
         "pcie": pcie.model_copy(update={"bandwidth": pcie.bandwidth * pcie_factor}),
         "offload": rates.model_copy(update=fractions),
     }
+    if (c2c := cluster.c2c) is not None:
+        c2c_factor = spreads.factor(c2c.evidence, end)
+        changes["c2c"] = c2c.model_copy(update={"bandwidth": c2c.bandwidth * c2c_factor})
     if cluster.nvme is not None:
         factor = spreads.factor(cluster.nvme.evidence, end)
         names = ("read_bandwidth", "write_bandwidth")

@@ -16,7 +16,7 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.reading import restore_nulls
 from zsim.specs.cluster.files import cluster_tables, read_toml
-from zsim.specs.experiment.overrides import apply_overrides
+from zsim.specs.experiment.overrides import apply_overrides, extended_model
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import merge_training_file
 from zsim.specs.model.huggingface import model_from_config
@@ -65,6 +65,7 @@ def _check_config(data: Mapping[str, Any], path: Path) -> None:
 
 _PATHS = (
     ("model",),
+    ("model", "extends"),
     ("cluster",),
     ("cluster", "extends"),
     ("strategy", "config"),
@@ -197,6 +198,7 @@ def _apply_model_change(data: Mapping[str, Any], overrides: Mapping[str, Any]) -
 def _load_model(source: Any) -> ModelSpec:
     if isinstance(source, ModelSpec):
         return source
+    source = extended_model(source, "model")
     return (
         model_from_config(source, "model", "experiment")
         if isinstance(source, dict)

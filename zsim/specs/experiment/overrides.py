@@ -42,7 +42,8 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
         else:
             nested_overrides[prefix][dotted.removeprefix(prefix)] = value
     if nested_overrides[_MODEL]:
-        new_data["model"] = _apply_model_overrides(new_data.get("model"), nested_overrides[_MODEL])
+        model = extended_model(new_data.get("model"), "model")
+        new_data["model"] = _change_model(model, nested_overrides[_MODEL], f"--set {_MODEL}")
     if nested_overrides[_CLUSTER]:
         new_data["cluster"] = _apply_cluster_overrides(new_data.get("cluster"), nested_overrides[_CLUSTER])
     if nested_overrides[_CONFIG]:
@@ -50,6 +51,31 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
             new_data.get("strategy"), nested_overrides[_CONFIG], overrides, prefix=_CONFIG
         )
     return new_data
+
+
+def extended_model(model: Any, where: str) -> Any:
+    """A model as an experiment names it. A table that `extends` a preset, a Hub id or a config.json becomes
+    the content of that config.json with the table's other keys in it. Anything else stays as it is.
+
+    Raises InputError, which begins with `where`, for a key that nothing reads and for a table that is neither
+    that nor a config.json.
+    """
+    if not isinstance(model, Mapping):
+        return model
+    if "extends" not in model:
+        if not {"model_type", "text_config"} & set(model):
+            keys = ", ".join(map(repr, list(model)[:3])) or "none"
+            raise InputError(
+                f'{where}: found a table with the keys {keys}; expected extends = "llama-3-8b" (a preset, a '
+                "Hub id or a config.json) with the keys that differ, or all of a config.json with its "
+                "'model_type'"
+            )
+        return model
+    base = model["extends"]
+    if not isinstance(base, str):
+        raise InputError(f"{where}.extends: found {base!r}; expected a preset, a Hub id or a config.json")
+    changes = {key: value for key, value in model.items() if key != "extends"}
+    return _change_model(base, changes, f"{where}.")
 
 
 def set_dotted_key(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> None:
@@ -70,26 +96,29 @@ def set_dotted_key(data: dict[str, Any], dotted: str, value: Any, *, prefix: str
         table[key] = value
 
 
-def _apply_model_overrides(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the model's config.json with `changes` applied. A key that nothing reads is an error."""
+def _change_model(base: Any, changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The content of the model's config.json with `changes` by dotted keys.
+
+    Raises InputError, which begins with `where`, for a key that nothing reads.
+    """
     if isinstance(base, Mapping):
         config, name = _copy(base), str(base.get("_name_or_path", "model"))
     elif isinstance(base, str | Path):
         file_config, name, _ = read_model_config(base)
         config = _copy(file_config)
     else:
-        raise InputError(f"--set {_MODEL}{next(iter(changes))}: there is no model to change")
+        raise InputError(f"{where}{next(iter(changes))}: there is no model to change")
     for key, value in changes.items():
         set_dotted_key(config, key, NULL if value is None else value, prefix=_MODEL)
     config = restore_nulls(config)
-    config["_name_or_path"] = name
+    config["_name_or_path"] = str(changes.get("_name_or_path", name))
     recorder = _RecordingConfig(config)
-    model_from_config(recorder, name, "model")
+    model_from_config(recorder, config["_name_or_path"], "model")
     for key in changes:
         first = key.split(".")[0]
-        if first not in recorder.keys_read:
+        if first not in recorder.keys_read and not first.startswith("_"):
             raise InputError(
-                f"--set {_MODEL}{key}: says nothing about the shape of '{name}'"
+                f"{where}{key}: says nothing about the shape of '{name}'"
                 f"{did_you_mean(first, recorder.keys_read)}"
             )
     return config

@@ -78,8 +78,9 @@ class ExperimentFile(StrictTable):
         return {"cluster": Cluster}
 
     model: str | dict[str, Any] | _Model = Field(
-        description="preset, or path to a Hugging Face config.json; package.module:function (a torch module) "
-        "with --allow-code"
+        description="preset, Hub id, or path to a Hugging Face config.json; a table `extends` one of them "
+        "with keys of its own, or has all of a config.json; package.module:function (a torch module) with "
+        "--allow-code"
     )
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
     nodes: Count | None = Field(
@@ -174,6 +175,10 @@ class Experiment(ExperimentFile):
             table = data.get(name)
             refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
         data, problems = _infer_strategy_kind(_merge_training_file(origin, data), ExperimentFile)
+        if isinstance(data.get("model"), Mapping):
+            from zsim.specs.experiment.overrides import extended_model
+
+            data = {**data, "model": extended_model(data["model"], f"{origin}: model")}
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(
                 f"{origin}: cluster: a job on several clusters is not simulated; give one"

@@ -38,6 +38,8 @@ class Optimizer:
     """It can write 16-bit weights with stochastic rounding."""
     needs_shapes: bool = False
     """It treats matrices otherwise than vectors."""
+    strategy: str = ""
+    """The only strategy that has it, for one that reduces gradients itself."""
 
     @property
     def is_torch_list(self) -> bool:
@@ -56,9 +58,6 @@ REFUSED: Mapping[str, str] = {
     "shampoo": "its preconditioners' roots are computed every so many steps, in ways that differ by library",
     "soap": "its eigenbases are renewed every so many steps by a QR of every factor",
     "lamb": "it takes norms of every tensor between two passes, which are not counted yet",
-    "onebitadam": "its 1-bit all-reduce comes after a warm-up of full steps",
-    "zerooneadam": "its 1-bit all-reduce comes in intervals that grow",
-    "onebitlamb": "its 1-bit all-reduce comes after a warm-up of full steps",
     "galore": "it projects gradients onto bases that an SVD renews every so many steps",
     "sophia": "it estimates a Hessian every so many steps",
 }

@@ -121,6 +121,9 @@ def link_ends(topology: Topology, name: str, position: int) -> tuple[str, str] |
     if name in ("pcie_up", "pcie_down"):
         ends = f"gpu{position}", f"pcie{int(topology.switch_of(np.array([position]))[0])}"
         return ends if name == "pcie_up" else ends[::-1]
+    if name in ("c2c_up", "c2c_down"):
+        ends = f"gpu{position}", f"host{position // gpus}"
+        return ends if name == "c2c_up" else ends[::-1]
     if name in ("uplink_up", "uplink_down"):
         ends = f"pcie{position}", f"host{position // topology.switches_per_node}"
         return ends if name == "uplink_up" else ends[::-1]

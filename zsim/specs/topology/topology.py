@@ -69,6 +69,9 @@ class Topology(NodeLinks):
         switches = num_nodes * self.switches_per_node
         self._add("uplink_up", "pcie uplink", switches, pcie.bandwidth, pcie.efficiency)
         self._add("uplink_down", "pcie uplink", switches, pcie.bandwidth, pcie.efficiency)
+        if (c2c := cluster.c2c) is not None:
+            self._add("c2c_up", "c2c", ranks, c2c.bandwidth, c2c.from_gpu_efficiency)
+            self._add("c2c_down", "c2c", ranks, c2c.bandwidth, c2c.to_gpu_efficiency)
         planes = self.wiring.planes
         ports = num_nodes * nic.per_node * planes
         self._add("nic_out", "network", ports, nic.bandwidth / planes, nic.efficiency)

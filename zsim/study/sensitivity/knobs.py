@@ -155,6 +155,7 @@ HARDWARE: dict[str, Knob] = {
             f"{prefix}.{name}" for prefix in _PROTOCOLS for name in ("intra_fraction", "inter_fraction")
         ), is_fraction=True),
         Knob("PCIe bandwidth", ("pcie.bandwidth",), "B/s", "GB/s per GPU", 1e9),
+        Knob("C2C bandwidth", ("c2c.bandwidth",), "B/s", "GB/s per GPU", 1e9),
         Knob("host's launches", ("host.seconds_per_launch",), "s", "us", 1e-6, is_cost=True),
         Knob("frameworks' host code", ("host.overhead_factor",), is_cost=True),
         Knob("host memory bandwidth", ("host.memory_bandwidth",), "B/s", "GB/s per node", 1e9),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from zsim.errors import InputError
 from zsim.resources import PACKAGE
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
@@ -23,18 +25,30 @@ class Identities:
         self._models: dict[str, Any] = {}
         self._captured: dict[int, tuple[ModelSpec, str]] = {}
         self._clusters: dict[str, Any] = {}
+        self._files: dict[str, str] = {}
         self._library = Library()
 
     def identify(self, experiment: Experiment) -> str:
         """The hash of everything that decides the result. Raises InputError where a file cannot be read."""
+        settings = experiment.model_dump(mode="json", exclude={"model", "cluster", "program"})
         content = {
             "zsim": self._zsim,
-            "experiment": experiment.model_dump(mode="json", exclude={"model", "cluster", "program"}),
+            "experiment": settings,
+            "files": {name: self._file(name) for name in sorted(_file_names(settings))},
             "model": self._model(experiment.model),
             "cluster": self._cluster(experiment.cluster),
             "config": experiment.strategy.file_content(),
         }
         return hashlib.sha256(_canonical(content).encode()).hexdigest()
+
+    def _file(self, name: str) -> str:
+        if name not in self._files:
+            try:
+                with open(name, "rb") as file:
+                    self._files[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise InputError(f"{name}: cannot be read: {error.strerror}") from None
+        return self._files[name]
 
     def _model(self, model: str | Mapping[str, Any] | ModelSpec) -> Any:
         if isinstance(model, ModelSpec):
@@ -53,6 +67,15 @@ class Identities:
         if key not in self._clusters:
             self._clusters[key] = self._library.cluster(cluster).model_dump(mode="json", by_alias=True)
         return self._clusters[key]
+
+
+def _file_names(settings: Any) -> set[str]:
+    """The files that settings name: lengths of documents, an adapter's file, a pipeline's order."""
+    if isinstance(settings, Mapping):
+        return set().union(*map(_file_names, settings.values()))
+    if isinstance(settings, list | tuple):
+        return set().union(*map(_file_names, settings))
+    return {settings} if isinstance(settings, str) and os.path.isfile(settings) else set()
 
 
 def source_digest() -> str:

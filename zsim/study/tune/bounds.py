@@ -145,7 +145,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
     - `nic`: bytes that a node must receive, over all its cards at full rate ((k - 1) / k of what a group
       across k nodes gathers, reduces or exchanges).
     - `cpu`: the node's CPU work at the CPU's rate.
-    - `h2d`, `d2h`: copies over one GPU's PCIe.
+    - `h2d`, `d2h`: copies over one GPU's PCIe or C2C.
     - `read`, `write`: the node's drives at their data sheet's rates.
     """
     busiest: dict[str, float] = {}
@@ -175,13 +175,13 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
 def _rates(cluster: Cluster) -> dict[str, float]:
     """Bytes per second of each resource of `plan_seconds` that moves bytes, at its best."""
     nvme, nodes = cluster.nvme, cluster.nodes or (cluster,)
-    pcie = max(node.pcie.bandwidth for node in nodes)
+    copies = max(cluster.copy_bandwidth, *(node.pcie.bandwidth for node in nodes))
     fractions = (cluster.offload.optimizer_fraction, cluster.offload.copy_fraction)
     return {
         "nic": max(node.nic.per_node * node.nic.bandwidth for node in nodes),
         "cpu": max(host.memory_bandwidth for host in cluster.hosts) * max(fractions),
-        "h2d": pcie,
-        "d2h": pcie,
+        "h2d": copies,
+        "d2h": copies,
         "read": nvme.drives * nvme.read_bandwidth if nvme else 0.0,
         "write": nvme.drives * nvme.write_bandwidth if nvme else 0.0,
     }

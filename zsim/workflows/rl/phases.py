@@ -175,7 +175,7 @@ def offload_seconds(job: RlJob, update: Result) -> float:
         moved += peak.get("optimizer_states", 0)
     if job.offloads.parameters:
         moved += peak.get("parameters", 0) + peak.get("gradients", 0)
-    seconds = 2 * moved / job.cluster.pcie.bandwidth
+    seconds = 2 * moved / job.cluster.copy_bandwidth
     if job.offloads.sleep_level:
         engine_bytes = job.model.weight_bytes + job.cache_bytes
         seconds += engine_bytes / SLEEP_BYTES_PER_SECOND + WAKE_SECONDS

@@ -4,13 +4,13 @@ assertions.
 
 from __future__ import annotations
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.errors import InputError, did_you_mean
 from zsim.frameworks.deepspeed.settings.config import Dtype, OptimizerWrapper, ZeroConfig
+from zsim.frameworks.deepspeed.settings.one_bit import ONE_BIT_OPTIMIZERS
 from zsim.frameworks.deepspeed.settings.reader import Reading
 from zsim.frameworks.deepspeed.settings.release import Release
 from zsim.frameworks.deepspeed.settings.schema import Bf16Block, DataTypesBlock, Fp16Block
 
-ONE_BIT_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb")
 DEEPSPEED_OPTIMIZERS = ("adagrad", "adam", "adamw", "lamb", "muadam", "muadamw", "musgd", "lion", "muon")
 TORCH_OPTIMIZERS = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam",
@@ -123,9 +123,9 @@ def check_optimizer(reading: Reading, zero: ZeroConfig, release: Release) -> Non
         options = (*names, *TORCH_OPTIMIZERS)
         hint = did_you_mean(block.type, options)
         if name in ONE_BIT_OPTIMIZERS:
-            raise NotSimulatedError(
-                f"{where}.type: DeepSpeed has no '{block.type}' since 0.19.7, and zsim does not simulate it "
-                "in any release; expected another optimizer, such as AdamW"
+            raise InputError(
+                f"{where}.type: DeepSpeed has no '{block.type}' since 0.19.7; expected strategy.version "
+                "'0.19.6' or older, or another optimizer"
             )
         raise InputError(
             f"{where}.type: '{block.type}' is not an optimizer of DeepSpeed {release} or torch{hint}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from zsim.frameworks.deepspeed.settings.json_types import Names
+from zsim.frameworks.deepspeed.settings.one_bit import OneBit
 from zsim.frameworks.deepspeed.settings.release import Release
 from zsim.frameworks.deepspeed.settings.schema import (
     ActivationCheckpointingBlock,
@@ -190,6 +191,8 @@ class DeepSpeedConfig(StrategyConfig):
     """The CPU updates one step late."""
     fetches_one_by_one: bool = False
     """Stage 3 gathers as before release 0.6, for runs published then."""
+    one_bit: OneBit | None = None
+    """The simulated step of 1-bit Adam, 1-bit LAMB or 0/1 Adam."""
     tp_grain_size: int = 1
     """AutoTP's grain: the number of features of which its parts are multiples."""
 

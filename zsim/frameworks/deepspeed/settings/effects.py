@@ -63,6 +63,22 @@ def sequence_notes(reading: Reading, *, shares_sequences: bool) -> list[str]:
     return []
 
 
+def super_offload_notes(reading: Reading, zero: ZeroConfig, gradient_clipping: float) -> list[str]:
+    """Notes on SuperOffload where it is not used, or does not overlap."""
+    offload = reading.zero.offload_optimizer
+    if offload is None or offload.device == "none" or not offload.super_offload:
+        return []
+    where = f"{reading.where}: zero_optimization.offload_optimizer.super_offload"
+    if zero.stage != 3 or zero.is_mics:
+        return [f"{where}: no effect outside stage 3{' and with MiCS' if zero.is_mics else ''}"]
+    if gradient_clipping:
+        return [
+            f"{where}: DeepSpeed updates nothing during backward with gradient_clipping "
+            f"{gradient_clipping:g}, since the norm comes first; 0 lets it"
+        ]
+    return []
+
+
 def _overridden_notes(reading: Reading, zero: ZeroConfig) -> list[str]:
     where = f"{reading.where}: zero_optimization"
     notes = []
@@ -151,7 +167,10 @@ def _zero_value(zero: ZeroConfig, bare: str) -> Any:
     if bare == "leaf_module":
         return ", ".join((*value.classes, *value.names, *value.name_suffixes)) or "none"
     if bare in ("offload_param", "offload_optimizer"):
-        return "none" if value is None else value.device
+        if value is None:
+            return "none"
+        is_super = bare == "offload_optimizer" and value.super_offload and zero.stage == 3
+        return f"{value.device}, SuperOffload" if is_super else value.device
     return value
 
 

@@ -20,7 +20,12 @@ from zsim.frameworks.deepspeed.settings.config import (
     Dtype,
     TrainingValues,
 )
-from zsim.frameworks.deepspeed.settings.effects import ineffective_key_notes, sequence_notes
+from zsim.frameworks.deepspeed.settings.effects import (
+    ineffective_key_notes,
+    sequence_notes,
+    super_offload_notes,
+)
+from zsim.frameworks.deepspeed.settings.one_bit import resolve_one_bit
 from zsim.frameworks.deepspeed.settings.reader import Reading, read_deepspeed_file
 from zsim.frameworks.deepspeed.settings.release import NEWEST, Release, parse_release
 from zsim.frameworks.deepspeed.settings.schema import (
@@ -57,13 +62,15 @@ def load_deepspeed_config(
     name: str | None = None,
     gpus_per_node: int | None = None,
     replicas: int | None = None,
+    optimizer_step: int | None = None,
 ) -> DeepSpeedConfig:
     """Read, check and resolve a DeepSpeed JSON (a path or the object itself).
 
     `world_size` counts the GPUs that ZeRO shards over. `replicas` counts those with batches of their own
     (default: all, and fewer with sequence parallelism). `gpus_per_node` counts those of one node (default:
     all of them). `hidden_size` fills Hugging Face's "auto" sizes. `training` holds the experiment's values.
-    `name` begins every message (default: the path). `lenient` turns unknown keys, and keys of other releases,
+    `name` begins every message (default: the path). `optimizer_step` is the simulated step where an
+    optimizer's steps differ. `lenient` turns unknown keys, and keys of other releases,
     from errors into notes. Settings that zsim does not simulate are read, and `refuse_unsimulated` raises for
     them.
 
@@ -77,8 +84,9 @@ def load_deepspeed_config(
         source, name=name, release=release, hidden_size=hidden_size, lenient=lenient
     )
     return _Resolver(
-        reading, release, training, world_size, gpus_per_node or world_size, replicas or world_size
-    ).config()
+        reading, release, training, world_size, gpus_per_node or world_size, replicas or world_size,
+        optimizer_step,
+    ).config()  # fmt: skip
 
 
 class _Resolver:
@@ -92,6 +100,7 @@ class _Resolver:
         world_size: int,
         gpus_per_node: int,
         replicas: int,
+        optimizer_step: int | None,
     ) -> None:
         self.reading = reading
         self.release = release
@@ -99,6 +108,7 @@ class _Resolver:
         self.world_size = world_size
         self.gpus_per_node = gpus_per_node
         self.replicas = replicas
+        self.optimizer_step = optimizer_step
         self.origins: dict[str, str] = {}
 
     def config(self) -> DeepSpeedConfig:
@@ -126,6 +136,7 @@ class _Resolver:
         )
         checks.check_optimizer(reading, zero, release)
         optimizer = resolve.resolve_optimizer(file, zero)
+        one_bit, one_bit_notes = resolve_one_bit(reading, wrapper, self.optimizer_step)
         clipping = self._gradient_clipping()
         checks.check_gradient_norm(reading, zero, clipping, wrapper)
         batch = self._batch()
@@ -146,6 +157,8 @@ class _Resolver:
             *sequence_notes(reading, shares_sequences=shares_sequences),
             *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
             *unmodelled_notes(reading),
+            *one_bit_notes,
+            *super_offload_notes(reading, zero, clipping),
         ]
         sizes = None if file.tensor_parallel is None else file.tensor_parallel.tensor_parallel
         return DeepSpeedConfig(
@@ -169,9 +182,10 @@ class _Resolver:
             or ActivationCheckpointingBlock.model_construct(),
             pipeline=file.pipeline or PipelineBlock.model_construct(),
             expert_parallel=file.expert_parallel,
-            unsimulated=find_unsimulated(reading, zero, optimizer),
+            unsimulated=find_unsimulated(reading, zero, optimizer, release),
             notes=tuple(notes),
             origins=tuple(self.origins.items()),
+            one_bit=one_bit,
             tp_grain_size=sizes.tp_grain_size if sizes is not None else 1,
         )
 

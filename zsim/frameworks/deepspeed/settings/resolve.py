@@ -268,7 +268,8 @@ def resolve_overflow_check(
 # `optimizer.type` in lower case -> `training.optimizer`; DeepSpeed's Adam is AdamW unless told otherwise.
 TRAINING_NAMES = {
     "adam": "adamw", "adamw": "adamw", "lion": "lion", "adagrad": "adagrad", "sgd": "sgd",
-    "adafactor": "adafactor", "muon": "muon",
+    "adafactor": "adafactor", "muon": "muon", "onebitadam": "onebitadam", "onebitlamb": "onebitlamb",
+    "zerooneadam": "zerooneadam",
 }  # fmt: skip
 
 

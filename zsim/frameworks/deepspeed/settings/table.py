@@ -64,6 +64,11 @@ class DeepSpeedTable(StrategyTable):
         description="the CPU's update runs a step late, beside the next step (ZeRO-Offload, "
         "section 5.2); in no release",
     )
+    optimizer_step: Count | None = Field(
+        default=None,
+        description="the step that is simulated, from 1 on, where `optimizer.type` is OneBitAdam, OneBitLamb "
+        "or ZeroOneAdam, whose steps differ; left out: one that reduces signs, once phases change no more",
+    )
     expert_layer: Literal["autoep", "moe"] | None = Field(
         default=None,
         description="whose layer has the routed experts: AutoEP's, or `deepspeed.moe.layer.MoE`; left out: "

@@ -10,7 +10,9 @@ from zsim.frameworks.deepspeed.settings.config import (
     ZeroConfig,
 )
 from zsim.frameworks.deepspeed.settings.keys import is_enabled
+from zsim.frameworks.deepspeed.settings.one_bit import ONE_BIT_OPTIMIZERS
 from zsim.frameworks.deepspeed.settings.reader import Reading
+from zsim.frameworks.deepspeed.settings.release import Release
 from zsim.frameworks.deepspeed.settings.schema import (
     FILE_KEYS,
     UNSIMULATED_KEYS,
@@ -18,17 +20,19 @@ from zsim.frameworks.deepspeed.settings.schema import (
 )
 from zsim.specs.strategy.requirement import Refusal
 
-SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon")
+SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon", *ONE_BIT_OPTIMIZERS)
 
+
+_SUPER_OFFLOAD_SINCE = (0, 18, 9)  # the first release whose worker takes whole sub-groups (#7906)
 
 REFUSALS = tuple(Refusal(name, behavior.what) for name, behavior in UNSIMULATED_KEYS.items())
 
 
 def find_unsimulated(
-    reading: Reading, zero: ZeroConfig, optimizer: OptimizerChoice
+    reading: Reading, zero: ZeroConfig, optimizer: OptimizerChoice, release: Release
 ) -> tuple[UnsimulatedSetting, ...]:
     """Every setting of the file that zsim does not simulate, although it changes the step."""
-    unsimulated = list(_find_in_zero(reading, zero))
+    unsimulated = list(_find_in_zero(zero, release))
     file = reading.file
     for key, block in UNSIMULATED_KEYS.items():
         if block.is_on(getattr(file, key)):
@@ -47,7 +51,7 @@ def find_unsimulated(
             UnsimulatedSetting(
                 "optimizer.type",
                 f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD, Adafactor and "
-                "Muon,",
+                "Muon (before 0.19.7 OneBitAdam, OneBitLamb and ZeroOneAdam, too),",
             )
         )
     return tuple(unsimulated)
@@ -67,13 +71,17 @@ def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[Unsimula
     ]
 
 
-def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[UnsimulatedSetting]:
+def _find_in_zero(zero: ZeroConfig, release: Release) -> list[UnsimulatedSetting]:
     prefix = "zero_optimization."
     settings = []
     optimizer = zero.offload_optimizer
-    if optimizer is not None and optimizer.super_offload:
-        feature = "SuperOffload (a worker process that steps on the CPU during backward, made for GH200)"
-        settings.append(("offload_optimizer", feature))
+    is_super = optimizer is not None and optimizer.super_offload and zero.stage == 3 and not zero.is_mics
+    if optimizer is not None and is_super and release.number < _SUPER_OFFLOAD_SINCE:
+        feature = "SuperOffload before 0.18.9 (strategy.version), which queues every bucket,"
+        settings.append(("offload_optimizer.super_offload", feature))
+    if optimizer is not None and is_super and optimizer.device == "nvme":
+        feature = "SuperOffload with states on NVMe, only with device 'cpu',"
+        settings.append(("offload_optimizer.super_offload", feature))
     is_partial = optimizer is not None and (optimizer.ratio < 1 or zero.is_mics)
     if optimizer is not None and optimizer.device == "nvme" and is_partial:
         ratio = "MiCS, whose optimizer takes the ratio to be 0," if zero.is_mics else "a ratio below 1"

@@ -16,6 +16,7 @@ from zsim.frameworks.deepspeed.stage3.bucket import GradientBucket, reduce_scatt
 from zsim.frameworks.deepspeed.stage3.fetch_trace import trace_of
 from zsim.frameworks.deepspeed.stage3.offload import Zero3OffloadedStates
 from zsim.frameworks.deepspeed.stage3.parameter_store import ParameterStore
+from zsim.frameworks.deepspeed.stage3.super_offload import SuperOffloadedStates
 from zsim.frameworks.deepspeed.stage3.synchronized_gather import reduce_scatter_per_parameter
 from zsim.frameworks.deepspeed.zeropp.quantized_reduce import QuantizedReducer
 from zsim.plan.builder import COMPUTE
@@ -47,7 +48,8 @@ class Zero3Gradients(DeepSpeedEngine):
         )
         self.offload: Zero3OffloadedStates | None = None
         if self.zero.offload_optimizer is not None:
-            self.offload = Zero3OffloadedStates(
+            is_super = self.zero.offload_optimizer.super_offload and not self.zero.is_mics
+            self.offload = (SuperOffloadedStates if is_super else Zero3OffloadedStates)(
                 stage, config, self.store, self.reduce_stream,
                 ratio=self._offload_ratio(self.zero.offload_optimizer.ratio), keeps_sums=keeps_sums,
             )  # fmt: skip
@@ -108,6 +110,8 @@ class Zero3Gradients(DeepSpeedEngine):
                 "DeepSpeed refuses it"
             )
         self._micro_batch, self._is_boundary = micro_batch, is_last
+        if self.offload is not None and micro_batch == 0:
+            self.offload.begin_step()
 
     def gradient_ready(self, call: ModuleCall) -> None:
         super().gradient_ready(call)

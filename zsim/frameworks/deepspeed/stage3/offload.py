@@ -114,6 +114,9 @@ class Zero3OffloadedStates:
 
     # -- gradients --------------------------------------------------------------------------------------
 
+    def begin_step(self) -> None:
+        """A step's first backward begins."""
+
     def keep_gradients(self, bucket: GradientBucket, *, is_first: bool, is_boundary: bool) -> int:
         """partition_grads: copy the reduced shards to the host and back, and at the boundary once more in
         fp32. See [Note: three copies of a gradient]. Returns the last event.
@@ -190,9 +193,7 @@ class Zero3OffloadedStates:
             if self.is_swapped(group):
                 self._read_states(group)
             if group < self._num_gpu_groups:
-                self.builder.kernels(f"scale gradients of sub-group {group}", scale_kernels(numel))
-                self._update_on_gpu(group, numel)
-                self.store.put_from_gpu(group)
+                self.step_on_gpu(group, numel)
             else:
                 self.host.scale(f"scale gradients of sub-group {group}", numel)
                 self.host.optimizer(f"optimizer step of sub-group {group}", numel, self.training.optimizer)
@@ -208,10 +209,12 @@ class Zero3OffloadedStates:
         self.host.copy(f"loose gradients of sub-group {group}", "d2h", loose, COMPUTE, is_blocking=True)
         self.builder.free("buffers", loose)
 
-    def _update_on_gpu(self, group: int, numel: int) -> None:
-        """Update a sub-group on the GPU with DeepSpeed's "backup optimizer", torch.optim.AdamW."""
+    def step_on_gpu(self, group: int, numel: int) -> None:
+        """Scale and update a sub-group on the GPU with DeepSpeed's "backup optimizer", torch.optim.AdamW."""
+        self.builder.kernels(f"scale gradients of sub-group {group}", scale_kernels(numel))
         training = replace(self.training, optimizer_implementation="foreach")
         update(
             self.builder, training, [UpdatedTensor((numel,))], gradient_dtype="fp32", state_dtype="fp32",
             low_precision_copy=self.config.precision != "fp32", name=f"optimizer step of sub-group {group}",
         )  # fmt: skip
+        self.store.put_from_gpu(group)

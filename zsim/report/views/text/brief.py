@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from zsim.report.fit import breaking_sentence, fit_of
 from zsim.report.report import Report
-from zsim.report.views.text.plain import WIDTH
+from zsim.report.views.text.plain import paragraph
 from zsim.report.views.text.run_cost import bill
 from zsim.units import format_bytes, format_seconds, format_tokens
 
@@ -24,7 +23,7 @@ def brief_lines(report: Report) -> Iterator[str]:
     """
     notes = (f"note: {note}" for note in report.input_notes)
     for text in (_fit_text(report), _step_text(report), _run_text(report), *notes):
-        yield textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        yield "\n".join(paragraph(text, indent=2))
 
 
 def _fit_text(report: Report) -> str:

@@ -21,6 +21,11 @@ def choose_optimizer(
     NotSimulatedError for what zsim lacks.
     """
     optimizer = optimizer_of(table.optimizer)
+    if optimizer.strategy not in ("", strategy.kind):
+        raise InputError(
+            f"{_WHERE}: '{optimizer.name}' of {optimizer.source} reduces gradients itself; found strategy "
+            f"'{strategy.kind}', expected '{optimizer.strategy}', or another optimizer"
+        )
     _check_keys(table, optimizer)
     training_of(strategy.kind).check_optimizer(optimizer, table, strategy, config)
     return optimizer
