@@ -61,6 +61,24 @@ OPENRLHF = (
 )
 
 
+PRIME = """\
+seq_len = 4096
+[model]
+name = "Qwen/Qwen3-8B"
+[deployment]
+num_train_gpus = 4
+num_infer_gpus = 4
+[orchestrator]
+batch_size = 64
+group_size = 8
+max_off_policy_steps = 2
+[trainer.optim]
+lr = 1e-6
+[inference.parallel]
+tp = 2
+"""
+
+
 def read(source: str, **overrides: Any) -> Experiment:
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
     return build_experiment(
@@ -79,6 +97,11 @@ def nemo(folder: Path) -> str:
     (folder / "base.yaml").write_text(NEMO_BASE)
     (folder / "nemo.yaml").write_text(NEMO)
     return str(folder / "nemo.yaml")
+
+
+def prime(folder: Path, text: str = PRIME) -> str:
+    (folder / "rl.toml").write_text(text)
+    return str(folder / "rl.toml")
 
 
 def openrlhf(folder: Path) -> str:
@@ -148,7 +171,19 @@ def test_openrlhfs_engines_have_gpus_of_their_own() -> None:
     assert (running.placement, running.max_staleness, running.partial_rollout) == ("async", 1, True)
 
 
-@pytest.mark.parametrize("source", [verl, nemo, openrlhf])
+def test_prime_rls_batch_is_of_rollouts(tmp_path: Path) -> None:
+    """64 rollouts in groups of 8 are 8 prompts, and one update."""
+    found = read(prime(tmp_path))
+    table = rollout_of(found)
+    assert (found.gpus, table.rollout.gpus, table.placement) == (8, 4, "async")
+    assert (table.prompts_per_step, table.samples_per_prompt, table.mini_batch_samples) == (8, 8, None)
+    assert (table.max_staleness, table.rollout.tensor) == (2, 2)
+    assert found.training.gradient_accumulation_steps == 16  # 64 on the 4 that train
+    text = PRIME.replace("batch_size = 64", "batch_size = 60")
+    assert read(prime(tmp_path, text)).rl is None
+
+
+@pytest.mark.parametrize("source", [verl, nemo, openrlhf, prime])
 def test_a_file_and_its_experiment_are_the_same_step(source: Callable[[Path], str], tmp_path: Path) -> None:
     """What a file says, written as tables with [rl], and the lengths that the user sets."""
     mean: dict[str, Any] = {"rl.lengths.response.mean": 300.0}
