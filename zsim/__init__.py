@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from zsim.fluid.pool import simulate_flows
     from zsim.frameworks.public import *  # noqa: F403
     from zsim.notebook.memories import MemoryResult, MemoryVariants, memory
+    from zsim.notebook.renting import RentResult, rent
     from zsim.notebook.runs import RunResult, simulate_run
     from zsim.notebook.scalings import ScalingResult, scaling
     from zsim.notebook.sensitivities import NeedsResult, SensitivityResult, needs, sensitivity
@@ -62,6 +63,8 @@ _MODULE_OF = {
     "SweepResult": "zsim.notebook.sweeps",
     "tune": "zsim.notebook.tuning",
     "TuneResult": "zsim.notebook.tuning",
+    "rent": "zsim.notebook.renting",
+    "RentResult": "zsim.notebook.renting",
     "scaling": "zsim.notebook.scalings",
     "ScalingResult": "zsim.notebook.scalings",
     "sensitivity": "zsim.notebook.sensitivities",
@@ -107,6 +110,7 @@ __all__ = [
     "NeedsResult",
     "NotSimulatedError",
     "Parallelism",
+    "RentResult",
     "Replay",
     "Result",
     "RlResult",
@@ -132,6 +136,7 @@ __all__ = [
     "memory",
     "needs",
     "read_trace",
+    "rent",
     "replay",
     "scaling",
     "sensitivity",

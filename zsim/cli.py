@@ -23,6 +23,7 @@ _COMMANDS = {
     "memory": ("memory", "Who holds a GPU's memory, and when."),
     "trust": ("run:trust", "Should I believe this? The validated runs nearest to a job."),
     "tune": ("tune", "Find the fastest configuration that fits, and what to change."),
+    "rent": ("rent", "Which cluster to rent, and how many GPUs: days, money, fit."),
     "sweep": ("sweep", "Simulate an experiment at every point of a study."),
     "scaling": ("sweep:scaling", "How far from linear on more GPUs, and what holds it back."),
     "sensitivity": ("sensitivity", "What every number of the hardware is worth."),

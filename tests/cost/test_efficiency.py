@@ -10,19 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from zsim.cost.kernels.kernel import Kernel, Layout
+from zsim.cost.kernels.kernel import Kernel, Layout, elementwise
 from zsim.cost.rates.efficiency import (
     attention_fraction,
+    cached_fraction,
     contiguous,
     gemm_fraction,
     hbm_fraction,
     occupied_fraction,
 )
-from zsim.cost.rates.gpu import arithmetic_seconds
+from zsim.cost.rates.gpu import arithmetic_seconds, hbm_seconds
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import (
     AttentionBlocks,
     AttentionEfficiency,
+    CacheRates,
     GemmEfficiency,
     select_attention_variant,
 )
@@ -242,6 +244,27 @@ def test_hbm_reaches_half_of_its_fraction_at_bytes_half() -> None:
     """f = F b/(b+B): 0.9 x 2/(2+2)."""
     assert hbm_fraction(2e6, 0.9, 2e6) == pytest.approx(0.45)
     assert hbm_fraction(2e6, 0.9, 0) == pytest.approx(0.9)
+
+
+def test_elementwise_kernels_of_tensors_that_fit_run_at_the_caches_rate() -> None:
+    """A cache of 60 MB and 4 TB/s before a memory of 1 TB/s, of which kernels reach 0.8: up to 60 MB 4 TB/s,
+    from 80 on 0.8; at 70 half of the bytes are there: 1 / (0.5 / 0.8 + 0.5 / 4) = 1.333."""
+    cache = CacheRates.model_validate({**_ORIGIN, "capacity": "60 MB", "bandwidth": "4 TB/s"})
+    fractions = [cached_fraction(size * 1e6, 0.8, 1e12, cache) for size in (1, 60, 70, 80, 500)]
+    assert fractions == pytest.approx([4.0, 4.0, 4 / 3, 0.8, 0.8])
+    assert cached_fraction(1e6, 0.8, 6e12, cache) == 0.8  # the memory is faster
+
+
+def test_a_cache_counts_for_elementwise_kernels_alone() -> None:
+    """Two launches of 40 MB each on L40S (96 MiB, 2.6 TB/s; ramp of 1 MB): 2 x 41 MB / 2.6 TB/s. Copies of
+    buckets, as large, read what nothing has just written."""
+    gpu = load_gpu("l40s-48gb")
+    chain = elementwise(80e6, "bf16", 2)
+    assert hbm_seconds(chain, gpu) == pytest.approx(82e6 / 2.6e12)
+    copies = replace(chain, kind="copy")
+    assert hbm_seconds(copies, gpu) > 2 * hbm_seconds(chain, gpu)
+    without = gpu.model_copy(update={"cache": None})
+    assert hbm_seconds(chain, without) == pytest.approx(82e6 / (864e9 * 0.9))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.kernel import total_flops
+from zsim.cost.kernels.moved_rows import INDEX_ADD, SCATTER_ADD, RowPasses
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.plan.checks import check_plan
@@ -409,6 +410,22 @@ def test_behind_deepep_masks_make_the_map_and_the_host_waits_for_them(
     assert [op.phase for op in maps] == ["forward"] * 2 + ["backward"] * 2
     assert [op.launches for op in maps] == [launches[0]] * 2 + [launches[1]] * 2
     assert [bool(op.host_waits) for op in maps] == [waits] * 4
+
+
+def test_torchtitan_copies_rows_once_behind_deepep_and_scatters_them_back() -> None:
+    """A rank's rows are read and written by one gather, where torchtitan's own exchange takes 16 passes over
+    them; the sum behind the experts adds up every row, and so does the gather's backward. Masks pick the
+    rows, and the host waits for them."""
+    names = ("deepep", "all-to-all")
+    merged, rows = (job_of(TITAN, {"expert": 8, "dispatcher": name}).parallelism.experts for name in names)
+    assert (merged.builds_map_with_masks, rows.builds_map_with_masks) == (True, False)
+    permute, unpermute = (
+        merged.library.kernels.move(kind, is_compiled=True) for kind in ("permute", "unpermute")
+    )
+    assert permute.forward == RowPasses(0, 2, 1)
+    assert permute.backward.added == INDEX_ADD
+    assert unpermute.forward.added == SCATTER_ADD
+    assert rows.library.kernels.move("permute", is_compiled=True).forward.rows == 16
 
 
 def test_hybridep_makes_no_map() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.huggingface import FAMILIES, load_model, model_from_config, read_model_config
 from zsim.specs.model.spec import Block, Embedding, Linear
 from zsim.specs.presets import model_preset_names
@@ -210,9 +210,12 @@ def test_both_spellings_of_rotary_and_type_are_read_past() -> None:
     assert new.numel == old.numel == build(LLAMA).numel
 
 
-def test_the_language_model_of_a_multimodal_file_is_read() -> None:
-    """Llava keeps it under `text_config`."""
-    model = build({"model_type": "llava", "vision_config": {"hidden_size": 32}, "text_config": LLAMA})
+def test_the_language_model_of_a_multimodal_file_is_asked_for_by_name() -> None:
+    """Llava keeps it under `text_config`, beside a tower that zsim does not know."""
+    llava = {"model_type": "llava", "vision_config": {"hidden_size": 32}, "text_config": LLAMA}
+    with pytest.raises(NotSimulatedError, match=r"vision_config besides text_config.*model\.text_only"):
+        build(llava)
+    model = build({**llava, "text_only": True})
     assert model.numel == build(LLAMA).numel
     assert "text_config" in model.source
 
@@ -313,7 +316,7 @@ def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made(
     families["qwen"] = {**MEGATRON, "model_type": "qwen"}  # nor Qwen of 2023
     hybrid = {**MEGATRON, "num_key_value_heads": 4}
     families |= {name: {**hybrid, "model_type": name} for name in ("bamba", "falcon_h1", "lfm2_moe")}
-    assert set(families) == set(FAMILIES)
+    assert set(families) == {name for name in FAMILIES if "_vl_" not in name}  # text of multimodal ones
     for config in families.values():
         key = next(key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config)
         with pytest.raises(InputError) as refused:
@@ -381,6 +384,7 @@ def test_every_family_of_the_table_is_known() -> None:
         "granitemoe", "granitemoehybrid", "internlm3", "jamba", "kimi_k2", "kimi_linear", "lfm2",
         "lfm2_moe", "llama", "llama4_text", "megatron", "minimax", "minimax_m2", "mistral", "mixtral",
         "modernbert", "mpt", "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt",
-        "phi3", "phimoe", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
-        "qwen3_moe", "qwen3_next", "roberta", "smollm3", "starcoder2", "t5",
+        "phi3", "phimoe", "qwen", "qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3",
+        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text", "qwen3_vl_text",
+        "roberta", "smollm3", "starcoder2", "t5",
     ]  # fmt: skip

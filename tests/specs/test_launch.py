@@ -140,7 +140,7 @@ def test_a_file_behind_a_program_is_its_file_with_changes_behind(folder: Path) -
     assert (found.program, found.training.micro_batch_size) == ("llama-factory", 2)
     again = read("torchrun --nproc_per_node 8 src/train.py sft.yaml")
     assert (again.program, again.gpus) == ("llama-factory", 8)
-    with pytest.raises(InputError, match=r"'none.yaml': no such file; tried"):
+    with pytest.raises(InputError, match=r"'none.yaml': no such file; expected the program's file; tried"):
         read("llamafactory-cli train none.yaml")
 
 

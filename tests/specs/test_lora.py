@@ -133,8 +133,9 @@ def test_an_adapter_config_of_peft_is_read(tmp_path: Path) -> None:
     ("strategy", "training", "sentence"),
     [
         (None, lora(targets=["q_prj"]), "'q_prj' matches no product of .*; did you mean 'q_proj'"),
+        (None, lora(targets=["q_proj", "v_prj"]), "'v_prj' matches no product of .*; did you mean 'v_proj'"),
         (None, lora(targets=["query"]), "its products are q_proj, k_proj, v_proj, o_proj"),
-        (None, lora(rank=2048), "a product of 4,096 x 1,024; expected at most 1,024"),
+        (None, lora(rank=8192), "a product of 4,096 x 4,096; expected at most 4,096"),
         (None, lora(layers=[32]), "found 32, but .* has the blocks 0 to 31"),
         (None, {"frozen": ["model.embed"]}, "'model.embed' matches .*; did you mean 'model.embed_tokens'?"),
         (None, {"frozen": ["*"]}, "no parameter of .* is left to train"),
@@ -186,3 +187,19 @@ def test_what_zsim_lacks_is_said(strategy: dict[str, Any], more: dict[str, Any],
                 model="llama-3-8b", cluster="dgx-h100", gpus=8, training=training, strategy=strategy, **more
             )
         )
+
+
+def test_a_name_of_other_models_products_adapts_nothing_and_is_noted() -> None:
+    """Lists that go from model to model name Wqkv, which Llama has in three; PEFT passes it over."""
+    (note,) = notes(targets=["q_proj", "v_proj", "Wqkv"])
+    assert note == "training.lora.targets: 'Wqkv' is no product of 'llama-3-8b', and gets no adapter"
+    assert model(**lora(targets=["q_proj", "v_proj", "Wqkv"])).trainable_numel == 6_815_744
+
+
+def test_a_gate_of_one_output_gets_an_adapter_of_any_rank() -> None:
+    """The gate of Qwen's shared expert is 2048 x 1, so 24 blocks have 16 x 2049 elements more."""
+    names = ["q_proj", "shared_expert_gate"]
+    few, more = (
+        model({"kind": "ddp"}, "qwen1.5-moe-a2.7b", **lora(targets=names[:count])) for count in (1, 2)
+    )
+    assert more.trainable_numel - few.trainable_numel == 24 * 16 * 2049

@@ -16,6 +16,7 @@ from zsim.specs.formats.program import ProgramSource
 FILES = {
     "verl": "data: {train_batch_size: 8}\nactor_rollout_ref: {actor: {strategy: fsdp}}\n",
     "verl-sft": "data: {micro_batch_size_per_gpu: 4}\nmodel: {partial_pretrain: x, fsdp_config: {}}\n",
+    "verl-part": "_target_: verl.workers.config.FSDPEngineConfig\nparam_offload: false\n",
     "nemo-rl": "defaults: base.yaml\npolicy: {model_name: x, precision: bfloat16}\ncluster: {num_nodes: 1}\n",
     "nanotron": "parallelism: {dp: 2, tp: 1, pp: 1}\ntokens: {sequence_length: 8}\n",
     "olmo": "model: {d_model: 8, block_type: sequential}\ndevice_train_microbatch_size: 2\n",

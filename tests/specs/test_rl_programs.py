@@ -157,6 +157,16 @@ def test_nemo_rls_files_extend_others(tmp_path: Path) -> None:
     assert found.training.gradient_accumulation_steps == 8
 
 
+def test_a_file_is_nemo_rls_where_the_file_that_it_extends_is(tmp_path: Path) -> None:
+    """Recipes that change the machines alone have no mark of their own."""
+    write(tmp_path, POLICY, "base.yaml")
+    child = write(tmp_path, "defaults: base.yaml\nlogger: {x: 1}\ncluster: {num_nodes: 4}\n")
+    assert (read(child).program, read(child).gpus) == ("nemo-rl", 32)
+    other = write(tmp_path, "defaults: nowhere.yaml\nlogger: {}\n", "other.yaml")
+    with pytest.raises(InputError, match="is no file of a program that zsim reads"):
+        read(other)
+
+
 def test_a_file_that_is_extended_and_missing_is_named(tmp_path: Path) -> None:
     child = write(tmp_path, "defaults: none.yaml\npolicy: {model_name: x}\ncluster: {num_nodes: 1}\n")
     with pytest.raises(InputError, match=r"defaults: 'none.yaml': .*tried .*none.yaml"):
@@ -216,6 +226,10 @@ def test_verls_command_overrides_its_own_files() -> None:
         "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
     )
     assert (megatron.strategy.kind, megatron.parallelism.tensor) == ("megatron", 2)
+    dapo = launched(VERL_COMMAND.replace("verl.trainer.main_ppo", "recipe.dapo.main_dapo"))
+    assert dapo.training == launched(VERL_COMMAND).training
+    nodes = launched(f"{VERL_COMMAND} trainer.nnodes=$NODES")
+    assert "trainer.nnodes: $NODES is nothing that the script sets" in "".join(nodes.notes)
     with pytest.raises(NotSimulatedError, match="does not read this trainer of verl's"):
         launched("torchrun --nproc_per_node 8 -m verl.trainer.fsdp_sft_trainer data.x=1")
 

@@ -65,6 +65,8 @@ def test_words_are_those_of_bash(name: str) -> None:
 def test_unset_variables_stand_for_themselves() -> None:
     """bash would drop them, and the flag before would take the next one for its value."""
     assert words_of("show --data-path $1 --save ${DIR}/x\n") == [["--data-path", "$1", "--save", "${DIR}/x"]]
+    sums = "N=4\nshow $(expr 16 / $N) `expr 2 \\* $N` '$(expr $M + 1)'\n"
+    assert words_of(sums) == [["4", "8", "$(expr $M + 1)"]]
     assert words_of("A=$(hostname)\nshow $A\n") == [["$(hostname)"]]
 
 

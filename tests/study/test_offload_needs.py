@@ -62,7 +62,7 @@ def test_a_resource_that_does_not_hide_the_rest_says_what_is_left() -> None:
     assert not need.is_hidden
     assert report.step_seconds == pytest.approx(need.best_step_seconds)
     assert sum(need.stall_seconds.values()) == pytest.approx(left)
-    assert "do not help alone" in need.sentence()
+    assert "more alone would not" in need.sentence()
     assert f"{format_seconds(left)} ({left / report.step_seconds:.0%}".replace("%", " %") in need.sentence()
     assert "stalls of offloading (CPU step 4" in need.sentence()
 
@@ -113,8 +113,8 @@ def test_the_words_follow_from_what_is_left_to_wait_for() -> None:
     stalls = {"PCIe": 0.25, "CPU step": 0.745, "DRAM": 0.005}
     left = "1.000 s ({} %) are still stalls of offloading (CPU step 745.00 ms, PCIe 250.00 ms)"
     assert needed(19, stalls, is_hidden=False).sentence() == (
-        "drives: more than 19 drives (now 8) do not help alone: 4.000 s instead of 10.000 s per step, "
-        "of which " + left.format(25)
+        "drives: 19 drives instead of 8 would shorten the step, more alone would not: 4.000 s "
+        "instead of 10.000 s, of which " + left.format(25)
     )
     assert needed(8, stalls, is_hidden=False).sentence() == (
         "drives: more than the 8 drives do not help alone: 10.000 s per step, of which " + left.format(10)

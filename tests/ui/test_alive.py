@@ -106,7 +106,7 @@ def test_the_experiment_stands_there_at_first(page: Any) -> None:
     verdict = page.text_content("#answer .verdict")
     assert verdict.startswith("Fits ")
     assert re.search(
-        r"; torch allocates .* GB and reserves .* of .* GB\. Probability that it fits 99 %\.$", verdict
+        r"; torch allocates .* GB and reserves .* GB\. Probability that it fits 99 %\.$", verdict
     )
     assert [tile.text_content() for tile in page.query_selector_all(".tile .label")][:3] == [
         "Step time", "Tokens/s/GPU", "MFU",
@@ -195,6 +195,22 @@ def test_offloading_shows_its_tiers_and_another_framework_its_own_fields(page: A
     set_number(page, "strategy-replicate", "")
     choose(page, "strategy-kind", "DeepSpeed ZeRO")
     title_with(page, "ZeRO-3")
+
+
+@in_browser
+def test_typing_in_a_list_searches_it_and_a_rank_opens_the_adapters(page: Any) -> None:
+    """By keyboard alone: the list's first key press opens it, Enter takes the option that has the focus."""
+    assert not page.is_visible("#row-training-lora-targets")
+    page.focus("#row-training-precision .dash-dropdown-focus-target")
+    page.keyboard.type("fp1")
+    page.wait_for_selector(".dash-dropdown-option:has-text('fp16')")
+    assert page.locator(".dash-dropdown-option").count() == 1
+    page.keyboard.press("Escape")
+    set_number(page, "training-lora-rank", 8)
+    page.wait_for_selector("#row-training-lora-targets", state="visible")
+    assert "adapters" in page.get_attribute("#row-training-lora-rank", "title")
+    set_number(page, "training-lora-rank", "")
+    page.wait_for_selector("#row-training-lora-targets", state="hidden")
 
 
 @in_browser

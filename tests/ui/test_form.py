@@ -16,6 +16,7 @@ from zsim.frameworks.fsdp2.settings import Fsdp2Table
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.ui.form import Form, make_form, resolved_values
 
 ZERO3: dict[str, Any] = {
@@ -177,7 +178,8 @@ def test_other_settings_are_any_key() -> None:
     [
         ("training.sequense_length = 4", "unknown key 'sequense_length'; did you mean 'sequence_length'?"),
         ("training.micro_batch_size = 4", "it has its own field, 'Micro-batch'"),
-        ("training.compile = true\ntraining.compile = false", "training.compile is there twice"),
+        ("training.autocast = true\ntraining.autocast = false", "training.autocast is there twice"),
+        ("training.compile = true", "it has its own field, 'Compile'"),
         ("compile", "expected KEY=VALUE"),
     ],
 )
@@ -215,3 +217,34 @@ def test_degrees_have_their_fields_and_leave_with_a_strategy_that_has_none() -> 
     assert (job.parallelism.tensor, job.parallelism.pipeline) == (2, 4)
     assert resolve(turned(form, strategy__kind="DDP")).parallelism.is_trivial
     assert resolved_values(job)["parallelism.virtual_stages"] == "1"
+
+
+def test_a_field_says_what_its_declaration_says() -> None:
+    """A flag, a choice that may be left open and one that has a default; the sentence is the key's own."""
+    fields = make_form(made()).fields
+    assert fields["training.compile"].choices == {"no": False, "yes": True}
+    assert list(fields["training.precision"].choices or ()) == ["default", "bf16", "fp16", "fp32", "fp8"]
+    assert next(iter(fields["training.activation_checkpointing"].choices or ())) == "none"
+    sentence = TrainingTable.model_fields["cross_entropy"].description
+    assert fields["training.cross_entropy"].sentence == sentence
+
+
+def test_a_rank_asks_for_adapters_and_an_empty_one_leaves_all_of_them_out() -> None:
+    """QLoRA of gpt2; its targets of the experiment's own are a choice, which goes when the rank does."""
+    form = make_form(made(strategy={"kind": "ddp"}))
+    changed = {"training__lora__rank": 16, "training__lora__quantized": "nf4 (QLoRA)"}
+    lora = there(turned(form, **changed).training.lora)
+    assert (lora.rank, lora.quantized) == (16, "nf4")
+    assert turned(form, training__lora__quantized="nf4 (QLoRA)").training.lora is None
+    given = make_form(
+        made(training={"sequence_length": 512, "lora": {"rank": 4, "targets": ["c_attn", "c_proj"]}})
+    )
+    assert given.initial["training.lora.targets"] == "c_attn, c_proj"
+    assert there(turned(given, training__lora__rank=8).training.lora).targets == ("c_attn", "c_proj")
+    assert turned(given, training__lora__rank=None).training.lora is None
+
+
+def test_what_a_fields_list_does_not_have_is_an_other_setting() -> None:
+    form = make_form(made())
+    experiment = turned(form, 'training.lora.targets = ["c_attn"]', training__lora__rank=4)
+    assert there(experiment.training.lora).targets == ("c_attn",)

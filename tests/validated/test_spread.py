@@ -78,6 +78,17 @@ def test_runs_that_no_stranger_predicted_tell_nothing(make_run: Make) -> None:
     assert estimate_spread([*runs, *unknown]).shares == estimate_spread(runs).shares
 
 
+def test_runs_to_which_numbers_were_fitted_do_not_count_and_vouch_all_the_same(make_run: Make) -> None:
+    """Twenty fitted sources at 0 and five others at 10 % are as wide as the five alone. On a chip of a fitted
+    source the others extrapolate no more."""
+    fitted = [replace(make_run(f"f{n}", 0.0, gpu="seen"), role="calibrate") for n in range(20)]
+    others = [make_run(f"o{n}", 0.1, gpu="seen") for n in range(5)]
+    assert estimate_spread([*fitted, *others]) == estimate_spread(others)
+    alone = [make_run("one", 0.1, gpu="seen"), *(make_run(f"x{n}", 0.1) for n in range(4))]
+    assert estimate_spread([*fitted, *alone]).extrapolation["gpu"] == 0.0
+    assert estimate_spread(fitted).shares["any run"] == pytest.approx(0.0)
+
+
 def test_the_shipped_numbers_are_about_every_respect() -> None:
     shipped = spread_estimates()
     assert shipped.low < -1 < 1 < shipped.high

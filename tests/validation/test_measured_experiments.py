@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zsim
-from validation.published.measured_experiments import main, predict_experiment
+from validation.published.measured_experiments import (
+    judge_experiments,
+    main,
+    predict_experiment,
+    validated_experiments,
+)
+from validation.published.strangers_page import strangers_lines
+from zsim.validated.runs import validated_runs
+from zsim.validated.spread import spread_estimates
 
 EXPERIMENT: dict[str, Any] = {
     "model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1,
@@ -48,6 +57,28 @@ def test_what_is_refused_is_named_and_the_others_are_predicted(
     first, second = json.loads((tmp_path / "errors.json").read_text())
     assert first["error"] is None
     assert second["error"] == pytest.approx(second["predicted_seconds"] - 1)
+
+
+def test_recorded_experiments_are_judged_by_the_interval_of_the_prediction() -> None:
+    """A step measured as predicted lies inside, one of three times that outside and above; both stand in the
+    page's second table, which has no column for what was found out."""
+    row = {"row_id": "a-1", "source": "a", "experiment": EXPERIMENT, "measured_step_seconds": 1.0}
+    found = predict_experiment(row)
+    assert found.predicted_seconds is not None
+    exact, slow = (replace(found, measured_seconds=factor * found.predicted_seconds) for factor in (1.0, 3.0))
+    assert exact.is_within
+    assert slow.is_within is False
+    experiments = validated_experiments([row, row], [exact, slow])
+    judged = judge_experiments(experiments, validated_runs(), spread_estimates())
+    assert [row.is_covered for row in judged] == [True, False]
+    assert [row.is_above for row in judged] == [False, True]
+    low, high = found.predicted_range_seconds or (0.0, 0.0)
+    half_width = (high - low) / 2 / found.predicted_seconds
+    assert judged[0].half_width == pytest.approx(half_width)
+    page = "\n".join(strangers_lines(judged, judged))
+    section = page[page.index("## Runs as experiments") : page.index("largest causes")]
+    assert "| **all** | 2 | 1 | 33.3% |" in section
+    assert "as studied" not in section
 
 
 def test_another_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

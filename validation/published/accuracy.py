@@ -21,11 +21,13 @@ from validation.kernels.__main__ import section as kernel_section
 from validation.published.check import check_published
 from validation.published.coverage import JudgedRun, leave_one_source_out
 from validation.published.frameworks import framework_lines
+from validation.published.measured_experiments import judge_experiments, recorded_experiments
 from validation.published.open_settings import open_spreads, read_steps
 from validation.published.predict import shipped_tables
 from validation.published.recorded import merge_runs, recorded_runs
 from validation.published.regimes import accuracy_lines, regime_lines
 from validation.published.shipped import format_validated_table, shipped_texts
+from validation.published.spread_fit import estimate_spread
 from validation.published.strangers import join_strangers, strangers_runs
 from validation.published.strangers_page import strangers_lines
 from validation.published.table import read_runs
@@ -151,11 +153,18 @@ def write_ranges() -> None:
     for path, text in zip((TABLE, ESTIMATES), shipped_texts(runs, opened), strict=True):
         path.write_text(text, encoding="utf-8")
     judged = leave_one_source_out(runs, opened)
-    for path, lines in ((TARGET, strangers_lines(judged)), (README, accuracy_lines(judged))):
+    first_lines = strangers_lines(judged, _judged_experiments(runs))
+    for path, lines in ((TARGET, first_lines), (README, accuracy_lines(judged))):
         text = path.read_text(encoding="utf-8")
         block = "\n".join(lines)
         path.write_text(BLOCK.sub(lambda match: match[1] + block + "\n" + match[2], text), encoding="utf-8")  # noqa: B023
     print(f"wrote {TABLE}, {ESTIMATES}, {TARGET}, {README}")
+
+
+def _judged_experiments(runs: Sequence[ValidatedRun]) -> list[JudgedRun]:
+    """The recorded experiments, judged by the intervals that `runs` make."""
+    opened = open_spreads(read_steps())
+    return judge_experiments(recorded_experiments(), runs, estimate_spread(runs, open_settings=opened))
 
 
 def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
@@ -188,7 +197,7 @@ def page(
         "Mean, median and worst are of absolute errors, bias is the mean signed one.",
         "",
         BEGIN,
-        *strangers_lines(judged),
+        *strangers_lines(judged, _judged_experiments(runs)),
         END,
         "",
         *regime_lines(judged, runs),

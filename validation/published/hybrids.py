@@ -1,7 +1,7 @@
-"""Models of published runs with other mixers than attention, from `hybridarch{...}` of the notes.
+"""Models of published runs with other mixers than attention, from `hybridarch{...}` of the notes, with the
+vision tower of `vlm{...}`.
 
-Towers of vision-language models are left out: what their samples hold is not in the table, and neither is
-their time here.
+What samples hold is not in the table: rules of `published_sources.toml` have it from the runs' own commands.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _hybrid_config(run: PublishedRun, shape: Mapping[str, int]) -> dict[str, Any
     if "pattern" in arch:
         return config | _nemotron(arch, moe)
     if "gdn_layers" in arch:
-        return config | _qwen(arch, moe, shape["n_layers"])
+        return config | _qwen(run, arch, moe, shape["n_layers"])
     raise NotSimulatedError(f"a model of {', '.join(arch)} is not simulated from a table")
 
 
@@ -73,7 +73,7 @@ def _nemotron(arch: Mapping[str, str], moe: Mapping[str, str]) -> dict[str, Any]
     return config
 
 
-def _qwen(arch: Mapping[str, str], moe: Mapping[str, str], layers: int) -> dict[str, Any]:
+def _qwen(run: PublishedRun, arch: Mapping[str, str], moe: Mapping[str, str], layers: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": "qwen3_5_moe_text" if moe else "qwen3_5_text",
         "num_hidden_layers": layers,
@@ -91,7 +91,21 @@ def _qwen(arch: Mapping[str, str], moe: Mapping[str, str], layers: int) -> dict[
             "moe_intermediate_size": int(moe["moe_ffn"]),
             "shared_expert_intermediate_size": int(moe["shared_ffn"]),
         }
-    return config
+    return config | _qwen_tower(_note(run, "vlm"), is_routed=bool(moe))
+
+
+def _qwen_tower(tower: Mapping[str, str], *, is_routed: bool) -> dict[str, Any]:
+    """Keys of a model with a tower, none for a model of text."""
+    if "tower_layers" not in tower:
+        return {}
+    keys = {
+        "depth": "tower_layers", "hidden_size": "hidden", "intermediate_size": "ffn", "num_heads": "heads",
+        "patch_size": "patch", "temporal_patch_size": "temporal", "spatial_merge_size": "merge",
+    }  # fmt: skip
+    return {
+        "model_type": "qwen3_5_moe" if is_routed else "qwen3_5",
+        "vision_config": {key: int(tower[name]) for key, name in keys.items()},
+    }
 
 
 def _note(run: PublishedRun, name: str) -> dict[str, str]:

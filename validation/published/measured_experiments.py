@@ -1,12 +1,13 @@
 """Predict experiments whose steps were measured, and print the errors by source, kind of job and GPU.
 
-python -m validation.published.measured_experiments RUNS.json [--rows TEXT] [--json FILE]
+python -m validation.published.measured_experiments RUNS.json [--rows TEXT] [--json FILE] [--record]
 
 RUNS.json is a list of rows, each with an `experiment` (the keys of an experiment file), a `row_id`, a
 `source` and, where they were published, `measured_step_seconds` and one of `measured_allocated_gb`,
 `measured_reserved_gb` and `measured_device_gb` (10^9 bytes). `--rows` takes rows whose names contain TEXT.
 Each row is simulated as it stands, as somebody who never saw its source would write it: no rule of
-published_sources.toml applies. Exit code 2 says what is wrong with the file.
+published_sources.toml applies. `--record` writes the errors and what they depend on to `TABLE`, from which
+docs/accuracy.md is made; no interval is. Exit code 2 says what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -16,13 +17,21 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import log
 from pathlib import Path
 from typing import Any
 
 import zsim
+from validation.published.coverage import JudgedRun
+from validation.published.shipped import format_validated_table
 from zsim.errors import InputError, ZsimError
 from zsim.study.measured.statistics import error_figures
+from zsim.validated.features import Features
+from zsim.validated.runs import Settings, ValidatedRun, read_validated
+from zsim.validated.spread import SpreadEstimates
+from zsim.validated.validation import validation_of
 
+TABLE = Path(__file__).resolve().parent / "experiment_errors.csv"
 _MEMORY = ("allocated", "reserved", "device")
 
 
@@ -41,6 +50,10 @@ class ExperimentError:
     predicted_bytes: int | None = None
     reason: str | None = None
     """The reason why it could not be simulated."""
+    predicted_range_seconds: tuple[float, float] | None = None
+    """The interval of 80 % of the step."""
+    features: Features | None = None
+    """The features that the interval depends on."""
 
     @property
     def error(self) -> float | None:
@@ -48,6 +61,14 @@ class ExperimentError:
         if not (self.measured_seconds and self.predicted_seconds):
             return None
         return self.predicted_seconds / self.measured_seconds - 1
+
+    @property
+    def is_within(self) -> bool | None:
+        """Whether the measured step lies in its interval. None without both."""
+        if not (self.measured_seconds and self.predicted_range_seconds):
+            return None
+        low, high = self.predicted_range_seconds
+        return low <= self.measured_seconds <= high
 
     @property
     def memory_error(self) -> float | None:
@@ -76,12 +97,62 @@ def predict_experiment(row: Mapping[str, Any]) -> ExperimentError:
     experiment, seconds = row["experiment"], row.get("measured_step_seconds")
     base = (row["row_id"], row["source"], _kind(experiment), str(experiment.get("cluster")), seconds)
     try:
-        report = zsim.simulate(zsim.Experiment(**experiment)).report.to_dict()
+        report = zsim.simulate(zsim.Experiment(**experiment)).report
     except ZsimError as error:
         return ExperimentError(*base, measured_bytes=measured, reason=str(error))
-    peak = report["peak_bytes"]["gpu"]
+    content = report.to_dict()
+    peak = content["peak_bytes"]["gpu"]
     own = peak["total"] - (0 if found == "device" else peak["framework"])
-    return ExperimentError(*base, report["step_seconds"], measured, own if found else None)
+    return ExperimentError(
+        *base,
+        content["step_seconds"],
+        measured,
+        own if found else None,
+        predicted_range_seconds=content["step_seconds_range"],
+        features=None if report.validation is None else report.validation.features,
+    )
+
+
+def recorded_experiments(path: Path = TABLE) -> list[ValidatedRun]:
+    """The recorded errors, in the columns of validated runs. Empty without a file."""
+    return list(read_validated(path.read_text(encoding="utf-8"))) if path.exists() else []
+
+
+def judge_experiments(
+    experiments: Iterable[ValidatedRun], runs: Sequence[ValidatedRun], estimates: SpreadEstimates
+) -> list[JudgedRun]:
+    """The experiments with their validation by `runs`, whose sources are others."""
+    return [
+        JudgedRun(run, validation_of(run.features, runs, estimates, excluded_source=run.source))
+        for run in experiments
+    ]
+
+
+def validated_experiments(
+    rows: Iterable[Mapping[str, Any]], errors: Iterable[ExperimentError]
+) -> list[ValidatedRun]:
+    """The predicted experiments as validated runs, whose errors as studied are a stranger's."""
+    validated = []
+    for row, found in zip(rows, errors, strict=True):
+        if found.features is None or not (found.measured_seconds and found.predicted_seconds):
+            continue
+        training, model = row["experiment"].get("training", {}), row["experiment"]["model"]
+        settings = Settings(
+            model if isinstance(model, str) else model.get("model_type", "config"),
+            training.get("sequence_length", 0),
+            training.get("micro_batch_size", 0),
+            training.get("gradient_accumulation_steps", 1),
+            str(training.get("precision", "")),
+            0.0,
+        )
+        error = log(found.measured_seconds / found.predicted_seconds)
+        validated.append(
+            ValidatedRun(
+                found.row_id, found.source, "report", row.get("tier", ""), found.features, settings,
+                error, error,
+            )
+        )  # fmt: skip
+    return validated
 
 
 def _kind(experiment: Mapping[str, Any]) -> str:
@@ -115,13 +186,16 @@ def lines(errors: Sequence[ExperimentError]) -> Iterable[str]:
     for title, key in groups:
         yield f"\nby {title}"
         for name in sorted({key(row) for row in errors}):
-            found = [row.error for row in errors if key(row) == name and row.error is not None]
+            of_group = [row for row in errors if key(row) == name]
+            found = [row.error for row in of_group if row.error is not None]
+            inside = [row.is_within for row in of_group if row.is_within is not None]
             if found:
                 figures_of = error_figures(found)
                 mean, middle = figures_of["mean_absolute_error"], figures_of["median_absolute_error"]
                 yield (
                     f"  {name:34} {len(found):3} rows  mean {_percent(mean, '')}  "
-                    f"median {_percent(middle, '')}  bias {_percent(figures_of['bias'])}"
+                    f"median {_percent(middle, '')}  bias {_percent(figures_of['bias'])}  "
+                    f"in the interval {sum(inside)} of {len(inside)}"
                 )
 
 
@@ -136,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", type=Path, help="measured experiments")
     parser.add_argument("--rows", default="", help="rows whose names contain this text")
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--record", action="store_true", help=f"write {TABLE.name} for docs/accuracy.md")
     options = parser.parse_args(arguments)
     try:
         rows = [row for row in read_experiments(options.runs) if options.rows in row["row_id"]]
@@ -145,6 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors = [predict_experiment(row) for row in rows]
     for line in lines(errors):
         print(line)
+    if options.record:
+        TABLE.write_text(format_validated_table(validated_experiments(rows, errors)), encoding="utf-8")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) | {"error": row.error} for row in errors], indent=1))
     return 0

@@ -62,7 +62,14 @@ def _respects(job: Features, others: ValidatedRuns) -> list[float]:
 def fit_rows(
     judged: Sequence[ValidatedRun], rows: Floats, open_settings: dict[str, float]
 ) -> SpreadEstimates:
-    """The estimates from runs and their `respect_rows`."""
+    """The estimates from runs and their `respect_rows`.
+
+    Runs to which numbers of zsim were fitted (role calibrate) tell of a new source no more than a model's
+    errors on what it was trained on: the estimates leave them out, where there are others.
+    """
+    unseen = [index for index, run in enumerate(judged) if run.role != "calibrate"]
+    if unseen:
+        judged, rows = [judged[index] for index in unseen], rows[unseen]
     errors = np.array([run.error_for_others for run in judged])
     counts = Counter(run.source for run in judged)
     weights = np.array([1.0 / counts[run.source] for run in judged])

@@ -14,6 +14,7 @@ from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun
 
 NUM_CAUSES = 10
+_STUDIED = 6  # the column of errors as studied
 GROUPS: Mapping[str, Callable[[Features], bool] | None] = {
     "**all**": None,
     "dense": lambda job: not job.is_mixture,
@@ -25,9 +26,9 @@ GROUPS: Mapping[str, Callable[[Features], bool] | None] = {
 }
 
 
-def strangers_lines(judged: Sequence[JudgedRun]) -> list[str]:
-    """The sections: the errors as a stranger beside those as studied, the intervals' coverage, and where the
-    largest errors come from."""
+def strangers_lines(judged: Sequence[JudgedRun], experiments: Sequence[JudgedRun] = ()) -> list[str]:
+    """The sections: the errors as a stranger beside those as studied, the intervals' coverage, the same of
+    measured experiments from which no interval is made, and where the largest errors come from."""
     overall = coverage_of(judged)
     if overall is None:
         return ["No run has been predicted as a stranger's yet (`python -m validation.published.strangers`)."]
@@ -43,10 +44,12 @@ def strangers_lines(judged: Sequence[JudgedRun]) -> list[str]:
         "",
         *_group_lines(judged),
         "",
+        *_unseen_lines(judged),
         "The interval of 80 % beside every answer is made of errors as a stranger; every row is judged by",
         "intervals made of the other sources alone. Half of its width is the median, as a part of the step.",
         "How it is made, and what it assumes: `zsim/validated/spread.py`.",
         "",
+        *_experiment_lines(experiments),
         f"## The {NUM_CAUSES} largest causes that remain",
         "",
         "The sources with the largest errors as a stranger, and what was found out of them that a stranger",
@@ -57,17 +60,51 @@ def strangers_lines(judged: Sequence[JudgedRun]) -> list[str]:
     ]
 
 
-def _group_lines(judged: Sequence[JudgedRun]) -> list[str]:
-    columns = named_columns(
-        "runs", "rows", "sources", "as a stranger, mean", "median", "bias", "as studied, mean",
-        "within the interval", "above it", "half width",
-    )  # fmt: skip
+def _unseen_lines(judged: Sequence[JudgedRun]) -> list[str]:
+    """The error of the sources to which no number was fitted. Empty where there are no others, or none."""
+    fitted = {row.run.source for row in judged if row.run.role == "calibrate"}
+    unseen = [row for row in judged if row.run.source not in fitted]
+    if not fitted or not unseen:
+        return []
+    sources = [row.run.source for row in unseen]
+    mean = mean_of_sources([abs(expm1(-row.error)) for row in unseen], sources)
+    return [
+        f"To rows of {len(fitted)} of these sources numbers of zsim were fitted. Of the {len(set(sources))} others",
+        f"the mean is {mean:.1%}; intervals are made of rows to which nothing was fitted.",
+        "",
+    ]
+
+
+def _experiment_lines(judged: Sequence[JudgedRun]) -> list[str]:
+    """The section on measured experiments. Empty without any."""
+    if not judged:
+        return []
+    return [
+        "## Runs as experiments that a careful user would write",
+        "",
+        f"{len(judged)} measured steps of {len({row.run.source for row in judged})} further sources, written",
+        "as experiment files without any rule on their source. No number of zsim, no interval included, is",
+        "made of them (`python -m validation.published.measured_experiments`).",
+        "",
+        *_group_lines(judged, is_studied=False),
+        "",
+    ]
+
+
+def _group_lines(judged: Sequence[JudgedRun], *, is_studied: bool = True) -> list[str]:
+    """The errors and the coverage by group of jobs. Without `is_studied` nothing was found out of sources."""
+    names = [
+        "runs", "rows", "sources", "as a stranger, mean of sources", "median", "bias",
+        "as studied, mean", "within the interval", "above it", "half width",
+    ]  # fmt: skip
+    columns = named_columns(*(name for name in names if is_studied or name != "as studied, mean"))
     cells = []
     for title, holds in GROUPS.items():
         coverage = coverage_of(judged, holds)
         if coverage is not None:
             of_group = [row for row in judged if holds is None or holds(row.run.features)]
-            cells.append(_group_cells(title, coverage, of_group))
+            row = _group_cells(title, coverage, of_group)
+            cells.append(row if is_studied else (*row[:_STUDIED], *row[_STUDIED + 1 :]))
     return markdown(columns, cells)
 
 

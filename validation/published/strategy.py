@@ -312,7 +312,7 @@ def _megatron_table(run: PublishedRun, reading: Reading, assumptions: list[str])
         "overlap_grad_reduce": gradients,
         "overlap_param_gather": gathers and gradients and is_sharded,
         "grad_reduce_dtype": _grad_reduce_dtype(run),
-        "deterministic_mode": "deterministic-mode" in run.text("flags"),
+        "deterministic_mode": "deterministic-mode" in run.text("flags") or is_on(note, "deterministic"),
         **_cuda_graph_settings(note),
         **expert_strategy(run, note),
     }

@@ -9,8 +9,11 @@ import typer
 
 from zsim import garbage_collection
 from zsim.commands.options import (
+    Epochs,
     ExperimentOptions,
     Jobs,
+    Samples,
+    Tokens,
     answer,
     folder_option,
     json_option,
@@ -22,6 +25,9 @@ from zsim.commands.options import (
 @takes_experiment()
 def goodput(
     options: ExperimentOptions,
+    tokens: Tokens = None,
+    samples: Samples = None,
+    epochs: Epochs = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs that are drawn; else run.seeds.")] = None,
     json_: Annotated[Path | None, json_option("the answer")] = None,
     out: Annotated[Path | None, folder_option(help="Write goodput.html and goodput.json there.")] = None,
@@ -30,6 +36,7 @@ def goodput(
     """Simulate a whole run: days and money to the last token, with saves, failures and recovery."""
     from zsim.notebook.runs import simulate_run
 
+    options, _ = options.add_length(tokens, samples, epochs)
     with garbage_collection.pause():
         run = simulate_run(options.load(), seeds=seeds, jobs=jobs)
     answer(run.lines(), run.to_dict, json_)

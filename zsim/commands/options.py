@@ -53,6 +53,11 @@ AllowCode = Annotated[
         "that you trust.",
     ),
 ]
+Tokens = Annotated[
+    str | None, typer.Option(help="Tokens to train on (15T), for days and money: cost.tokens.")
+]
+Samples = Annotated[str | None, typer.Option(help="Sequences of the data set, instead: cost.samples.")]
+Epochs = Annotated[float | None, typer.Option(help="How often they are trained on: cost.epochs.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
 ]
@@ -107,6 +112,17 @@ class ExperimentOptions:
             )
         texts = [f"{key}={value}" for key, value in values.items()]
         return replace(self, set_=[*(self.set_ or ()), *texts])
+
+    def add_length(
+        self, tokens: str | None, samples: str | None, epochs: float | None
+    ) -> tuple[ExperimentOptions, Collection[str]]:
+        """(the options with the length of a run that other options give, the keys that this sets).
+
+        Raises InputError as `add_settings`.
+        """
+        values = {"cost.tokens": tokens, "cost.samples": samples, "cost.epochs": epochs}
+        values = {key: value for key, value in values.items() if value is not None}
+        return self.add_settings(values), values.keys()
 
     def load(self) -> Experiment:
         """The experiment file with the command line's changes.

@@ -10,7 +10,10 @@ import typer
 
 from zsim import garbage_collection
 from zsim.commands.options import (
+    Epochs,
     ExperimentOptions,
+    Samples,
+    Tokens,
     answer,
     folder_option,
     format_json,
@@ -42,13 +45,9 @@ def run(
     full: Annotated[
         bool, typer.Option("--full", help="All of it: collectives, traffic, other memory, evidence, notes.")
     ] = False,
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on (15T), for days and money: cost.tokens.")
-    ] = None,
-    samples: Annotated[
-        str | None, typer.Option(help="Sequences of the data set, instead: cost.samples.")
-    ] = None,
-    epochs: Annotated[float | None, typer.Option(help="How often they are trained on: cost.epochs.")] = None,
+    tokens: Tokens = None,
+    samples: Samples = None,
+    epochs: Epochs = None,
     json_: Annotated[Path | None, json_option("the report")] = None,
     out: Annotated[
         Path | None,
@@ -60,9 +59,7 @@ def run(
     """Simulate one training step: memory, time and the reason for both."""
     if brief and full:
         raise InputError("--brief and --full contradict each other")
-    length = {"cost.tokens": tokens, "cost.samples": samples, "cost.epochs": epochs}
-    length = {key: value for key, value in length.items() if value is not None}
-    options = options.add_settings(length)
+    options, length = options.add_length(tokens, samples, epochs)
     with garbage_collection.pause():
         detail: Detail = "brief" if brief else "full" if full else "screen"
         code = _run(options, unfold, detail, json_, out, length)

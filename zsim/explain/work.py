@@ -12,6 +12,7 @@ from zsim.cost.flops import (
     forward_flops_per_token,
     hardware_flops_per_token,
     model_flops_per_token,
+    tower_flops_per_token,
 )
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
@@ -52,10 +53,16 @@ def step_work(job: Job) -> StepWork:
     hardware = hardware_flops_per_token(job.model, length, policies, training.recompute_modules)
     if training.reference is not None:
         hardware += forward_flops_per_token(job.model, length)
+    in_tower = 0.0
+    if job.model.tower is not None and training.images is not None:
+        in_tower, recomputed = tower_flops_per_token(
+            job.model.tower, training.images, training.sequence_length, training.tower_checkpointing
+        )
+        hardware += recomputed
     dtype = training.precision
     peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
     peak = mean_peak(job)
-    model = model_flops_per_token(job.model, length)
+    model = model_flops_per_token(job.model, length) + in_tower
     masked = _masked_flops(job.model, length, policies) if training.attention == "flash" else (0.0, 0.0)
     gpus = job.parallelism.model_ranks
     return StepWork(

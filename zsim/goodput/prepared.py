@@ -30,6 +30,7 @@ from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import PhaseTable, TrainingRunTable
+from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.messages import validate_table
 from zsim.units import Duration
@@ -313,19 +314,19 @@ def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun
     table = experiment.run
     if table is None:
         table = TrainingRunTable()
-    tokens = table.total_tokens
-    if tokens is None and experiment.cost is not None and table.steps is None and table.days is None:
-        tokens = experiment.cost.given_tokens
-    if tokens is None and table.steps is None and table.days is None:
+    is_open = table.total_tokens is None and table.steps is None and table.days is None
+    cost = experiment.cost if is_open else None
+    if is_open and (cost is None or (cost.tokens is None and cost.samples is None)):
         raise InputError(
-            'run: how far does it go? expected run.tokens (as in tokens = "15T"), run.steps or run.days'
+            'run: how far does it go? expected run.tokens (as in tokens = "15T"), run.steps or run.days, or '
+            "--tokens or --samples"
         )
     simulator = Simulator()
     phases = []
     for phase in table.phases or (None,):
         phase_experiment = experiment if phase is None else change_experiment(experiment, phase.overrides())
         known_result = result if phase is None else None
-        phases.append(_simulate_phase(phase_experiment, table, tokens, phase, known_result, simulator))
+        phases.append(_simulate_phase(phase_experiment, table, cost, phase, known_result, simulator))
     return PreparedRun(experiment, table, phases, simulator)
 
 
@@ -342,7 +343,7 @@ def _simulate_step(experiment: Experiment, simulator: Simulator) -> Result:
 def _simulate_phase(
     experiment: Experiment,
     table: TrainingRunTable,
-    tokens: float | None,
+    cost: CostTable | None,
     phase: PhaseTable | None,
     known_result: Result | None,
     simulator: Simulator,
@@ -355,7 +356,9 @@ def _simulate_phase(
         outer = outer_step(experiment, table.local, result)
     report, added_seconds = result.report, 0.0 if outer is None else outer.added_seconds
     tokens_per_step = report.step_tokens * (1 if outer is None else outer.replicas)
-    phase_tokens = phase.tokens if phase is not None else tokens
+    phase_tokens = table.tokens if phase is None else phase.tokens
+    if cost is not None:
+        phase_tokens = cost.run_tokens(report.step_tokens / result.job.sequences_per_step)
     if table.steps is not None:
         steps = table.steps
     elif table.days is not None:

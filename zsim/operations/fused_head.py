@@ -13,6 +13,14 @@ ArcticTraining calls it: tiles of at most 1 GiB of fp32 logits (b28638e6 trainer
 the head and transformers' eager loss forward and backward, adds the weight's gradient to that of the tiles
 before it, and the input's to its part of a tensor of zeros, which backward scales.
 
+# [Note: checkpoints of head and loss]
+A loss with `checkpointed_tokens` runs the head and itself in chunks of so many tokens, each a checkpoint
+whose forward runs again in backward (the loss's `backward` has its own part of that). The head's product is
+of operands that are cast to fp32, and by autocast back to the type of the products: the weight goes through
+both casts in every chunk, twice, and its gradient back, if it has one. Weights that autocast keeps in fp32
+take the second alone. Without autocast, as under DeepSpeed's engine, the product would be in fp32, which is
+not simulated. Backward needs the hidden states alone.
+
 Neglected: the host reads the number of labels that count (`.item()`), once per micro-batch.
 """
 
@@ -23,7 +31,7 @@ from dataclasses import dataclass
 from zsim.cost.kernels.kernel import Kernel, elementwise, gemm
 from zsim.cost.kernels.losses import TILED
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.kernels.update import accumulate_kernels, fill_kernels, scale_kernels
+from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, fill_kernels, scale_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.operations.linear import Linear
 from zsim.operations.operation import Module, Role
@@ -71,6 +79,9 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     dtype, weight = options.kernel_dtype, spec.in_features * spec.out_features
     if options.loss is TILED:
         return _tiled_head(tokens, hidden, vocab, options)
+    if options.loss.checkpointed_tokens:
+        is_trained = all(parameter.trainable for parameter in head.parameters)
+        return _checkpointed_head(tokens, hidden, vocab, options, is_trained=is_trained)
     piece = piece_tokens(tokens, hidden, vocab)
     kernels: list[Kernel] = []
     for begin in range(0, tokens, piece):
@@ -122,3 +133,55 @@ def _tiled_head(tokens: int, hidden: int, vocab: int, options: WorkOptions) -> F
             forward=(logits * e, *TILED.kept_sizes(logits, e), *temporaries, weight * e),
         ),
     )
+
+
+def _checkpointed_head(
+    tokens: int, hidden: int, vocab: int, options: WorkOptions, *, is_trained: bool
+) -> FusedHead:
+    """The head with its loss in checkpoints. See [Note: checkpoints of head and loss]."""
+    e, dtype, weight, loss = options.activation_bytes, options.kernel_dtype, hidden * vocab, options.loss
+    stored = "fp32" if options.autocast or e == 4 else dtype
+    casts, casts_back = _weight_casts(weight, stored, dtype), _weight_casts(weight, dtype, dtype)
+    forward: list[Kernel] = []
+    backward: list[Kernel] = []
+    chunk = min(tokens, loss.checkpointed_tokens)
+    for begin in range(0, tokens, chunk):
+        size = min(chunk, tokens - begin)
+        product = (*casts, gemm(size, vocab, hidden, e, dtype))
+        forward += [*product, *loss.kernels(size, vocab, e, dtype, is_backward=False)]
+        backward += [
+            *product,
+            *loss.kernels(size, vocab, e, dtype, is_backward=True),
+            gemm(size, hidden, vocab, e, dtype, "nn"),
+        ]
+        if is_trained:
+            backward += [
+                gemm(vocab, hidden, size, e, dtype, "tn"),
+                *(casts_back if stored == dtype else casts_back[:1]),
+                *(accumulate_kernels(weight, stored, stored) if begin else ()),
+            ]
+    logits, copies = chunk * vocab, (4, 2) if stored != "fp32" else (2,)
+    copied = tuple(weight * size for size in copies) if e < 4 else ()
+    temporaries = (logits * e, *loss.kept_sizes(logits, e), *copied)
+    gradient = (weight * e,) if is_trained else ()
+    return FusedHead(
+        forward=tuple(forward),
+        backward=tuple(backward),
+        tensors=ModuleTensors(
+            saved=(tokens * hidden * e,),
+            forward=(*temporaries, *loss.temporary_sizes(logits, e, is_backward=False)),
+            backward=(
+                *temporaries,
+                *loss.temporary_sizes(logits, e, is_backward=True),
+                *gradient,
+            ),
+        ),
+    )
+
+
+def _weight_casts(weight: int, stored: str, dtype: str) -> tuple[Kernel, ...]:
+    """A weight in `stored` cast to fp32 and on to `dtype`, or a gradient the same way back. None in fp32."""
+    if dtype == "fp32":
+        return ()
+    up = cast_kernels(weight, stored, "fp32") if stored != "fp32" else ()
+    return (*up, *cast_kernels(weight, "fp32", dtype))

@@ -87,14 +87,33 @@ def allocated_bytes(report: Report) -> int:
     return peak.total - peak.at_total.get("framework", 0)
 
 
+@dataclass(frozen=True, slots=True)
+class ReservedMemory:
+    """The fullest GPU's memory, by whom holds it at the most."""
+
+    torch_bytes: int
+    """`torch.cuda.max_memory_reserved`."""
+    held_bytes: int
+    """The same with the CUDA context and the buffers of communicators: what nvidia-smi shows."""
+    memory_bytes: int
+    """The GPU's memory. The capacity of the verdict leaves a part of it to torch's allocator."""
+
+
+def reserved_memory(report: Report) -> ReservedMemory | None:
+    """What torch reserves of a GPU. None where its allocator was not simulated."""
+    row = report.allocator
+    if row is None:
+        return None
+    outside = report.peaks["gpu"].at_total.get("framework", 0)
+    return ReservedMemory(row.reserved_bytes, row.reserved_bytes + outside, row.limit_bytes + outside)
+
+
 def format_torch_memory(report: Report) -> str:
-    """E.g. "torch allocates 52.10 GB and reserves 83.55 GB of 83.64 GB". Empty where its allocator was not
-    simulated.
-    """
+    """E.g. "torch allocates 52.10 GB and reserves 83.55 GB". Empty where its allocator was not simulated."""
     row = report.allocator
     if row is None:
         return ""
-    reserved = f"{format_bytes(row.reserved_bytes)} of {format_bytes(row.limit_bytes)}"
+    reserved = format_bytes(row.reserved_bytes)
     return f"torch allocates {format_bytes(allocated_bytes(report))} and reserves {reserved}"
 
 

@@ -55,7 +55,7 @@ class Need:
 
     def sentence(self) -> str:
         """E.g. "drives: 19 drives instead of 8 would hide the offloading: 420 ms instead of 606 ms per step".
-        Where stalls remain, e.g. "cpu: more than 480 GB/s do not help alone: ... CPU step 410 ms".
+        Where stalls remain, e.g. "cpu: 480 GB/s instead of 240 would shorten the step, more alone would not".
         """
         best, now = format_seconds(self.best_step_seconds), format_seconds(self.step_seconds)
         if self.is_hidden:
@@ -69,8 +69,8 @@ class Need:
             comparison = f"more than the {self.available:.4g} {self.unit} do not help alone: {now} per step"
         else:
             comparison = (
-                f"more than {self.needed:.4g} {self.unit} (now {self.available:.4g}) do not help alone: "
-                f"{best} instead of {now} per step"
+                f"{self.needed:.4g} {self.unit} instead of {self.available:.4g} would shorten the step, more "
+                f"alone would not: {best} instead of {now}"
             )
         return f"{self.resource}: {comparison}, of which {self._stalls()}"
 

@@ -16,7 +16,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.ui.animation import show_animation
 from zsim.ui.answer import Answer
 from zsim.ui.downloads import offer_files
-from zsim.ui.field import STAGE, TOKENS
+from zsim.ui.field import STAGE, TOKENS, Field
 from zsim.ui.fields import KIND
 from zsim.ui.form import Form, make_form
 from zsim.ui.layout import ANIMATION, COMPARED, CURVE, MAIN, RUN, field_id, layout, row_id
@@ -136,18 +136,33 @@ def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> No
             "resolved": [page_answer.resolved.get(key, "") for key in numbers],
         }
 
-    rows = [field for field in form.fields.values() if field.kinds or field.is_of_run]
+    switches = [field for field in form.fields.values() if field.opens]
+    rows = [
+        field
+        for field in form.fields.values()
+        if field.kinds
+        or field.is_of_run
+        or any(field.key.startswith(f"{switch.opens}.") for switch in switches)
+    ]
 
     @app.callback(  # type: ignore[untyped-decorator]
         [Output(row_id(field.key), "hidden") for field in rows],
         Input(field_id(KIND), "value"),
         Input(field_id(STAGE), "value"),
         Input(field_id(TOKENS), "value"),
+        *(Input(field_id(switch.key), "value") for switch in switches),
     )
-    def hide(kind: str, stage: str, tokens: Any) -> list[bool]:
+    def hide(kind: str, stage: str, tokens: Any, *switched: Any) -> list[bool]:
         kind_and_stage = form.fields[KIND].read(kind), form.fields[STAGE].read(stage)
         has_run = form.has_run({TOKENS: tokens})
-        return [not (has_run if field.is_of_run else field.is_available(*kind_and_stage)) for field in rows]
+        values = {switch.key: value for switch, value in zip(switches, switched, strict=True)}
+
+        def is_shown(field: Field) -> bool:
+            if field.is_of_run:
+                return has_run
+            return field.is_available(*kind_and_stage) and form.is_open(field.key, values)
+
+        return [not is_shown(field) for field in rows]
 
 
 def _draw(app: Any) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
 
 from zsim.errors import InputError
 from zsim.specs.model.spec import ModelSpec
@@ -33,6 +36,10 @@ class Field:
     """Half as wide as the column."""
     scale: float = 1.0
     """The value that 1 on the page stands for."""
+    opens: str = ""
+    """The table that this number asks for. An empty box leaves the table out and hides its other fields."""
+    sentence: str = ""
+    """What the setting means, as its declaration says."""
 
     @property
     def is_of_run(self) -> bool:
@@ -76,6 +83,8 @@ class Field:
             name = f"{value.function or value.name} (a torch module)"
         elif isinstance(value, Mapping):  # not the preset, although it may have the preset's name
             name = f"{value.get('_name_or_path', value.get('name', self.label))} (the experiment's own)"
+        elif isinstance(value, list | tuple):
+            name = ", ".join(map(str, value))
         else:
             name = str(value)
         return replace(self, choices={**self.choices, name: value})
@@ -89,3 +98,30 @@ def identity_choices(*names: str) -> dict[str, Any]:
 def optional_choices(*names: str) -> dict[str, Any]:
     """The same, with one that leaves the value open."""
     return {DEFAULT: None, **identity_choices(*names)}
+
+
+def declared_field(table: type[BaseModel], key: str, label: str, unit: str = "", **changes: Any) -> Field:
+    """The field of a key as its `table` declares it: its sentence, and its choices where it has some.
+
+    A flag is "no" or "yes". A choice that may be left open is so at first, and one that may not is at its
+    default. A key of another type is a number, unless `changes` has choices.
+    """
+    declaration = table.model_fields[key.rpartition(".")[2]]
+    choices = _declared_choices(declaration.annotation, declaration.default)
+    return Field(
+        key, label, unit, **{"choices": choices, "sentence": declaration.description or "", **changes}
+    )
+
+
+def _declared_choices(annotation: Any, default: Any) -> dict[str, Any] | None:
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    if bool in kinds:
+        choices: dict[str, Any] = {"no": False, "yes": True}
+    elif values:
+        choices = identity_choices(*values)
+    else:
+        return None
+    if NoneType in kinds:
+        return {DEFAULT: None, **choices}
+    return dict(sorted(choices.items(), key=lambda choice: choice[1] != default))

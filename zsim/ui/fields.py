@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
+from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.experts import Dispatcher
+from zsim.specs.strategy.optimizers import OPTIMIZERS
 from zsim.specs.strategy.parallelism_table import ScheduleName
 from zsim.specs.strategy.registry import kinds, kinds_in_order
-from zsim.ui.field import DEFAULT, TOKENS, Field, identity_choices, optional_choices
+from zsim.specs.strategy.training import CheckpointOffload
+from zsim.ui.field import DEFAULT, TOKENS, Field, declared_field, identity_choices, optional_choices
 from zsim.ui.framework import fields_of
 
-KIND = "strategy.kind"
+KIND, LORA = "strategy.kind", "training.lora"
+_OFFLOADED_CHECKPOINTS = {"no": None, **identity_choices(*get_args(CheckpointOffload))}
 
 
 def _count(key: str, label: str, unit: str) -> Field:
@@ -20,19 +25,35 @@ def _count(key: str, label: str, unit: str) -> Field:
     return Field(f"parallelism.{key}", label, unit, is_half=True)
 
 
+def _training(key: str, label: str, unit: str, **changes: Any) -> Field:
+    """A key of [training]."""
+    return declared_field(TrainingTable, f"training.{key}", label, unit, **{"is_half": True, **changes})
+
+
+def _adapters(key: str, label: str, unit: str, **changes: Any) -> Field:
+    """A key of [training.lora]."""
+    return declared_field(LoraTable, f"{LORA}.{key}", label, unit, **{"is_half": True, **changes})
+
+
 TRAINING = (
-    Field("training.sequence_length", "Sequence length", "tokens"),
-    Field("training.micro_batch_size", "Micro-batch", "sequences per GPU", is_half=True),
-    Field("training.gradient_accumulation_steps", "Accumulation", "micro-batches", is_half=True),
-    Field(
-        "training.activation_checkpointing", "Checkpointing", "of activations",
-        choices=identity_choices("none", "selective", "selective-op", "full"), is_half=True,
-    ),
-    Field(
-        "training.precision", "Precision", "to compute in",
-        choices=optional_choices("bf16", "fp16", "fp32", "fp8"), is_half=True,
-    ),
-)  # fmt: skip
+    _training("sequence_length", "Sequence length", "tokens", is_half=False),
+    _training("micro_batch_size", "Micro-batch", "sequences per GPU"),
+    _training("gradient_accumulation_steps", "Accumulation", "micro-batches"),
+    _training("activation_checkpointing", "Checkpointing", "of activations"),
+    _training("checkpoint_offload", "Checkpoints", "in host memory", choices=_OFFLOADED_CHECKPOINTS),
+    _training("precision", "Precision", "to compute in"),
+    _training("optimizer", "Optimizer", "by name", choices=identity_choices(*OPTIMIZERS)),
+    _training("cross_entropy", "Loss", "whose kernels"),
+    _training("attention", "Attention", "whose kernels"),
+    _training("compile", "Compile", "torch.compile"),
+    _training("liger", "Liger", "fused kernels"),
+)
+
+ADAPTERS = (
+    _adapters("rank", "LoRA rank", "empty: no adapters", opens=LORA),
+    _adapters("targets", "Targets", "of adapters", choices=optional_choices("all-linear")),
+    _adapters("quantized", "Quantisation", "of frozen weights", choices={"none": None, "nf4 (QLoRA)": "nf4"}),
+)
 
 RUN = (
     Field(TOKENS, "Tokens", "billions, to train on", scale=1e9),

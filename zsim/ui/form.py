@@ -11,11 +11,12 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.training.lora_table import merge_adapter_config
 from zsim.specs.presets import model_preset_names, topology_preset_names
 from zsim.study.experiment_source import parse_setting
 from zsim.study.tune.settings import base_of
 from zsim.ui.field import STAGE, TOKENS, Field
-from zsim.ui.fields import KIND, RUN, TRAINING, degree_fields, strategy_fields
+from zsim.ui.fields import ADAPTERS, KIND, RUN, TRAINING, degree_fields, strategy_fields
 from zsim.ui.framework import fields_of
 
 SIZE = ("nodes", "gpus")
@@ -59,6 +60,8 @@ class Form:
         for key, field in self.fields.items():
             if key == KIND or not field.is_available(kind, stage) or (field.is_of_run and not has_run):
                 continue
+            if not self.is_open(key, field_values):
+                continue
             is_kept = is_same_kind or key not in strategy_keys
             initial_value = self.initial[key] if is_kept else field.empty
             is_new = field_values.get(key) != initial_value or (key == STAGE and not is_same_kind)
@@ -70,7 +73,7 @@ class Form:
                 changes[key] is None and name and (table in data or field.is_of_run)
             ):  # open, whatever the file has
                 changes.pop(key)
-                _remove_key(data, key)
+                _remove_key(data, field.opens or key)
         if any(key in changes for key in SIZE):
             changes |= {key: self._value(key, field_values) for key in SIZE}
         changes |= self._other_settings(other_settings)
@@ -87,6 +90,14 @@ class Form:
         is_in_file = any(run_data.get(key) for key in ("steps", "days", "phases"))
         return is_in_file or self.fields[TOKENS].read(field_values.get(TOKENS)) is not None
 
+    def is_open(self, key: str, field_values: DisplayedValues) -> bool:
+        """Whether the table that has the key is asked for, where a field says that."""
+        return all(
+            field.key == key or not key.startswith(f"{field.opens}.") or self._value(field.key, field_values)
+            for field in self.fields.values()
+            if field.opens
+        )
+
     def _value(self, key: str, field_values: DisplayedValues) -> Any:
         return self.fields[key].read(field_values.get(key))
 
@@ -94,8 +105,10 @@ class Form:
         settings: dict[str, Any] = {}
         for line in filter(None, (line.strip() for line in other_settings.splitlines())):
             key, value = parse_setting(line)
-            if key in self.fields and key not in ("model", "cluster"):
-                raise InputError(f"other settings: {line}: it has its own field, '{self.fields[key].label}'")
+            field = self.fields.get(key)
+            is_choice = field is None or field.choices is None or value in field.choices.values()
+            if field is not None and is_choice and key not in ("model", "cluster"):
+                raise InputError(f"other settings: {line}: it has its own field, '{field.label}'")
             if key in settings:
                 raise InputError(f"other settings: {key} is there twice")
             settings[key] = value
@@ -147,7 +160,7 @@ def resolved_values(job: Job) -> dict[str, str]:
 
 
 def _fields() -> tuple[Field, ...]:
-    return (*_cluster_fields(), *TRAINING, *strategy_fields(), *degree_fields(), *RUN)
+    return (*_cluster_fields(), *TRAINING, *ADAPTERS, *strategy_fields(), *degree_fields(), *RUN)
 
 
 def _cluster_fields() -> tuple[Field, ...]:
@@ -175,9 +188,12 @@ def _values(experiment: Experiment, job: Job) -> Iterator[tuple[str, Any]]:
     yield from ((key, getattr(experiment, key)) for key in ("model", "cluster", *SIZE))
     for field in TRAINING:
         yield field.key, getattr(experiment.training, field.key.partition(".")[2])
+    lora = None if experiment.training.lora is None else merge_adapter_config(experiment.training.lora)
+    for field in ADAPTERS:
+        yield field.key, None if lora is None else getattr(lora, field.key.rpartition(".")[2])
     if experiment.strategy.has_settings_file:
-        yield "training.micro_batch_size", job.training.micro_batch_size
-        yield "training.gradient_accumulation_steps", job.training.gradient_accumulation_steps
+        for key in ("micro_batch_size", "gradient_accumulation_steps", "optimizer"):
+            yield f"training.{key}", getattr(job.training, key)
     for field in strategy_fields():
         name, table = field.key.partition(".")[2], experiment.strategy
         is_said = name == "kind" or name in table.model_fields_set

@@ -19,12 +19,13 @@ RUN = ("run-waterfall", "run-progress")
 COMPARED = ("twins",)
 _MODES = {"weak": "same batch per GPU (weak)", "strong": "same batch in all (strong)"}
 _GROUPS = {
-    "Model and cluster": "", "Training": "training", "Strategy": "strategy", "A whole run": "run",
+    "Model and cluster": "", "Training": "training", "Adapters": "training.lora", "Strategy": "strategy",
+    "A whole run": "run",
 }  # fmt: skip
 _TICK_MILLISECONDS = 200
 _LIST_PIXELS = 360
 MAX_UPLOAD = 200_000  # bytes; a config.json has a few thousand, and what is given stands in the address
-_MIN_SEARCHABLE = 12  # choices from which on a field has a search box
+_MIN_SEARCHABLE = 3  # choices from which on a list has a box to search it
 
 
 def layout(form: Form) -> Any:
@@ -90,7 +91,7 @@ def _settings(form: Form) -> list[Any]:
         fields = [field for field in form.fields.values() if _table(field.key) == table]
         return html.Fieldset([html.Legend(name), *(_row(field, form) for field in fields)])
 
-    example = "cluster.nvme.drives = 9\ntraining.compile = true"
+    example = "cluster.nvme.drives = 9\ntraining.autocast = true"
     hint = "KEY = VALUE, one a line; any key of the experiment, as with --set."
     other_settings = [
         html.Legend("Other settings"),
@@ -126,6 +127,8 @@ def _table(key: str) -> str:
         return "strategy"
     if key.startswith("cost."):
         return "run"
+    if key.startswith("training.lora."):
+        return "training.lora"
     return key.partition(".")[0] if "." in key else ""
 
 
@@ -151,7 +154,11 @@ def _row(field: Field, form: Form) -> Any:
     unit = [html.Span(field.unit, className="unit")] if field.unit else []
     label = html.Div([html.Span(field.label), *unit], className="label")
     return html.Label(
-        [label, box], id=row_id(field.key), hidden=False, className="row half" if field.is_half else "row"
+        [label, box],
+        id=row_id(field.key),
+        hidden=False,
+        title=field.sentence or None,
+        className="row half" if field.is_half else "row",
     )
 
 

@@ -90,11 +90,9 @@ def _extra_settings(
     field_keys = framework.shown_keys()
     for key, value in file_values.items():
         is_open = value is None or key in _IGNORED_KEYS or key in field_keys
-        if (
-            is_open
-            or (key in form.fields and key not in ("model", "cluster"))
-            or field_values.get(key) == value
-        ):
+        field = form.fields.get(key)
+        is_choice = field is not None and (field.choices is None or value in field.choices.values())
+        if is_open or (is_choice and key not in ("model", "cluster")) or field_values.get(key) == value:
             continue
         yield key, value
     yield from framework.unstated_settings(file_values)

@@ -252,3 +252,14 @@ def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(
 
 def test_with_an_adapter_the_reference_is_its_base(tmp_path: Path) -> None:
     assert read_text(tmp_path, QLORA + "rl: dpo\n").training.reference == "base"
+
+
+def test_optimizer_states_on_the_host_are_deepspeeds_cpu_adams(tmp_path: Path) -> None:
+    """Accelerate replaces whatever optimizer the file names (`map_pytorch_optim_to_deepspeed`)."""
+    (tmp_path / "zero2.json").write_text(
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": true}}'
+    )
+    experiment = read_text(tmp_path, FULL + "deepspeed: zero2.json\n")
+    assert experiment.training.optimizer == "adam"
+    assert "'paged-adamw-8bit' becomes DeepSpeedCPUAdam" in notes_of(experiment)
+    assert zsim.simulate(experiment).report.to_dict()["peak_bytes"]["host"]["optimizer_states"] > 0

@@ -10,6 +10,7 @@ from tests.expect import of_kind, there
 from tests.programs.reading import notes_of, read_job, read_text
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
 
 FULL = """
 model: Qwen/Qwen2-7B-Instruct
@@ -110,3 +111,19 @@ def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(tmp_path: Path) 
     training = read_text(tmp_path, LORA + "rlhf_type: dpo\n").training
     assert (training.micro_batch_size, training.reference) == (2, "base")
     assert read_text(tmp_path, LORA + "rlhf_type: simpo\n").training.reference is None
+
+
+def test_fsdp_is_a_name_or_a_file(tmp_path: Path) -> None:
+    lines = FULL.replace("deepspeed: zero3", "fsdp: fsdp2")
+    named = read_text(tmp_path, lines)
+    assert (named.strategy.kind, named.training.activation_checkpointing) == ("fsdp2", "full")
+    (tmp_path / "own.json").write_text('{"fsdp_config": {"fsdp_version": 2, "reshard_after_forward": false}}')
+    own = read_text(tmp_path, lines.replace("fsdp: fsdp2", "fsdp: own.json"))
+    assert of_kind(own.strategy, Fsdp2Table).reshard_after_forward is False
+    with pytest.raises(InputError, match=r"fsdp: 'none.json': no such file; expected a JSON, or fsdp2"):
+        read_text(tmp_path, lines.replace("fsdp: fsdp2", "fsdp: none.json"))
+
+
+def test_tables_may_be_json_as_on_a_command_line(tmp_path: Path) -> None:
+    lines = FULL + "gradient_checkpointing_kwargs: '{\"use_reentrant\": true}'\n"
+    assert read_text(tmp_path, lines).training.checkpoint_is_reentrant

@@ -79,7 +79,7 @@ def test_what_is_left_out_is_trls(tmp_path: Path) -> None:
     training = experiment.training
     assert (training.sequence_length, training.micro_batch_size) == (1024, 8)
     assert (training.activation_checkpointing, training.precision) == ("full", "bf16")
-    assert (training.stored_dtype, training.cross_entropy) == ("fp32", "fused_linear")
+    assert (training.stored_dtype, training.cross_entropy) == ("fp32", "trl-chunked")
     notes = notes_of(experiment)
     for word in (
         "per_device_train_batch_size 8",

@@ -69,6 +69,8 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     "relu_kept": ActivationCost(Passes(2, 1), Passes(3, 1), saved=1),
     # Logits multiplied by a number (Granite, Cohere 2).
     "scale": ActivationCost(Passes(2, 1), Passes(2, 1), saved=0),
+    # Multiplied by a learned vector, whose gradient is a product (3 tensors) and its sum over rows.
+    "learned_scale": ActivationCost(Passes(2, 1), Passes(6, 3), saved=1),
     # Reads and writes the tensor and a mask of one byte, half a 16-bit tensor.
     "dropout": ActivationCost(Passes(2.5, 1), Passes(2.5, 1), saved=0.5),
 }

@@ -88,6 +88,10 @@ class LossKernelSet:
     """The logits are kept too, where the trainer does not hold them anyway."""
     includes_head: bool = False
     """The LM head's product is a part of it, as `zsim.operations.fused_head` has it."""
+    checkpointed_tokens: int = 0
+    """Tokens of a chunk of the head and the loss, each of which is a checkpoint that runs again in backward.
+    0 where chunks are cut in another way.
+    """
 
     def kernels(
         self, tokens: int, vocab_size: int, element_bytes: int, dtype: str, *, is_backward: bool

@@ -8,6 +8,7 @@ from typing import Protocol
 from zsim.cost.kernels.layer_kernels import LayerKernelSet
 from zsim.cost.kernels.losses import EAGER, LossKernelSet
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
+from zsim.specs.strategy.images import ImageRows, SampledImages
 from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
 from zsim.specs.strategy.training import AttentionKind, Precision, TrainingConfig
 
@@ -20,6 +21,9 @@ class TokenPart(Protocol):
 
     @property
     def rows_per_token(self) -> float: ...
+
+    @property
+    def image_rows(self) -> ImageRows: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class BatchShape:
     """The mean length of the document that a token is of, where a sequence holds several and attention keeps
     them apart.
     """
+    images: SampledImages | None = None
+    """The images that the micro-batch's sequences have, where the model has a tower."""
 
     @property
     def tokens(self) -> int:
@@ -48,6 +54,8 @@ class BatchShape:
     def seen_by(self, module: TokenPart) -> BatchShape:
         """The part of the micro-batch's tokens, or the rows, that a module sees."""
         local_shape = self.split(module.token_shards)
+        if module.image_rows and self.images is not None:
+            local_shape = _image_shape(self, self.images, module)
         return (
             local_shape
             if module.rows_per_token == 1.0
@@ -58,7 +66,17 @@ class BatchShape:
     def of(cls, training: TrainingConfig) -> BatchShape:
         lengths = training.lengths
         span = lengths.span if lengths is not None and lengths.masks_by_document else None
-        return cls(training.micro_batch_size, training.sequence_length, span=span)
+        return cls(training.micro_batch_size, training.sequence_length, span=span, images=training.images)
+
+
+def _image_shape(shape: BatchShape, images: SampledImages, module: TokenPart) -> BatchShape:
+    """The rows of a micro-batch's images, as sequences of rows that see each other. Where their number is no
+    whole one, those are spans of one sequence.
+    """
+    rows, span = images.rows(module.image_rows, shape.sequences)
+    if rows % span == 0 and span == round(span):
+        return BatchShape(round(rows / span), round(span), module.token_shards)
+    return BatchShape(1, max(1, round(rows)), module.token_shards, span=min(span, rows))
 
 
 @dataclass(frozen=True, slots=True)

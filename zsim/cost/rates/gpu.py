@@ -5,7 +5,13 @@ from __future__ import annotations
 from zsim.cost.kernels.kernel import SCAN_KINDS, Kernel
 from zsim.cost.kernels.score_blocks import ScoreBlock
 from zsim.cost.rates import deterministic
-from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction, occupied_fraction
+from zsim.cost.rates.efficiency import (
+    attention_fraction,
+    cached_fraction,
+    gemm_fraction,
+    hbm_fraction,
+    occupied_fraction,
+)
 from zsim.errors import InputError
 from zsim.operations.attention.kernels import SCORE_BYTES
 from zsim.specs.cluster.gpu import Gpu
@@ -124,7 +130,10 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
         max_fraction = gpu.mixers.scan(kernel.kind).bandwidth_fraction * gpu.mixers.sustained_fraction
     elif kernel.kind in _PASSES:
         max_fraction = getattr(gpu.mixers, _PASSES[kernel.kind]) * gpu.mixers.sustained_fraction
-    fraction = hbm_fraction(kernel.hbm_bytes / kernel.sequential_launches, max_fraction, limits.bytes_half)
+    bytes_per_launch = kernel.hbm_bytes / kernel.sequential_launches
+    if kernel.kind == "elementwise" and gpu.cache is not None:
+        max_fraction = cached_fraction(bytes_per_launch, max_fraction, gpu.memory.bandwidth, gpu.cache)
+    fraction = hbm_fraction(bytes_per_launch, max_fraction, limits.bytes_half)
     indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
     indexing += kernel.strided_elements * gpu.launch.seconds_per_strided_element
     indexing += kernel.added_elements * gpu.launch.seconds_per_added_element

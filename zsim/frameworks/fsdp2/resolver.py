@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
-from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN
+from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE, TORCHTITAN, TORCHTITAN_DEEPEP
 from zsim.frameworks.torch.fsdp_resolver import check_replicate, fsdp_dtypes, launch_ranks
 from zsim.frameworks.torch.fsdp_training import FsdpTraining
 from zsim.frameworks.torch.names import UNSHARDED
@@ -46,6 +46,8 @@ class Fsdp2Resolver(FrameworkResolver[Fsdp2Table, Fsdp2Config]):
 
     def split_experts(self, table: Fsdp2Table, requested: ParallelismTable, model: ModelSpec) -> ExpertSplit:
         if table.wrapping.startswith(("torchtitan", "blocks:")):
+            if requested.dispatcher == "deepep":
+                return ExpertSplit(library=TORCHTITAN_DEEPEP, builds_map_with_masks=True)
             return ExpertSplit(library=TORCHTITAN)
         return super().split_experts(table, requested, model)
 
@@ -89,8 +91,14 @@ def _resolve_fsdp2(
             f"expected "
             "param_dtype 'fp8'"
         )
+    if table.offload_states and table.cpu_offload:
+        raise InputError(
+            "strategy.offload_states: found true beside cpu_offload, which updates on the host; expected one "
+            "of them"
+        )
     return Fsdp2Config(
         reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload,
+        offload_states=table.offload_states,
         precomputes_scales=table.precompute_fp8_scales,
         gpus_per_node=-(-world_size // len(placement.nodes)), job_gpus_per_node=placement.gpus_per_node,
     )  # fmt: skip

@@ -76,7 +76,10 @@ class Fsdp2Schedule(Hooks):
     def resident(self) -> list[Memory]:
         """The shards of the parameters and of the optimizer states on rank 0, which has the largest."""
         shard_bytes = sum(group.stored_shard_bytes for group in self.units)
-        states = [Memory("parameters", shard_bytes), lazy_states(self.training, self.updated)]
+        optimizer_states = lazy_states(self.training, self.updated)
+        if self.strategy.offload_states:
+            optimizer_states = Memory("optimizer_states", optimizer_states.bytes, "host", is_pinned=True)
+        states = [Memory("parameters", shard_bytes), optimizer_states]
         scale_bytes = sum(
             quantisation_bytes(parameter) for group in self.units for parameter in group.parameters
         )

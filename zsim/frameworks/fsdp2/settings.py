@@ -22,6 +22,10 @@ class Fsdp2Table(FsdpTable):
         "over so many ranks; left out: all but the last",
     )
 
+    offload_states: bool = Field(
+        default=False,
+        description="optimizer states wait in host memory, and are on the GPU while they are updated there",
+    )
     precompute_fp8_scales: bool = Field(
         default=False, description="the scales of all fp8 weights are agreed on at once, behind the update"
     )
@@ -55,6 +59,8 @@ class Fsdp2Config(StrategyConfig):
     """Gradients are reduced only after the last micro-batch."""
     reduce_scatter_max_input_buffers: int = 1
     cpu_offload: bool = False
+    offload_states: bool = False
+    """Optimizer states are in host memory but for the update."""
     gpus_per_node: int = 8
     """GPUs that DTensor takes for a node when it weighs collectives."""
     job_gpus_per_node: int = 8

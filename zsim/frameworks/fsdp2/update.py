@@ -20,6 +20,12 @@ own calls.
 Weights that FSDP2 gathers in fp8 have scales: maxima of sharded tensors, over all ranks that shard. Read in
 torchao 0.15 float8/fsdp_utils.py: `WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather` and
 `precompute_float8_dynamic_scale_for_fsdp`.
+
+# [Note: states on the host]
+prime-rl wraps the optimizer (559b4477 trainer/optim/state_offload.py `CPUOffloadOptimizer`): all states are
+copied from pinned memory before the update and back behind it. The copies back go to pageable memory, which
+the host waits for, and from there into pages that are pinned (`pin_memory`, which reads and writes every
+byte).
 """
 
 from __future__ import annotations
@@ -36,9 +42,11 @@ from zsim.frameworks.fsdp2.param_groups import MeshInfo, ParamGroup
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import CollectiveKind
-from zsim.plan.shared.optimizer import clip_gradients, update
+from zsim.plan.shared.host_side import HostSide
+from zsim.plan.shared.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_TENSOR, PIPELINE, TENSOR
+from zsim.specs.strategy.training import TrainingConfig
 
 _ELEMENT_BYTES = 2  # bf16
 _BANDWIDTH = 87.7 * 2**30 / 1e6  # bytes per microsecond, as _collective_utils.py counts (GiB per GB/s)
@@ -63,9 +71,23 @@ def update_param_groups(
     if training.optimizer == "muon" and mesh.shard.size > 1:
         _update_matrices(stage, strategy, mesh, [tensor for tensor in updated if tensor.is_matrix])
         updated = [tensor for tensor in updated if not tensor.is_matrix]
-    update(builder, training, updated)
+    if strategy.offload_states:
+        _update_brought(builder, training, updated)
+    else:
+        update(builder, training, updated)
     _precompute_scales(builder, strategy, groups)
     builder.free("gradients", DTYPE_BYTES[training.stored_dtype] * sum(numels))
+
+
+def _update_brought(builder: PlanBuilder, training: TrainingConfig, updated: Sequence[UpdatedTensor]) -> None:
+    """Update with optimizer states that wait in host memory, see [Note: states on the host]."""
+    size, host = lazy_states(training, updated).bytes, HostSide(builder)
+    builder.allocate("optimizer_states", size)
+    host.copy("optimizer states to the GPU", "h2d", size, COMPUTE)
+    update(builder, training, updated)
+    host.copy("optimizer states to host", "d2h", size, COMPUTE, is_pinned=False)
+    host.fill("pin optimizer states", 2 * size)
+    builder.free("optimizer_states", size)
 
 
 def norm_sums(

@@ -18,6 +18,7 @@ MEGATRON = ModelParallelStyle(
     tensor_overlap="always",
     cuts_products=True,
     scattered_pieces=4,
+    cuts_towers=True,
     schedules=("1f1b", "interleaved-1f1b"),
     has_equal_stages=True,
     empties_outputs=True,

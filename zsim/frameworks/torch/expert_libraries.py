@@ -7,7 +7,10 @@ Sources: torchtitan 0.2.2 `models/moe/moe.py` and `distributed/expert_parallel.p
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.cost.kernels.moved_rows import (
+    INDEX_ADD,
     SCATTER_ADD,
     SORTED_INDEX_PUT,
     ExpertKernelSet,
@@ -25,6 +28,18 @@ _TORCHTITAN_KERNELS = ExpertKernelSet(
     "torchtitan",
     permute=MoveCost(RowPasses(0, 16, 24), RowPasses(1, 19, 20, SCATTER_ADD + SORTED_INDEX_PUT), kept_rows=2),
     unpermute=MoveCost(RowPasses(1, 6, 6), RowPasses(0, 4, 4)),
+    unordered_rows="activations",
+)
+# distributed/deepep/deepep.py, same release, behind DeepEP's dispatch: masks pick the rows of the rank's
+# experts (see `MASKED_MAP`), and one index_select copies them. Back: a product with the scores in the
+# activations' type and a scatter that adds into zeros. Backward gathers, multiplies by the scores, makes the
+# scores' gradient of a product and its sum, and adds rows by index into zeros. Qwen3, DeepSeek-V3 and gpt-oss
+# multiply behind the experts (models/qwen3/__init__.py `score_before_experts=False`), as here; Llama 4 before
+# them, at the same passes.
+_TORCHTITAN_DEEPEP_KERNELS = ExpertKernelSet(
+    "torchtitan, DeepEP",
+    permute=MoveCost(RowPasses(0, 2, 1), RowPasses(1, 0, 2, INDEX_ADD)),
+    unpermute=MoveCost(RowPasses(1, 2, 4, SCATTER_ADD), RowPasses(0, 8, 5), kept_rows=1),
     unordered_rows="activations",
 )
 # `grouped_expert_forward_packed`, R rows of E experts, padded to p R: a gather, zeros of p R, every expert's
@@ -57,6 +72,7 @@ TORCHTITAN = ExpertLibrary(
     splits_with_products=True,
     separates_gate=True,
 )
+TORCHTITAN_DEEPEP = replace(TORCHTITAN, kernels=_TORCHTITAN_DEEPEP_KERNELS)
 KEMPNERFORGE = ExpertLibrary(
     name="kempnerforge",
     title="KempnerForge",

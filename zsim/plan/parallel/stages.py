@@ -10,9 +10,9 @@ from zsim.specs.model.spec import Block, Embedding, ModelSpec, Module, Parameter
 
 
 def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[ModelSpec]:
-    """The stages in model order: the first has the modules before the blocks, the last those after them. A
-    tied head gets its own copy of the embedding's weight, whose gradients the two stages sum up, as does the
-    embedding of multi-token prediction."""
+    """The stages in model order: the first has the modules before the blocks and a tower, the last those
+    after them. A tied head gets its own copy of the embedding's weight, whose gradients the two stages sum
+    up, as does the embedding of multi-token prediction."""
     if len(layers_per_stage) < 2:
         return [model]
     stages, first, last = [], 0, len(layers_per_stage) - 1
@@ -22,6 +22,7 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
                 model,
                 name=f"{model.name}, stage {number}",
                 before=model.before if number == 0 else (),
+                tower=model.tower if number == 0 else None,
                 blocks=_require_input_gradients(model.blocks[first : first + layers])
                 if number
                 else model.blocks[:layers],

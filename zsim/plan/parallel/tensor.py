@@ -49,6 +49,7 @@ from zsim.specs.model.spec import (
     Norm,
     OverlappedCollectives,
     Parameter,
+    Tower,
 )
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.style import ModelParallelStyle
@@ -61,11 +62,34 @@ def tensor_parallel(model: ModelSpec, parallelism: ParallelismConfig) -> ModelSp
     if parallelism.tensor == 1:
         return model
     sharder = _TensorSharder(parallelism, model.vocab_size, model.hidden_size, _count_kv_heads(model))
+    tower = model.tower
+    if tower is not None and parallelism.style.cuts_towers:
+        tower = _shard_tower(tower, parallelism)
     return replace(
         model.map_blocks(sharder.shard_block),
         before=tuple(sharder.shard_before_blocks(model.before)),
         after=tuple(sharder.shard_after_blocks(model.after)),
         token_shards=sharder.token_shards,
+        tower=tower,
+    )
+
+
+def _shard_tower(tower: Tower, parallelism: ParallelismConfig) -> Tower:
+    """A tower whose blocks and projector are cut as the language model's, without sequence parallelism and
+    overlap (Megatron-Bridge 067f987d models/qwen_vl/modelling_qwen3_vl/transformer_config.py
+    `get_vision_model_config`). All ranks have all patches and their embedding.
+    """
+    unsharded = replace(parallelism, sequence_parallel=False, async_tensor=False)
+    sharder = _TensorSharder(unsharded, 0, tower.hidden_size, 1)
+    unique = {id(block): sharder.shard_tower_modules(block.modules) for block in tower.blocks}
+    blocks = {
+        id(block): replace(block, modules=unique[id(block)])
+        for block in {id(block): block for block in tower.blocks}.values()
+    }
+    return replace(
+        tower,
+        blocks=tuple(blocks[id(block)] for block in tower.blocks),
+        after=sharder.shard_tower_modules(tower.after),
     )
 
 
@@ -174,6 +198,19 @@ class _TensorSharder:
             else:
                 modules.append(self._shard_tokens(module))
         return Block(block.kind, tuple(modules), block.registration)
+
+    def shard_tower_modules(self, modules: Sequence[Module]) -> tuple[Module, ...]:
+        """Modules of a tower, cut, with exchanges of rows like those of the module that follows or
+        precedes.
+        """
+        cut, rows = self.shard_block(Block("", tuple(modules))).modules, list[Module]()
+        for number, module in enumerate(cut):
+            neighbours = (*cut[number:], *reversed(cut[:number]))
+            neighbour = next(candidate for candidate in neighbours if candidate.image_rows)
+            if module.role is Role.EXCHANGE:
+                module = replace(module, image_rows=neighbour.image_rows)
+            rows.append(module)
+        return tuple(rows)
 
     def _shard_in_expert_layer(self, block: Block, number: int, run: range) -> list[Module]:
         """A module of a layer with routed experts under torchtitan. The layer's input is gathered before, and

@@ -30,7 +30,7 @@ from zsim.plan.workload.modules import (
 from zsim.plan.workload.reruns import apply_reruns, drop_saved_tensors
 from zsim.plan.workload.tiles import tile_mlp
 from zsim.plan.workload.trainer_logs import MetricLog, metric_log
-from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, join_names
+from zsim.specs.model.spec import Block, ModelSpec, Module, Parameter, Tower, join_names
 from zsim.specs.strategy.training import Checkpointing, TrainingConfig
 
 _MOST_CACHED = 8  # models under a training
@@ -155,7 +155,9 @@ class Workload(Memo):
     training: TrainingConfig
     segments: tuple[Segment, ...]
     residual_bytes: int
-    """Bytes of the gradient of the residual stream, alive from the head's backward on."""
+    """Bytes of the gradient of the residual stream, alive from the head's backward on. Of a tower's stream,
+    where that has more.
+    """
     fused_head: str = ""
     """The module whose weight the loss uses without calling the module. "" if it is called."""
     logs: MetricLog | None = None
@@ -182,8 +184,13 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> 
     shape, options = BatchShape.of(training), WorkOptions.of(training)
     stream = shape.split(model.token_shards)
     head = deriver.fuse_head(model.after) if options.loss.includes_head else ""
-    segments = [deriver.segment("before", "before", "", model.before)]
+    tower_before = model.tower.before if model.tower else ()
+    segments = [deriver.segment("before", "before", "", (*model.before, *tower_before))]
     checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
+    residual_bytes = checkpoint
+    if model.tower is not None:
+        segments += deriver.tower(model.tower)
+        residual_bytes = max(checkpoint, deriver.tower_stream_bytes(model.tower))
     for number, block in enumerate(model.blocks, model.first_block):
         if not block.is_wrapped:
             segments.append(deriver.segment(f"between {number}", "between", "", block.modules))
@@ -205,7 +212,7 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: TrainingConfig) -> 
             segments.append(deriver.block(name, block, policy, input_bytes))
     segments.append(deriver.segment("after", "after", "", model.after))
     logs = metric_log(model, stream, options)
-    return Workload(model, training, tuple(segments), checkpoint, head, logs)
+    return Workload(model, training, tuple(segments), residual_bytes, head, logs)
 
 
 def _share_checkpoint(group: Sequence[Segment], output_bytes: int) -> list[Segment]:
@@ -249,6 +256,21 @@ class _Deriver:
         """The segment before or after the blocks, which is never recomputed."""
         module_works = tuple(self._work(module) for module in modules)
         return Segment(name, kind, _calls(name, prefix, modules, module_works), False, 0)
+
+    def tower(self, tower: Tower) -> list[Segment]:
+        """The blocks of a tower, by its own policy, and its projector."""
+        stream_bytes = self.tower_stream_bytes(tower)
+        segments = []
+        for number, block in enumerate(tower.blocks):
+            is_reached = any(module.has_backward for module in block.modules)
+            policy = self._training.tower_checkpointing if is_reached else "none"
+            segments.append(self.block(f"{tower.block_prefix}.{number}", block, policy, stream_bytes))
+        return [*segments, self.segment("projector", "between", "", tower.after)]
+
+    def tower_stream_bytes(self, tower: Tower) -> int:
+        """Bytes of the input of a tower's block."""
+        shape = self._shape.seen_by(tower.blocks[0].modules[0])
+        return footprint.checkpoint_bytes(tower.hidden_size, shape, self._options)
 
     def block_input_bytes(self, model: ModelSpec, extent: Extent) -> int:
         """Bytes of a captured block's inputs."""
@@ -308,7 +330,7 @@ class _Deriver:
                 self._work(module, is_selective=selects and _is_run_again(module)) for module in block.modules
             )
             tiles = self._training.mlp_tiles
-            if tiles > 1 and any(module.has_backward for module in block.modules):
+            if tiles > 1 and any(module.has_backward and not module.image_rows for module in block.modules):
                 single_works = tile_mlp(block.modules, single_works, self._shape, self._options, tiles)
             module_works = reuse_stream_gradient(block.modules, single_works, self._shape, self._options)
             if policy in ("full", "selective-op"):

@@ -97,5 +97,16 @@ def _allow_optimizer(values: FileValues) -> None:
         del settings["training.optimizer"]
         values.file.note(f"the optimizer is the one that {name} says; '{optimizer}' has no effect")
         return
+    zero = data.get("zero_optimization")
+    offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
+    device = offload.get("device", "none") if isinstance(offload, Mapping) else "none"
+    if device != "none" and data.get("zero_force_ds_cpu_optimizer", True) and "lion" not in optimizer:
+        # accelerate 1.15.0 utils/deepspeed.py `map_pytorch_optim_to_deepspeed`
+        settings["training.optimizer"] = "adam"
+        values.file.note(
+            f"optimizer: '{optimizer}' becomes DeepSpeedCPUAdam, since {name} keeps optimizer states on the "
+            f"host"
+        )
+        return
     settings["strategy.config_name"] = name
     settings["strategy.config"] = {**data, "zero_allow_untested_optimizer": True}

@@ -6,10 +6,8 @@ transformers 5.23 (`training_args.py`: a plugin of the launcher is kept unless t
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
@@ -24,6 +22,7 @@ from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
+from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.program import ProgramSource, TrainingProgram
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import preset_of
@@ -38,6 +37,9 @@ _TARGETS: tuple[tuple[str, TrainingProgram], ...] = (
     ("llama_factory", LLAMA_FACTORY),
     ("swift", MS_SWIFT),
 )
+# Mains of verl that update an actor by the keys of main_ppo (b178a3cd: trainer/, experimental/, recipe/dapo).
+_VERL_TRAINERS = ("main_ppo", "fully_async_main", "main_dapo")
+_VERL_MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node")
 _NODE_OPTIONS = ("num_machines", "nnodes", "num_nodes")
 _GPU_OPTIONS = ("nproc_per_node", "num_gpus")
 _FLAG_MARKS = (
@@ -98,7 +100,7 @@ def _started(launch: Launch) -> TrainingFile:
         from zsim.programs.openrlhf.read import read_values as read_openrlhf
 
         return read_openrlhf(launch.where, launch.target, values)
-    if launch.target.startswith("verl."):
+    if launch.target.startswith("verl.") or launch.target.endswith("main_dapo"):
         return _verl(launch, loose, values)
     config = next((word for word in loose if word.endswith(_FILES)), None) or values.pop("config", None)
     program: TrainingProgram | None = next(
@@ -132,15 +134,17 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
     """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
     from zsim.programs.verl.read import read_values
 
-    if not launch.target.startswith("verl.trainer.main_ppo"):
+    if not launch.target.endswith(_VERL_TRAINERS) or ".vla." in launch.target:
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim does not read this trainer of verl's; expected "
-            f"verl.trainer.main_ppo"
+            f"verl.trainer.main_ppo, or one that updates its actor alike ({', '.join(_VERL_TRAINERS[1:])})"
         )
     overrides: dict[str, Any] = {}
     for word in loose:
         key, equals, value = word.lstrip("+").partition("=")
-        if equals and not key.startswith("~"):
+        if equals and key in _VERL_MACHINES and "$" in value:
+            launch.notes.append(f"{key}: {value} is nothing that the script sets: --nodes and --gpus give it")
+        elif equals and not key.startswith("~"):
             table = overrides
             *parents, last = key.split(".")
             for parent in parents:
@@ -184,13 +188,7 @@ def _read_named_file(
     """The content of the file that is given to the program, with the flags and `key=value` behind it."""
     from zsim.programs.huggingface.files import load_file
 
-    path = next(
-        (candidate for candidate in (launch.folder / config, Path(config)) if os.path.isfile(candidate)), None
-    )
-    if path is None:
-        raise InputError(
-            f"{launch.where}: '{config}': no such file; tried {launch.folder / config} and {config}"
-        )
+    path = locate_named_file(config, launch.folder, launch.where, "the program's file")
     source = ProgramSource(str(path))
     owner = program or next(
         (entry for entry in (AXOLOTL, LLAMA_FACTORY, TRL, TRAINER) if entry.recognises(source)), None
@@ -225,16 +223,13 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
         )
     file = TrainingFile(launch.where, program="deepspeed")
     file.settings["strategy.kind"] = "deepspeed"
-    file.settings["strategy.config"] = str(_located(launch, json))
+    file.settings["strategy.config"] = str(
+        locate_named_file(json, launch.folder, launch.where, "a DeepSpeed JSON")
+    )
     names = [f"--{name}" for name in values if name not in ("deepspeed", "deepspeed_config", "local_rank")]
     if names:
         file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
     return file
-
-
-def _located(launch: Launch, name: str) -> Path:
-    sibling = launch.folder / name
-    return sibling if os.path.isfile(sibling) else Path(name)
 
 
 def _add_machines(file: TrainingFile, launch: Launch) -> None:
@@ -265,9 +260,10 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     options = launch.options
     config = options.get("config_file")
     values: dict[str, Any] = {}
+    name = launch.where
     if isinstance(config, str):
-        values = dict(load_accelerate(str(_located(launch, config))))
-    name = str(_located(launch, config)) if isinstance(config, str) else launch.where
+        name = str(locate_named_file(config, launch.folder, launch.where, "an Accelerate YAML"))
+        values = dict(load_accelerate(name))
     for flag, value in options.items():
         section = next((entry for entry, flags in _SECTIONS.items() if flag in flags), "")
         section = next((f"{part}_config" for part in ("fsdp", "fp8") if flag.startswith(f"{part}_")), section)

@@ -1,7 +1,7 @@
 """Words of a shell script: its text cut at blanks and operators, and the expansion of variables in them.
 
 The part of POSIX shell and bash that launch scripts of training runs are made of: quotes, comments,
-continued lines, arrays, `${NAME:-default}` and `$((arithmetic))` (bash manual, chapter 3).
+continued lines, arrays, `${NAME:-default}`, `$((arithmetic))` (bash manual, chapter 3) and `expr`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _BREAKS = ("&&", "||", ";;", ";", "|", "&", "\n", "(", ")")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)\($")
 _PARAMETER = re.compile(r"[0-9]+|[@*#]")
+_EXPR = re.compile(r"(?:\$\(|`)\s*expr\s+(.*?)[)`]$", re.DOTALL)  # POSIX's, of whole numbers
 _PARAMETERS = 9  # that are empty rather than unset, once there are any
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -248,14 +249,16 @@ class Variables:
                 position = end
 
     def _expand_expression(self, text: str) -> list[str]:
-        """The values of `$NAME`, `${...}` or `$((...))`. The output of a command is unknown, so the command
-        stays as written.
+        """The values of `$NAME`, `${...}`, `$((...))` or `$(expr ...)`. The output of any other command is
+        unknown, so the command stays as written.
         """
         if text.startswith("$(("):
             number = self._evaluate_arithmetic(text[3:-2])
             return [text if number is None else str(number)]
         if text.startswith(("$(", "`")):
-            return [text]
+            command = _EXPR.match(text)
+            number = None if command is None else self._evaluate_arithmetic(command[1].replace("\\*", "*"))
+            return [text if number is None else str(number)]
         inner = text[2:-1] if text.startswith("${") else text[1:]
         match = re.fullmatch(
             r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?]+)(\[[^\]]*\])?(:?[-=+])?(.*)", inner, re.DOTALL

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from zsim.errors import NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
-from zsim.programs.huggingface.files import read_file
+from zsim.programs.huggingface.files import load_file, read_file
 from zsim.programs.huggingface.job import (
     note_full_length,
     precision_of,
@@ -28,6 +29,7 @@ from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, RELEASE, SILENT, TUNER_KEYS
 from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.training_file import TrainingFile
 
 _SEQUENCES = 16  # of a step, where no accumulation is said
@@ -72,6 +74,14 @@ ZERO_FILES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+FSDP_FILES: Mapping[str, Mapping[str, Any]] = {
+    "fsdp2": {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
+    }
+}
+
+
 def read_ms_swift(path: str) -> TrainingFile:
     """The settings in ms-swift's file.
 
@@ -83,7 +93,7 @@ def read_ms_swift(path: str) -> TrainingFile:
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in ms-swift's values by key, of a file or a command line called `name`."""
     file = TrainingFile(name, program="ms-swift")
-    values = FileValues(file, data, KEYS, SILENT, "ms-swift")
+    values = FileValues(file, _with_sharding(name, data), KEYS, SILENT, "ms-swift")
     values.refuse()
     is_full = _is_full(values)
     is_quantised = _is_quantised(values, is_full=is_full)
@@ -111,6 +121,24 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_preferences(values, is_full=is_full)
     values.finish(RELEASE)
     return file
+
+
+def _with_sharding(name: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values with what the file or the name at `fsdp` says of FSDP (sft_args.py `_init_fsdp`)."""
+    words = data.get("fsdp")
+    if not isinstance(words, str) or (not words.endswith(".json") and words not in FSDP_FILES):
+        return data
+    content: Any = FSDP_FILES.get(words)
+    if content is None:
+        content = load_file(
+            locate_named_file(
+                words, Path(name).parent, f"{name}: fsdp", f"a JSON, or {', '.join(FSDP_FILES)}"
+            )
+        )
+    if not isinstance(content, Mapping):
+        raise InputError(f"{name}: fsdp: {words}: expected keys and values")
+    keys = ("fsdp", "fsdp_config")
+    return {**data, "fsdp": "full_shard auto_wrap", **{key: content[key] for key in keys if key in content}}
 
 
 def _read_preferences(values: FileValues, *, is_full: bool) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from zsim.programs.marks import MarkedProgram
-from zsim.specs.formats.program import ProgramSource
+from collections.abc import Mapping
+
+from zsim.errors import InputError
+from zsim.programs.marks import MarkedProgram, matching_row
+from zsim.specs.formats.program import YAML_SUFFIXES, ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
 
 
@@ -17,6 +20,21 @@ class NemoRl(MarkedProgram):
     recognised_by = (
         "a key of its policy (train_global_batch_size, dtensor_cfg, ...), or `policy` beside `grpo`"
     )
+
+    def recognises(self, source: ProgramSource) -> bool:
+        """Whether the file has marks of its own, or the files that its `defaults` name have."""
+        if super().recognises(source):
+            return True
+        data = source.content if source.suffix in YAML_SUFFIXES else None
+        if not isinstance(data, Mapping) or not isinstance(data.get("defaults"), str):
+            return False
+        from zsim.programs.nemo_rl.read import extended_content
+
+        try:
+            marks = matching_row(extended_content(source))
+        except InputError:
+            return False
+        return marks is not None and marks.name == self.name
 
     def read(self, source: ProgramSource) -> TrainingFile:
         from zsim.programs.nemo_rl.read import read_nemo_rl

@@ -81,6 +81,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     return file
 
 
+def extended_content(source: ProgramSource) -> dict[str, Any]:
+    """A file over those that it extends. Raises InputError for one that is missing."""
+    return _extended(Path(source.text), source.content)
+
+
 def _extended(path: Path, data: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """The file over those that its `defaults` name, which lie beside it."""
     parents = data.get("defaults") or []

@@ -45,7 +45,14 @@ class Torchtitan(TrainingProgram):
         return path.suffix == ".sh" and self.recognises(ProgramSource(str(path)))
 
     def is_default_reader(self, source: ProgramSource) -> bool:
-        return source.suffix == ".toml" and len(source.words) == 1
+        """Whether it is a TOML with a section of torchtitan's, or one that cannot be read."""
+        from zsim.programs.torchtitan.keys import SECTIONS
+
+        if source.suffix != ".toml" or len(source.words) != 1:
+            return False
+        data = source.content
+        sections = [name for name in SECTIONS if name != "model"]  # which others have too
+        return not data or any(isinstance(data.get(name), Mapping) for name in sections)
 
     def has_tables(self, tables: Mapping[str, Any]) -> bool:
         return isinstance(tables.get("model"), Mapping) or "parallelism" in tables

@@ -151,15 +151,17 @@ def _read_loss(values: FileValues) -> None:
     """Read the loss of SFT, which TRL 1.10 takes in chunks where the file does not say."""
     loss = values.get("loss_type")
     if values.flag("use_liger_kernel") or any(values.has(key) for key in ("torch_dtype", "max_seq_length")):
-        return  # Liger has one of its own, and older releases whole logits
+        return  # Liger has one of its own, and older releases log no entropy
     if loss not in (None, "chunked_nll"):
         values.choose("loss_type", "nll", ("nll", "dft", "chunked_nll"))
+        values.put("training.cross_entropy", "trl", "loss_type")
         return
-    values.put("training.cross_entropy", "fused_linear", "loss_type")
-    values.file.note(
-        "loss_type chunked_nll (TRL 1.10's default) is simulated as Liger's loss in chunks; older releases "
-        'keep all logits: training.cross_entropy = "eager"'
-    )
+    values.put("training.cross_entropy", "trl-chunked", "loss_type")
+    if loss is None:
+        values.file.note(
+            "loss_type: taken as chunked_nll, TRL 1.10's default; releases from 0.20 to 1.9 keep all logits: "
+            'training.cross_entropy = "trl"'
+        )
 
 
 def _read_length(values: FileValues) -> None:

@@ -68,6 +68,7 @@ SPANS: dict[str, Meaning] = {
 COMMUNICATION = Meaning("communication", "#E0873A", "yellow")
 CAPACITY = Meaning("capacity", "#C7362B", "red")
 TOTAL = Meaning("total", "#5C6B7A", "white")
+RESERVED = Meaning("reserved", "#5B6FA8", "blue")
 
 EVIDENCE: dict[str, Meaning] = {
     "measured": Meaning("measured", "#3FB669", "green"),

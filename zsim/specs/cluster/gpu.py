@@ -272,6 +272,19 @@ class MemoryEfficiency(Table):
     bytes_half: Bytes = Field(description="bytes at which half of the fraction is reached")
 
 
+class CacheRates(Table):
+    """The last cache before the memory, which keeps a tensor that the kernel before has just written.
+
+    See `zsim.cost.rates.efficiency.cached_fraction` for the equation. Without this table every kernel reads
+    and writes the memory.
+    """
+
+    capacity: PositiveBytes = Field(description="what it holds, of all SMs together")
+    bandwidth: PositiveRate = Field(
+        description="of elementwise kernels whose tensors all fit; no effect below what the memory gives"
+    )
+
+
 class KernelLaunch(Table):
     """Costs of a kernel to the GPU besides its work.
 
@@ -365,6 +378,9 @@ class Gpu(BaseModel):
     gemm: GemmEfficiency = Field(description="what matrix products reach")
     attention: AttentionEfficiency = Field(description="what fused attention reaches")
     memory_bound: MemoryEfficiency = Field(description="what kernels bound by memory reach")
+    cache: CacheRates | None = Field(
+        default=None, description="the last cache before the memory; left out: none is counted on"
+    )
     mixers: MixerEfficiency = Field(
         default_factory=MixerEfficiency,
         description="what recurrences and short convolutions reach; left out: the middle of measured GPUs",

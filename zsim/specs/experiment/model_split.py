@@ -36,7 +36,10 @@ def check_split(
     _check_encoder_decoder(model, parallelism)
     framework.check_split(model, training, parallelism)
     if parallelism.tensor > 1 and not parallelism.style.cuts_unevenly:
-        for block in model.unique_blocks:
+        cut_blocks = list(model.unique_blocks)
+        if model.tower is not None and parallelism.style.cuts_towers:
+            cut_blocks += model.tower.blocks[:1]
+        for block in cut_blocks:
             _check_block(block, model, parallelism)
     _check_mixers(model, parallelism)
     _check_sparse(model, training)

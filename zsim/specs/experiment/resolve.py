@@ -8,7 +8,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.capture.settings import captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.colocated_jobs import expand_colocated_jobs, place_jobs
-from zsim.specs.experiment.data.micro_batches import apply_lengths
+from zsim.specs.experiment.data.images import apply_images
+from zsim.specs.experiment.data.micro_batches import apply_lengths, batch_plan
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.fp8.recipe import check_fp8_shapes, infer_fp8_precision, resolve_fp8
 from zsim.specs.experiment.framework_resolver import StrategyRequest, resolver_of
@@ -204,11 +205,13 @@ def _resolve_trained_model(
         checkpoint_offload=recomputation.offload,
         mlp_tiles=resolve_mlp_tiles(requested, training, model, table.kind, parallelism),
     )
-    if requested.lengths is not None:
+    if requested.lengths is not None or requested.images is not None or model.tower is not None:
         expert_ranks = expert_members(layout.requested_parallelism, parallelism, expert_split)
         counts = layout.replicas, len(layout.placement.nodes)
-        length_arguments = requested.lengths, model, table, parallelism, *counts, config, expert_ranks
-        training = apply_lengths(training, *length_arguments)
+        batch = table, parallelism, *counts, config, expert_ranks
+        if requested.lengths is not None:
+            training = apply_lengths(training, requested.lengths, model, *batch)
+        training = apply_images(training, requested.images, model, batch_plan(training, *batch), notes)
     check_stored_types(training, requested, table)
     check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     return training, model, expert_split

@@ -8,6 +8,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.formats.program_key import ProgramKey
+from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -123,6 +124,8 @@ class FileValues:
     def table(self, key: str) -> Mapping[str, Any]:
         """The keys and values below a key."""
         value = self.get(key, {})
+        if isinstance(value, str) and value.lstrip().startswith("{"):  # as a command line has it
+            value = load_yaml(value, f"{self.file.name}: {key}")
         if not isinstance(value, Mapping):
             raise self.error(key, "keys and values below it")
         return value

@@ -134,7 +134,15 @@ class NestedKeys:
         if unread:
             weighty = [key for key in unread if _WEIGHTY.search(key.lower())]
             lighter = [key for key in unread if key not in weighty]
-            self.file.note(f"not read: {', '.join([*weighty, *lighter])}")
+            names = [f"{key}{self._hint(key)}" for key in (*weighty, *lighter)]
+            self.file.note(f"not read: {', '.join(names)}")
+
+    def _hint(self, key: str) -> str:
+        """The declared key that an unknown one is a misspelling of, in brackets. Empty if there is none."""
+        section, _, name = key.rpartition(".")
+        names = [entry.rpartition(".")[2] for entry in self.keys if entry.rpartition(".")[0] == section]
+        hint = did_you_mean(name, names).strip("; ")
+        return f" ({hint})" if hint else ""
 
     def _checked(self, key: ProgramKey, value: Any) -> Any:
         """A value of the declared type, and one of the declared words where there are any."""

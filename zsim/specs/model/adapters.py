@@ -22,7 +22,16 @@ from zsim.specs.model.expert_adapters import (
     add_expert_adapters,
     add_router_adapter,
 )
-from zsim.specs.model.spec import AdapterInput, AdapterSum, Block, Linear, ModelSpec, Module, Parameter
+from zsim.specs.model.spec import (
+    AdapterInput,
+    AdapterSum,
+    Block,
+    Linear,
+    ModelSpec,
+    Module,
+    Parameter,
+    join_names,
+)
 
 ALL_LINEAR = "all-linear"
 
@@ -127,11 +136,49 @@ def add_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, froze
 
     Raises InputError for a rank beyond a product's width.
     """
-    adapted_blocks: dict[tuple[int, tuple[int, ...]], Block] = {}
-    blocks = []
     adapted_names: set[str] = set()
-    for number, block in enumerate(model.blocks, model.first_block):
-        names = [f"{model.block_prefix}.{number}.{module.name}" for module in block.modules]
+    names = [
+        model.block_name(number) for number in range(model.first_block, model.first_block + len(model.blocks))
+    ]
+    blocks = _adapt_blocks(model.blocks, names, model.first_block, adapters, adapted_names)
+    after = _adapt_outer(model.after, adapters, adapted_names)
+    tower = model.tower
+    if tower is not None:
+        names = [f"{tower.block_prefix}.{number}" for number in range(len(tower.blocks))]
+        tower = replace(
+            tower,
+            blocks=_adapt_blocks(tower.blocks, names, 0, adapters, adapted_names),
+            after=_adapt_outer(tower.after, adapters, adapted_names),
+        )
+    return replace(model, tower=tower, blocks=blocks, after=after), frozenset(adapted_names)
+
+
+def _adapt_outer(
+    modules: Sequence[Module], adapters: Adapters, adapted_names: set[str]
+) -> tuple[Module, ...]:
+    """Modules outside the blocks, with adapters on those that are linear layers with a weight of their
+    own.
+    """
+    adapted: list[Module] = []
+    for module in modules:
+        is_adapted = adapters.is_target(module, module.name) and module.has_weight
+        adapted_names |= {module.name} if is_adapted else set()
+        adapted += _adapter_modules(module, module.name, adapters) if is_adapted else [module]
+    return tuple(adapted)
+
+
+def _adapt_blocks(
+    blocks: Sequence[Block],
+    block_names: Sequence[str],
+    first: int,
+    adapters: Adapters,
+    adapted_names: set[str],
+) -> tuple[Block, ...]:
+    """The blocks with adapters. The names of what got one are added to `adapted_names`."""
+    adapted_blocks: dict[tuple[int, tuple[int, ...]], Block] = {}
+    adapted: list[Block] = []
+    for number, (block, block_name) in enumerate(zip(blocks, block_names, strict=True), first):
+        names = [join_names(block_name, module.name) for module in block.modules]
         is_adapted_layer = not adapters.layers or number in adapters.layers
         flags = tuple(
             is_adapted_layer and (adapters.is_target(module, name) or adapters.is_on_router(module, name))
@@ -151,13 +198,8 @@ def add_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, froze
         key = id(block), (*flags, *(rank for products in stacked.values() for _, rank in products))
         if key not in adapted_blocks:
             adapted_blocks[key] = _adapted_block(block, names, flags, adapters, stacked)
-        blocks.append(adapted_blocks[key])
-    after: list[Module] = []
-    for module in model.after:
-        is_adapted = adapters.is_target(module, module.name) and bool(module.parameters)
-        adapted_names |= {module.name} if is_adapted else set()
-        after += _adapter_modules(module, module.name, adapters) if is_adapted else [module]
-    return replace(model, blocks=tuple(blocks), after=tuple(after)), frozenset(adapted_names)
+        adapted.append(adapted_blocks[key])
+    return tuple(adapted)
 
 
 def _adapted_block(
@@ -208,10 +250,10 @@ def _adapter_modules(
     module: Module, name: str, adapters: Adapters, *, holds_input: bool = False
 ) -> list[Module]:
     rank, (inputs, outputs) = adapters.rank_of(name), module.op_spec.product_features
-    if rank > min(inputs, outputs):
+    if rank > max(inputs, outputs):  # PEFT has no limit, and adapts gates of one output
         raise InputError(
             f"training.lora.rank: found {rank:,}, but '{name}' is a product of {inputs:,} x {outputs:,}; "
-            f"expected at most {min(inputs, outputs):,}"
+            f"expected at most {max(inputs, outputs):,}"
         )
     base = replace(
         module,
@@ -231,11 +273,11 @@ def _adapter_modules(
         Module(f"{module.name}.lora_B.default", up, (second,)),
         Module(module.name, AdapterSum(outputs, adapters.compute_dtype)),
     ]
-    shards, rows = module.token_shards, module.rows_per_token
+    shards, rows, image_rows = module.token_shards, module.rows_per_token, module.image_rows
     return [
         base,
         *(
-            replace(adapter_module, token_shards=shards, rows_per_token=rows)
+            replace(adapter_module, token_shards=shards, rows_per_token=rows, image_rows=image_rows)
             for adapter_module in adapter_modules
         ),
     ]

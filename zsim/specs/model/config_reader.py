@@ -100,6 +100,25 @@ class ConfigReader:
             raise self.error(f"'{spelling}' is {value!r}; expected a number from 0 up to 1")
         return float(value)
 
+    def number(self, key: str, default: float) -> float:
+        """A number above 0."""
+        spelling, value = self.find(key)
+        if value is _MISSING:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.error(f"'{spelling}' is {value!r}; expected a number above 0")
+        return float(value)
+
+    def side(self, key: str, default: int) -> int:
+        """The side of a square: a whole number, or two equal ones."""
+        spelling, value = self.find(key)
+        if not isinstance(value, list):
+            return self.integer(key, default)
+        first, *others = self.integers(key) or (0,)
+        if first < 1 or others != [first]:
+            raise self.error(f"'{spelling}' is {value!r}; expected one side, of a square")
+        return first
+
     def string(self, key: str, default: str) -> str:
         """A text value."""
         spelling, value = self.find(key)

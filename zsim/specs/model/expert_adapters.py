@@ -140,11 +140,11 @@ def add_expert_adapters(
             if product.is_first
             else (op_spec.expert_features, op_spec.in_features)
         )
-        if rank > min(in_features, out_features):
+        if rank > max(in_features, out_features):
             raise InputError(
                 f"training.lora.rank: found {rank:,}, but '{product.name}' is a product of {in_features:,} "
                 f"x {out_features:,}; "
-                f"expected at most {min(in_features, out_features):,}"
+                f"expected at most {max(in_features, out_features):,}"
             )
         ranks[product.is_first] = rank
         wrappers = "base_layer." * (len(adapted) - 1 - number)

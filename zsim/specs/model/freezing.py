@@ -18,6 +18,8 @@ from zsim.specs.model.spec import (
     ModelSpec,
     Module,
     Parameter,
+    Tower,
+    join_names,
 )
 
 
@@ -45,6 +47,10 @@ class FrozenParameters:
     """The residual stream is fp32, and so are the outputs of quantised products."""
     inputs_require_gradients: bool = False
     """transformers' `enable_input_require_grads`."""
+    patches_require_gradients: bool = False
+    """The same of a tower's patches (transformers 5.24 modeling_utils.py, which hooks the embeddings of each
+    model inside).
+    """
 
     def is_frozen(self, name: str) -> bool:
         """Whether the parameter of this full name is frozen."""
@@ -85,16 +91,17 @@ def freeze_parameters(model: ModelSpec, frozen: FrozenParameters) -> ModelSpec:
     frozen_blocks: dict[tuple[int, tuple[bool, ...]], Block] = {}
     blocks = []
     for number, block in enumerate(model.blocks, model.first_block):
-        prefix = f"{model.block_prefix}.{number}."
+        block_name = model.block_name(number)
         flags = tuple(
-            frozen.is_frozen(f"{prefix}{module.name}.{parameter.name}")
+            frozen.is_frozen(join_names(block_name, f"{module.name}.{parameter.name}"))
             for module in block.modules
             for parameter in module.parameters
         )
         key = id(block), flags
         if key not in frozen_blocks:
             modules = tuple(
-                _freeze_block_module(module, prefix + module.name, frozen) for module in block.modules
+                _freeze_block_module(module, join_names(block_name, module.name), frozen)
+                for module in block.modules
             )
             modules = tuple(_mark_fp32(modules)) if frozen.has_fp32_stream else modules
             frozen_blocks[key] = replace(block, modules=modules)
@@ -104,10 +111,13 @@ def freeze_parameters(model: ModelSpec, frozen: FrozenParameters) -> ModelSpec:
         _mark_borrowed_weight(module, before if module.role is Role.EMBEDDING else lenders)
         for module in after
     ]
-    frozen_model = replace(model, before=tuple(before), blocks=tuple(blocks), after=tuple(after))
+    tower = model.tower
+    if tower is not None:
+        tower = tower.map_modules(lambda name, module: _freeze_module(module, name, frozen))
+    frozen_model = replace(model, before=tuple(before), tower=tower, blocks=tuple(blocks), after=tuple(after))
     if not frozen_model.trainable_numel:
         raise InputError(f"training.frozen: no parameter of '{model.name}' is left to train")
-    return _mark_gradient_flow(frozen_model, starts=frozen.inputs_require_gradients)
+    return _mark_gradient_flow(frozen_model, frozen)
 
 
 def _mark_borrowed_weight(module: Module, lenders: Sequence[Module]) -> Module:
@@ -179,25 +189,51 @@ def _freeze_parameter(parameter: Parameter, name: str, frozen: FrozenParameters)
     return replace(parameter, trainable=False, stored_dtype=parameter.stored_dtype or frozen.stored_dtype)
 
 
-def _mark_gradient_flow(model: ModelSpec, *, starts: bool) -> ModelSpec:
+def _mark_gradient_flow(model: ModelSpec, frozen: FrozenParameters) -> ModelSpec:
     """Marks the modules whose input needs no gradient, from the embedding to the first trained parameter."""
-    flows = starts or any(module.trainable_numel for module in model.before)
-    marked_blocks: dict[int, Block] = {}
-    blocks: list[Block] = []
-    for block in model.blocks:
-        if flows:
-            blocks.append(block)
-            continue
-        if id(block) not in marked_blocks:
-            marked_blocks[id(block)] = replace(block, modules=_mark_missing_gradients(block.modules))
-        blocks.append(marked_blocks[id(block)])
-        flows = block.trainable_numel > 0
+    flows = frozen.inputs_require_gradients or any(module.trainable_numel for module in model.before)
+    tower = model.tower
+    if tower is not None:
+        starts = frozen.patches_require_gradients
+        tower, flows = _mark_tower(tower, starts=starts, is_text_reached=flows)
+    blocks, flows = _mark_blocks(model.blocks, flows)
     after = model.after if flows else _mark_missing_gradients(model.after)
     before = tuple(
         replace(module, input_gradient=False) if module.role is Role.EMBEDDING else module
         for module in model.before
     )
-    return replace(model, before=before, blocks=tuple(blocks), after=tuple(after))
+    return replace(model, before=before, tower=tower, blocks=blocks, after=tuple(after))
+
+
+def _mark_tower(tower: Tower, *, starts: bool, is_text_reached: bool) -> tuple[Tower, bool]:
+    """The tower with its modules marked, and whether a gradient flows into the tokens after it. Pixels need
+    none. The last module puts its features among the embeddings of tokens, whose gradient flows where
+    `is_text_reached`.
+    """
+    flows = starts or any(module.trainable_numel for module in tower.before)
+    blocks, flows = _mark_blocks(tower.blocks, flows)
+    *projector, scatter = tower.after
+    if not flows:
+        projector = list(_mark_missing_gradients(projector))
+    flows |= is_text_reached or any(module.trainable_numel for module in projector)
+    scatter = scatter if flows else replace(scatter, input_gradient=False)
+    before = _mark_missing_gradients(tower.before)
+    return replace(tower, before=before, blocks=blocks, after=(*projector, scatter)), flows
+
+
+def _mark_blocks(blocks: Sequence[Block], flows: bool) -> tuple[tuple[Block, ...], bool]:
+    """The blocks, marked up to the first trained one, and whether a gradient flows after them."""
+    marked_blocks: dict[int, Block] = {}
+    marked: list[Block] = []
+    for block in blocks:
+        if flows:
+            marked.append(block)
+            continue
+        if id(block) not in marked_blocks:
+            marked_blocks[id(block)] = replace(block, modules=_mark_missing_gradients(block.modules))
+        marked.append(marked_blocks[id(block)])
+        flows = block.trainable_numel > 0
+    return tuple(marked), flows
 
 
 def _mark_missing_gradients(modules: Sequence[Module]) -> tuple[Module, ...]:

@@ -42,6 +42,7 @@ from zsim.specs.model.families import (
     t5,
 )
 from zsim.specs.model.families import llama_variants as variants
+from zsim.specs.model.multimodal import add_tower, split_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.registry import kinds_with, role_of
 
@@ -77,6 +78,10 @@ _FAMILIES: dict[str, ModelFamily] = {
     "qwen": ModelFamily(variants.qwen),
     "qwen2": ModelFamily(variants.qwen2),
     "qwen3": ModelFamily(variants.qwen3),
+    "qwen2_vl_text": ModelFamily(variants.qwen2),
+    "qwen2_5_vl_text": ModelFamily(variants.qwen2),
+    "qwen3_vl_text": ModelFamily(variants.qwen3),
+    "qwen3_vl_moe_text": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
     "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
     "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
     "deepseek_v2": ModelFamily(latent.deepseek_v2),
@@ -252,8 +257,9 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
-    """The model of a parsed `config.json`. `source` is named in errors."""
-    values, where = _language_model_config(config, source)
+    """The model of a parsed `config.json`, with its vision tower. `source` is named in errors."""
+    split = split_config(config, name, source, FAMILIES)
+    values, where = split.text, split.where
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise InputError(
@@ -267,17 +273,8 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"
             f"{_misspelt_family(model_type)}; known are {_family_names()}"
         )
-    return family.build(ConfigReader(values, name, where, model_type, family.aliases))
-
-
-def _language_model_config(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str]:
-    """The language model's part of a multimodal file, under `text_config`. Its other towers are not
-    counted.
-    """
-    nested = config.get("text_config")
-    if isinstance(nested, dict) and config.get("model_type") not in FAMILIES:
-        return nested, f"{source}: text_config"
-    return config, source
+    model = family.build(ConfigReader(values, name, where, model_type, family.aliases))
+    return add_tower(model, split)
 
 
 def _misspelt_family(model_type: str) -> str:

@@ -24,6 +24,7 @@ from zsim.operations.operation import Module, Operation, Parameter, Role, join_n
 from zsim.operations.residual import Residual
 from zsim.operations.sharding import ContextLibrary, ContextMethod, ContextSharding
 from zsim.operations.traced import CaptureInfo, Extent
+from zsim.specs.model.image_rules import ImageRule
 
 __all__ = [
     "Activation",
@@ -49,6 +50,7 @@ __all__ = [
     "Parameter",
     "Residual",
     "ScoreBias",
+    "Tower",
     "join_names",
 ]
 
@@ -86,6 +88,48 @@ class Block:
             return owners
         modules_by_name = {module.name: module for module in owners}
         return tuple(modules_by_name[name] for name in self.registration)
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision tower, whose modules see rows of images (`Module.image_rows`), and the projector to the
+    language model's width.
+    """
+
+    before: tuple[Module, ...]
+    """The modules that make patches' features, by their full names."""
+    blocks: tuple[Block, ...]
+    after: tuple[Module, ...]
+    """Mergers and projectors, by their full names, and what puts their output among the tokens."""
+    block_prefix: str
+    hidden_size: int
+    rule: ImageRule
+
+    @cached_property
+    def modules(self) -> tuple[Module, ...]:
+        """All modules, in the order in which they run."""
+        in_blocks = (module for block in self.blocks for module in block.modules)
+        return (*self.before, *in_blocks, *self.after)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(module.numel for module in self.modules)
+
+    def map_modules(self, change: Callable[[str, Module], Module]) -> Tower:
+        """The tower with `change` of each module and its full name. Blocks whose changed modules are equal
+        share one object.
+        """
+        changed: dict[Block, Block] = {}
+        blocks = []
+        for number, block in enumerate(self.blocks):
+            prefix = f"{self.block_prefix}.{number}"
+            modules = (change(f"{prefix}.{module.name}", module) for module in block.modules)
+            new_block = replace(block, modules=tuple(modules))
+            blocks.append(changed.setdefault(new_block, new_block))
+        before, after = (
+            tuple(change(module.name, module) for module in modules) for modules in (self.before, self.after)
+        )
+        return replace(self, before=before, blocks=tuple(blocks), after=after)
 
 
 @dataclass(frozen=True)
@@ -142,6 +186,8 @@ class ModelSpec:
     """
     captured: CaptureInfo | None = None
     """Facts of a model that was captured from a torch module."""
+    tower: Tower | None = None
+    """A vision tower. Its modules run between those before the blocks and the blocks."""
 
     @property
     def function(self) -> str:
@@ -166,7 +212,7 @@ class ModelSpec:
     def block_lists(self) -> tuple[str, ...]:
         """Names of the module lists that hold the blocks."""
         if not self.block_names:
-            return (self.block_prefix,)
+            return (self.block_prefix, *([self.tower.block_prefix] if self.tower else ()))
         return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.block_names if name))
 
     @property
@@ -178,18 +224,22 @@ class ModelSpec:
     @cached_property
     def numel(self) -> int:
         """Parameters in all, tied weights counted once."""
-        return self.numel_outside_blocks + sum(block.numel for block in self.blocks)
+        in_tower = sum(block.numel for block in self.tower.blocks) if self.tower else 0
+        return self.numel_outside_blocks + in_tower + sum(block.numel for block in self.blocks)
 
     @cached_property
     def trainable_numel(self) -> int:
         """Parameters with a gradient and optimizer states."""
-        outer_numel = sum(module.trainable_numel for module in (*self.before, *self.after))
+        tower_modules = self.tower.modules if self.tower else ()
+        outer_modules = (*self.before, *tower_modules, *self.after)
+        outer_numel = sum(module.trainable_numel for module in outer_modules)
         return outer_numel + sum(block.trainable_numel for block in self.blocks)
 
     @cached_property
     def numel_outside_blocks(self) -> int:
         """Parameters outside the blocks."""
-        return sum(module.numel for module in (*self.before, *self.after))
+        around_tower = (*self.tower.before, *self.tower.after) if self.tower else ()
+        return sum(module.numel for module in (*self.before, *around_tower, *self.after))
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """(full name, parameter) in the order of torch's `named_parameters()`, tied weights once."""
@@ -214,6 +264,8 @@ class ModelSpec:
         )
 
     def _iterate_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        if self.tower is not None:
+            yield from _tower_parameters(self.tower)
         early = list(self.before)
         if self.registered_before_blocks is not None:
             by_name = {module.name: module for module in (*self.before, *self.after)}
@@ -230,6 +282,16 @@ class ModelSpec:
         for module in late:
             if module.name not in listed:
                 yield from _named_parameters_of("", module)
+
+
+def _tower_parameters(tower: Tower) -> Iterator[tuple[str, Parameter]]:
+    for module in tower.before:
+        yield from _named_parameters_of("", module)
+    for number, block in enumerate(tower.blocks):
+        for module in block.registered_modules:
+            yield from _named_parameters_of(f"{tower.block_prefix}.{number}", module)
+    for module in tower.after:
+        yield from _named_parameters_of("", module)
 
 
 def _registration_index(name: str, order: tuple[str, ...]) -> int:

@@ -62,6 +62,8 @@ class ModelParallelStyle:
     """With sequence parallelism an input's gradient is scattered in line, after both products."""
     cuts_vocabulary: bool = True
     """Embedding and head are cut along the vocabulary. Otherwise all ranks have all logits."""
+    cuts_towers: bool = False
+    """A vision tower is cut as the language model is. Otherwise every tensor-parallel rank has it whole."""
     gathers_for_experts: bool = False
     """A layer's input is gathered before its routed experts, all of whose rows every tensor-parallel rank
     has.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
+from zsim.specs.strategy.images import SampledImages
 from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
 from zsim.specs.strategy.lengths import SampledLengths
 
@@ -94,6 +95,10 @@ class TrainingConfig:
     """Parts of a rank's tokens in which MLPs are computed."""
     lengths: SampledLengths | None = None
     """The lengths of documents, where they differ."""
+    images: SampledImages | None = None
+    """The images of micro-batches, of a model with a tower."""
+    tower_checkpointing: Checkpointing = "none"
+    """The policy of a tower's blocks."""
     layer_kernels: LayerKernels = "torch"
     """The library whose kernels the blocks have where they are `compile`d or Liger's."""
     deterministic_sms: int = 0

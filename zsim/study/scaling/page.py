@@ -108,7 +108,7 @@ def efficiency(scaling: Scaling) -> Figure:
         )
     figure.add_hline(y=100, line={"dash": "dash", "width": 1, "color": "#8A8F98"})
     return _axes(
-        figure, scaling, title_text="% of linear", range=[0, max(115.0, *(1.15 * s for s in shares))]
+        figure, scaling, title_text="% of linear", range=[0, max([115.0, *(1.15 * s for s in shares)])]
     )
 
 

@@ -41,7 +41,11 @@ def tuning_page(tuning: Tuning) -> str:
     sections = [best, Section("Time against memory", [("pareto", caption, pareto_figure(tuning))])]
     if tuning.steps:
         rows = [
-            [str(number), "; ".join(format_change(change) for change in step.changes), format_step(step)]
+            [
+                str(number),
+                "; ".join(format_change(change) for change in step.changes),
+                format_step(step, tuning.given_verdict),
+            ]
             for number, step in enumerate(tuning.steps, 1)
         ]
         sections.append(

@@ -174,12 +174,17 @@ class StageBounds:
         (model,) = stages_of(job.model, unpipelined)
         unique_model_and_training = _unique_blocks(model, training)
         before, *blocks, after = make_workload(*unique_model_and_training).segments
+        num_in_tower = len(model.tower.blocks) + 1 if model.tower is not None else 0
+        in_tower, blocks = blocks[:num_in_tower], blocks[num_in_tower:]
         costs = {
             name: self._segment_cost(job, segment)
             for name, segment in zip(_unique_kinds(model, training), blocks, strict=True)
         }
         order = [costs[kind] for kind in _block_kinds(model, training)]
-        return _ModelCosts(self._segment_cost(job, before), tuple(order), self._segment_cost(job, after))
+        first = sum(
+            (self._segment_cost(job, segment) for segment in in_tower), self._segment_cost(job, before)
+        )
+        return _ModelCosts(first, tuple(order), self._segment_cost(job, after))
 
     def _segment_cost(self, job: Job, segment: Segment) -> _SegmentCost:
         forward = sum(self._seconds(job, call.work.forward) for call in segment.calls)

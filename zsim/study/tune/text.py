@@ -20,7 +20,7 @@ from zsim.study.tune.explain import Change, TuningStep
 from zsim.study.tune.tune import Tuning
 from zsim.units import format_bytes, format_duration, format_gpus, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE
-from zsim.validated.verdict import verdict_content
+from zsim.validated.verdict import Verdict, verdict_content
 
 
 def tuning_lines(tuning: Tuning) -> Iterator[str]:
@@ -79,7 +79,7 @@ def verdict(tuning: Tuning) -> str:
     best = tuning.best[0]
     text = f"{tuning.goal}: {format_seconds(best.seconds)} per step"
     if tuning.given is None:
-        return text + "; what was given " + ("does not fit" if tuning.given_memory else "is refused")
+        return f"{text}; what was given {given_words(tuning)}"
     if best.days is not None:
         return text + f" ({format_seconds(tuning.given.seconds)} given)"
     if tuning.goal != "fastest":
@@ -94,6 +94,14 @@ def verdict(tuning: Tuning) -> str:
 
 def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
+
+
+def given_words(tuning: Tuning) -> str:
+    """The verdict on the experiment's own configuration in the words of a run of it."""
+    verdict = tuning.given_verdict
+    if verdict is None:
+        return "is refused" if tuning.given_memory is None else "does not fit"
+    return f"{verdict.word}, {verdict.odds}" if verdict.leaning else verdict.word
 
 
 NEEDS_SCRIPT = "needs a change of the script"
@@ -132,8 +140,8 @@ def _table(tuning: Tuning) -> Iterator[str]:
         yield line
         sentences = [label, format_step_range(measured.row, best.row), limits_of(measured)]
         sentences += [format_days(measured.days)] if measured.days is not None else []
+        sentences += verdict_notes(measured)
         if rank != "-":
-            sentences += verdict_notes(measured)
             sentences += [f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)]
         for sentence in sentences:
             yield from paragraph(sentence, first=4)
@@ -158,16 +166,18 @@ def label_of(measured: CandidateResult) -> str:
 def _changes(tuning: Tuning) -> Iterator[str]:
     yield "What to change, in order of gain, each simulated:"
     for number, step in enumerate(tuning.steps, 1):
-        yield from paragraph(f"{number:>3} {format_step(step)}", indent=4)
+        yield from paragraph(f"{number:>3} {format_step(step, tuning.given_verdict)}", indent=4)
         for change in step.changes:
             yield from paragraph(format_change(change), first=4)
 
 
-def format_step(step: TuningStep) -> str:
-    """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and a remark if zsim cannot distinguish the two."""
+def format_step(step: TuningStep, given: Verdict | None) -> str:
+    """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and a remark if zsim cannot distinguish the two. Before a step
+    that makes the job fit stands the verdict on what was `given`.
+    """
     after = format_seconds(step.after.seconds)
     if step.seconds_before is None or step.gain_fraction is None:
-        return f"does not fit -> {after}"
+        return f"{'does not fit' if given is None else given.word} -> {after}"
     text = f"{format_seconds(step.seconds_before)} -> {after}, {percent(step.gain_fraction)} less"
     return text if step.is_distinguishable else f"{text}: {NO_DIFFERENCE}"
 
@@ -221,6 +231,7 @@ def tuning_to_dict(tuning: Tuning) -> dict[str, Any]:
         "goal": tuning.goal,
         "settled": tuning.settled,
         "given": None if tuning.given is None else _result_to_dict(tuning.given),
+        "given_verdict": verdict_content(tuning.given_verdict),
         "best": [_result_to_dict(measured) for measured in tuning.best],
         "steps": [
             {

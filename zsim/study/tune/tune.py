@@ -22,7 +22,8 @@ from zsim.study.tune.goals import GOALS, Question
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.search import SearchResult
 from zsim.study.tune.settings import base_of
-from zsim.study.tune.verify import Verifier, simulate_start
+from zsim.study.tune.verify import Verifier, simulate_start, start_verdict
+from zsim.validated.verdict import Verdict
 
 ALL_AXES = "all"  # as an axis to keep: every axis
 BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
@@ -54,6 +55,8 @@ class Tuning:
     refused: dict[str, int]
     num_simulated: int
     num_checked: int
+    given_verdict: Verdict | None = None
+    """The verdict on the experiment's own configuration, in any case but for one that is refused."""
     budget: int | None = None
     """The number of configurations to simulate, or None for as many as the proof needs."""
 
@@ -125,6 +128,7 @@ def tune(
     search, best = verification.search, verification.best[:count]
     if not best:
         raise InputError(_nothing_fits(base, search, evaluator) + _remedy(experiment, question))
+    given_verdict = None if start_memory is None else start_verdict(evaluator, given_candidate)
     steps: list[TuningStep] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
         steps = explain(
@@ -137,7 +141,7 @@ def tune(
     return Tuning(
         goal, verification.space.remark, base, start_result, start_memory, best, steps, search,
         verification.measured,
-        dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked,
+        dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked, given_verdict,
         budget if has_degrees else None,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.study.differences import verdict_of_row
 from zsim.study.tune.axes import LOSSES
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
@@ -18,6 +19,7 @@ from zsim.study.tune.explain import differing_axes
 from zsim.study.tune.goals import Space
 from zsim.study.tune.refine import choose_loss, key_without_loss, refine, split_losses
 from zsim.study.tune.search import SearchResult, search
+from zsim.validated.verdict import Verdict
 
 _CLOSE = 1.03  # a second structure within this ratio of the best is refined too
 _FEW = 3  # the best loss is chosen for at least this many, however few results are asked for
@@ -159,6 +161,12 @@ def simulate_start(
     if memory is None or not memory.fits:
         return None, memory
     return evaluator.simulate([candidate])[0], memory
+
+
+def start_verdict(evaluator: Evaluator, candidate: Candidate) -> Verdict | None:
+    """The verdict on the experiment's own configuration, as a run of it has. None where it has none."""
+    (result,) = evaluator.simulate([candidate])
+    return None if result is None else verdict_of_row(result.row)
 
 
 def _rank(best: Sequence[CandidateResult], space: Space) -> list[CandidateResult]:

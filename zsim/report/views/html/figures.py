@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from zsim.arrays import Ints
+from zsim.report.fit import ReservedMemory, reserved_memory
 from zsim.report.memory import MemoryLevels
 from zsim.report.report import Report
 from zsim.report.views.html.figure import Figure
@@ -19,6 +20,7 @@ from zsim.report.views.meanings import (
     CAPACITY,
     COMMUNICATION,
     MEMORY,
+    RESERVED,
     TOTAL,
     WHOLE_STEP,
     Meaning,
@@ -30,6 +32,7 @@ from zsim.units import format_bytes, format_rate, format_seconds
 _MAX_POINTS = 1500
 _MAX_ROWS = 14
 _CAPACITY_LINE = {"dash": "dash", "width": 2, "color": CAPACITY.color}
+_ALLOCATORS = "rgba(138,143,152,0.25)"  # memory that the verdict leaves to torch's allocator
 _PHASES = {"": "step", "recompute": "recomputation"}
 
 
@@ -101,17 +104,24 @@ def memory_waterfall(report: Report, device: str) -> Figure:
     bytes_of_category = {category: count for category, count in peak.at_total.items() if count}
     bases = np.cumsum([0, *bytes_of_category.values()])[:-1]
     names = [_category(category).label for category in bytes_of_category]
-    top = max(peak.total, capacity or 0) / 1e9
+    wholes = {"peak": (peak.total, _peak_color(peak.total, capacity))}
+    reserved = reserved_memory(report) if device == "gpu" else None
+    if reserved is not None:
+        wholes["reserved"] = reserved.held_bytes, RESERVED.color
+    top = max(peak.total, capacity or 0, reserved.memory_bytes if reserved is not None else 0) / 1e9
     figure = Figure(layout(420, showlegend=False, bargap=0.2, margin=_margin(62)))
     ends = bases + np.array(list(bytes_of_category.values()))
     figure.add_bar(
         orientation="h",
-        y=[*names, "peak"],
-        x=[*(count / 1e9 for count in bytes_of_category.values()), peak.total / 1e9],
-        base=[*(bases / 1e9).tolist(), 0.0],
+        y=[*names, *wholes],
+        x=[
+            *(count / 1e9 for count in bytes_of_category.values()),
+            *(size / 1e9 for size, _ in wholes.values()),
+        ],
+        base=[*(bases / 1e9).tolist(), *(0.0 for _ in wholes)],
         marker_color=[
             *(_category(category).color for category in bytes_of_category),
-            _peak_color(peak.total, capacity),
+            *(color for _, color in wholes.values()),
         ],
         hovertext=[
             *(
@@ -120,6 +130,7 @@ def memory_waterfall(report: Report, device: str) -> Figure:
                 for category, count in bytes_of_category.items()
             ),
             f"<b>peak</b><br>{format_bytes(peak.total)} at {format_seconds(peak.seconds)}",
+            *(() if reserved is None else (f"<b>reserved</b><br>{_reserved_words(reserved)}",)),
         ],
         hoverinfo="text",
     )
@@ -129,13 +140,16 @@ def memory_waterfall(report: Report, device: str) -> Figure:
         meaning, x = _category(category), end if has_room or is_long else base
         inside = meaning.color if is_long and not has_room else None
         _label(figure, meaning.label, x, count, is_behind=has_room, inside=inside)
-    is_long = peak.total / 1e9 > 0.3 * top
-    inside = _peak_color(peak.total, capacity) if is_long else None
-    _label(figure, "peak", peak.total / 1e9, peak.total, is_behind=not is_long, inside=inside)
+    for name, (size, color) in wholes.items():
+        is_long = size / 1e9 > 0.3 * top
+        _label(figure, name, size / 1e9, size, is_behind=not is_long, inside=color if is_long else None)
     figure.update_xaxes(title_text="GB", range=[0, top * 1.06], fixedrange=True)
     figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
     if capacity:
         figure.add_vline(x=capacity / 1e9, line=_CAPACITY_LINE)
+        if reserved is not None and reserved.memory_bytes > capacity:
+            margin = {"fillcolor": _ALLOCATORS, "line": {"width": 0}, "layer": "below"}
+            figure.add_vrect(x0=capacity / 1e9, x1=reserved.memory_bytes / 1e9, **margin)
         figure.add_annotation(
             text=f"capacity {format_bytes(capacity)}",
             x=capacity / 1e9,
@@ -170,7 +184,8 @@ def memory_timeline(usage: MemoryLevels, report: Report, device: str) -> Figure:
             hovertemplate="%{y:.2f} GB",
         )
     capacity = report.capacity_bytes.get(device)
-    top = max(float(usage.totals.max(initial=0)), capacity or 0) / 1e9
+    reserved = reserved_memory(report) if device == "gpu" else None
+    top = max(float(usage.totals.max(initial=0)), capacity or 0, reserved.held_bytes if reserved else 0) / 1e9
     figure.update_yaxes(title_text="GB", range=[0, top * 1.08], automargin=True)
     figure.update_xaxes(title_text=unit, range=[0, report.step_seconds * scale], title_standoff=6)
     if capacity:
@@ -179,7 +194,28 @@ def memory_timeline(usage: MemoryLevels, report: Report, device: str) -> Figure:
             line=_CAPACITY_LINE,
             text=f"capacity {format_bytes(capacity)}",
         )
+    if reserved is not None:
+        figure.add_hline(
+            y=reserved.held_bytes / 1e9,
+            line={"dash": "dot", "width": 2, "color": RESERVED.color},
+        )
+        figure.add_annotation(
+            text=f"reserved {format_bytes(reserved.held_bytes)}",
+            x=1,
+            xref="x domain",
+            xanchor="right",
+            y=reserved.held_bytes / 1e9,
+            yanchor="bottom",
+            showarrow=False,
+        )
     return figure
+
+
+def _reserved_words(reserved: ReservedMemory) -> str:
+    return (
+        f"{format_bytes(reserved.torch_bytes)} by torch; with the CUDA context and communicators' buffers<br>"
+        f"{format_bytes(reserved.held_bytes)} of the GPU's {format_bytes(reserved.memory_bytes)}"
+    )
 
 
 def collectives(report: Report) -> Figure:

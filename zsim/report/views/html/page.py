@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.resources
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.figure import Figure
@@ -15,6 +18,7 @@ from zsim.version import __version__
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+_COMPRESSION = 6  # gzip's level: an eighth of a second; the next ones save nothing
 _URL = re.compile(r"https?://[^\s,;)\"'<>]+")
 
 
@@ -55,11 +59,19 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["linked"] = _link_urls
-    # plotly.offline.get_plotlyjs returns the same, and imports all that plotly can draw.
-    script = importlib.resources.files("plotly").joinpath("package_data/plotly.min.js")
     return environment.get_template(template).render(
-        version=__version__, plotly_js=Markup(script.read_text("utf-8")), **values
+        version=__version__, plotly_js=Markup(_plotly_script()), **values
     )
+
+
+@cache
+def _plotly_script() -> str:
+    """plotly.js, gzipped and in base 64: 2 MB instead of 4.8. Pages unpack it.
+
+    plotly.offline.get_plotlyjs returns the same script, and imports all that plotly can draw.
+    """
+    script = importlib.resources.files("plotly").joinpath("package_data/plotly.min.js")
+    return b64encode(gzip.compress(script.read_bytes(), _COMPRESSION, mtime=0)).decode()
 
 
 def page(title: str, kicker: str, sections: Sequence[Section], summary: str = "") -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.files import write_atomically
 from zsim.report.fit import fit_of, format_torch_memory, moment_notes
-from zsim.report.memory import Ledger, Peak
+from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow
@@ -113,9 +113,12 @@ TIMELINE_CAPTION = (
 MEMORY_CAPTION = "Levels when the compute stream gets there."
 
 
-def waterfall_caption(peak: Peak) -> str:
-    """Caption of the memory waterfall: when the peak is."""
-    return f"What is held at the peak, {format_seconds(peak.seconds)} into the step."
+def waterfall_caption(report: Report, device: str) -> str:
+    """Caption of the memory waterfall: when the peak is, and what is reserved."""
+    caption = f"What is held at the peak, {format_seconds(report.peaks[device].seconds)} into the step."
+    if device == "gpu" and report.allocator is not None:
+        caption += " Reserved: what nvidia-smi shows; the shaded memory is the allocator's alone."
+    return caption
 
 
 def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
@@ -162,7 +165,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
             "title": DEVICES[device],
             "waterfall": plot(
                 f"waterfall-{device}",
-                waterfall_caption(peak),
+                waterfall_caption(report, device),
                 figures.memory_waterfall(report, device),
             ),
             "timeline": plot(

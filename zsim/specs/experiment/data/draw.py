@@ -57,9 +57,7 @@ def draw_lengths(
     lengths, or several.
     """
     check_lengths(table)
-    micro_batches = min(plan.micro_batches, max(1, _MAX_SEQUENCES // (plan.ranks * plan.sequences)))
-    sequences_per_step = plan.ranks * micro_batches * plan.sequences
-    steps = max(1, min(_NUM_STEPS, _MAX_SEQUENCES // sequences_per_step))
+    steps, micro_batches = num_drawn_steps(plan)
     generator = np.random.default_rng(table.seed)
     shape = (steps, micro_batches, plan.ranks, plan.sequences)
     if table.batching == "packed":
@@ -71,8 +69,8 @@ def draw_lengths(
         pairs = tokens * plan.length
     cost = token_flops * tokens + pair_flops * pairs
     slowest_tokens, slowest_pairs = (
-        _slowest_rank_mean(cost, tokens, plan),
-        _slowest_rank_mean(cost, pairs, plan),
+        slowest_rank_mean(cost, tokens, plan),
+        slowest_rank_mean(cost, pairs, plan),
     )
     longest = ceil(slowest_tokens / plan.sequences / multiple - 1e-9) * multiple
     return SampledLengths(
@@ -80,12 +78,21 @@ def draw_lengths(
         span=slowest_pairs / slowest_tokens,
         real_tokens=float(real_tokens.mean()),
         mean_tokens=float(tokens.mean()),
-        slowest_over_mean=_slowest_rank_mean(cost, cost, plan) / float(cost.mean()),
+        slowest_over_mean=slowest_rank_mean(cost, cost, plan) / float(cost.mean()),
         masks_by_document=table.batching == "packed" and table.attention_by_document,
     )
 
 
-def _slowest_rank_mean(cost: Floats, values: Floats, plan: BatchPlan) -> float:
+def num_drawn_steps(plan: BatchPlan) -> tuple[int, int]:
+    """(steps, micro-batches of each) that are drawn, so that the sequences of all of them are not too
+    many.
+    """
+    micro_batches = min(plan.micro_batches, max(1, _MAX_SEQUENCES // (plan.ranks * plan.sequences)))
+    sequences_per_step = plan.ranks * micro_batches * plan.sequences
+    return max(1, min(_NUM_STEPS, _MAX_SEQUENCES // sequences_per_step)), micro_batches
+
+
+def slowest_rank_mean(cost: Floats, values: Floats, plan: BatchPlan) -> float:
     """Mean over steps and micro-batches of `values` of the slowest rank. See [Note: the slowest rank of a
     micro-batch].
     """

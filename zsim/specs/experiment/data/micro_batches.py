@@ -45,20 +45,33 @@ def apply_lengths(
             "training.lengths: attention 'math' computes all pairs whatever its mask; expected attention "
             "'flash', or attention_by_document = false"
         )
+    plan = batch_plan(training, strategy, parallelism, replicas, nodes, config, expert_ranks)
+    multiple = parallelism.token_shards * (2 if parallelism.context > 1 else 1)
+    if training.precision == "fp8":
+        multiple = lcm(multiple, training.fp8.dimension_multiple * parallelism.context)
+    drawn_lengths = draw_lengths(table, plan, *_flops(model), multiple)
+    return replace(training, sequence_length=drawn_lengths.length, lengths=drawn_lengths)
+
+
+def batch_plan(
+    training: TrainingConfig,
+    strategy: StrategyTable,
+    parallelism: ParallelismConfig,
+    replicas: int,
+    nodes: int,
+    config: StrategyConfig | None,
+    expert_ranks: int,
+) -> BatchPlan:
+    """A step's micro-batches, and the replicas that wait for one another in each."""
     sync_group_size = training_of(strategy.kind).synchronized_replicas(strategy, config, replicas, nodes)
     replicas_per_expert_group = expert_ranks // (parallelism.tensor * parallelism.context)
-    plan = BatchPlan(
+    return BatchPlan(
         replicas,
         training.gradient_accumulation_steps,
         training.micro_batch_size,
         training.sequence_length,
         sync_group_size=max(sync_group_size, replicas_per_expert_group),
     )
-    multiple = parallelism.token_shards * (2 if parallelism.context > 1 else 1)
-    if training.precision == "fp8":
-        multiple = lcm(multiple, training.fp8.dimension_multiple * parallelism.context)
-    drawn_lengths = draw_lengths(table, plan, *_flops(model), multiple)
-    return replace(training, sequence_length=drawn_lengths.length, lengths=drawn_lengths)
 
 
 def _flops(model: ModelSpec) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from zsim.specs.experiment.data.images import ImagesTable
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.lazy_model import Lazy
@@ -88,6 +89,11 @@ class TrainingTable(StrictTable):
     """A given recipe implies precision "fp8". The default under Megatron is that of its command line."""
     lengths: Lazy[LengthsTable] | None = Field(
         default=None, description="documents of different lengths, packed or padded"
+    )
+    images: Lazy[ImagesTable] | None = Field(
+        default=None,
+        description="images of samples, of a model with a vision tower; left out: one smallest image in each "
+        "micro-batch",
     )
     bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
     bf16_last_layers: int = Field(default=0, ge=0, strict=True, description="the same, at the end")

@@ -83,6 +83,7 @@ def apply_training(
     check_targets(base_model, adapters, adapted)
     notes += unmatched_notes(lora, base_model, adapters, adapted)
     notes += quantisation_notes(lora, base_model, framework, has_preparation=has_preparation)
+    starts = table.activation_checkpointing != "none" or bool(table.block_checkpointing)
     frozen = FrozenParameters(
         table.frozen,
         all_but_adapters=True,
@@ -92,7 +93,8 @@ def apply_training(
         product_dtype=product_type(lora),
         quantises_routers=has_linear_routers(base_model),
         has_fp32_stream=has_preparation,
-        inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),
+        inputs_require_gradients=starts,
+        patches_require_gradients=starts and framework.keeps_originals,
     )
     return freeze_parameters(model, frozen)
 

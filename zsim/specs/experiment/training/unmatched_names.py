@@ -4,7 +4,8 @@
 PEFT 0.21.2 stops where nothing at all is adapted, and warns where `exclude_modules` excludes nothing
 (tuners/tuners_utils.py `inject_adapter`). It says nothing of a target among others, of `modules_to_save`
 (utils/other.py `_set_trainable`), nor of `rank_pattern` and `alpha_pattern` (`get_pattern_key` there). zsim
-stops at every target that matches nothing, and notes the rest.
+stops at a target that matches nothing, which is a typo, unless it is a product's name in other models, which
+lists that go from model to model have. It notes those, and the rest.
 """
 
 from __future__ import annotations
@@ -21,6 +22,17 @@ from zsim.specs.model.freezing import is_saved
 from zsim.specs.model.spec import ModelSpec, Module
 
 _WHERE = "training.lora"
+# Names of products in transformers' models (PEFT 0.21.2 utils/constants.py, and others of attention and MLP).
+_PRODUCT_NAMES = frozenset(
+    {
+        "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "query_key_value", "c_attn", "c_proj",
+        "c_fc", "Wqkv", "Wo", "dense", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2",
+        "dense_h_to_4h", "dense_4h_to_h", "w1", "w2", "w3", "in_proj", "x_proj", "dt_proj", "lm_head",
+        "embed_tokens", "gate", "router", "shared_expert_gate", "q_a_proj", "q_b_proj",
+        "kv_a_proj_with_mqa", "kv_b_proj", "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b",
+        "in_proj_qkvz", "in_proj_ba",
+    }
+)  # fmt: skip
 
 
 def check_targets(model: ModelSpec, adapters: Adapters, adapted_names: Collection[str]) -> None:
@@ -39,7 +51,9 @@ def check_targets(model: ModelSpec, adapters: Adapters, adapted_names: Collectio
         for target in targets
         if not any(is_named_by(name, (target,)) for name in (*adapted_names, *excluded_names))
     ]
-    if not missing_targets and (adapted_names or adapters.parameters):
+    if adapted_names and all(target.rpartition(".")[2] in _PRODUCT_NAMES for target in missing_targets):
+        return
+    if not missing_targets and adapters.parameters:
         return
     if not adapters.targets:
         raise InputError(
@@ -111,6 +125,13 @@ def unmatched_notes(
                 else _nearest_hint(name, module_names)
             )
             notes.append(f"{_WHERE}.exclude: '{name}' excludes nothing of '{model.name}'{hint}")
+    if not adapters.is_pattern and adapters.targets != (ALL_LINEAR,):
+        named = (*adapted_names, *(name for name in _product_names(model) if adapters.is_excluded(name)))
+        notes += [
+            f"{_WHERE}.targets: '{target}' is no product of '{model.name}', and gets no adapter"
+            for target in adapters.targets
+            if not any(is_named_by(name, (target,)) for name in named)
+        ]
     notes += [
         f"{_WHERE}.modules_to_save: '{target}' is no module of '{model.name}', and nothing is trained for it"
         f"{_nearest_hint(target, module_names)}"

@@ -1,0 +1,159 @@
+"""prime-rl's TOML: an update of the trainer with its defaults, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import zsim
+from tests.expect import of_kind, there
+from tests.programs.reading import notes_of, read_text
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.detect import read_training_file
+
+RL = """
+max_steps = 100
+seq_len = 4096
+[model]
+name = "Qwen/Qwen3-8B"
+[deployment]
+num_train_gpus = 4
+num_infer_gpus = 4
+[orchestrator]
+batch_size = 256
+group_size = 16
+[trainer.optim]
+lr = 1e-6
+[inference]
+"""
+SFT = """
+max_steps = 100
+[model]
+name = "Qwen/Qwen3-8B"
+optim_cpu_offload = false
+[data]
+name = "someone/chats"
+batch_size = 64
+seq_len = 2048
+[deployment]
+num_train_gpus = 8
+"""
+
+
+def read(folder: Path, text: str, name: str = "rl.toml", model: str | None = None) -> Experiment:
+    return read_text(folder, text, name=name, model=model)
+
+
+def test_an_update_of_rl_has_prime_rls_defaults(tmp_path: Path) -> None:
+    """256 rollouts on 4 GPUs, one to a micro-batch, are 64 micro-batches."""
+    found = read(tmp_path, RL)
+    table, training = of_kind(found.strategy, Fsdp2Table), found.training
+    assert (found.program, found.model, found.gpus) == ("prime-rl", "qwen3-8b", 4)
+    assert (training.sequence_length, training.micro_batch_size) == (4096, 1)
+    assert training.gradient_accumulation_steps == 64
+    assert (training.compile, training.activation_checkpointing) == (True, "full")
+    assert (training.checkpoint_offload, training.cross_entropy) == ("stream", "fused_linear")
+    assert (table.offload_states, table.param_dtype, table.reduce_dtype) == (True, "bf16", "fp32")
+    assert (table.no_sync, table.reshard_after_forward, training.optimizer_implementation) == (
+        False,
+        True,
+        "foreach",
+    )
+    assert "optim_cpu_offload is on where left out" in notes_of(found)
+    assert "generation and rewards are not in it" in notes_of(found)
+    assert "not read" not in notes_of(found)
+
+
+def test_sft_has_its_tables_at_the_top(tmp_path: Path) -> None:
+    found = read(tmp_path, SFT, "sft.toml")
+    training = found.training
+    assert (training.sequence_length, training.gradient_accumulation_steps) == (2048, 8)
+    assert (training.cross_entropy, training.optimizer_implementation) == ("eager", "fused")
+    assert not of_kind(found.strategy, Fsdp2Table).offload_states
+    assert "not read" not in notes_of(found)
+
+
+def test_tables_are_switched_off_by_a_word(tmp_path: Path) -> None:
+    off = '[trainer.model]\ncompile = "None"\nac = "None"\nac_offloading = "None"\n'
+    training = read(tmp_path, RL + off).training
+    assert (training.compile, training.activation_checkpointing, training.checkpoint_offload) == (
+        False,
+        "none",
+        None,
+    )
+
+
+def test_a_mixture_splits_its_experts_over_a_node(tmp_path: Path) -> None:
+    mixture = RL.replace("Qwen3-8B", "Qwen3-30B-A3B")
+    assert read(tmp_path, mixture).parallelism.expert == 4
+    assert read(tmp_path, mixture + "[trainer.model]\nep = 1\n").parallelism.expert == 1
+
+
+def test_adapters_and_replicas(tmp_path: Path) -> None:
+    nodes = RL.replace("num_train_gpus = 4\nnum_infer_gpus = 4", 'type = "multi_node"\nnum_train_nodes = 2')
+    found = read(tmp_path, nodes + "[trainer.model]\ndp_replicate = 2\n[trainer.model.lora]\nrank = 8\n")
+    lora = there(found.training.lora)
+    assert (found.nodes, found.gpus, lora.rank, lora.alpha) == (2, 16, 8, 32)
+    assert lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert of_kind(found.strategy, Fsdp2Table).replicate == 2
+
+
+def test_states_on_the_host_leave_the_gpu_between_updates(tmp_path: Path) -> None:
+    """Qwen3-8B has 8,190,735,360 parameters, so a rank of 8 has 2 x 4 x 1,023,841,920 bytes of states, with
+    what FSDP2 pads. They come and go over PCIe, and the way back is to pageable memory.
+    """
+    text = SFT.replace("batch_size = 64", "batch_size = 8")
+    on_gpu = zsim.simulate(read(tmp_path, text)).report.to_dict()
+    waiting = zsim.simulate(
+        read(tmp_path, text.replace("optim_cpu_offload = false", "optim_cpu_offload = true"))
+    ).report.to_dict()
+    states = 8 * 1_023_841_920
+    assert waiting["peak_bytes"]["host"]["optimizer_states"] == pytest.approx(8 * states, rel=1e-3)
+    assert on_gpu["peak_bytes"]["host"]["optimizer_states"] == 0
+    assert waiting["peak_bytes"]["gpu"]["optimizer_states"] == pytest.approx(states, rel=1e-3)
+    assert waiting["step_seconds"] > on_gpu["step_seconds"] + 2 * states / 64e9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("full_offload = true\n", r"full_offload: .* does not simulate masters"),
+        ('cp = 2\ncp_style = "ulysses"\n', "does not simulate ulysses under FSDP2; expected ring"),
+        ('quantization = {type = "fp8"}\n', "does not simulate fp8 of prime-rl's"),
+        ('ac = {mode = "selective"}\n', "selective checkpointing; expected full"),
+        ("[trainer.optim]", "'muon' of prime-rl's; expected adamw or sgd"),
+    ],
+)
+def test_another_job_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(NotSimulatedError, match=message):
+        changed = RL.replace("[trainer.optim]", '[trainer.optim]\ntype = "muon"')
+        read(tmp_path, changed if text.startswith("[") else RL + "[trainer.model]\n" + text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("num_train_gpus = 4", "num_train_gpus = 64", "found 64, more than a node's 8; expected type"),
+        ("batch_size = 256", "batch_size = 0", "found 0, expected a whole number of at least 1"),
+        ("batch_size = 256", 'batch_size = "many"', "found 'many', expected a whole number"),
+        ("seq_len = 4096", "seq_len = [", "not valid TOML|Invalid value|not TOML"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, RL.replace(old, new))
+
+
+def test_a_misspelt_key_is_named_with_the_nearest(tmp_path: Path) -> None:
+    found = read(tmp_path, RL + "[trainer.model]\nreshard_after_foward = false\n")
+    assert "reshard_after_foward (did you mean 'reshard_after_forward'?)" in notes_of(found)
+
+
+def test_an_orchestrators_file_trains_nothing(tmp_path: Path) -> None:
+    text = 'batch_size = 8\n[model]\nname = "x"\n[[train.source]]\nname = "y"\n[train]\n'
+    (tmp_path / "orch.toml").write_text(text.replace("[train]\n", ""))
+    with pytest.raises(InputError, match="is an orchestrator's, which trains nothing"):
+        read_training_file(str(tmp_path / "orch.toml"))

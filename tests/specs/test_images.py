@@ -1,0 +1,107 @@
+"""`[training.images]`: images of samples, and the rows of a tower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.specs.test_towers import QWEN3_VL
+from zsim.cost.kernels.shapes import BatchShape
+from zsim.errors import InputError
+from zsim.operations.operation import Module
+from zsim.operations.residual import Residual
+from zsim.specs.experiment.data.draw import BatchPlan
+from zsim.specs.experiment.data.images import ImagesTable, draw_images
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.strategy.images import ImageSize, SampledImages
+
+SIZE = ImageSize(1, 784, 196, 64)
+
+
+def job(images: dict[str, Any] | None, **training: Any) -> Any:
+    table = {"sequence_length": 512, **training, **({"images": images} if images is not None else {})}
+    return resolve(
+        zsim.Experiment(
+            model=QWEN3_VL, cluster="dgx-h100", nodes=1, training=table, strategy={"kind": "fsdp2"}
+        )
+    )
+
+
+def test_a_tower_sees_images_as_sequences_and_merged_rows_as_tokens() -> None:
+    """Two sequences with three images each of 784 patches: 6 x 784 rows, 6 x 196 tokens. With half an image a
+    sequence and one sequence there are 392 rows, whose span is no longer than they are.
+    """
+    shape = BatchShape(2, 4096, images=SampledImages(SIZE, 3.0, 3.0))
+    patches = shape.seen_by(Module("x", Residual(1), image_rows="patches"))
+    assert (patches.sequences, patches.sequence_length, patches.span) == (6, 784, None)
+    windows = shape.seen_by(Module("x", Residual(1), image_rows="windows"))
+    assert (windows.tokens, windows.span) == (6 * 784, 64)
+    assert shape.seen_by(Module("x", Residual(1), image_rows="merged")).tokens == 6 * 196
+    assert shape.seen_by(Module("x", Residual(1))).tokens == 2 * 4096
+    half = BatchShape(1, 4096, images=SampledImages(SIZE, 0.5, 0.5))
+    assert half.seen_by(Module("x", Residual(1), image_rows="patches")).tokens == 392
+
+
+def test_the_slowest_rank_of_a_micro_batch_has_the_most_images() -> None:
+    """With counts 0 and 2 of equal chance the mean is 1. Of 64 ranks that wait for one another one nearly
+    always has 2, and of one rank the slowest is the mean.
+    """
+    table = ImagesTable(counts=(0, 2), pixels=10_000)
+    waiting = draw_images(table, SIZE, BatchPlan(64, 4, 1, 4096, sync_group_size=64))
+    assert waiting.per_sequence == pytest.approx(2.0)
+    assert waiting.mean_per_sequence == pytest.approx(1.0, abs=0.1)
+    alone = draw_images(table, SIZE, BatchPlan(1, 4, 1, 4096, sync_group_size=1))
+    assert alone.slowest_over_mean == pytest.approx(1.0)
+
+
+def test_a_constant_number_of_images_is_the_same_on_all_ranks() -> None:
+    images = draw_images(
+        ImagesTable(per_sample=3, pixels=10_000), SIZE, BatchPlan(64, 4, 2, 4096, sync_group_size=64)
+    )
+    assert (images.per_sequence, images.mean_per_sequence) == (3, 3)
+
+
+def test_without_images_the_tower_runs_on_a_smallest_one_and_the_report_says_so() -> None:
+    resolved = job(None, micro_batch_size=2)
+    assert resolved.training.images.are_dummies
+    assert resolved.training.images.rows("merged", 2)[0] == 1
+    (note,) = [note for note in resolved.notes if "vision tower" in note]
+    assert "[training.images]" in note
+    assert "--set model.text_only=true" in note
+
+
+def test_tokens_of_images_count_in_the_sequence() -> None:
+    """448 x 448 pixels are 196 tokens: three images do not fit into 512."""
+    assert job({"per_sample": 2, "width": 448, "height": 448}).training.images.mean_per_sequence == 2
+    with pytest.raises(InputError, match="3 images of 196 tokens each are more than the 512 tokens"):
+        job({"per_sample": 3, "width": 448, "height": 448})
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ({"per_sample": 1}, "the size of an image"),
+        ({"per_sample": 1, "width": 448}, "the size of an image"),
+        ({"pixels": 1000}, "found neither of `per_sample` and `counts`"),
+        ({"per_sample": 1, "counts": [1], "pixels": 1000}, "found both"),
+        ({"per_sample": 1, "pixels": 1000, "max_tiles": 4}, "max_tiles: 'model' has no such bound"),
+        ({"per_sample": 1, "width": 9000, "height": 10}, "200 times as long as wide"),
+    ],
+)
+def test_what_does_not_fit_is_said(images: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job(images)
+
+
+def test_images_of_a_model_without_a_tower_are_an_error() -> None:
+    experiment = zsim.Experiment(
+        model="qwen3-8b",
+        cluster="dgx-h100",
+        nodes=1,
+        training={"images": {"per_sample": 1, "pixels": 1000}},
+        strategy={"kind": "fsdp2"},
+    )
+    with pytest.raises(InputError, match="'qwen3-8b' has no vision tower"):
+        resolve(experiment)

@@ -1,0 +1,144 @@
+"""Vision towers of multimodal files: parameters, names, and what is done with a file that has one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.errors import NotSimulatedError
+from zsim.operations.image_features import ImageFeatures
+from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
+from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.model.image_rules import ImageRule
+from zsim.specs.model.spec import ModelSpec
+
+COUNTED = json.loads((Path(__file__).parent / "published_towers.json").read_text())["models"]
+TEXT = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_hidden_layers": 4, "head_dim": 16,
+}  # fmt: skip
+VISION = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+}
+QWEN3_VL: dict[str, Any] = {
+    "model_type": "qwen3_vl",
+    "text_config": TEXT,
+    "vision_config": {**VISION, "out_hidden_size": 64, "deepstack_visual_indexes": [0, 1]},
+}
+
+
+def build(**changes: Any) -> ModelSpec:
+    return model_from_config({**QWEN3_VL, **changes}, "tiny", "tiny.json")
+
+
+@pytest.mark.parametrize("entry", COUNTED, ids=lambda entry: entry["name"])
+def test_parameters_are_those_of_the_published_model(entry: dict[str, Any]) -> None:
+    """With tower and projector, counted by transformers 5.24 on the meta device."""
+    model = model_from_config(entry["config"], entry["name"], "config.json")
+    assert model.tower is not None
+    assert (model.numel, model.tower.numel) == (entry["total"], entry["tower"])
+
+
+def test_text_alone_is_taken_where_it_is_asked_for() -> None:
+    model = build(text_only=True)
+    assert model.tower is None
+    assert model.block_prefix == "model.layers"
+    with_tower = build()
+    assert with_tower.tower is not None
+    assert with_tower.numel - with_tower.tower.numel == model.numel
+    assert with_tower.block_prefix == "model.language_model.layers"
+
+
+def test_flat_files_of_older_releases_have_the_same_model() -> None:
+    """Qwen2.5-VL's own config.json has the language model's keys beside `vision_config`."""
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+    nested = {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": vision}
+    flat = {**TEXT, "model_type": "qwen2_5_vl", "vision_config": vision}
+    models = [model_from_config(config, "tiny", "tiny.json") for config in (nested, flat)]
+    assert [name for name, _ in models[0].named_parameters()] == [
+        name for name, _ in models[1].named_parameters()
+    ]
+
+
+def test_deep_features_are_added_in_as_many_layers_as_the_tower_gives_them() -> None:
+    blocks = build().blocks
+    assert [isinstance(block.modules[-1].op_spec, ImageFeatures) for block in blocks] == [True] * 2 + [
+        False
+    ] * 2
+    assert blocks[0] is blocks[1]
+
+
+def test_a_pooling_head_that_gemma_does_not_use_is_refused() -> None:
+    config = {"model_type": "gemma3", "text_config": TEXT, "vision_config": {"hidden_size": 32}}
+    with pytest.raises(NotSimulatedError, match="vision_use_head"):
+        model_from_config(config, "tiny", "tiny.json")
+
+
+def test_a_frozen_tower_has_no_backward_and_a_trained_projector_has() -> None:
+    """Pixels need no gradient, so that nothing before the first trained parameter has a backward; the
+    language model's embedding is trained, so the features that are put among its rows have one.
+    """
+    frozen = FrozenParameters(("model.visual.blocks", "model.visual.patch_embed", "model.visual.pos_embed"))
+    tower = freeze_parameters(build(), frozen).tower
+    assert tower is not None
+    assert not any(module.has_backward for block in tower.blocks for module in block.modules)
+    assert all(module.has_backward for module in tower.after if module.parameters)
+    first_product = next(module for module in tower.after if module.name.endswith("merger.linear_fc1"))
+    assert first_product.has_backward
+    whole = FrozenParameters(("model.visual",))
+    tower = freeze_parameters(build(), whole).tower
+    assert tower is not None
+    assert [module.name for module in tower.modules if module.has_backward] == ["image_features"]
+
+
+def test_a_trained_tower_before_a_frozen_language_model_has_a_backward() -> None:
+    model = freeze_parameters(build(), FrozenParameters(("model.language_model", "lm_head")))
+    assert model.tower is not None
+    with_parameters = [module for module in model.tower.modules if module.parameters]
+    assert all(module.has_backward for module in with_parameters)
+    assert all(module.has_backward for block in model.blocks for module in block.modules)
+
+
+QWEN = ImageRule(16, 2, 65_536, 16_777_216)
+TILES = {"tile": 448, "max_tiles": 12, "class_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("rule", "pixels", "expected"),
+    [
+        (QWEN, (448, 448), (1, 784, 196)),  # 28 x 28 patches, 14 x 14 tokens
+        (QWEN, (1024, 768), (1, 64 * 48, 32 * 24)),
+        (QWEN, (100, 100), (1, 256, 64)),  # enlarged to 256 x 256: 65,536 pixels at least
+        (ImageRule(14, 2, 3136, 1_003_520), (4000, 3000), (1, 82 * 60, 41 * 30)),  # 1,156 x 867, then down
+        (ImageRule(14, 4, tile=896), (300, 5000), (1, 4096, 256)),  # Gemma 3: always 896 x 896
+        (ImageRule(14, 2, **TILES, tiling="nearest aspect"), (448, 448), (1, 1025, 256)),
+        (
+            ImageRule(14, 2, **TILES, tiling="nearest aspect"),
+            (896, 448),
+            (3, 1025, 768),
+        ),  # 2 x 1 and a thumbnail
+        (
+            ImageRule(14, 2, tile=336, max_tiles=16, class_tokens=1, tiling="largest scale"),
+            (700, 300),
+            (4, 577, 4 * 144),
+        ),  # 3 x 1 tiles enlarge it 1.12 times, 2 x 1 would shrink it; and the whole image
+    ],
+)
+def test_an_image_is_cut_as_the_models_processor_does(
+    rule: ImageRule, pixels: tuple[int, int], expected: tuple[int, int, int]
+) -> None:
+    """(tiles, patches of each with its class token, tokens), by hand from the processors' rules."""
+    size = rule.size_of(*pixels)
+    assert (size.tiles, size.patches, size.tokens) == expected
+
+
+def test_windows_are_squares_of_tokens() -> None:
+    """112 pixels are four tokens of 28 pixels, of two patches each: 8 x 8 patches."""
+    assert ImageRule(14, 2, 3136, 10**7, window=112).size_of(560, 560).window == 64

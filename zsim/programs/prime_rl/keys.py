@@ -1,0 +1,122 @@
+"""The keys of prime-rl's TOML that an update depends on. `trainer`'s stand at the top in a file of SFT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zsim.specs.formats.program import ConfigMapping
+from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
+
+_PRIME = "prime-rl 559b4477, packages/prime-rl-configs/src/prime_rl/configs/"
+_TRAINER = _PRIME + "trainer.py"
+
+_KEYS = (
+    ProgramKey("seq_len", int, "tokens of a sequence, of RL", "training.sequence_length"),
+    ProgramKey("data.seq_len", int, "tokens of a sequence, of SFT", "training.sequence_length"),
+    ProgramKey("data.batch_size", int, "sequences of a step, of SFT"),
+    ProgramKey(
+        "data.micro_batch_size", int, "sequences of a micro-batch, of SFT", "training.micro_batch_size",
+        is_plain=True, default=1, tuned=(), source=_PRIME + "sft.py",
+    ),
+    ProgramKey("orchestrator.batch_size", int, "rollouts of a step, of RL"),
+    ProgramKey("orchestrator.token_batch_size", int, "their tokens instead"),
+    ProgramKey("deployment.type", str, "single_node or multi_node"),
+    ProgramKey("deployment.num_train_gpus", int, "GPUs that train, on one node", "gpus"),
+    ProgramKey("deployment.num_train_nodes", int, "nodes that train", "nodes"),
+    ProgramKey("deployment.gpus_per_node", int, "GPUs of a node"),
+    ProgramKey("deployment.nodes_per_fsdp_group", int, "nodes that shard the model", "strategy.replicate"),
+    ProgramKey("model.name", str, "the model", "model"),
+    ProgramKey(
+        "trainer.model.seq_len", int, "tokens of a sequence, of the trainer", "training.sequence_length"
+    ),
+    ProgramKey(
+        "trainer.model.compile", (dict, str, bool), "torch.compile of blocks, on where left out",
+        "training.compile",
+    ),
+    ProgramKey("trainer.model.ac.mode", str, "full; selective is refused by name"),
+    ProgramKey(
+        "trainer.model.ac.freq", int, "every how many blocks are checkpointed", "training.checkpoint_every"
+    ),
+    ProgramKey(
+        "trainer.model.ac_offloading", (dict, str, bool),
+        "checkpoints on the host until backward, on where left out", "training.checkpoint_offload",
+    ),
+    ProgramKey("trainer.model.fsdp_cpu_offload", bool, "shards on the host", "strategy.cpu_offload"),
+    ProgramKey(
+        "trainer.model.optim_cpu_offload", bool,
+        "optimizer states on the host between updates, on where left out", "strategy.offload_states",
+    ),
+    ProgramKey("trainer.model.full_offload", (dict, bool), "masters and the update on the host"),
+    ProgramKey(
+        "trainer.model.reshard_after_forward", bool, "whether a unit is freed between forward and backward",
+        "strategy.reshard_after_forward", is_plain=True, default=True, tuned=(True, False), source=_TRAINER,
+    ),
+    ProgramKey(
+        "trainer.model.dp_replicate", int, "replicas of the sharded model", "strategy.replicate", tuned=(),
+        source=_TRAINER,
+    ),
+    ProgramKey("trainer.model.ep", (int, str), "ranks that share the experts", "parallelism.expert"),
+    ProgramKey("trainer.model.ep_comm_backend", str, "what exchanges tokens", "parallelism.dispatcher"),
+    ProgramKey(
+        "trainer.model.cp", int, "ranks that share a sequence", "parallelism.context", tuned=(),
+        source=_TRAINER,
+    ),
+    ProgramKey("trainer.model.cp_style", str, "ring; ulysses is refused by name"),
+    ProgramKey("trainer.model.attn", str, "the kernels of attention", "training.attention"),
+    ProgramKey("trainer.model.optimization_dtype", str, "the type of parameters", "training.stored_dtype"),
+    ProgramKey(
+        "trainer.model.reduce_dtype", str, "the type in which gradients are reduced", "strategy.reduce_dtype",
+        is_plain=True, values={"float32": "fp32", "bfloat16": "bf16"}, default="float32",
+    ),
+    ProgramKey("trainer.model.quantization.type", str, "products in fp8, which are refused"),
+    ProgramKey("trainer.model.lora.rank", int, "rank of the adapters", "training.lora.rank"),
+    ProgramKey("trainer.model.lora.alpha", float, "their scale", "training.lora.alpha"),
+    ProgramKey("trainer.model.lora.dropout", float, "dropout before an adapter", "training.lora.dropout"),
+    ProgramKey(
+        "trainer.model.lora.target_modules", list, "the modules that get one", "training.lora.targets"
+    ),
+    ProgramKey(
+        "trainer.model.lora.modules_to_save", list, "modules that are trained whole",
+        "training.lora.modules_to_save",
+    ),
+    ProgramKey("trainer.model.vlm", dict, "a multimodal model's towers"),
+    ProgramKey("trainer.model.debug.num_layers", int, "blocks of a model that is cut off"),
+    ProgramKey(
+        "trainer.model.fused_lm_head_token_chunk_size", (int, str),
+        "tokens of a chunk of the head and the loss, of RL", "training.cross_entropy",
+    ),
+    ProgramKey("trainer.optim.type", str, "adamw or sgd; others are refused by name", "training.optimizer"),
+    ProgramKey(
+        "trainer.optim.max_norm", float, "norm that gradients are clipped to", "training.gradient_clipping",
+        is_plain=True, default=1.0,
+    ),
+)  # fmt: skip
+KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
+CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
+# Other phases than the update, and what changes none: rollouts, evaluation, saves, logs.
+IDLE = (
+    "orchestrator", "inference", "eval", "val", "ckpt", "resume", "log", "monitors", "run", "output_dir",
+    "clean", "slurm", "env_vars", "max_steps", "max_async_level", "scheduler", "tokenizer", "renderer",
+    "weight_broadcast", "rollout_transport", "heartbeat", "metrics_server", "dry_run", "deployment",
+    "dist_timeout_seconds", "matmul_precision", "gc", "memory_profiler_path", "trace_path", "bench", "data",
+    *(
+        f"trainer.{key}"
+        for key in (
+            "tokenizer", "data", "loss", "scheduler", "ckpt", "resume", "weight_broadcast",
+            "rollout_transport", "log", "monitors", "output_dir", "matmul_precision", "max_steps",
+            "memory_profiler_path", "gc", "trace_path", "dist_timeout_seconds", "heartbeat",
+            "metrics_server", "enable_token_export", "env_vars", "enable_router_replay",
+        )
+    ),
+    *(
+        f"trainer.model.{key}"
+        for key in (
+            "name", "trust_remote_code", "conversion_dir", "impl", "moe_use_grouped_mm", "moe_router_dtype",
+            "deepep_num_sms", "deepep_token_chunk_size", "debug", "freeze_moe_router", "ac.targets",
+        )
+    ),
+    *(
+        f"trainer.optim.{key}"
+        for key in ("lr", "weight_decay", "betas1", "betas2", "mu", "momentum", "nesterov")
+    ),
+)  # fmt: skip

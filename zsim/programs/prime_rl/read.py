@@ -1,0 +1,225 @@
+"""prime-rl's TOML of RL or SFT -> one update of the trainer, on the GPUs that train.
+
+Read in prime-rl 559b4477: packages/prime-rl-configs (`trainer.py`, `sft.py`, `rl.py`), src/prime_rl/trainer
+(`model.py: setup_fsdp`, `rl/train.py`, `sft/train.py`, `optim/`).
+
+# [Note: prime-rl's defaults]
+Blocks are compiled and checkpointed. Checkpoints wait on the host, and so do optimizer states between
+updates. Gradients are reduced after every micro-batch. Parameters are kept in fp32 and gathered in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.programs.prime_rl.keys import IDLE, KEYS
+from zsim.specs.formats.nested_keys import NestedKeys
+from zsim.specs.formats.program import ProgramSource
+from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.library import Library
+from zsim.specs.model.expert_layer import has_experts
+
+_MODEL = "trainer.model"
+_OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd_momentum"}
+_OF_RL = ("orchestrator", "trainer", "inference")
+_SHARED = ("model", "optim")  # of a file of SFT, or of the trainer alone
+_ROLLOUTS = 128  # of a step
+_EXPERT_RANKS = 8  # at most, with ep = "auto"
+# Adapters' targets by default, of which these are in no dense model.
+_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_EXPERT_TARGETS = ("experts", "fc1_latent_proj", "fc2_latent_proj")
+
+
+def read_prime_rl(source: ProgramSource) -> TrainingFile:
+    """The update of the trainer in a prime-rl TOML.
+
+    Raises InputError for values that prime-rl refuses, NotSimulatedError for what zsim does not simulate.
+    """
+    file = TrainingFile(source.text, program="prime-rl")
+    data = source.content
+    if "train" in data:
+        raise InputError(
+            f"{file.name}: is an orchestrator's, which trains nothing; expected the trainer's file"
+        )
+    is_sft = not any(table in data for table in _OF_RL) and "batch_size" in (data.get("data") or {})
+    keys = NestedKeys(file, _with_trainer(data), KEYS, IDLE)
+    _refuse_others(keys)
+    gpus = _read_machines(keys)
+    keys.read_model("model.name")
+    keys.ignore(f"{_MODEL}.name")
+    _read_sharding(keys, gpus)
+    _read_recomputation(keys)
+    _read_batch(keys, is_sft=is_sft)
+    _read_optimizer(keys)
+    _read_adapters(keys)
+    keys.note_unread()
+    return file
+
+
+def _with_trainer(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with the trainer's below `trainer`, into which the top level's `model` is written."""
+    trainer = dict(data.get("trainer") or {})
+    for name in _SHARED:
+        trainer[name] = {**(data.get(name) or {}), **(trainer.get(name) or {})}
+    return {**{key: value for key, value in data.items() if key != "optim"}, "trainer": trainer}
+
+
+def _refuse_others(keys: NestedKeys) -> None:
+    keys.ignore("model")
+    keys.refuse(f"{_MODEL}.full_offload", "masters and the update on the host, beside backward")
+    keys.refuse(f"{_MODEL}.quantization.type", "fp8 of prime-rl's")
+    keys.refuse(f"{_MODEL}.debug.num_layers", "a model that is cut off; change model.num_hidden_layers")
+    if keys.has(f"{_MODEL}.vlm"):
+        raise NotSimulatedError(
+            f"{keys.file.name}: {_MODEL}.vlm: zsim does not simulate prime-rl's towers yet"
+        )
+
+
+def _read_machines(keys: NestedKeys) -> int:
+    per_node = keys.count("deployment.gpus_per_node", 8)
+    if keys.get("deployment.type") == "multi_node" or keys.has("deployment.num_train_nodes"):
+        nodes = keys.count("deployment.num_train_nodes", 2)
+        keys.file.settings |= {"nodes": nodes, "gpus": nodes * per_node}
+        return nodes * per_node
+    gpus = keys.count("deployment.num_train_gpus", 1)
+    if gpus > per_node:
+        raise InputError(
+            f"{keys.file.name}: deployment.num_train_gpus: found {gpus}, more than a node's {per_node}; "
+            'expected type = "multi_node" with num_train_nodes'
+        )
+    keys.file.settings["gpus"] = gpus
+    return gpus
+
+
+def _read_sharding(keys: NestedKeys, gpus: int) -> None:
+    file, settings = keys.file, keys.file.settings
+    settings |= {
+        "strategy.kind": "fsdp2", "strategy.param_dtype": "bf16", "training.precision": "bf16",
+        "strategy.no_sync": False, "strategy.wrapping": "torchtitan",
+    }  # fmt: skip
+    keys.read(f"{_MODEL}.reshard_after_forward", f"{_MODEL}.reduce_dtype")
+    if keys.get(f"{_MODEL}.optimization_dtype", "float32") == "bfloat16":
+        settings["training.stored_dtype"] = "bf16"
+    replicas = keys.count(f"{_MODEL}.dp_replicate", 1)
+    if nodes := keys.get("deployment.nodes_per_fsdp_group"):
+        replicas = max(1, keys.count("deployment.num_train_nodes", 2) // nodes)
+    if replicas > 1:
+        settings["strategy.replicate"] = replicas
+    if keys.get(f"{_MODEL}.fsdp_cpu_offload", False):
+        settings["strategy.cpu_offload"] = True
+        if keys.get(f"{_MODEL}.optim_cpu_offload", True):
+            raise InputError(
+                f"{file.name}: {_MODEL}.fsdp_cpu_offload: prime-rl refuses it beside optim_cpu_offload; "
+                "expected optim_cpu_offload = false"
+            )
+    elif keys.get(f"{_MODEL}.optim_cpu_offload", True):
+        settings["strategy.offload_states"] = True
+        if not keys.has(f"{_MODEL}.optim_cpu_offload"):
+            file.note("optim_cpu_offload is on where left out: optimizer states are copied for every update")
+    context = keys.count(f"{_MODEL}.cp", 1)
+    if context > 1:
+        if keys.get(f"{_MODEL}.cp_style", "ring") != "ring":
+            raise NotSimulatedError(
+                f"{file.name}: {_MODEL}.cp_style: zsim does not simulate ulysses under FSDP2; expected ring"
+            )
+        settings |= {"parallelism.context": context, "parallelism.context_method": "all-gather"}
+    _read_experts(keys, gpus // replicas)
+
+
+def _read_experts(keys: NestedKeys, ranks: int) -> None:
+    degree, settings = keys.get(f"{_MODEL}.ep", "auto"), keys.file.settings
+    if degree == "auto":
+        name = keys.file.defaults.get("model")
+        is_mixture = name is not None and has_experts(Library().model(name))
+        degree = min(ranks, _EXPERT_RANKS) if is_mixture else 1
+    if not isinstance(degree, int) or degree < 1:
+        raise InputError(
+            f'{keys.file.name}: {_MODEL}.ep: found {degree!r}, expected "auto" or a number of ranks'
+        )
+    if degree > 1:
+        settings["parallelism.expert"] = degree
+        if keys.get(f"{_MODEL}.ep_comm_backend", "torch") == "deepep":
+            settings["parallelism.dispatcher"] = "deepep"
+
+
+def _read_recomputation(keys: NestedKeys) -> None:
+    """See [Note: prime-rl's defaults]. "None" switches a table off."""
+    settings = keys.file.settings
+    settings["training.compile"] = keys.values.get(f"{_MODEL}.compile") not in ("None", False)
+    keys.ignore(f"{_MODEL}.compile")
+    is_offloaded = keys.values.get(f"{_MODEL}.ac_offloading") not in ("None", False)
+    keys.ignore(f"{_MODEL}.ac_offloading")
+    if keys.values.get(f"{_MODEL}.ac") in ("None", False) and not is_offloaded:
+        keys.ignore(f"{_MODEL}.ac")
+        return
+    keys.ignore(f"{_MODEL}.ac.targets")
+    if keys.get(f"{_MODEL}.ac.mode", "full") != "full":
+        raise NotSimulatedError(
+            f"{keys.file.name}: {_MODEL}.ac.mode: zsim does not simulate prime-rl's selective checkpointing; "
+            "expected full"
+        )
+    settings["training.activation_checkpointing"] = "full"
+    if (every := keys.count(f"{_MODEL}.ac.freq", 1)) > 1:
+        settings["training.checkpoint_every"] = every
+    if is_offloaded:
+        settings["training.checkpoint_offload"] = "stream"
+
+
+def _read_batch(keys: NestedKeys, *, is_sft: bool) -> None:
+    file, settings = keys.file, keys.file.settings
+    keys.read("data.micro_batch_size")
+    chunk = keys.get(f"{_MODEL}.fused_lm_head_token_chunk_size", 8192)
+    settings["training.cross_entropy"] = "eager" if is_sft or chunk == "disabled" else "fused_linear"
+    if is_sft:
+        settings["training.sequence_length"] = keys.count("data.seq_len", 128)
+        file.global_batch_size = keys.count("data.batch_size", 128)
+        file.note("documents are packed: sequences are full, and their documents attend as one")
+        return
+    length = keys.get("seq_len", 2048)
+    length = keys.get(f"{_MODEL}.seq_len", length)
+    settings["training.sequence_length"] = length
+    tokens = keys.get("orchestrator.token_batch_size")
+    rollouts = keys.count("orchestrator.batch_size", _ROLLOUTS)
+    file.global_batch_size = rollouts if tokens is None else max(1, tokens // length)
+    file.note(
+        f"simulated is one update of the trainer over {file.global_batch_size:,} sequences of {length:,} "
+        "tokens, the longest, and shorter rollouts are packed; generation and rewards are not in it"
+    )
+
+
+def _read_optimizer(keys: NestedKeys) -> None:
+    name = keys.get("trainer.optim.type", "adamw")
+    if name not in _OPTIMIZERS:
+        raise NotSimulatedError(
+            f"{keys.file.name}: trainer.optim.type: zsim does not simulate '{name}' of prime-rl's; expected "
+            f"{' or '.join(_OPTIMIZERS)}"
+        )
+    settings = keys.file.settings
+    settings["training.optimizer"] = _OPTIMIZERS[name]
+    is_fused = name == "adamw" and not settings.get("strategy.offload_states")
+    settings["training.optimizer_implementation"] = "fused" if is_fused else "foreach"
+    keys.read("trainer.optim.max_norm")
+
+
+def _read_adapters(keys: NestedKeys) -> None:
+    prefix = f"{_MODEL}.lora"
+    if not keys.has(prefix):
+        return
+    targets = keys.get(f"{prefix}.target_modules", list(_TARGETS))
+    keys.file.settings |= {
+        "training.lora.rank": keys.count(f"{prefix}.rank", 16),
+        "training.lora.alpha": keys.get(f"{prefix}.alpha", 32.0),
+        "training.lora.dropout": keys.get(f"{prefix}.dropout", 0.0),
+        "training.lora.targets": [target for target in targets if target not in _EXPERT_TARGETS],
+    }
+    if saved := keys.get(f"{prefix}.modules_to_save"):
+        keys.file.settings["training.lora.modules_to_save"] = saved
+    if "parallelism.expert" in keys.file.settings and (
+        not keys.has(f"{prefix}.target_modules") or "experts" in targets
+    ):
+        raise NotSimulatedError(
+            f"{keys.file.name}: {prefix}.target_modules: zsim does not simulate prime-rl's adapters on "
+            "experts; expected a list without 'experts'"
+        )

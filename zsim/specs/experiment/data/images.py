@@ -1,0 +1,221 @@
+"""`[training.images]`: how many images a sample has, and of which size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import floor, sqrt
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from zsim.arrays import Floats
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.specs.experiment.data.draw import BatchPlan, num_drawn_steps, slowest_rank_mean
+from zsim.specs.model.spec import ModelSpec, Tower
+from zsim.specs.strategy.images import ImageSize, SampledImages
+from zsim.specs.strategy.training import Checkpointing, TrainingConfig
+
+Side = Annotated[int, Field(ge=1, le=2**20, strict=True)]
+Pixels = Annotated[int, Field(ge=1, le=2**40, strict=True)]
+_MAX_COUNT = 100_000
+
+
+class ImagesTable(BaseModel):
+    """The images of samples, a sample being a sequence of `sequence_length` tokens, the images' included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    per_sample: float | None = Field(
+        default=None,
+        ge=0,
+        le=_MAX_COUNT,
+        allow_inf_nan=False,
+        description="images of a sample, as mean of the law; left out: for `counts`",
+    )
+    law: Literal["constant", "poisson"] = Field(
+        default="constant", description="law that the number of a sample's images is drawn from"
+    )
+    counts: tuple[Annotated[int, Field(ge=0, le=_MAX_COUNT, strict=True)], ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=_MAX_COUNT,
+        description="numbers of images of samples, from which each sample's is drawn, 0 for one of text "
+        "alone; left out: for `per_sample`",
+    )
+    width: Side | None = Field(default=None, description="pixels; left out: for `pixels`")
+    height: Side | None = Field(default=None, description="pixels; left out: for `pixels`")
+    pixels: Pixels | None = Field(
+        default=None, description="area of a square image; left out: for `width` and `height`"
+    )
+    min_pixels: Pixels | None = Field(
+        default=None, description="smallest area that images are scaled to; left out: the model's"
+    )
+    max_pixels: Pixels | None = Field(
+        default=None, description="largest area that images are scaled to; left out: the model's"
+    )
+    max_tiles: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = Field(
+        default=None,
+        description="tiles of an image at most, where the model has tiles; left out: the model's",
+    )
+    activation_checkpointing: Checkpointing | None = Field(
+        default=None,
+        description="what backward computes again in the tower; left out: as in the language model",
+    )
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether samples differ in their number of images."""
+        if self.counts is not None:
+            return len(set(self.counts)) > 1
+        return self.law != "constant" or self.per_sample != floor(self.per_sample or 0.0)
+
+
+def check_images(table: ImagesTable) -> None:
+    """Raises InputError unless the table says how many images there are, and how large."""
+    if (table.per_sample is None) == (table.counts is None):
+        count = "both" if table.counts is not None else "neither"
+        raise InputError(
+            f"training.images: found {count} of `per_sample` and `counts`; expected one of them: how "
+            "many images a sample has"
+        )
+    sides = (table.width is None) + (table.height is None)
+    if sides == 1 or (sides == 0) == (table.pixels is not None):
+        raise InputError(
+            "training.images: expected the size of an image, as `width` and `height` or as `pixels`"
+        )
+    if table.min_pixels is not None and table.max_pixels is not None and table.min_pixels > table.max_pixels:
+        raise InputError(
+            f"training.images.max_pixels: found {table.max_pixels:,}, expected at least min_pixels, "
+            f"{table.min_pixels:,}"
+        )
+    if table.counts is not None and table.law != "constant":
+        raise InputError("training.images.law: found with `counts`, which are drawn as they are")
+
+
+def image_size(table: ImagesTable, model: ModelSpec) -> ImageSize:
+    """An image as the model's tower sees it, by the model's own rule.
+
+    Raises InputError for bounds that the model's rule has not.
+    """
+    assert model.tower is not None
+    rule = model.tower.rule
+    bounds = {
+        name: getattr(table, name)
+        for name in ("min_pixels", "max_pixels", "max_tiles")
+        if getattr(table, name) is not None
+    }
+    bound_names = (
+        ("max_tiles",) if rule.tiling != "none" else () if rule.tile else ("min_pixels", "max_pixels")
+    )
+    for name in bounds:
+        if name not in bound_names:
+            expected = (
+                f"; expected {' and '.join(bound_names)}"
+                if bound_names
+                else ", whose images all have one size"
+            )
+            hint = did_you_mean(name, bound_names)
+            raise InputError(f"training.images.{name}: '{model.name}' has no such bound{hint}{expected}")
+    side = max(1, round(sqrt(table.pixels))) if table.pixels else 0
+    return rule.set_bounds(**bounds).size_of(table.width or side, table.height or side)
+
+
+def apply_images(
+    training: TrainingConfig,
+    table: ImagesTable | None,
+    model: ModelSpec,
+    plan: BatchPlan,
+    notes: list[str],
+) -> TrainingConfig:
+    """The training with the images of a model that has a tower, and how its blocks are recomputed. Without
+    `[training.images]` a micro-batch has one smallest image, and `notes` get a sentence about it.
+
+    Raises InputError for images of a model without a tower, and for more tokens of images than a sequence
+    has.
+    """
+    if model.tower is None:
+        if table is None:
+            return training
+        raise InputError(
+            f"training.images: '{model.name}' has no vision tower; expected a multimodal config.json, or "
+            "no images"
+        )
+    policy = None if table is None else table.activation_checkpointing
+    training = replace(training, tower_checkpointing=policy or training.activation_checkpointing)
+    if table is None:
+        return _use_dummies(training, model, model.tower, notes)
+    if training.lengths is not None and training.lengths.slowest_over_mean > 1 and table.is_drawn:
+        raise NotSimulatedError(
+            "training.images: a number of images that is drawn, with training.lengths that differ by "
+            "rank, is not simulated; expected the same number of images in each sample"
+        )
+    check_images(table)
+    size = image_size(table, model)
+    images = draw_images(table, size, plan)
+    if not images.mean_per_sequence:
+        return _use_dummies(training, model, model.tower, notes)
+    tokens = images.mean_per_sequence * size.tokens
+    if tokens > training.sequence_length:
+        raise InputError(
+            f"training.images: {images.mean_per_sequence:,.3g} images of {size.tokens:,} tokens each are "
+            f"more than the {training.sequence_length:,} tokens of a sequence; expected fewer or smaller "
+            "images, or a longer sequence_length"
+        )
+    notes.append(
+        f"images: {images.mean_per_sequence:,.3g} a sample, {size.tokens:,} tokens each ({tokens:,.0f} "
+        f"of the {training.sequence_length:,} tokens of a sequence), {size.tiles * size.patches:,} "
+        "patches each in the tower" + _imbalance(images)
+    )
+    return replace(training, images=images)
+
+
+def _use_dummies(
+    training: TrainingConfig, model: ModelSpec, tower: Tower, notes: list[str]
+) -> TrainingConfig:
+    per_sequence = 1 / training.micro_batch_size
+    notes.append(
+        f"the vision tower of '{model.name}' ({tower.numel / 1e6:,.0f} M parameters) is simulated "
+        "without images: it runs on one smallest image in each micro-batch, as trainers do for samples "
+        "of text; [training.images] says what samples have, and --set model.text_only=true leaves the "
+        "tower out"
+    )
+    return replace(
+        training, images=SampledImages(tower.rule.smallest, per_sequence, per_sequence, are_dummies=True)
+    )
+
+
+def _imbalance(images: SampledImages) -> str:
+    ratio = images.slowest_over_mean
+    return f"; the slowest rank has {ratio:.2f} times the mean rank's" if ratio > 1.005 else ""
+
+
+def draw_images(table: ImagesTable, size: ImageSize, plan: BatchPlan) -> SampledImages:
+    """The images of the mean and of the slowest rank's micro-batches. See [Note: the slowest rank of a
+    micro-batch]. Where a micro-batch has none, the tower gets a smallest one, which counts as none.
+    """
+    mean = table.per_sample if table.counts is None else float(np.mean(table.counts))
+    assert mean is not None
+    if not table.is_drawn:
+        return SampledImages(size, mean, mean)
+    steps, micro_batches = num_drawn_steps(plan)
+    generator = np.random.default_rng(table.seed)
+    images = _draw(table, generator, (steps, micro_batches, plan.ranks, plan.sequences)).sum(axis=3)
+    slowest = slowest_rank_mean(images, images, plan)
+    return SampledImages(size, slowest / plan.sequences, float(images.mean()) / plan.sequences)
+
+
+def _draw(table: ImagesTable, generator: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Numbers of images of samples. A constant law whose mean is no whole number draws one beside it."""
+    if table.counts is not None:
+        values: Floats = np.array(table.counts, dtype=np.float64)
+        drawn: Floats = values[
+            np.minimum((generator.random(shape) * len(values)).astype(np.int64), len(values) - 1)
+        ]
+        return drawn
+    mean = table.per_sample or 0.0
+    if table.law == "poisson":
+        return generator.poisson(mean, shape).astype(np.float64)
+    numbers: Floats = np.floor(mean) + (generator.random(shape) < mean - floor(mean))
+    return numbers

@@ -1,0 +1,129 @@
+"""How the processors of multimodal models cut images into patches, tiles and tokens.
+
+Read in transformers 5.24: image_processing_qwen2_vl.py `smart_resize` (Qwen2-VL to Qwen 3.6, with the bounds
+of each), image_processing_got_ocr2.py `get_optimal_tiled_canvas` (InternVL), image_processing_llama4.py
+`get_best_fit`, processing_gemma3.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, floor, sqrt
+from typing import Any, Literal
+
+from zsim.errors import InputError
+from zsim.specs.strategy.images import ImageSize
+
+Tiling = Literal["none", "nearest aspect", "largest scale"]
+_MAX_ASPECT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRule:
+    """The rule of one model. Without a `tile` images keep their size, rounded to whole tokens."""
+
+    patch: int
+    """Pixels on a patch's side."""
+    merge: int
+    """Patches on the side of the square that becomes one token."""
+    min_pixels: int = 0
+    max_pixels: int = 0
+    """Bounds of the area that images are scaled into."""
+    window: int = 0
+    """Pixels on the side of a window, in layers with windows."""
+    tile: int = 0
+    """Pixels on the side of a tile, all of which have equal size."""
+    max_tiles: int = 1
+    tiling: Tiling = "none"
+    """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image."""
+    class_tokens: int = 0
+    """Rows of the tower in each tile besides patches."""
+
+    @property
+    def factor(self) -> int:
+        """Pixels on the side of a token."""
+        return self.patch * self.merge
+
+    def size_of(self, width: int, height: int) -> ImageSize:
+        """An image of `width` x `height` pixels, as the tower sees it.
+
+        Raises InputError for an image more than 200 times as long as wide, which the processors refuse.
+        """
+        if max(width, height) > _MAX_ASPECT * min(width, height):
+            raise InputError(
+                f"training.images: found {width:,} x {height:,} pixels, which image processors refuse; "
+                f"expected at most {_MAX_ASPECT} times as long as wide"
+            )
+        if self.tile:
+            tiles = self._tiles(width, height)
+            patches = (self.tile // self.patch) ** 2
+            return ImageSize(tiles, patches + self.class_tokens, tiles * (self.tile // self.factor) ** 2)
+        width, height = self._resize(width, height)
+        patches = (width // self.patch) * (height // self.patch)
+        window = (self.window // self.factor * self.merge) ** 2 if self.window else 0
+        return ImageSize(1, patches, patches // self.merge**2, min(window, patches))
+
+    def set_bounds(self, **bounds: Any) -> ImageRule:
+        """The rule with other bounds of pixels or of tiles. A lower bound above the upper one moves it
+        too.
+        """
+        rule = replace(self, **bounds)
+        if rule.min_pixels <= rule.max_pixels:
+            return rule
+        bound = rule.max_pixels if "max_pixels" in bounds else rule.min_pixels
+        return replace(rule, min_pixels=bound, max_pixels=bound)
+
+    @property
+    def smallest(self) -> ImageSize:
+        """The smallest image, as trainers give the tower one where a micro-batch has none."""
+        side = self.tile or self.factor
+        return replace(self, min_pixels=0, max_pixels=side * side).size_of(side, side)
+
+    def _resize(self, width: int, height: int) -> tuple[int, int]:
+        """Sides in whole tokens, with an area between the bounds."""
+        factor, area = self.factor, width * height
+        resized = [max(factor, round(side / factor) * factor) for side in (width, height)]
+        if resized[0] * resized[1] > self.max_pixels:
+            scale = sqrt(area / self.max_pixels)
+            resized = [max(factor, floor(side / scale / factor) * factor) for side in (width, height)]
+        elif resized[0] * resized[1] < self.min_pixels:
+            scale = sqrt(self.min_pixels / area)
+            resized = [ceil(side * scale / factor) * factor for side in (width, height)]
+        return resized[0], resized[1]
+
+    def _tiles(self, width: int, height: int) -> int:
+        """Tiles of an image, and one of the whole image where there are several."""
+        if self.tiling == "none":
+            return 1
+        grids = [
+            (columns, rows)
+            for columns in range(1, self.max_tiles + 1)
+            for rows in range(1, self.max_tiles // columns + 1)
+        ]
+        choose = _nearest_aspect if self.tiling == "nearest aspect" else _largest_scale
+        columns, rows = choose(grids, width, height, self.tile)
+        tiles = columns * rows
+        return tiles + 1 if tiles > 1 else 1
+
+
+def _nearest_aspect(grids: list[tuple[int, int]], width: int, height: int, tile: int) -> tuple[int, int]:
+    """The grid whose aspect ratio is nearest. Of equally near ones, in order of tiles, a larger one takes its
+    place while the image has more than half of its area.
+    """
+    best, best_distance = (1, 1), float("inf")
+    for grid in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = abs(width / height - grid[0] / grid[1])
+        is_tied = distance == best_distance and width * height > 0.5 * tile * tile * grid[0] * grid[1]
+        if distance < best_distance or is_tied:
+            best, best_distance = grid, distance
+    return best
+
+
+def _largest_scale(grids: list[tuple[int, int]], width: int, height: int, tile: int) -> tuple[int, int]:
+    """The grid that the image is scaled up to the least, else scaled down to the least. Of several the one
+    with the fewest tiles.
+    """
+    scales = {grid: min(tile * grid[0] / width, tile * grid[1] / height) for grid in grids}
+    enlarging = [scale for scale in scales.values() if scale >= 1]
+    chosen = min(enlarging) if enlarging else max(scales.values())
+    return min((grid for grid in grids if scales[grid] == chosen), key=lambda grid: grid[0] * grid[1])

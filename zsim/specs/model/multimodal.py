@@ -1,0 +1,140 @@
+"""Models with a vision tower: the parts of a `config.json`, and the tower before its language model.
+
+The language model is under `text_config`, or beside `vision_config` in files of older releases. Names as in
+transformers 5.24 (`modeling_*.py` of each type), where the language model is under a name of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zsim.errors import NotSimulatedError
+from zsim.operations.image_features import ImageFeatures
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families import towers
+from zsim.specs.model.spec import Block, ModelSpec, Module, Tower
+
+TEXT_ONLY = "text_only"
+"""The key of a model that asks for its language model alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultimodalFamily:
+    """The tower of a `model_type`."""
+
+    tower: Callable[[ConfigReader, int], Tower]
+    """Its builder, from its configuration and the language model's width."""
+    text_type: str
+    """The type of the language model where the file does not say it."""
+    root: str = "model.language_model"
+    """What the language model's `model` is in the whole model's parameters' names."""
+    head: str = "lm_head"
+
+
+MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
+    "qwen2_vl": MultimodalFamily(towers.qwen2_vl_tower, "qwen2_vl_text"),
+    "qwen2_5_vl": MultimodalFamily(towers.qwen2_5_vl_tower, "qwen2_5_vl_text"),
+    "qwen3_vl": MultimodalFamily(towers.qwen3_vl_tower, "qwen3_vl_text"),
+    "qwen3_vl_moe": MultimodalFamily(towers.qwen3_vl_tower, "qwen3_vl_moe_text"),
+    "qwen3_5": MultimodalFamily(towers.qwen3_vl_tower, "qwen3_5_text"),
+    "qwen3_5_moe": MultimodalFamily(towers.qwen3_vl_tower, "qwen3_5_moe_text"),
+    "gemma3": MultimodalFamily(towers.siglip_tower, "gemma3_text"),
+    "internvl": MultimodalFamily(towers.internvit_tower, "qwen2"),
+    "llama4": MultimodalFamily(
+        towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
+    ),
+}
+_TOWERS = ("vision_config", "audio_config", "vision_tower_config")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """The parts of a `config.json`."""
+
+    text: Mapping[str, Any]
+    where: str
+    """The language model's part, in messages."""
+    vision: ConfigReader | None = None
+    """The tower's part. None for a language model by itself."""
+    family: MultimodalFamily | None = None
+
+
+def split_config(config: Mapping[str, Any], name: str, source: str, known_types: object) -> ModelParts:
+    """The parts of a parsed file. `known_types` are the types of language models.
+
+    Raises NotSimulatedError for a tower of a type that zsim does not know, unless the file asks for its
+    language model alone.
+    """
+    model_type = str(config.get("model_type"))
+    nested = config.get("text_config")
+    family = MULTIMODAL_FAMILIES.get(model_type)
+    is_text_only = config.get(TEXT_ONLY) is True
+    if isinstance(nested, dict) and model_type not in known_types:  # type: ignore[operator]
+        text, where = nested, f"{source}: text_config"
+    elif family is not None:
+        text = {key: value for key, value in config.items() if key != "vision_config"}
+        text["model_type"], where = family.text_type, source
+    else:
+        return ModelParts(config, source)
+    if family is not None:
+        text = {"model_type": family.text_type, **text}
+        if "tie_word_embeddings" in config:
+            text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    if is_text_only:
+        return ModelParts(text, where)
+    if family is None:
+        tower = next((key for key in _TOWERS if isinstance(config.get(key), dict)), "")
+        besides = (
+            f"{tower} besides text_config" if tower else "text_config, whose other parts it does not know"
+        )
+        raise NotSimulatedError(
+            f"{source}: model type '{model_type}' has {besides}; zsim simulates towers of "
+            f"{', '.join(MULTIMODAL_FAMILIES)}. Its language model alone is asked for by "
+            f"model.{TEXT_ONLY} = true"
+        )
+    vision = ConfigReader(config, name, source, model_type).nested("vision_config")
+    return ModelParts(text, where, vision, family)
+
+
+def add_tower(model: ModelSpec, config: ModelParts) -> ModelSpec:
+    """The language model with its tower before it, and with the whole model's names."""
+    if config.family is None or config.vision is None:
+        return model
+    family = config.family
+
+    def rename(name: str) -> str:
+        return name.replace("lm_head", family.head, 1) if "lm_head" in name else _move(name, family.root)
+
+    def rename_module(module: Module) -> Module:
+        owner = module.parameter_owner
+        return replace(
+            module, name=rename(module.name), parameter_owner=None if owner is None else rename(owner)
+        )
+
+    deep = towers.num_deep_features(config.vision) if config.family.tower is towers.qwen3_vl_tower else 0
+    return replace(
+        model,
+        family=config.vision.family,
+        before=tuple(map(rename_module, model.before)),
+        blocks=_add_deep_features(model, deep),
+        after=tuple(map(rename_module, model.after)),
+        block_prefix=rename(model.block_prefix),
+        tower=family.tower(config.vision, model.hidden_size),
+    )
+
+
+def _move(name: str, root: str) -> str:
+    first, _, rest = name.partition(".")
+    return f"{root}.{rest}" if first == "model" and rest else name
+
+
+def _add_deep_features(model: ModelSpec, count: int) -> tuple[Block, ...]:
+    """The blocks, of which the first `count` add features of the tower to the stream."""
+    addition = Module("deepstack_features", ImageFeatures(model.hidden_size, is_added=True))
+    changed = {
+        id(block): replace(block, modules=(*block.modules, addition)) for block in model.blocks[:count]
+    }
+    first = tuple(changed[id(block)] for block in model.blocks[:count])
+    return (*first, *model.blocks[count:])

@@ -1,0 +1,54 @@
+"""The images of micro-batches, as a vision tower and the language model see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# The rows that a module of a tower sees: patches of images that see one another, the same with attention
+# inside windows, or the tokens that the language model gets.
+ImageRows = Literal["", "patches", "windows", "merged"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """An image as a tower sees it: in one grid of patches, or in several tiles of equal size."""
+
+    tiles: int
+    """Grids of patches that don't see each other."""
+    patches: int
+    """Rows of the tower in each of them, a class token included."""
+    tokens: int
+    """Tokens that the language model sees of the image."""
+    window: int = 0
+    """Patches that a patch sees in layers with windows, itself included. 0 for all of its tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledImages:
+    """The images of a mean micro-batch, whose number is drawn."""
+
+    size: ImageSize
+    per_sequence: float
+    """Images of a sequence on the rank whose micro-batch has the most."""
+    mean_per_sequence: float
+    """Images of a sequence of a mean rank."""
+    are_dummies: bool = False
+    """No sample has an image, and the trainer gives the tower a smallest one in each micro-batch."""
+
+    def rows(self, kind: ImageRows, sequences: int) -> tuple[float, float]:
+        """(rows of all images of so many sequences, rows that see each other) for the modules of a kind."""
+        size, images = self.size, round(self.per_sequence * sequences, 9)
+        if kind == "merged":
+            return images * size.tokens, size.tokens
+        span = size.window if kind == "windows" and size.window else size.patches
+        return images * size.tiles * size.patches, min(span, size.patches)
+
+    def mean_rows(self, kind: ImageRows) -> float:
+        """Rows for each sequence of a mean rank."""
+        return self.rows(kind, 1)[0] * (self.mean_per_sequence / self.per_sequence)
+
+    @property
+    def slowest_over_mean(self) -> float:
+        """Images of the slowest rank over those of the mean rank."""
+        return self.per_sequence / self.mean_per_sequence

@@ -1,0 +1,1 @@
+"""Which cluster to rent, and how many of its GPUs."""

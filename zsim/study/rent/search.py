@@ -1,0 +1,272 @@
+"""A coarse search on one cluster: how many of its GPUs, and the configuration to run on them.
+
+On each number of GPUs the configurations are planned in the order in which they cost time: recomputing more
+comes before a loss without all logits, which comes before offloading. The first one that fits is taken. Where
+its plan waits for traffic, larger micro-batches are planned too, which need it less often. Numbers of GPUs
+grow by factors of two from the least that could finish in time, until more would cost more. Of these plans
+the cheapest by their lower bounds are simulated, until no other can be cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from zsim.specs.prices import Price
+from zsim.study.differences import verdict_of_row
+from zsim.study.rent.offer import Offer, offer_of
+from zsim.study.rent.question import RentQuestion
+from zsim.study.tune.axes import choices_of, divisors, micro_batch_choice
+from zsim.study.tune.axis import EVERY, MICRO_BATCH, AxisChoice
+from zsim.study.tune.base import Base
+from zsim.study.tune.candidates import Candidate, structure_of
+from zsim.study.tune.evaluate import CandidateResult, Evaluator
+
+_MICRO_BATCH_TOKENS = 8192  # of the first micro-batches: products of so many rows are near their best rate
+_MAX_COUNTS = 5  # numbers of GPUs that are tried
+_EXPOSED = 0.15  # of a step, from which on larger micro-batches are tried
+_MAX_SIMULATED = 5  # configurations of a cluster, and of these at most so many on one number of GPUs:
+_MAX_RETRIES = 3
+_WORTH = 0.01  # of the money, below which more GPUs are not cheaper
+_LEAST_LOSS = "cross entropy fused_linear"
+_SHORT = "runs short"  # a verdict: torch's allocator gives its cache back in every step
+_CHECKPOINTING, _LOSS, _BATCH, _OFFLOAD = "checkpointing", "cross-entropy", "micro-batch", "offload"
+
+
+@dataclass(frozen=True)
+class ClusterSearch:
+    """The outcome on one cluster."""
+
+    cluster: str
+    offer: Offer | None
+    """The cheapest that finishes in time, or else the fastest that fits. None where nothing fits."""
+    is_in_time: bool
+    counts: tuple[int, ...]
+    """The numbers of GPUs that were tried."""
+    reason: str = ""
+    """Why there is no offer."""
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A configuration that fits, and the lower bounds on its step."""
+
+    candidate: Candidate
+    seconds: float
+    """The least time of the plan, with the traffic of each resource."""
+    kernel_seconds: float
+    """The least time of its kernels alone."""
+
+    @property
+    def outlay(self) -> float:
+        """GPU-seconds of a step, to which money is proportional."""
+        return self.seconds * self.candidate.base.world_size
+
+
+def search_cluster(
+    question: RentQuestion, cluster: str, price: Price | None, currency: str, evaluator: Evaluator
+) -> ClusterSearch:
+    """The cheapest number of GPUs of a cluster with its configuration.
+
+    Raises InputError and NotSimulatedError for a training that the cluster cannot run in any number.
+    """
+    counts = _counts(question, evaluator.simulator.cluster(cluster).gpus_per_node, price)
+    if not counts:
+        return ClusterSearch(
+            cluster, None, False, (), f"no number of GPUs divides {question.batch} sequences"
+        )
+    start = _first_count(question, cluster, counts, evaluator)
+    plans: list[_Planned] = []
+    tried: list[int] = []
+    for count in counts[start : start + _MAX_COUNTS]:
+        tried.append(count)
+        planned = _best_planned(question, cluster, count, evaluator)
+        if planned is None:
+            continue
+        has_rival = any(not _is_offloaded(rival.candidate) for rival in plans)
+        plans.append(planned)
+        if has_rival and planned.outlay > min(rival.outlay for rival in plans) * (1 + _WORTH):
+            break
+    offers = _simulated_offers(question, cluster, price, currency, evaluator, plans)
+    in_time = [offer for offer in offers if offer.hours <= question.max_hours]
+    if not offers:
+        reason = f"does not fit on {tried[-1]:,} GPU{'s' if tried[-1] > 1 else ''}"
+        return ClusterSearch(cluster, None, False, tuple(tried), reason)
+    if in_time:
+        return ClusterSearch(cluster, min(in_time, key=lambda offer: offer.outlay), True, tuple(tried))
+    return ClusterSearch(cluster, min(offers, key=lambda offer: offer.hours), False, tuple(tried))
+
+
+def _simulated_offers(
+    question: RentQuestion,
+    cluster: str,
+    price: Price | None,
+    currency: str,
+    evaluator: Evaluator,
+    plans: Sequence[_Planned],
+) -> list[Offer]:
+    """The offers of the plans, simulated from the lowest bound on the money on, until no bound is below the
+    cheapest of those in time. Plans that offload come after the others, since they are further from their
+    bounds. Of those too slow by their bounds the largest is simulated, if there are no others.
+    """
+    offers: list[Offer] = []
+    cheapest, budget = inf, _MAX_SIMULATED
+
+    def hours(planned: _Planned) -> float:
+        base = planned.candidate.base
+        tokens = question.length.run_tokens(base.job.training.sequence_length) or 0.0
+        steps = max(1.0, tokens / (question.batch * base.job.training.sequence_length))
+        return planned.seconds * steps / 3600.0
+
+    slow = [planned for planned in plans if hours(planned) > question.max_hours]
+    quick = [planned for planned in plans if planned not in slow]
+    for planned in sorted(quick, key=lambda plan: (_is_offloaded(plan.candidate), plan.outlay)) or slow[-1:]:
+        rate = 1.0 if price is None else price.gpu_hour_price
+        if hours(planned) * planned.candidate.base.world_size * rate >= cheapest or budget <= 0:
+            continue
+        result, simulated = _first_safe_result(evaluator, planned.candidate, budget)
+        budget -= simulated
+        if result is None:
+            continue
+        offer = offer_of(result, cluster, question.length, price, currency)
+        offers.append(offer)
+        if offer.hours <= question.max_hours:
+            cheapest = min(cheapest, offer.outlay)
+    return offers
+
+
+def _first_safe_result(
+    evaluator: Evaluator, start: Candidate, budget: int
+) -> tuple[CandidateResult | None, int]:
+    """(the simulated candidate, or where torch's allocator runs short in it the next one of its strategy that
+    fits without, how many were simulated).
+    """
+    heavier = [candidate for candidate in _candidates(start.base) if candidate.number > start.number]
+    num_simulated = 0
+    for candidate in (start, *heavier):
+        if num_simulated == min(budget, _MAX_RETRIES):
+            break
+        if _planned(evaluator, candidate, inf) is None:
+            continue
+        num_simulated += 1
+        (result,) = evaluator.simulate([candidate])
+        verdict = None if result is None else verdict_of_row(result.row)
+        if result is None or verdict is None or result.may_run_out:
+            continue
+        if verdict.is_likely and verdict.word != _SHORT:
+            return result, num_simulated
+    return None, num_simulated
+
+
+def _is_offloaded(candidate: Candidate) -> bool:
+    """Whether something is kept on hosts or drives, so that more GPUs may do without it and be cheaper."""
+    return bool(candidate.choices[_OFFLOAD].label)
+
+
+def _counts(question: RentQuestion, per_node: int, price: Price | None) -> list[int]:
+    """The numbers of GPUs that can be rented and divide the batch: parts of a node, then nodes in powers of
+    two."""
+    least = 1 if price is None else price.instance_gpus
+    counts = [count for count in divisors(per_node) if count % least == 0]
+    counts += [per_node << power for power in range(1, question.max_gpus.bit_length())]
+    return [count for count in counts if question.allows(count)]
+
+
+def _first_count(question: RentQuestion, cluster: str, counts: list[int], evaluator: Evaluator) -> int:
+    """The index of the least number of GPUs on which the kernels of a run, without any communication, end in
+    time."""
+    base = question.base(cluster, counts[0], question.kinds[0])
+    bound = evaluator.bound(_candidates(base)[0])
+    tokens = question.length.run_tokens(base.job.training.sequence_length)
+    if bound is None or tokens is None:
+        return 0
+    steps = max(1.0, tokens / (question.batch * base.job.training.sequence_length))
+    least = counts[0] * steps * bound.seconds / (3600.0 * question.max_hours)
+    return next((index for index, count in enumerate(counts) if count >= least), len(counts) - 1)
+
+
+def _best_planned(question: RentQuestion, cluster: str, count: int, evaluator: Evaluator) -> _Planned | None:
+    """The fastest by their bounds of the first configurations of each strategy that fit. None where none
+    fits.
+    """
+    best: _Planned | None = None
+    for kind in question.kinds:
+        base = question.base(cluster, count, kind)
+        limit = inf if best is None else best.seconds
+        plans = (_planned(evaluator, candidate, limit) for candidate in _candidates(base))
+        first = next((planned for planned in plans if planned is not None), None)
+        if first is not None:
+            first = _enlarge_micro_batches(evaluator, first)
+        if first is not None and (best is None or first.seconds < best.seconds):
+            best = first
+    return best
+
+
+def _planned(evaluator: Evaluator, candidate: Candidate, limit: float) -> _Planned | None:
+    """The candidate with the bound of its plan. None if it is likelier not to fit, or cannot take less than
+    `limit` seconds.
+    """
+    bound = evaluator.bound(candidate)
+    if bound is None or bound.seconds >= limit or evaluator.is_too_large(candidate, bound):
+        return None
+    (memory,) = evaluator.memory([candidate])
+    if memory is None or not evaluator.fits(memory) or memory.least_seconds >= limit:
+        return None
+    return _Planned(candidate, memory.least_seconds, bound.seconds)
+
+
+def _enlarge_micro_batches(evaluator: Evaluator, start: _Planned) -> _Planned:
+    """The plan with larger micro-batches and all blocks recomputed, as long as each has a lower bound."""
+    best, base = start, start.candidate.base
+    full = _choices(base, _CHECKPOINTING)[-1:]
+    if not full or best.seconds < best.kernel_seconds * (1 + _EXPOSED):
+        return best
+    losses = [choice for choice in _choices(base, _LOSS) if choice.label == _LEAST_LOSS]
+    for size in divisors(base.sequences):
+        if size <= start.candidate.overrides[MICRO_BATCH]:
+            continue
+        larger = start.candidate.replace_choice(_CHECKPOINTING, full[0], start.candidate.number)
+        batch = micro_batch_choice(size, base.sequences // size)
+        larger = larger.replace_choice(_BATCH, batch, larger.number)
+        variants = [larger, *(larger.replace_choice(_LOSS, loss, larger.number) for loss in losses)]
+        plans = (_planned(evaluator, variant, best.seconds * (1 - _WORTH)) for variant in variants)
+        planned = next((planned for planned in plans if planned is not None), None)
+        if planned is None:
+            break
+        best = planned
+    return best
+
+
+def _candidates(base: Base) -> list[Candidate]:
+    """The configurations of a strategy in the order in which they cost time."""
+    return [Candidate(base, choices, number) for number, choices in enumerate(_choice_sets(base))]
+
+
+def _choice_sets(base: Base) -> Iterator[dict[str, AxisChoice]]:
+    sizes = [size for size in divisors(base.sequences) if size * _length(base) <= _MICRO_BATCH_TOKENS]
+    batches = {max(sizes, default=1), 1}
+    checkpointings = [
+        choice for choice in _choices(base, _CHECKPOINTING) if choice.overrides.get(EVERY, 1) == 1
+    ]
+    losses = [choice for choice in _choices(base, _LOSS) if choice.label == _LEAST_LOSS]
+    for offload in _choices(base, _OFFLOAD) or [AxisChoice("", {})]:
+        for checkpointing in checkpointings:
+            for size in sorted(batches, reverse=True):
+                batch = micro_batch_choice(size, base.sequences // size)
+                yield {_OFFLOAD: offload, _CHECKPOINTING: checkpointing, _BATCH: batch}
+        for loss in losses:
+            yield {
+                _OFFLOAD: offload, _CHECKPOINTING: checkpointings[-1], _LOSS: loss,
+                _BATCH: micro_batch_choice(1, base.sequences),
+            }  # fmt: skip
+
+
+def _choices(base: Base, name: str) -> list[AxisChoice]:
+    """The choices of an axis of the strategy's framework, from the least to the most. None without it."""
+    axis = next((axis for axis in structure_of(base.kind) if axis.name == name), None)
+    return [] if axis is None else choices_of(axis, base, {})
+
+
+def _length(base: Base) -> int:
+    return base.job.training.sequence_length
