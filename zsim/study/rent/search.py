@@ -141,8 +141,9 @@ def _first_safe_result(
     evaluator: Evaluator, start: Candidate, budget: int
 ) -> tuple[CandidateResult | None, int]:
     """(the simulated candidate, or where torch's allocator runs short in it the next one of its strategy that
-    fits without, how many were simulated).
+    fits without, how many were simulated). Without such a one, the first that is likelier to fit than not.
     """
+    likely: CandidateResult | None = None
     heavier = [candidate for candidate in _candidates(start.base) if candidate.number > start.number]
     num_simulated = 0
     for candidate in (start, *heavier):
@@ -157,7 +158,9 @@ def _first_safe_result(
             continue
         if verdict.is_likely and verdict.word != _SHORT:
             return result, num_simulated
-    return None, num_simulated
+        if verdict.is_likely and likely is None:
+            likely = result
+    return likely, num_simulated
 
 
 def _is_offloaded(candidate: Candidate) -> bool:
