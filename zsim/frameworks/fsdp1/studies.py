@@ -32,8 +32,8 @@ def _shardings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 def _host_offload(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """On the host the newest reduced gradient replaces the others, so that micro-batches reduce together."""
     has_several = base.job.training.gradient_accumulation_steps > 1
-    together = {"strategy.no_sync": True} if has_several else {}
-    return [AxisChoice("", {OFFLOAD: False}), AxisChoice(OFFLOADED, {OFFLOAD: True, **together})]
+    reduction = {"strategy.no_sync": True} if has_several else {}
+    return [AxisChoice("", {OFFLOAD: False}), AxisChoice(OFFLOADED, {OFFLOAD: True, **reduction})]
 
 
 class Fsdp1Tuning(FrameworkTuning[Fsdp1Table]):
