@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from zsim.commands.options import (
     settings,
     takes_experiment,
 )
+
+if TYPE_CHECKING:
+    from zsim.specs.experiment.tables import Experiment
 
 
 @takes_experiment(without=("cluster", "nodes", "gpus"))
@@ -82,7 +85,7 @@ def rent(
         raise typer.Exit(1)
 
 
-def _load(options: ExperimentOptions) -> object:
+def _load(options: ExperimentOptions) -> Experiment:
     """The experiment file, on any cluster where it is a training file that names none."""
     from zsim.specs.formats.detect import names_training_file
 

@@ -13,6 +13,7 @@ from zsim.errors import InputError
 from zsim.report.views.displayable import Displayable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.messages import validate_table
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.prices import read_prices
 from zsim.specs.strategy.choices import default_kind, values_of
 from zsim.study.experiment_source import ExperimentSource, experiment_of, plain_table
@@ -49,7 +50,7 @@ class RentResult(Displayable, Rents):
 def rent(
     experiment: ExperimentSource = None,
     *,
-    model: str | None = None,
+    model: str | ModelSpec | None = None,
     tokens: float | str | None = None,
     samples: float | str | None = None,
     epochs: float | None = None,

@@ -96,7 +96,7 @@ def search_rents(
     searches = [by_name[name] for name in names]
     if all(search.offer is None and not search.counts for search in searches):
         raise InputError(f"rent: {searches[0].cluster}: {searches[0].reason}")
-    checked, simulated = (sum(result[index] for result in results) for index in (1, 2))
+    checked, simulated = sum(result[1] for result in results), sum(result[2] for result in results)
     return Rents(question, *start, prices, searches, left_out, checked, simulated)
 
 
