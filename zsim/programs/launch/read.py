@@ -15,7 +15,7 @@ from zsim.programs.accelerate.read import load_accelerate
 from zsim.programs.accelerate.read import read_values as read_accelerate_values
 from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
-from zsim.programs.launch.commands import Launch, flag_values
+from zsim.programs.launch.commands import TRAINERS, Launch, flag_values
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
@@ -82,6 +82,12 @@ def read_launch(launch: Launch) -> TrainingFile:
     Raises InputError for flags that the launcher or the program refuses, NotSimulatedError for a program
     whose flags zsim does not know.
     """
+    if not launch.trains:
+        words = " or ".join(TRAINERS[launch.launcher])
+        raise InputError(
+            f"{launch.where}: {launch.launcher} {launch.target} trains nothing; expected "
+            f"{launch.launcher} {words}"
+        )
     file = _megatron_swift(launch) if launch.launcher == "megatron" else _started(launch)
     if launch.launcher == "accelerate":
         _add_accelerate(file, launch)
