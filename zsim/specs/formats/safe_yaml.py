@@ -44,8 +44,8 @@ def load_yaml(text: str, file: str, notes: list[str] | None = None, *, resolves:
 
 
 def resolve_references(content: Any) -> Any:
-    """`content` with every `${a.b}` replaced by the scalar at `a.b` of it, where there is one. References in a
-    circle stay as they are.
+    """`content` with every `${a.b}` replaced by the scalar at `a.b` of it, where there is one. References in
+    a circle stay as they are.
     """
     return _resolved(content, content)
 

@@ -18,7 +18,7 @@ from zsim.specs.model.spec import ModelSpec
 SCORE = "score"
 
 
-def with_labels(model: ModelSpec, labels: int) -> ModelSpec:
+def replace_head(model: ModelSpec, labels: int) -> ModelSpec:
     """The model with a head of `labels` outputs.
 
     Raises InputError for a model without a language model's head, and for as many labels as it has words.

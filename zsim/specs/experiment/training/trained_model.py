@@ -29,7 +29,7 @@ from zsim.specs.model.adapters import ALL_LINEAR, Adapters, add_adapters
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_linear_routers
 from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
-from zsim.specs.model.label_head import with_labels
+from zsim.specs.model.label_head import replace_head
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -63,7 +63,7 @@ def apply_training(
             raise NotSimulatedError(
                 "training.labels: not simulated with model parallelism; expected data parallelism alone"
             )
-        model = with_labels(model, table.labels)
+        model = replace_head(model, table.labels)
         notes.append(
             "training.labels: the head reads every token, and the loss of each sequence is taken as nothing"
         )
