@@ -103,7 +103,7 @@ def _script_notes(job: Job, programs: Sequence[TrainingProgram]) -> Iterator[str
 
 
 def _allocator_settings(training: TrainingConfig) -> str:
-    """What torch's allocator is told in the environment."""
+    """The settings of torch's allocator, as its environment variable has them."""
     settings = {
         "expandable_segments:True": training.expandable_segments,
         f"max_split_size_mb:{training.max_split_size_mb}": training.max_split_size_mb is not None,
