@@ -36,7 +36,7 @@ _THOUSAND = 1000  # steps of a bill
 STEP_SPREAD = 1.41
 """Factor within which a new step lies of what is simulated in 80 %, by the errors of the 13 published steps
 to which constants were fitted: the twelfth, in order (`python -m validation.rl.calibration`). Of 18 steps
-that nothing was fitted to 12 lie in it (docs/rl.md)."""
+that nothing was fitted to 13 lie in it (docs/rl.md)."""
 
 
 _CERTAIN = MemoryErrors(np.empty(0), np.empty(0), 0, 0, 0.0, 0)
