@@ -128,9 +128,10 @@ def test_states_on_the_host_leave_the_gpu_between_updates(tmp_path: Path) -> Non
     ],
 )
 def test_another_job_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    changed = RL.replace("[trainer.optim]", '[trainer.optim]\ntype = "muon"')
+    lines = changed if text.startswith("[") else RL + "[trainer.model]\n" + text
     with pytest.raises(NotSimulatedError, match=message):
-        changed = RL.replace("[trainer.optim]", '[trainer.optim]\ntype = "muon"')
-        read(tmp_path, changed if text.startswith("[") else RL + "[trainer.model]\n" + text)
+        read(tmp_path, lines)
 
 
 @pytest.mark.parametrize(

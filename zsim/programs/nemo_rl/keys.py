@@ -109,7 +109,7 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Other phases, and keys without effect on an update.
 IDLE = (
     "grpo", "loss_fn", "checkpointing", "data", "env", "logger", "sft", "dpo", "rm", "distillation",
-    "teacher",
+    "teacher", "ppo", "value", "value_loss_fn",
     "reward_penalties", "data_plane", "cluster", "policy.tokenizer", "policy.generation",
     "policy.logprob_batch_size",
     "policy.logprob_chunk_size", "policy.generation_batch_size", "policy.scheduler", "policy.optimizer",

@@ -71,7 +71,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_fsdp(keys, strategy, gpus)
     _read_batch(keys, gpus)
     _read_adapters(keys)
-    if keys.get(f"{ACTOR}.use_fused_kernels", False):
+    is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
+    if keys.get(f"{ACTOR}.use_fused_kernels", is_fused):
         file.settings["training.cross_entropy"] = "fused_linear"
     _read_rollout(keys)
     keys.note_unread()
