@@ -79,8 +79,8 @@ def test_four_bits_are_bitsandbytes(tmp_path: Path) -> None:
     )
     assert (lora.quantized, lora.double_quantization, lora.preparation) == ("nf4", True, "none")
     assert lora.targets == ("q_proj", "v_proj")
-    with pytest.raises(NotSimulatedError, match="in 8 bits; expected 4"):
-        read_text(tmp_path, LORA + "quantization_bit: 8\n")
+    with pytest.raises(NotSimulatedError, match="in 3 bits; expected 4 or 8"):
+        read_text(tmp_path, LORA + "quantization_bit: 3\n")
     with pytest.raises(InputError, match="finetuning_type full, which LLaMA-Factory refuses"):
         read_text(tmp_path, FULL + "quantization_bit: 4\n")
 
@@ -147,3 +147,7 @@ def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(tmp_path: Path) 
     assert (orpo.micro_batch_size, orpo.reference) == (16, None)
     with pytest.raises(NotSimulatedError, match="another model than the trained one"):
         read_text(tmp_path, FULL.replace("stage: sft", "stage: dpo\nref_model: meta-llama/Llama-2-7b-hf"))
+
+
+def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
+    assert there(read_text(tmp_path, LORA + "quantization_bit: 8\n").training.lora).quantized == "int8"

@@ -78,7 +78,7 @@ def test_a_full_training_keeps_the_type_of_the_weights(tmp_path: Path) -> None:
 def test_four_bits_are_bitsandbytes(tmp_path: Path) -> None:
     lora = there(read_text(tmp_path, LORA + "quant_method: bnb\nquant_bits: 4\n").training.lora)
     assert (lora.quantized, lora.double_quantization) == ("nf4", True)
-    with pytest.raises(NotSimulatedError, match="besides bitsandbytes' 4 bits"):
+    with pytest.raises(NotSimulatedError, match=r"besides bitsandbytes' .*quant_bits 4 or 8"):
         read_text(tmp_path, LORA + "quant_method: hqq\nquant_bits: 4\n")
 
 
@@ -127,3 +127,19 @@ def test_fsdp_is_a_name_or_a_file(tmp_path: Path) -> None:
 def test_tables_may_be_json_as_on_a_command_line(tmp_path: Path) -> None:
     lines = FULL + "gradient_checkpointing_kwargs: '{\"use_reentrant\": true}'\n"
     assert read_text(tmp_path, lines).training.checkpoint_is_reentrant
+
+
+def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
+    assert (
+        there(read_text(tmp_path, LORA + "quant_method: bnb\nquant_bits: 8\n").training.lora).quantized
+        == "int8"
+    )
+
+
+def test_a_classifier_has_as_many_outputs_as_labels(tmp_path: Path) -> None:
+    classifier = read_text(tmp_path, LORA + "task_type: seq_cls\nnum_labels: 5\n").training
+    assert (classifier.labels, there(classifier.lora).modules_to_save) == (5, ("score",))
+    reward = read_text(tmp_path, FULL + "rlhf_type: rm\n").training
+    assert (reward.labels, reward.micro_batch_size) == (1, 2)
+    with pytest.raises(NotSimulatedError, match="embeddings and rerankers; expected causal_lm or seq_cls"):
+        read_text(tmp_path, LORA + "task_type: embedding\n")

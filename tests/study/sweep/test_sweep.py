@@ -196,7 +196,8 @@ def test_a_changed_file_makes_a_new_point(tmp_path: Path) -> None:
 def test_changed_lengths_of_documents_make_a_new_point(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("16,3\n2048,1\n")
-    text = '[base]\nmodel = "llama-3-8b"\ncluster = "dgx-h100"\ngpus = 8\n[base.training]\nsequence_length = 2048\n'
+    text = '[base]\nmodel = "llama-3-8b"\ncluster = "dgx-h100"\ngpus = 8\n'
+    text += "[base.training]\nsequence_length = 2048\n"
     text += '[base.training.lengths]\nfile = "lengths.txt"\n[axes]\n"training.micro_batch_size" = [1]\n'
     assert swept(tmp_path, text).cached == 0
     assert swept(tmp_path, text).cached == 1

@@ -1,0 +1,184 @@
+"""Towers and mixers against transformers' own classes: names, parameters, FLOPs, what autograd keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install zsim[capture]")
+pytest.importorskip("transformers", reason="needs transformers: pip install zsim[transformers]")
+
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.operations.operation import FORWARD
+from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.images import SampledImages
+
+TEXT = {
+    "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "intermediate_size": 96, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+VISION = {
+    "depth": 12, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "num_position_embeddings": 64,
+    "out_hidden_size": 64,
+}  # fmt: skip
+OF_QWEN2_5 = {**VISION, "fullatt_block_indexes": [5, 11]}
+OF_QWEN2 = {"depth": 3, "embed_dim": 128, "num_heads": 4, "hidden_size": 64}
+SIGLIP = {
+    "hidden_size": 64, "image_size": 448, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_hidden_layers": 3, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+INTERNVIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
+LLAMA4_VISION = {
+    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256,
+    "image_size": 336, "vision_output_dim": 96, "projector_input_dim": 96, "projector_output_dim": 96,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1, "num_key_value_heads": 4,
+}  # fmt: skip
+INDEXER = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 32, "n_group": 1, "topk_group": 1}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
+
+MULTIMODAL = {
+    "Qwen2VL": OF_QWEN2,
+    "Qwen2_5_VL": OF_QWEN2_5,
+    "Qwen3VL": {**VISION, "deepstack_visual_indexes": [1, 3]},
+    "Qwen3VLMoe": {**VISION, "deepstack_visual_indexes": [1, 3]},
+    "Qwen3_5": VISION,
+    "Qwen3_5Moe": VISION,
+    "Gemma3": SIGLIP,
+    "InternVL": INTERNVIT,
+    "Llama4": LLAMA4_VISION,
+}
+MIXERS: dict[str, dict[str, Any]] = {
+    "Qwen3NextConfig": {**DELTA, **EXPERTS},
+    "Qwen3_5TextConfig": DELTA,
+    "OlmoHybridConfig": {},
+    "NemotronHConfig": {
+        "hybrid_override_pattern": "M-M*", "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16,
+        "n_groups": 2,
+    },
+    "GraniteMoeHybridConfig": {
+        **MAMBA, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+    },
+    "BambaConfig": {**MAMBA, "mamba_d_head": 16, "attn_layer_indices": [1]},
+    "FalconH1Config": {**MAMBA, "mamba_d_head": 16, "mamba_d_ssm": 128},
+    "JambaConfig": {
+        "attn_layer_period": 4, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+        "num_experts": 4, "num_experts_per_tok": 2, "mamba_dt_rank": 8,
+    },
+    "KimiLinearConfig": {
+        **LATENT, "linear_num_heads": 4, "linear_head_dim": 16, "q_lora_rank": None, "num_local_experts": 4,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    },
+    "MiniMaxConfig": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Lfm2Config": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "DeepseekV32Config": {**LATENT, **INDEXER},
+    "GlmMoeDsaConfig": {**LATENT, **INDEXER},
+}  # fmt: skip
+
+
+def named(model: Any) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+
+
+def config_of(name: str, **values: Any) -> Any:
+    """A configuration of transformers, where the release has the class."""
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return kind(**values)
+
+
+@pytest.mark.parametrize("family", MULTIMODAL)
+def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
+    text = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
+    text |= {"model_type": "qwen2"} if family == "InternVL" else {}
+    text |= {**DELTA} if family.startswith("Qwen3_5") else {}
+    config = config_of(f"{family}Config", text_config=text, vision_config=MULTIMODAL[family])
+    with torch.device("meta"):
+        module = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    model = model_from_config(config.to_dict(), "tiny", "tiny.json")
+    assert sorted(named(model)) == sorted(named(module))
+    if family.startswith("Qwen"):  # others register a norm or a projection in another order than they run it
+        assert named(model) == named(module)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_parameters_of_a_mixer_have_the_names_and_shapes_of_transformers(name: str) -> None:
+    """In order, in which DistributedDataParallel fills its buckets."""
+    config = config_of(name, **{**TEXT, **MIXERS[name]})
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(config)
+    assert named(model_from_config(config.to_dict(), "tiny", "tiny.json")) == named(module)
+
+
+def _saved_bytes(module: torch.nn.Module, run: Callable[[], Any]) -> int:
+    """Bytes of the storages that autograd keeps, parameters aside."""
+    sizes: dict[int, tuple[int, Any]] = {}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            sizes[storage.data_ptr()] = storage.nbytes(), storage  # held, so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(size for size, _ in sizes.values())
+
+
+def _work(model: ModelSpec, width: int, height: int) -> tuple[float, int]:
+    """FLOPs of the tower's products and the bytes that it keeps, of one image."""
+    assert model.tower is not None
+    rule = model.tower.rule.set_bounds(min_pixels=1)
+    images = SampledImages(rule.size_of(width, height), 1.0, 1.0)
+    shape, options, flops, kept = BatchShape(1, 1024, images=images), WorkOptions(), 0.0, 0
+    for module in model.tower.modules[:-1]:  # without the scatter among the tokens
+        local = shape.seen_by(module)
+        flops += sum(kernel.flops for kernel in module.kernels(FORWARD, local, options))
+        kept += module.saved_bytes(local, options)
+    return flops, kept
+
+
+@pytest.mark.parametrize("family", ["Qwen2_5_VL", "Qwen3VL", "Qwen3_5"])
+def test_a_tower_has_the_flops_and_keeps_the_bytes_of_transformers(family: str) -> None:
+    """FLOPs of matrix products exactly, those of windows included. What is kept within 1 %: with torch's own
+    attention transformers concatenates the images' outputs, a copy of each layer's that attention over packed
+    images has not. The rest is positions and norms' statistics.
+    """
+    config = config_of(f"{family}Config", text_config=dict(TEXT), vision_config=MULTIMODAL[family])
+    config.vision_config._attn_implementation = "eager"
+    with torch.device("meta"):
+        kind = type(getattr(transformers, f"{family}ForConditionalGeneration")(config).model.visual)
+    tower = kind._from_config(config.vision_config).to(torch.bfloat16).train()
+    patch, rows, columns = config.vision_config.patch_size, 16, 24
+    pixels = torch.zeros(rows * columns, 3 * 2 * patch * patch, dtype=torch.bfloat16)
+    grid = torch.tensor([[1, rows, columns]])
+    model = model_from_config(config.to_dict(), "tiny", "tiny.json")
+    flops, kept = _work(model, columns * patch, rows * patch)
+    with FlopCounterMode(display=False) as counter:
+        tower(pixels, grid)
+    assert flops == counter.get_total_flops()
+    tower.set_attn_implementation("sdpa")
+    copies = VISION["depth"] * rows * columns * VISION["hidden_size"] * 2
+    assert kept + copies == pytest.approx(_saved_bytes(tower, lambda: tower(pixels, grid)), rel=0.01)
