@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.expect import of_kind, there
 from tests.programs.reading import notes_of, read_job, read_text
+from tests.specs.test_towers import QWEN3_VL
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
@@ -127,3 +129,12 @@ def test_fsdp_is_a_name_or_a_file(tmp_path: Path) -> None:
 def test_tables_may_be_json_as_on_a_command_line(tmp_path: Path) -> None:
     lines = FULL + "gradient_checkpointing_kwargs: '{\"use_reentrant\": true}'\n"
     assert read_text(tmp_path, lines).training.checkpoint_is_reentrant
+
+
+def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL))
+    full = FULL.replace("Qwen/Qwen2-7B-Instruct", str(tmp_path)).replace("4096", "512")
+    frozen = read_job(tmp_path, full, model=None).model
+    trained = read_job(tmp_path, f"{full}\nfreeze_vit: false\nfreeze_aligner: false", model=None).model
+    assert frozen.tower is not None
+    assert trained.trainable_numel - frozen.trainable_numel == frozen.tower.numel
