@@ -76,8 +76,9 @@ def unknown_hub_id(hub_id: str) -> str:
     for name, ids in _hub_ids_of_presets("_language_model_of").items():
         if hub_id.lower() in map(str.lower, ids):
             return (
-                f"model '{hub_id}' has towers besides its language model, which zsim does not simulate; the "
-                f"language model alone is the preset '{name}'"
+                f"model '{hub_id}' has towers besides its language model, and the local Hub cache does not "
+                f"hold it; expected its config.json, such as the one that `hf download {hub_id} config.json` "
+                f"prints, or its language model alone, the preset '{name}'"
             )
     hub_ids = [hub_id for ids in _hub_ids_of_presets().values() for hub_id in ids]
     return (
