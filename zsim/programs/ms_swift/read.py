@@ -25,7 +25,7 @@ from zsim.programs.huggingface.job import (
     read_rewards,
     read_synchronisation,
 )
-from zsim.programs.huggingface.models import read_model, weights_type, write_types
+from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, RELEASE, SILENT, TUNER_KEYS
@@ -120,6 +120,12 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         file.settings["training.frozen"] = [f"{beginning}*" for beginning in frozen]
     if not is_full:
         _read_adapters(values, is_quantised=is_quantised)
+    freeze_tower(
+        values,
+        tower=values.flag("freeze_vit", True),
+        projector=values.flag("freeze_aligner", True),
+        is_full=is_full,
+    )
     _read_preferences(values, is_full=is_full)
     _read_task(values, is_full=is_full)
     values.finish(RELEASE)
