@@ -53,8 +53,8 @@ def test_words_of_a_tokenizers_file_are_asked_for(tmp_path: Path) -> None:
     text = PRETRAINING.replace("name: bytes", "name: tiktoken, path: x.tiktoken")
     with pytest.raises(InputError, match=r"model.vocab_size: left out, so the tokenizer's file says it"):
         read_text(tmp_path, text, model=None)
-    given = text.replace("n_heads: 8", "n_heads: 8, vocab_size: 128256")
-    assert read_job(tmp_path, given, model=None).model.vocab_size == 128256
+    counted = text.replace("n_heads: 8", "n_heads: 8, vocab_size: 128256")
+    assert read_job(tmp_path, counted, model=None).model.vocab_size == 128256
 
 
 @pytest.mark.parametrize(
