@@ -3,6 +3,7 @@
 # make fuzz   the tests on generated input, on other examples at each call
 # make check  formatting, lint and types
 # make check-accuracy  recorded cases, and some of the published runs, against validation/baseline.json
+# make pictures  the pictures of README and docs, drawn in Chromium; the tests say when they are old
 # make docs   the site, in site/, strictly: a broken link is an error
 # make wheel  the wheel, in dist/, and some tests of it in an environment of its own
 # make mutants  which changes of the code no test notices (mutmut; hours); not part of the tests
@@ -19,7 +20,7 @@ WARM := rm -f $(TORCH_EXTENSIONS_DIR)/*/lock && DS_ACCELERATOR=cpu timeout 900 $
 	"from deepspeed.accelerator import get_accelerator as a; \
 	a().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1
 
-.PHONY: demo test fuzz check check-accuracy docs wheel format mutants bench clean
+.PHONY: demo test fuzz check check-accuracy docs pictures wheel format mutants bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/zsim run --out demo-out
@@ -31,13 +32,16 @@ fuzz: $(VENV)/.dev-installed
 	ZSIM_HYPOTHESIS=fuzz $(BIN)/python -m pytest -n auto -m hypothesis
 
 check: $(VENV)/.dev-installed
-	$(BIN)/ruff format --check zsim tests validation examples docs/mkdocs_hooks.py
-	$(BIN)/ruff check zsim tests validation examples docs/mkdocs_hooks.py
+	$(BIN)/ruff format --check zsim tests validation examples docs/mkdocs_hooks.py docs/pictures.py
+	$(BIN)/ruff check zsim tests validation examples docs/mkdocs_hooks.py docs/pictures.py
 	$(BIN)/mypy
 
 check-accuracy: $(VENV)/.dev-installed
 	$(BIN)/zsim check --fast
 	$(BIN)/python -m validation.published --fast
+
+pictures: $(VENV)/.dev-installed
+	$(BIN)/python docs/pictures.py
 
 docs: $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -53,8 +57,8 @@ wheel:
 	cd $(WHEEL) && venv/bin/python -m pytest tests/wheel tests/golden tests/test_public_names.py tests/test_units.py
 
 format: $(VENV)/.dev-installed
-	$(BIN)/ruff format zsim tests validation examples docs/mkdocs_hooks.py
-	$(BIN)/ruff check --fix zsim tests validation examples docs/mkdocs_hooks.py
+	$(BIN)/ruff format zsim tests validation examples docs/mkdocs_hooks.py docs/pictures.py
+	$(BIN)/ruff check --fix zsim tests validation examples docs/mkdocs_hooks.py docs/pictures.py
 
 # In mutants/, a copy of the code; pyproject.toml says of which files, tests/MUTANTS.md what is known of survivors
 mutants: $(VENV)/.dev-installed

@@ -105,3 +105,37 @@ def test_a_gpu_without_measured_kernels_has_assumed_ones() -> None:
 def test_encoders_are_refused() -> None:
     with pytest.raises(NotSimulatedError, match="decoders with a language model's head"):
         served_model(Library().model("bert-large"), EngineLayout())
+
+
+def test_the_head_of_a_quantized_model_has_16_bits() -> None:
+    """Llama 3.1 8B: 128,256 x 4,096 of the head and as many of the embedding stay at 2 B, all else is 1 B."""
+    spec = Library().model("llama-3.1-8b")
+    whole = served_model(spec, EngineLayout()).weight_bytes
+    quantized = served_model(spec, EngineLayout(weight_dtype="fp8")).weight_bytes
+    ends = 2 * 128_256 * 4096 * 2
+    assert quantized - ends == pytest.approx((whole - ends) / 2, rel=1e-3)
+
+
+def test_experts_alone_may_have_fewer_bits() -> None:
+    """gpt-oss: attention and router in bf16 beside experts of 4 bits with a scale of a byte for 16."""
+    spec = Library().model("gpt-oss-20b")
+    layouts = (EngineLayout(), EngineLayout(weight_dtype="fp4"))
+    whole, all_fewer = (served_model(spec, layout).weight_bytes for layout in layouts)
+    mixed = served_model(spec, EngineLayout(weight_dtype="fp4", dense_dtype="bf16"))
+    dense = sum(product.numel * count for product, count in mixed.products.items())
+    assert mixed.weight_bytes - all_fewer == pytest.approx(dense * (2 - 0.5625), abs=2)
+    assert mixed.weight_bytes < whole / 2
+
+
+def test_experts_that_are_unpacked_in_the_kernel_compute_slower() -> None:
+    """8,192 rows on gpt-oss's experts of 4 bits take an H200 2.9 to 5.8 ms (AIConfigurator's tables)."""
+    price = pricer("gpt-oss-20b", "hgx-h200", EngineLayout(weight_dtype="fp4"))
+    (layer,) = price.model.experts
+    assert 2.9e-3 < price._experts(layer, 8192) < 5.8e-3
+
+
+def test_a_graph_is_of_one_of_the_captured_sizes() -> None:
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
+    assert padded_batch(385, 2048, sizes) == 512
+    assert padded_batch(1025, 1536, sizes) == 1536
+    assert padded_batch(1537, 1536, sizes) == 1537

@@ -251,6 +251,31 @@ def test_a_run_that_cannot_be_is_refused(tables: dict[str, Any], said: str) -> N
     assert said in str(refused.value)
 
 
+def test_the_length_of_a_data_set_is_as_good_as_tokens(tmp_path: Path) -> None:
+    """Three epochs of 3,200 samples are 600 steps of 2 x 8 sequences, on a step of 2 nodes."""
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'model = "gpt2"\ncluster = "dgx-h100"\nnodes = 2\n[training]\nsequence_length = 256\n'
+        '[run.checkpoint]\nevery = "1 min"\nblocking = "1 s"\ndurable = "2 s"\nload = "3 s"\nbytes = "1 GB"\n'
+        '[run.recovery]\nrestart = "10 s"\n'
+    )
+    base = ["goodput", str(file), "--json", "-", "--seeds", "2", "--jobs", "1"]
+    result = CliRunner().invoke(app, [*base, "--samples", "3200", "--epochs", "3"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["steps"] == 600
+    tokens = CliRunner().invoke(app, [*base, "--tokens", str(9600 * 256)])
+    assert json.loads(tokens.stdout)["steps"] == 600
+    both = CliRunner().invoke(app, [*base, "--tokens", "1B", "--set", "run.tokens=2B"])
+    assert isinstance(both.exception, InputError)
+    assert "expected one number of tokens" in str(both.exception)
+
+
+def test_less_than_one_step_is_one_and_says_so() -> None:
+    run = simulate_run(experiment(tokens=1000, failures={"preset": "opt-175b"}, seeds=2), compares=False)
+    text = " ".join(" ".join(goodput_lines(run)).split())
+    assert "1,000 tokens are less than one step of 524,288, which is simulated. 1 step takes" in text
+
+
 def test_a_run_whose_expectation_diverges_says_so() -> None:
     """One of the runs was given up, so there is no mean."""
     run = simulate_run(

@@ -145,7 +145,10 @@ def test_comments_are_read_past_with_a_note() -> None:
             {"offload_optimizer": {"device": "nvme", "nvme_path": "/n", "super_offload": True}},
             "offload_optimizer.super_offload",
         ),
-        ({"zenflow": {"topk_ratio": 0.1, "update_interval": 4}}, "zenflow"),
+        (
+            {"zenflow": {"topk_ratio": 0.1, "update_interval": 4}, "offload_optimizer": {"device": "cpu"}},
+            "zenflow",
+        ),
     ],
 )
 def test_what_is_not_simulated_at_stage_3_is_refused_by_name(extra: dict[str, Any], key: str) -> None:
@@ -165,7 +168,7 @@ def test_what_is_not_simulated_at_stage_3_is_refused_by_name(extra: dict[str, An
         ("0.16.9", {"sparse_attention": {"mode": "fixed"}}, "sparse_attention"),
         ("0.16.9", {"sparse_gradients": True}, "sparse_gradients"),
         ("0.19.7", {"curriculum_learning": {"enabled": True}}, "curriculum_learning"),
-        ("0.19.8", zero(1, zenflow={}), "zero_optimization.zenflow"),
+        ("0.19.8", zero(1, zenflow={}, offload_optimizer={"device": "cpu"}), "zero_optimization.zenflow"),
     ],
 )
 def test_older_blocks_are_refused_by_name(version: str, extra: dict[str, Any], key: str) -> None:

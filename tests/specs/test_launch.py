@@ -167,3 +167,9 @@ def test_flags_have_values_lists_and_truths() -> None:
     loose, values = flag_values(words, "test")
     assert loose == ["a.yaml"]
     assert values == {"x_y": 1, "on": True, "off": False, "lr": 2e-5, "names": ["a", "b"], "s": 3}
+
+
+@pytest.mark.parametrize("flag", ["--rlhf_type dpo", "--task_type embedding", "--teacher_model x"])
+def test_megatron_swift_is_read_for_language_models_alone(flag: str) -> None:
+    with pytest.raises(NotSimulatedError, match="with Megatron-SWIFT; expected megatron sft or pt"):
+        read(f"megatron rlhf --model x --tensor_model_parallel_size 2 {flag}", model="llama-3-8b")

@@ -77,3 +77,32 @@ def test_a_preparation_without_4_bits_is_refused() -> None:
 def test_stacked_experts_in_fp32_are_not_simulated() -> None:
     with pytest.raises(NotSimulatedError, match=r"stacked experts, .* expected 'none'"):
         job({"preparation": "peft"}, model="mixtral-8x7b")
+
+
+def test_eight_bits_wait_for_the_gpu_and_are_never_prepared() -> None:
+    found = job({"quantized": "int8"})
+    assert not found.training.has_fp32_stream
+    assert any("for products in 8 bits the host waits for the GPU" in note for note in found.notes)
+    product = next(
+        module for module in found.model.blocks[0].modules if module.name.endswith("q_proj.base_layer")
+    )
+    assert (product.parameters[0].stored_dtype, product.host_waits) == ("int8", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"strategy": "fsdp2"},
+            "'int8' with strategy 'FSDP2', which neither shards nor casts .* strategy 'ddp'",
+        ),
+        ({"strategy": "deepspeed"}, "'int8' with strategy 'DeepSpeed'"),
+        (
+            {"lora": {"quantized": "int8", "preparation": "peft"}},
+            "backward would be in fp32; expected 'none'",
+        ),
+    ],
+)
+def test_eight_bits_are_refused_where_they_are_cast(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(NotSimulatedError, match=sentence):
+        job(**{"lora": {"quantized": "int8"}, **changes})

@@ -226,6 +226,8 @@ def test_verls_command_overrides_its_own_files() -> None:
         "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
     )
     assert (megatron.strategy.kind, megatron.parallelism.tensor) == ("megatron", 2)
+    fused = launched(f"{VERL_COMMAND} actor_rollout_ref.model.use_fused_kernels=True").training
+    assert (fused.cross_entropy, training.cross_entropy) == ("fused_linear", None)
     dapo = launched(VERL_COMMAND.replace("verl.trainer.main_ppo", "recipe.dapo.main_dapo"))
     assert dapo.training == launched(VERL_COMMAND).training
     nodes = launched(f"{VERL_COMMAND} trainer.nnodes=$NODES")

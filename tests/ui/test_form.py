@@ -178,7 +178,10 @@ def test_other_settings_are_any_key() -> None:
     [
         ("training.sequense_length = 4", "unknown key 'sequense_length'; did you mean 'sequence_length'?"),
         ("training.micro_batch_size = 4", "it has its own field, 'Micro-batch'"),
-        ("training.autocast = true\ntraining.autocast = false", "training.autocast is there twice"),
+        (
+            "training.expandable_segments = true\ntraining.expandable_segments = false",
+            "training.expandable_segments is there twice",
+        ),
         ("training.compile = true", "it has its own field, 'Compile'"),
         ("compile", "expected KEY=VALUE"),
     ],
@@ -232,7 +235,7 @@ def test_a_field_says_what_its_declaration_says() -> None:
 def test_a_rank_asks_for_adapters_and_an_empty_one_leaves_all_of_them_out() -> None:
     """QLoRA of gpt2; its targets of the experiment's own are a choice, which goes when the rank does."""
     form = make_form(made(strategy={"kind": "ddp"}))
-    changed = {"training__lora__rank": 16, "training__lora__quantized": "nf4 (QLoRA)"}
+    changed: dict[str, Any] = {"training__lora__rank": 16, "training__lora__quantized": "nf4 (QLoRA)"}
     lora = there(turned(form, **changed).training.lora)
     assert (lora.rank, lora.quantized) == (16, "nf4")
     assert turned(form, training__lora__quantized="nf4 (QLoRA)").training.lora is None

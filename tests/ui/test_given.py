@@ -39,12 +39,12 @@ def test_a_config_json_is_the_pages_model_with_what_was_turned_kept() -> None:
     """GPT-2 of two layers: the fields stay as they are, and a second paste replaces the first."""
     text = (PRESETS / "models" / "gpt2.json").read_text().replace('"n_layer": 12', '"n_layer": 2')
     key, value = setting_of(text, "mine.json")
-    more = set_line("model = 1\ntraining.autocast = true", key, value)
+    more = set_line("model = 1\ntraining.expandable_segments = true", key, value)
     assert more.count("\n") == 1
     experiment = turned(make_form(made()), more, nodes=1)
     assert len(resolve(experiment).model.blocks) == 2
     assert resolve(experiment).world_size == 8
-    assert experiment.training.autocast
+    assert experiment.training.expandable_segments
 
 
 def test_nvidia_smis_matrix_is_the_pages_cluster() -> None:

@@ -42,8 +42,10 @@ def test_only_settings_that_differ_are_told() -> None:
     assert dict(differences(form.fields, [(form.initial, ""), (other, "")])) == {
         "Micro-batch sequences per GPU": ["left open", "4"]
     }
-    same = [(form.initial, ""), (form.initial, "training.autocast = true")]
-    assert dict(differences(form.fields, same)) == {"Other settings": ["none", "training.autocast = true"]}
+    same = [(form.initial, ""), (form.initial, "training.expandable_segments = true")]
+    assert dict(differences(form.fields, same)) == {
+        "Other settings": ["none", "training.expandable_segments = true"]
+    }
 
 
 def test_what_is_kept_of_settings_has_bounds() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import hypot
+from math import exp, hypot
 
 import numpy as np
 import pytest
 
 from tests.validated.conftest import FEATURES, estimates
-from validation.published.spread_fit import estimate_spread, fit_parts, score_quantiles
+from validation.published.open_settings import OpenStep, open_spreads
+from validation.published.spread_fit import estimate_spread, fit_parts, mean_errors, score_quantiles
+from zsim.validated.features import KERNELS, NETWORK
 from zsim.validated.runs import ValidatedRun, validated_runs
 from zsim.validated.spread import OPEN_SENTENCES, spread_estimates, spread_of, spread_parts
 
@@ -30,6 +32,19 @@ def test_respects_add_up_and_open_settings_in_squares(make_run: Make) -> None:
     assert spread_of(parts) == pytest.approx(hypot(0.05 + 0.04 + 0.1, 0.06))
 
 
+def test_a_network_that_something_else_hides_is_less_open(make_run: Make) -> None:
+    """The same setting left open is 0.2 where the network bounds the step, and 0.03 where kernels do."""
+    numbers = estimates({}, {}, {"network": 0.2, "hidden network": 0.03})
+    job = replace(FEATURES, open_settings=("network",))
+    for binding, expected in ((NETWORK, 0.2), (KERNELS, 0.03)):
+        parts = spread_parts(replace(job, binding=binding), [make_run("one", 0.0)], numbers)
+        assert spread_of(parts) == pytest.approx(expected)
+    steps = [OpenStep(name, "s", "network", "0.45", 1.0) for name in "ab"]
+    steps += [OpenStep("a", "s", "network", "0.9", exp(-0.4)), OpenStep("b", "s", "network", "0.9", 1.0)]
+    found = open_spreads(steps, {"a": NETWORK, "b": KERNELS})
+    assert (found["network"], found["hidden network"]) == (pytest.approx(0.2), 0.0)
+
+
 def test_counted_respects_add_per_doubling(make_run: Make) -> None:
     """128 GPUs where a run had 16: three doublings."""
     numbers = estimates({}, {"gpus": 0.02})
@@ -47,21 +62,34 @@ def test_parts_are_fitted_and_never_below_zero() -> None:
 
 
 def test_every_source_weighs_the_same_however_many_rows_it_has(make_run: Make) -> None:
-    """90 rows of a source at 1 %, one each of nine at 10 %: what any run costs is 0.091 and not 0.018."""
+    """90 rows of a source at 1 %, one each of nine at 10 % to either side: any run costs 0.091, not 0.018."""
     runs = [make_run("many", 0.01) for _ in range(90)]
-    runs += [make_run(f"one {n}", 0.10, nodes=1, gpus=8) for n in range(9)]
+    runs += [make_run(f"one {n}", 0.10 * (-1) ** n, nodes=1, gpus=8) for n in range(9)]
     alike = [replace(run, features=FEATURES) for run in runs]
     assert estimate_spread(alike).shares["any run"] == pytest.approx(0.091, abs=0.002)
 
 
 def test_what_a_respect_without_a_run_costs_is_what_it_cost_sources_left_out(make_run: Make) -> None:
-    """Six chips with two sources each, right to 1 %; eight with one source each, off by 30 %: each of these
-    is judged without a run on its chip."""
+    """Six chips with two sources each, right to 1 %; eight with one source each, off by 30 % to either
+    side: each of these is judged without a run on its chip."""
     runs = [make_run(f"{chip}{n}", 0.01, gpu=chip) for chip in "abcdef" for n in range(2)]
-    runs += [make_run(f"alone {n}", 0.3, gpu=f"x{n}") for n in range(8)]
+    runs += [make_run(f"alone {n}", 0.3 * (-1) ** n, gpu=f"x{n}") for n in range(8)]
     found = estimate_spread(runs)
     assert found.extrapolation["gpu"] == pytest.approx(0.28, abs=0.02)
     assert found.shares["any run"] == pytest.approx(0.01, abs=0.01)
+
+
+def test_what_all_sources_of_a_regime_err_to_one_side_moves_the_interval(make_run: Make) -> None:
+    """Six sources 0.2 and 0.3 too fast: mean 0.25, variance 0.003, which is 0.0005 of the mean's own in
+    0.0625: 0.992 of it counts. Six to either side, and two of another framework, tell nothing."""
+    runs = [make_run(f"slow {n}", 0.2 + 0.1 * (n % 2)) for n in range(6)]
+    runs += [make_run(f"both {n}", 0.3 * (-1) ** n, nodes=1, gpus=8) for n in range(6)]
+    runs += [make_run(f"few {n}", 0.3, framework="Other") for n in range(2)]
+    found = mean_errors(runs)
+    regime = FEATURES.regime
+    assert found == {regime: pytest.approx(0.25 * 0.992)}
+    ends = replace(estimates({"any run": 0.1}), unexplained=found).ends(FEATURES, 0.1)
+    assert ends == pytest.approx((-0.006, 0.25 * 0.992 + 0.1))
 
 
 def test_quantiles_are_two_sided_and_one_more_source_errs_the_other_way_round() -> None:

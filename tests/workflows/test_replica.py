@@ -201,3 +201,17 @@ def test_kernels_launched_one_by_one_are_never_faster_than_graphs() -> None:
         launch_seconds=5e-5,
     )  # fmt: skip
     assert run(requests([50] * 4), price=eager)[0] > graphs
+
+
+def test_an_engine_that_reserves_answers_never_evicts() -> None:
+    """A cache of 100 blocks holds four sequences of 100 + 300 tokens, 25 blocks each, from the start on.
+    Without the promise as many of twenty prompts (7 blocks) start as fit, and sequences are evicted later.
+    """
+    batch = [requests([300] * 20) for _ in range(2)]
+    _, evicting = run(batch[0], EngineLimits(1024, 16384, 100, prefix_caching=False))
+    _, reserving = run(batch[1], EngineLimits(1024, 16384, 100, False, reserves_responses=True))
+    assert evicting.preemptions > 0
+    assert reserving.preemptions == 0
+    assert max(reserving.running) == 4
+    assert reserving.generated_tokens == 20 * 300
+    assert reserving.prefill_tokens == 20 * 100

@@ -191,6 +191,22 @@ def test_samples_of_a_micro_batch_attend_to_their_own_tokens_alone() -> None:
     assert (training.sequence_length, training.micro_batch_size) == (2048, 8)
 
 
+@pytest.mark.parametrize(("replicas", "max_tokens"), [(1, 4096), (3, 4096), (8, 1000)])
+def test_samples_go_into_the_first_micro_batch_with_room(replicas: int, max_tokens: int) -> None:
+    """As a search of all of them has it. Samples longer than a micro-batch have one each."""
+    lengths = np.random.default_rng(1).lognormal(6.0, 0.8, 700).clip(1, 4000).astype(np.int64)
+    loads, fills = [0] * replicas, [[] for _ in range(replicas)]
+    for length in np.sort(lengths)[::-1]:
+        replica = loads.index(min(loads))
+        loads[replica] += int(length)
+        fit = [index for index, fill in enumerate(fills[replica]) if fill + length <= max_tokens]
+        if fit:
+            fills[replica][fit[0]] += int(length)
+        else:
+            fills[replica].append(int(length))
+    assert pack(lengths, replicas, max_tokens).micro_batches == max(map(len, fills))
+
+
 def test_a_tensor_of_a_convolution_is_sent_once_and_each_expert_by_itself() -> None:
     library = Library()
     dense, experts = library.model("qwen3.5-27b"), library.model("qwen3-30b-a3b")

@@ -21,7 +21,7 @@ from typing import Any
 
 from validation.published.job import row_experiment
 from validation.published.predict import shipped_tables
-from validation.published.strangers import parse_options, sample
+from validation.published.strangers import parse_options, sample, strangers_runs
 from validation.published.table import PublishedRun, read_runs
 from zsim.errors import ZsimError
 from zsim.report.job_features import open_settings_of
@@ -29,6 +29,8 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.measured.prediction import predict_step
+from zsim.validated.features import NETWORK
+from zsim.validated.spread import OPEN_SENTENCES
 
 TABLE = Path(__file__).resolve().parent / "open_settings.csv"
 COLUMNS = ("row_id", "source", "setting", "choice", "seconds")
@@ -67,14 +69,21 @@ def read_steps(path: Path = TABLE) -> list[OpenStep]:
         ]
 
 
-def open_spreads(steps: Sequence[OpenStep]) -> dict[str, float]:
-    """The spread of each setting, as a logarithm; a setting without steps has none."""
+def open_spreads(steps: Sequence[OpenStep], bindings: Mapping[str, str] | None = None) -> dict[str, float]:
+    """The spread of each of `OPEN_SENTENCES`, as a logarithm; one without steps has none.
+
+    `bindings` is what bounds each row's step, by default as a stranger's prediction has it. It says which
+    rows' networks are hidden.
+    """
+    if bindings is None:
+        bindings = {run.row_id: run.features.binding for run in strangers_runs()}
     spreads = {}
-    for setting in CHOICES:
+    for setting in OPEN_SENTENCES:
         by_source: dict[str, list[float]] = {}
         rows: dict[tuple[str, str], list[float]] = {}
         for step in steps:
-            if step.setting == setting:
+            is_hidden = step.setting == "network" and bindings.get(step.row_id) != NETWORK
+            if setting == ("hidden network" if is_hidden else step.setting):
                 rows.setdefault((step.source, step.row_id), []).append(step.seconds)
         for (source, _), seconds in rows.items():
             by_source.setdefault(source, []).append(log(max(seconds) / min(seconds)) / 2)

@@ -36,6 +36,9 @@ _OPEN = """
 _SCORES = """
 # The quantiles of signed errors over spreads between which 80 % lie, every source alike.
 """
+_UNEXPLAINED = """
+# The mean error of a regime's sources that is not explained, ln(measured / predicted).
+"""
 _SHARED = """
 # As ratios, of pairs in which several ranks share a replica of the model.
 """
@@ -68,6 +71,7 @@ def _spread_texts(estimates: SpreadEstimates) -> Iterator[str]:
     yield from (_EXTRAPOLATION, _table("extrapolation", estimates.extrapolation))
     yield from (_OPEN, _table("open", estimates.open))
     yield from (_SCORES, _table("scores", {"low": estimates.low, "high": estimates.high}))
+    yield from (_UNEXPLAINED, _table("unexplained", estimates.unexplained))
 
 
 def _table(name: str, values: Mapping[str, float]) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean, variance
 
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.validated.errors import LEVEL, REPEAT_ERROR, quantiles
+from zsim.validated.errors import LEVEL, MIN_SOURCES, REPEAT_ERROR, quantiles
 from zsim.validated.extrapolation import RESPECTS, extrapolations
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, ValidatedRuns, exclude_source
-from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates
+from zsim.validated.spread import RESPECTS_OF_JOBS, SpreadEstimates, settings_left_open
 
 LARGEST = 0.5  # of an error in the fit: beyond it nothing of the setup is as it was taken to be
 _SHRINKAGE = 0.3  # what a part needs, in sources and errors, before it counts; nothing holds back the first
@@ -70,7 +71,8 @@ def fit_rows(
     unseen = [index for index, run in enumerate(judged) if run.role != "calibrate"]
     if unseen:
         judged, rows = [judged[index] for index in unseen], rows[unseen]
-    errors = np.array([run.error_for_others for run in judged])
+    unexplained = mean_errors(judged)
+    errors = np.array([run.error_for_others - unexplained.get(run.features.regime, 0.0) for run in judged])
     counts = Counter(run.source for run in judged)
     weights = np.array([1.0 / counts[run.source] for run in judged])
     shares = fit_parts(rows, np.minimum(np.abs(errors), LARGEST), weights)
@@ -81,12 +83,34 @@ def fit_rows(
         open_settings,
         -1.0,
         1.0,
+        unexplained,
     )
     spreads = np.maximum(rows @ np.array(shares), REPEAT_ERROR)
-    opened = [sum(open_settings.get(name, 0.0) ** 2 for name in run.features.open_settings) for run in judged]
+    opened = [
+        sum(open_settings.get(name, 0.0) ** 2 for name in settings_left_open(run.features)) for run in judged
+    ]
     scores = errors / np.sqrt(spreads**2 + np.array(opened))
     low, high = score_quantiles(scores, weights, len(counts))
     return replace(estimates, low=low, high=high)
+
+
+def mean_errors(judged: Sequence[ValidatedRun]) -> dict[str, float]:
+    """The mean error of each regime's sources, shrunk to zero as far as it may be chance
+    (`zsim.validated.spread`). Regimes whose mean is all chance, or of fewer than three sources, are left out.
+    """
+    errors: dict[str, dict[str, list[float]]] = {}
+    for run in judged:
+        errors.setdefault(run.features.regime, {}).setdefault(run.source, []).append(run.error_for_others)
+    means = {}
+    for regime, errors_per_source in sorted(errors.items()):
+        of_sources = [fmean(own) for own in errors_per_source.values()]
+        mean = fmean(of_sources)
+        if len(of_sources) < MIN_SOURCES or not mean:
+            continue
+        share = 1 - variance(of_sources) / len(of_sources) / mean**2
+        if share > 0:
+            means[regime] = mean * share
+    return means
 
 
 def fit_parts(rows: Floats, errors: Floats, weights: Floats) -> list[float]:

@@ -69,7 +69,8 @@ def _unseen_lines(judged: Sequence[JudgedRun]) -> list[str]:
     sources = [row.run.source for row in unseen]
     mean = mean_of_sources([abs(expm1(-row.error)) for row in unseen], sources)
     return [
-        f"To rows of {len(fitted)} of these sources numbers of zsim were fitted. Of the {len(set(sources))} others",
+        f"To rows of {len(fitted)} of these sources numbers of zsim were fitted. Of the "
+        f"{len(set(sources))} others",
         f"the mean is {mean:.1%}; intervals are made of rows to which nothing was fitted.",
         "",
     ]

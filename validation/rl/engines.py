@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from validation.rl.table import RlRow
+from validation.rl.trtllm_bench import BENCH_GRAPHS, bench_limits
 from validation.rl.words import cluster_of, dtype_of, model_of
-from zsim.cost.inference.iteration import IterationPricer
+from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, GRAPH_SIZES, IterationPricer
 from zsim.cost.inference.layers import EngineLayout, served_model
 from zsim.errors import NotSimulatedError
 from zsim.specs.library import Library
@@ -36,22 +37,31 @@ def predict_engine(row: RlRow, library: Library) -> EnginePrediction:
     """The engine of a row. Raises NotSimulatedError or InputError for one that is not simulated."""
     cluster = library.cluster(cluster_of(row.text("gpu")))
     layout = _layout(row)
-    model = served_model(library.model(model_of(row.text("model"))), layout)
+    spec = library.model(model_of(row.text("model")))
+    model = served_model(spec, layout)
     engine = engine_of(row.text("engine"), row.text("version"))
+    sequences, tokens = engine.max_num_seqs, engine.max_num_batched_tokens
+    is_bench = engine.name == "trtllm" and row.has_word(r"offline|queued", "concurrency_kind")
+    if is_bench:
+        sequences, tokens = bench_limits(row, spec, layout, cluster.gpu)
     limits = _limits(row, engine_limits(
         model,
         cluster.gpu,
         _utilization(row),
-        row.count("max_num_seqs") or engine.max_num_seqs,
-        row.count("max_num_batched_tokens") or engine.max_num_batched_tokens,
+        row.count("max_num_seqs") or sequences,
+        row.count("max_num_batched_tokens") or tokens,
         prefix_caching=not row.has_word(r"off|no reuse|false", "prefix_caching"),
+        reserves_responses=engine.reserves_responses,
     ))  # fmt: skip
     pricer = IterationPricer(
         model,
         cluster.gpu,
         engine.host,
-        max_graph=min(512, 2 * limits.max_num_seqs // layout.data),
-        launch_seconds=cluster.host.seconds_per_launch,
+        max_graph=limits.max_num_seqs // layout.data
+        if is_bench
+        else min(512, 2 * limits.max_num_seqs // layout.data),
+        graph_sizes=BENCH_GRAPHS if is_bench else GRAPH_SIZES,
+        launch_seconds=cluster.host.seconds_per_launch if engine.captures_prompts else EAGER_KERNEL_SECONDS,
     )
     if row.has_word(r"pure decode|running", "concurrency_kind") and row.number("output_len") is None:
         return _single_point(row, pricer)
@@ -68,8 +78,12 @@ def _layout(row: RlRow) -> EngineLayout:
         raise NotSimulatedError("engines with pipeline parallelism are not simulated")
     text = row.text("precision")
     dtype = "fp4" if row.has_word(r"gpt-oss", "model") else dtype_of(text)
-    cache = "fp8" if row.has_word("fp8", "kv_precision") else "bf16"
-    return EngineLayout(tensor, expert, "bf16" if dtype == "fp16" else dtype, cache)
+    is_exempt = row.has_word(r"gpt-oss on hopper: auto", "kv_precision") and row.has_word("H[12]00", "gpu")
+    is_mixed = row.has_word("gpt-oss", "model")
+    cache = "fp8" if row.has_word("fp8", "kv_precision") and not (is_mixed and is_exempt) else "bf16"
+    return EngineLayout(
+        tensor, expert, "bf16" if dtype == "fp16" else dtype, cache, "bf16" if is_mixed else None
+    )
 
 
 def _utilization(row: RlRow) -> float:
@@ -81,7 +95,7 @@ def _limits(row: RlRow, limits: EngineLimits) -> EngineLimits:
     blocks = row.count("kv_blocks")
     if not blocks:
         return limits
-    return EngineLimits(limits.max_num_seqs, limits.max_num_batched_tokens, blocks, limits.prefix_caching)
+    return replace(limits, cache_blocks=blocks)
 
 
 def _single_point(row: RlRow, pricer: IterationPricer) -> EnginePrediction:
@@ -100,7 +114,8 @@ def _serve(row: RlRow, pricer: IterationPricer, limits: EngineLimits) -> Serving
     if not prompt or not response:
         raise NotSimulatedError("the lengths of requests are not published")
     rate, concurrency = row.number("request_rate_per_s"), row.count("concurrency")
-    count = min(row.count("n_requests") or _REQUESTS, _MAX_REQUESTS)
+    is_queued = row.has_word(r"offline|queued", "concurrency_kind")
+    count = min(row.count("n_requests") or (_MAX_REQUESTS if is_queued else _REQUESTS), _MAX_REQUESTS)
     is_drawn = row.has_word(r"sharegpt|per-request|lognormal|distribut", "length_law")
     generator = np.random.default_rng(0)
     lengths = _drawn(generator, prompt, response, count) if is_drawn else None

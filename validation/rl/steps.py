@@ -70,6 +70,8 @@ def row_experiment(row: RlRow, library: Library) -> RowExperiment:
         "parallelism": _parallelism(row, layout, model),
         "training": _training(row, layout),
     }
+    if data["strategy"]["kind"] == "fsdp2" and row.has_word("optimizer states on CPU", "offload"):
+        data["strategy"]["offload_states"] = True
     if phase == "training":
         _set_batch(row, data, training_gpus)
         return RowExperiment(Experiment.of_data(data, origin=row.row_id), phase, tuple(assumptions))
@@ -217,6 +219,8 @@ def _training(row: RlRow, layout: Layout) -> dict[str, Any]:
     if row.has_word("lora", "algorithm"):
         rank = re.search(r"r(?:ank)? ?(\d+)", row.text("algorithm"))
         table["lora"] = {"rank": int(rank[1]) if rank else int(lora or 16), "targets": "all-linear"}
+    if row.has_word("activation offload", "offload"):
+        table["checkpoint_offload"] = "stream"
     if layout.has(r"compile"):
         table["compile"] = True
     return table

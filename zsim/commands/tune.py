@@ -17,6 +17,7 @@ from zsim.commands.options import (
     print_file,
     takes_experiment,
 )
+from zsim.errors import InputError
 from zsim.specs.strategy.choices import values_of
 
 _KINDS = ", ".join(values_of("tune.kind"))
@@ -67,16 +68,37 @@ def tune(
 
     The global batch stays as it is. The experiment may be a DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML. Without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
+
+    With [rl]: the placement, the GPUs of the rollout, the ranks of its engines and their part of the memory
+    (--keep placement, split, engine, utilization).
     """
     from zsim.notebook.tuning import tune as find_best
     from zsim.study.tune.framework import usual_kinds
 
+    experiment = options.load()
+    if experiment.rl is not None:
+        given = {
+            "--goal": goal != "fastest", "--kind": kind, "--quantised": quantised,
+            "--parallelism": parallelism, "--simulations": simulations, "--headroom": headroom,
+            "--jobs": jobs, "--cache": cache, "--out": out,
+        }  # fmt: skip
+        for name, value in given.items():
+            if value:
+                raise InputError(
+                    f"{name}: does nothing for an experiment with [rl], whose placement and engines are "
+                    "searched in this process; expected --keep, --top and --json alone"
+                )
+        from zsim.study.tune.rollout import tune_rollout
+
+        layouts = tune_rollout(experiment, keep=keep or (), count=top)
+        answer(layouts.lines(), layouts.to_dict, json_)
+        return
     is_open = options.experiment is None and not any(
         text.startswith("strategy.") for text in options.set_ or []
     )
     kinds = kind or (usual_kinds() if is_open else [])
     result = find_best(
-        options.load(), goal, kinds=kinds, keep=keep or (), quantised=quantised, parallelism=parallelism,
+        experiment, goal, kinds=kinds, keep=keep or (), quantised=quantised, parallelism=parallelism,
         simulations=simulations, headroom=headroom, top=top, jobs=jobs, cache=cache,
     )  # fmt: skip
     answer(result.lines(), result.to_dict, json_)

@@ -50,6 +50,8 @@ class SimulatedPhase:
     """Relative standard deviation of a step."""
     outer: OuterStep | None = None
     """The outer step of replicas that train separately, of which `result` is one."""
+    tokens: float | None = None
+    """Tokens of the phase, where its length is set in tokens or samples."""
 
     @property
     def step_seconds(self) -> float:
@@ -366,7 +368,7 @@ def _simulate_phase(
     else:
         assert phase_tokens is not None
         steps = max(math.ceil(phase_tokens / tokens_per_step - 1e-9), 1)
-    return SimulatedPhase(experiment, result, steps, _step_sigma(result), outer)
+    return SimulatedPhase(experiment, result, steps, _step_sigma(result), outer, phase_tokens)
 
 
 def _step_sigma(result: Result) -> float:

@@ -10,7 +10,7 @@ from zsim.report.fit import allocator_sentences, fit_of
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import format_trust
 from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.units import format_amount, format_bytes, format_duration, format_energy
+from zsim.units import format_amount, format_bytes, format_duration, format_energy, format_tokens
 
 MEANINGS = {
     "steps": "steps that were kept",
@@ -90,12 +90,36 @@ def _days_sentence(run: SimulatedRun) -> str:
         )
     unit, seconds = time_unit(run)
     size = seconds / _DAY
-    ends = f"{low / size:.1f} to {high / size:.1f}" if high is not None else f"from {low / size:.1f}"
+    ends = (
+        f"{_short(low / size)} to {_short(high / size)}" if high is not None else f"from {_short(low / size)}"
+    )
     days = "no mean" if run.expected_days is None else f"{run.expected_days / size:.2f} {unit}"
     return (
-        f"{run.runs.scenario.steps:,} steps take {days} (5 to 95 %: {ends}; {len(run.runs.ledgers)} seeds), "
+        f"{_partial_step(run)}{_steps(run.runs.scenario.steps)} {days} (5 to 95 %: {ends}; "
+        f"{len(run.runs.ledgers)} seeds), "
         f"{run.ideal_days / size:.2f} without stops: {run.goodput_fraction * 100:.1f} % goodput"
         f"{_goodput_error(run)}."
+    )
+
+
+def _short(value: float) -> str:
+    """A duration in its unit with one decimal, or below 1 with two digits."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} steps take" if count != 1 else "1 step takes"
+
+
+def _partial_step(run: SimulatedRun) -> str:
+    """A sentence on a run whose tokens do not fill its one step. Empty for others."""
+    phase = run.prepared.first
+    report = phase.result.report
+    if len(run.prepared.phases) > 1 or phase.tokens is None or phase.tokens >= report.step_tokens:
+        return ""
+    return (
+        f"{format_tokens(phase.tokens)} tokens are less than one step of "
+        f"{format_tokens(report.step_tokens)}, which is simulated. "
     )
 
 

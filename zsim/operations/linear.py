@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zsim.cost.kernels import fp8
+from zsim.cost.kernels import fp8, int8
 from zsim.cost.kernels.elementwise import autocast_cast
 from zsim.cost.kernels.fp8 import QuantizedProduct
 from zsim.cost.kernels.kernel import Kernel, elementwise, gemm
@@ -186,6 +186,8 @@ class Linear(Operation):
         m, n, k = shape.tokens, self.out_features, self.in_features
         e, dtype = self.type_of(options)
         bias_bytes = n * e if module.has_bias else 0
+        if _is_int8(module):
+            return int8.forward_kernels(m, n, k, options.kernel_dtype)
         if not self.is_quantized(module, options):
             is_engine = module.runs_in_transformer_engine(options)
             product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes, is_transformer_engine=is_engine)
@@ -235,6 +237,8 @@ class Linear(Operation):
         casts_before, casts_after = self._casts(module, shape, is_backward=True)
         kernels: list[tuple[Kernel, bool]] = []
         kernels += [(kernel, False) for kernel in (*casts_before, *_dequantise_kernels(module, options))]
+        if _is_int8(module):
+            kernels += [(kernel, False) for kernel in int8.weight_kernels(n, k, e)]
         if self.is_quantized(module, options):
             kernels += self.quantized.backward_casts(m, options)
             kernels.append((fp8.product(m, k, n, m * k * e, options.fp8), False))
@@ -286,7 +290,7 @@ class Linear(Operation):
             copy = weight * (0 if options.fp8.is_transformer_engine else options.activation_bytes)
             return self.quantized.kept_input_bytes(numel, options) + weight_bytes + copy
         if not module.trains_weight:
-            return 0
+            return local_tokens * self.in_features * self.type_of(options)[0] if _is_int8(module) else 0
         return (local_tokens * self.in_features + weight) * self.type_of(options)[0]
 
     def quantized_input_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
@@ -296,13 +300,15 @@ class Linear(Operation):
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         weight = self.weight_numel * options.activation_bytes if _is_dequantised(module) else 0
+        if _is_int8(module):
+            weight += int8.temporary_bytes(shape.tokens, self.out_features, self.in_features)
         gathered = self.in_features if self.holds_gathered_input else 0
         output_bytes = shape.tokens * (self.out_features + gathered) * self.type_of(options)[0]
         return output_bytes + weight + self._cast_bytes(module, shape, _LOW)
 
     def backward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """Under autocast the weight's gradient is made in the low type, then cast."""
-        makes_weight = options.autocast or _is_dequantised(module)
+        makes_weight = options.autocast or _is_dequantised(module) or _is_int8(module)
         weight = self.weight_numel if makes_weight else 0
         gathered = shape.tokens * self.in_features if self.input_shards > 1 else 0
         numel = shape.tokens * (self.in_features + self.out_features) + gathered + weight
@@ -338,6 +344,11 @@ class Linear(Operation):
 def _is_dequantised(module: Module) -> bool:
     """Whether its product makes 16-bit weights of 4-bit ones."""
     return any(parameter.is_packed for parameter in module.parameters)
+
+
+def _is_int8(module: Module) -> bool:
+    """Whether its product is bitsandbytes' of 8 bits."""
+    return any(parameter.stored_dtype == int8.TYPE for parameter in module.parameters)
 
 
 def _dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:

@@ -102,7 +102,7 @@ class Parameter:
     """
     stored_dtype: str = ""
     """The type it is kept in, if that is not the framework's: "fp32", "bf16", "nf4" or "nf4-single" (4 bits,
-    with scales that are quantised again or not).
+    with scales that are quantised again or not), "int8" (LLM.int8's).
     """
     in_fp8: bool = False
     """A product reads it quantised."""

@@ -89,7 +89,7 @@ def allocated_bytes(report: Report) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReservedMemory:
-    """The fullest GPU's memory, by whom holds it at the most."""
+    """Memory of the fullest GPU, by its holders."""
 
     torch_bytes: int
     """`torch.cuda.max_memory_reserved`."""
@@ -100,7 +100,7 @@ class ReservedMemory:
 
 
 def reserved_memory(report: Report) -> ReservedMemory | None:
-    """What torch reserves of a GPU. None where its allocator was not simulated."""
+    """The memory that torch reserves of a GPU. None where its allocator was not simulated."""
     row = report.allocator
     if row is None:
         return None

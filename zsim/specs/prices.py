@@ -20,7 +20,7 @@ _Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Price(BaseModel):
-    """What is paid for a GPU of one cluster."""
+    """The price of a GPU of one cluster."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

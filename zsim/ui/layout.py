@@ -91,7 +91,7 @@ def _settings(form: Form) -> list[Any]:
         fields = [field for field in form.fields.values() if _table(field.key) == table]
         return html.Fieldset([html.Legend(name), *(_row(field, form) for field in fields)])
 
-    example = "cluster.nvme.drives = 9\ntraining.autocast = true"
+    example = "cluster.nvme.drives = 9\ntraining.expandable_segments = true"
     hint = "KEY = VALUE, one a line; any key of the experiment, as with --set."
     other_settings = [
         html.Legend("Other settings"),

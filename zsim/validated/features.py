@@ -65,6 +65,11 @@ class Features:
         return self.nodes > 1
 
     @property
+    def regime(self) -> str:
+        """E.g. "FSDP, several nodes"."""
+        return f"{self.framework}, {'several nodes' if self.is_several else 'one node'}"
+
+    @property
     def is_shared(self) -> bool:
         """Whether several ranks share a replica of the model."""
         return self.model_ranks > 1

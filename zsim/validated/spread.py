@@ -14,6 +14,11 @@ no run of another source vouches for it (`zsim.validated.extrapolation`). The pa
 errors, none of them below zero. Settings that the job leaves open (`OPEN_SENTENCES`) are inputs that may be
 otherwise: the spread of the step over their choices adds to it in squares.
 
+Where the sources of a regime (a framework, on one node or on several) err to the same side, the interval is
+about their mean error and not about zero: what is not explained moves the interval, and never the prediction.
+The mean m of n sources counts as far as it is more than chance, m (1 - s^2 / n m^2), the positive-part
+shrinkage of W. James and C. Stein ("Estimation with quadratic loss", 1961) with the sources' variance s^2.
+
 The interval lies between two quantiles of signed errors in units of the spread, so that it may be wider on
 one side. Each source is judged by parts and quantiles of the others (docs/accuracy.md), so that coverage is
 measured, not proven, and holds for jobs like the published ones.
@@ -22,10 +27,11 @@ measured, not proven, and holds for jobs like the published ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import hypot
 
+from zsim.validated.errors import REPEAT_ERROR
 from zsim.validated.extrapolation import Extrapolation, extrapolations
 from zsim.validated.features import ALLOCATOR, HOST, NETWORK, OFFLOADING, Features
 from zsim.validated.runs import ValidatedRun, shipped_estimates
@@ -35,9 +41,11 @@ OPEN_SENTENCES: Mapping[str, str] = {
     "dispatcher": "what brings tokens to their experts is not stated",
     "loss": "whose kernels compute the loss is not stated",
     "compile": "whether blocks are compiled is not stated",
-    "network": "the network is a preset's, not measured",
+    "network": "the network is a preset's, not measured, and bounds the step",
+    "hidden network": "the network is a preset's, not measured",
 }
-"""The settings that matter and may be left open, and what that is in words."""
+"""The settings that matter and may be left open, and what that is in words. A network is hidden where
+something else bounds the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,14 @@ class SpreadEstimates:
     """The lower quantile of errors in units of the spread, below 0."""
     high: float
     """The upper one, above 0."""
+    unexplained: Mapping[str, float] = field(default_factory=dict)
+    """The mean error that is not explained, ln(measured / predicted), by `Features.regime`."""
+
+    def ends(self, job: Features, spread: float) -> tuple[float, float]:
+        """The ends of the job's interval, as logarithms: about what is not explained, and on both sides of
+        the prediction."""
+        middle = self.unexplained.get(job.regime, 0.0)
+        return min(middle + self.low * spread, -REPEAT_ERROR), max(middle + self.high * spread, REPEAT_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +111,12 @@ def spread_estimates() -> SpreadEstimates:
     tables = shipped_estimates()
     scores = tables["scores"]
     return SpreadEstimates(
-        tables["spread"], tables["extrapolation"], tables["open"], scores["low"], scores["high"]
+        tables["spread"],
+        tables["extrapolation"],
+        tables["open"],
+        scores["low"],
+        scores["high"],
+        tables["unexplained"],
     )
 
 
@@ -111,9 +132,15 @@ def spread_parts(
     components += [_extrapolated(part, estimates) for part in extrapolations(job, runs)]
     components += [
         SpreadPart(name, estimates.open.get(name, 0.0), OPEN_SENTENCES[name], is_open=True)
-        for name in job.open_settings
+        for name in settings_left_open(job)
     ]
     return tuple(part for part in components if part.share > 0 or part.name == ANY)
+
+
+def settings_left_open(job: Features) -> tuple[str, ...]:
+    """The settings that the job leaves open, by the names of `OPEN_SENTENCES`."""
+    hides = job.binding != NETWORK
+    return tuple("hidden network" if hides and name == "network" else name for name in job.open_settings)
 
 
 def _extrapolated(part: Extrapolation, estimates: SpreadEstimates) -> SpreadPart:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, expm1
 
-from zsim.validated.errors import FIRST_DISSIMILAR_CELL, FRAMEWORK_CELL, REPEAT_ERROR
+from zsim.validated.errors import FIRST_DISSIMILAR_CELL, FRAMEWORK_CELL
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
 from zsim.validated.runs import ValidatedRun, validated_runs
@@ -48,7 +48,7 @@ def width_stages(
     stages = []
     for count, part in enumerate(components, start=1):
         spread = spread_of(components[:count])
-        ends = min(estimates.low * spread, -REPEAT_ERROR), max(estimates.high * spread, REPEAT_ERROR)
+        ends = estimates.ends(job, spread)
         stages.append(_stage(ends, _describe_any(runs) if part.name == ANY else part.sentence))
     return tuple(stages)
 

@@ -180,7 +180,7 @@ def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: b
     [
         ("rl: grpo\n", "rl 'grpo': is of axolotl"),
         ("rl: kto\n", "rl 'kto': is of axolotl"),
-        ("load_in_8bit: true\n", "8 bits"),
+        ("load_in_8bit: true\n", "quantised weights without an adapter"),
         ("activation_offloading: true\n", "all activations on the host"),
         ("relora: true\n", "ReLoRA"),
         ("lisa_n_layers: 4\n", "LISA"),
@@ -257,9 +257,28 @@ def test_with_an_adapter_the_reference_is_its_base(tmp_path: Path) -> None:
 def test_optimizer_states_on_the_host_are_deepspeeds_cpu_adams(tmp_path: Path) -> None:
     """Accelerate replaces whatever optimizer the file names (`map_pytorch_optim_to_deepspeed`)."""
     (tmp_path / "zero2.json").write_text(
-        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": true}}'
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, '
+        '"bf16": {"enabled": true}}'
     )
     experiment = read_text(tmp_path, FULL + "deepspeed: zero2.json\n")
     assert experiment.training.optimizer == "adam"
     assert "'paged-adamw-8bit' becomes DeepSpeedCPUAdam" in notes_of(experiment)
     assert zsim.simulate(experiment).report.to_dict()["peak_bytes"]["host"]["optimizer_states"] > 0
+
+
+def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
+    """The blocks of Llama-2-7B have 6,476,005,376 weights in bytes, and an fp32 scale for each of their rows:
+    32 x (4 x 4096 + 2 x 11008 + 4096) = 1,359,872. What is not quantised is as in 4 bits.
+    """
+    lines = QLORA.replace("adapter: qlora\nload_in_4bit", "adapter: lora\nload_in_8bit")
+    experiment = read_text(tmp_path, lines, model=None, changes={"gpus": 1})
+    assert there(experiment.training.lora).quantized == "int8"
+    parameters = zsim.simulate(experiment).report.to_dict()["peak_bytes"]["gpu"]["parameters"]
+    assert parameters == 6_476_005_376 + 4 * 1_359_872 + 524_820_480 + 319_815_680
+    with pytest.raises(InputError, match="load_in_8bit: found True, expected false beside qlora"):
+        read_text(tmp_path, QLORA + "load_in_8bit: true\n")
+
+
+def test_a_reward_model_has_one_output(tmp_path: Path) -> None:
+    training = read_text(tmp_path, FULL + "reward_model: true\n").training
+    assert (training.labels, training.micro_batch_size) == (1, 4)

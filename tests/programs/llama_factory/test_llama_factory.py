@@ -81,8 +81,8 @@ def test_four_bits_are_bitsandbytes(tmp_path: Path) -> None:
     )
     assert (lora.quantized, lora.double_quantization, lora.preparation) == ("nf4", True, "none")
     assert lora.targets == ("q_proj", "v_proj")
-    with pytest.raises(NotSimulatedError, match="in 8 bits; expected 4"):
-        read_text(tmp_path, LORA + "quantization_bit: 8\n")
+    with pytest.raises(NotSimulatedError, match="in 3 bits; expected 4 or 8"):
+        read_text(tmp_path, LORA + "quantization_bit: 3\n")
     with pytest.raises(InputError, match="finetuning_type full, which LLaMA-Factory refuses"):
         read_text(tmp_path, FULL + "quantization_bit: 4\n")
 
@@ -168,3 +168,7 @@ def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -
     names = [name for name, _ in read_job(tmp_path, lora, model=None).model.named_parameters()]
     assert any("language_model" in name for name in names if "lora_A" in name)
     assert not any("visual" in name for name in names if "lora_A" in name)
+
+
+def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
+    assert there(read_text(tmp_path, LORA + "quantization_bit: 8\n").training.lora).quantized == "int8"

@@ -80,7 +80,7 @@ def test_a_full_training_keeps_the_type_of_the_weights(tmp_path: Path) -> None:
 def test_four_bits_are_bitsandbytes(tmp_path: Path) -> None:
     lora = there(read_text(tmp_path, LORA + "quant_method: bnb\nquant_bits: 4\n").training.lora)
     assert (lora.quantized, lora.double_quantization) == ("nf4", True)
-    with pytest.raises(NotSimulatedError, match="besides bitsandbytes' 4 bits"):
+    with pytest.raises(NotSimulatedError, match=r"besides bitsandbytes' .*quant_bits 4 or 8"):
         read_text(tmp_path, LORA + "quant_method: hqq\nquant_bits: 4\n")
 
 
@@ -138,3 +138,19 @@ def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -
     trained = read_job(tmp_path, f"{full}\nfreeze_vit: false\nfreeze_aligner: false", model=None).model
     assert frozen.tower is not None
     assert trained.trainable_numel - frozen.trainable_numel == frozen.tower.numel
+
+
+def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
+    assert (
+        there(read_text(tmp_path, LORA + "quant_method: bnb\nquant_bits: 8\n").training.lora).quantized
+        == "int8"
+    )
+
+
+def test_a_classifier_has_as_many_outputs_as_labels(tmp_path: Path) -> None:
+    classifier = read_text(tmp_path, LORA + "task_type: seq_cls\nnum_labels: 5\n").training
+    assert (classifier.labels, there(classifier.lora).modules_to_save) == (5, ("score",))
+    reward = read_text(tmp_path, FULL + "rlhf_type: rm\n").training
+    assert (reward.labels, reward.micro_batch_size) == (1, 2)
+    with pytest.raises(NotSimulatedError, match="embeddings and rerankers; expected causal_lm or seq_cls"):
+        read_text(tmp_path, LORA + "task_type: embedding\n")

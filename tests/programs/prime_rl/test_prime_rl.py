@@ -51,7 +51,7 @@ def test_an_update_of_rl_has_prime_rls_defaults(tmp_path: Path) -> None:
     """256 rollouts on 4 GPUs, one to a micro-batch, are 64 micro-batches."""
     found = read(tmp_path, RL)
     table, training = of_kind(found.strategy, Fsdp2Table), found.training
-    assert (found.program, found.model, found.gpus) == ("prime-rl", "qwen3-8b", 4)
+    assert (found.program, found.model, found.gpus) == ("prime-rl", "qwen3-8b", 8)
     assert (training.sequence_length, training.micro_batch_size) == (4096, 1)
     assert training.gradient_accumulation_steps == 64
     assert (training.compile, training.activation_checkpointing) == (True, "full")
@@ -96,7 +96,7 @@ def test_adapters_and_replicas(tmp_path: Path) -> None:
     nodes = RL.replace("num_train_gpus = 4\nnum_infer_gpus = 4", 'type = "multi_node"\nnum_train_nodes = 2')
     found = read(tmp_path, nodes + "[trainer.model]\ndp_replicate = 2\n[trainer.model.lora]\nrank = 8\n")
     lora = there(found.training.lora)
-    assert (found.nodes, found.gpus, lora.rank, lora.alpha) == (2, 16, 8, 32)
+    assert (found.nodes, found.gpus, lora.rank, lora.alpha) == (3, 24, 8, 32)
     assert lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert of_kind(found.strategy, Fsdp2Table).replicate == 2
 
@@ -128,9 +128,10 @@ def test_states_on_the_host_leave_the_gpu_between_updates(tmp_path: Path) -> Non
     ],
 )
 def test_another_job_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    changed = RL.replace("[trainer.optim]", '[trainer.optim]\ntype = "muon"')
+    lines = changed if text.startswith("[") else RL + "[trainer.model]\n" + text
     with pytest.raises(NotSimulatedError, match=message):
-        changed = RL.replace("[trainer.optim]", '[trainer.optim]\ntype = "muon"')
-        read(tmp_path, changed if text.startswith("[") else RL + "[trainer.model]\n" + text)
+        read(tmp_path, lines)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import zsim
 from tests.expect import of_kind, there
-from tests.programs.reading import notes_of, read_text
+from tests.programs.reading import notes_of, read_job, read_text
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.specs.experiment.resolve import resolve
@@ -121,8 +121,7 @@ def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
         ("num_ppo_epochs: 4\n", "PPO"),
         ("num_generations: 8\nuse_vllm: true\nvllm_mode: colocate\n", "an inference engine"),
         ("desirable_weight: 1.0\n", "KTO"),
-        ("center_rewards_coefficient: 0.01\n", "reward models"),
-        ("load_in_8bit: true\n", "8 bits"),
+        ("load_in_8bit: true\n", "quantised weights without adapters"),
         ("use_dora: true\n", "DoRA"),
         ("activation_offloading: true\n", "kept on the host"),
         ("optim: lomo\n", "LOMO"),
@@ -206,3 +205,17 @@ def test_a_json_that_differs_is_told_by_the_files_own_key(tmp_path: Path, json_k
     ) as (caught):
         read_text(tmp_path, FULL + "deepspeed: ds.json\n")
     assert "[training]" not in str(caught.value)
+
+
+def test_a_reward_model_has_one_output_and_rows_of_two_sequences(tmp_path: Path) -> None:
+    """PEFT trains the head whole beside the adapters. Llama-3-8B without its head of 128,256 words, and with
+    4,096 weights of one output, has 8,030,261,248 - 525,336,576 + 4,096 parameters.
+    """
+    lines = "model_name_or_path: meta-llama/Meta-Llama-3-8B\nper_device_train_batch_size: 2\n"
+    reward = "center_rewards_coefficient: 0.01\n"
+    job = read_job(tmp_path, lines + reward)
+    assert job.model.numel == 8_030_261_248 - 525_336_576 + 4_096
+    assert job.training.micro_batch_size == 4
+    adapted = read_text(tmp_path, lines + reward + "use_peft: true\nlora_r: 8\n")
+    assert there(adapted.training.lora).modules_to_save == ("score",)
+    assert adapted.training.labels == 1

@@ -90,7 +90,7 @@ def test_what_the_pages_own_experiment_names_is_read(tmp_path: Path) -> None:
     training = {"sequence_length": 512, "lengths": {"file": str(named)}}
     own, foreign = asked(
         tmp_path,
-        [{"more": "training.autocast = true"}, {"more": f"training.lengths.file = '{other}'"}],
+        [{"more": "training.expandable_segments = true"}, {"more": f"training.lengths.file = '{other}'"}],
         training=training,
     )
     assert own == [True, "", False]

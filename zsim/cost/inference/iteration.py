@@ -14,6 +14,11 @@ added, or hidden behind the GPU where the engine schedules ahead.
 [Note: touched experts] An expert's weights are read if any row chose it. Of E experts that n tokens choose k
 of, all alike likely, E (1 - (1 - k/E)^n) are touched.
 
+[Note: quantized checkpoints] The head stays in 16 bits, as quantized checkpoints have it (NVIDIA's ModelOpt
+excludes `lm_head`, so does `modules_to_not_convert` of openai/gpt-oss-20b, which keeps attention and router
+too). Experts of types that the GPU does not compute in are made 16 bits inside the
+kernel, see `UNPACKED_EXPERTS`.
+
 [Note: pages] A cache is read in tiles of 128 tokens. Below that a sequence costs what 128 tokens cost
 (generation attention of AIConfigurator's tables, 095f58a5: 27 ns a head and sequence on H100 whatever the
 context).
@@ -21,6 +26,7 @@ context).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -47,9 +53,14 @@ the peak is 0.61, 0.37, 0.33 and 0.24 of experts 7,168, 768, 384 and 192 wide wi
 EAGER_KERNEL_SECONDS = 27e-6
 """Python of one kernel of an engine without CUDA graphs. With adapters a layer takes 1.2 to 2.3 ms of about
 25 kernels (verl's LoRA logs, eric-haibin-lin/verl-data math, 7 to 72 billion parameters)."""
+_HEAD_DTYPE = "bf16"  # see [Note: quantized checkpoints]
 ADAPTER_KERNELS = 3  # of a product's adapters: down, up, and the sum
-GRAPH_SIZES = (1, 2, 4)  # and multiples of 8, from 256 on of 16, see `padded_batch`
-_LAST_SMALL_GRAPH = 256
+GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+"""Rows of captured CUDA graphs, vLLM's default (0.24 `config/compilation.py`)."""
+UNPACKED_EXPERTS = 0.68
+"""Part of the FLOP/s of experts in bf16 that remains where their weights are of 4 bits in memory: 1,024 to
+8,192 rows on experts 2,880 wide by TensorRT-LLM's and vLLM's Triton kernels on H100 and H200
+(AIConfigurator's tables, `w4a16_mxfp4`, 0.5 to 1.0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +104,14 @@ class PromptChunk:
     cached_tokens: int = 0
 
 
-def padded_batch(sequences: int, max_graph: int) -> int:
-    """Rows that a CUDA graph computes for `sequences` sequences: the next size that was captured (vLLM 0.24
-    `config/compilation.py`: 1, 2, 4, every 8 up to 256, then every 16). Above `max_graph` there is none.
+def padded_batch(sequences: int, max_graph: int, sizes: Sequence[int] = GRAPH_SIZES) -> int:
+    """Rows that a CUDA graph computes for `sequences` sequences: the next of the captured `sizes`, at most
+    `max_graph`, above which there is none.
     """
     if sequences > max_graph:
         return sequences
-    for size in GRAPH_SIZES:
-        if sequences <= size:
-            return size
-    step = 8 if sequences <= _LAST_SMALL_GRAPH else 16
-    return -(-sequences // step) * step
+    index = bisect_left(sizes, sequences)
+    return min(sizes[index], max_graph) if index < len(sizes) else max_graph
 
 
 class IterationPricer:
@@ -116,6 +124,7 @@ class IterationPricer:
         host: HostRates,
         *,
         max_graph: int = 512,
+        graph_sizes: Sequence[int] = GRAPH_SIZES,
         uses_graphs: bool = True,
         launch_seconds: float = 0.0,
         has_adapters: bool = False,
@@ -124,6 +133,7 @@ class IterationPricer:
     ) -> None:
         self.model, self.gpu, self.host = model, gpu, host
         self.max_graph = max_graph if uses_graphs else 0
+        self.graph_sizes = graph_sizes
         self.launch_seconds = launch_seconds
         self.has_adapters = has_adapters
         self.speculation = speculation or Speculation()
@@ -145,7 +155,7 @@ class IterationPricer:
         is_pure = not chunks
         drafts = self.speculation.draft_tokens
         verified = local * (1 + drafts)
-        rows = padded_batch(verified, self.max_graph) if is_pure else verified + new_tokens
+        rows = self._padded(verified) if is_pure else verified + new_tokens
         gpu_seconds = self._dense(rows, sampled + local * drafts)
         if drafts:
             gpu_seconds += drafts * self._draft_seconds(local)
@@ -161,9 +171,12 @@ class IterationPricer:
 
     def _draft_seconds(self, sequences: int) -> float:
         """Seconds of a proposal by one more layer with the model's head, as multi-token prediction has it."""
-        rows = padded_batch(sequences, self.max_graph)
-        layers = self._dense(rows, sequences) - self._product(self.model.head, sequences)
-        return layers / max(1, self.model.num_layers) + self._product(self.model.head, sequences)
+        head = self._product(self.model.head, sequences, _HEAD_DTYPE)
+        layers = self._dense(self._padded(sequences), sequences) - head
+        return layers / max(1, self.model.num_layers) + head
+
+    def _padded(self, sequences: int) -> int:
+        return padded_batch(sequences, self.max_graph, self.graph_sizes)
 
     def context_seconds(self) -> float:
         """Seconds that one more token in the caches adds to an iteration that decodes."""
@@ -189,10 +202,8 @@ class IterationPricer:
             + 1
         )
 
-    @cached_property
-    def _arithmetic_dtype(self) -> str:
-        """The type of the products: the weights', or bf16 where the GPU does not compute in that."""
-        dtype = self.model.layout.weight_dtype
+    def _arithmetic_dtype(self, dtype: str) -> str:
+        """The type of products: the weights', or bf16 where the GPU does not compute in that."""
         return dtype if getattr(self.gpu.peak, dtype, None) else "bf16"
 
     @property
@@ -204,13 +215,16 @@ class IterationPricer:
         the head.
         """
         model = self.model
-        seconds = sum(count * self._product(product, rows) for product, count in model.products.items())
+        dtype = model.layout.product_dtype
+        seconds = sum(
+            count * self._product(product, rows, dtype) for product, count in model.products.items()
+        )
         expert_rows = rows * model.layout.data
         seconds += sum(count * self._experts(layer, expert_rows) for layer, count in model.experts.items())
         if model.layout.data > 1:
             exchanged_bytes = expert_rows * model.hidden_size * 2
             seconds += sum(model.experts.values()) * self._exchange_seconds(exchanged_bytes)
-        seconds += self._product(model.head, sampled)
+        seconds += self._product(model.head, sampled, _HEAD_DTYPE)
         hidden_bytes = rows * model.hidden_size * 2
         small = self.rates.product.seconds + 1.5 * hidden_bytes / self.gpu.memory.bandwidth
         seconds += model.small_kernels * small
@@ -232,29 +246,31 @@ class IterationPricer:
         one_way = self.all_reduce.seconds + (ranks - 1) / ranks * num_bytes / self.all_reduce.bandwidth
         return 2 * one_way
 
-    def _product(self, product: WeightProduct, rows: int) -> float:
+    def _product(self, product: WeightProduct, rows: int, dtype: str) -> float:
         k, n = product.in_features, product.out_features
-        size = WEIGHT_BYTES[self.model.layout.weight_dtype]
+        size = WEIGHT_BYTES[dtype]
         rate = self.rates.product if size > 1 else self.rates.quantized_product
         num_bytes = n * k * size + rows * (n + k) * 2
         reading = num_bytes / (rate.fraction * self.gpu.memory.bandwidth)
-        return rate.seconds + hypot(
-            reading, 2.0 * rows * n * k / self._flops_per_second(self.rates.arithmetic)
-        )
+        flops_per_second = self._flops_per_second(self.rates.arithmetic, dtype)
+        return rate.seconds + hypot(reading, 2.0 * rows * n * k / flops_per_second)
 
     def _experts(self, layer: ExpertsLayer, rows: int) -> float:
         """See [Note: touched experts]. Each rank has the rows of all tokens for its own experts."""
-        size = WEIGHT_BYTES[self.model.layout.weight_dtype]
+        dtype = self.model.layout.weight_dtype
+        size = WEIGHT_BYTES[dtype]
         num_bytes = layer.touched_experts(rows) * layer.numel * size
         local_rows = rows * layer.top_k * layer.local_experts / layer.num_experts
         width = layer.expert_features / (layer.expert_features + EXPERT_WIDTH_HALF)
         rate = self.rates.experts
         reading = num_bytes / (rate.fraction * self.gpu.memory.bandwidth)
-        flops_per_second = width * self._flops_per_second(self.rates.expert_arithmetic)
+        flops_per_second = width * self._flops_per_second(self.rates.expert_arithmetic, dtype)
+        if size < 1 and self._arithmetic_dtype(dtype) != dtype:
+            flops_per_second *= UNPACKED_EXPERTS
         return rate.seconds + hypot(reading, 2.0 * local_rows * layer.numel / flops_per_second)
 
-    def _flops_per_second(self, fractions: TypeFractions) -> float:
-        dtype = self._arithmetic_dtype
+    def _flops_per_second(self, fractions: TypeFractions, weight_dtype: str) -> float:
+        dtype = self._arithmetic_dtype(weight_dtype)
         return peak_flops_per_second(self.gpu, dtype) * fractions.of(dtype)
 
     def _attention_rate(self, attention: CachedAttention) -> StreamingKernel:

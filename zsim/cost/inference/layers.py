@@ -34,12 +34,20 @@ class EngineLayout:
     expert: int = 1
     """Ranks that share a layer's experts. 1 if every expert is cut over the tensor ranks."""
     weight_dtype: str = "bf16"
+    """That of experts, and of the other products of layers. The head is never of fewer than 16 bits."""
     cache_dtype: str = "bf16"
+    dense_dtype: str | None = None
+    """That of the products outside the experts, where only the experts are of fewer bits."""
 
     @property
     def gpus(self) -> int:
         """GPUs of a replica."""
         return max(self.tensor, self.expert)
+
+    @property
+    def product_dtype(self) -> str:
+        """The type of the weights of products outside the experts."""
+        return self.dense_dtype or self.weight_dtype
 
     @property
     def data(self) -> int:
@@ -53,6 +61,11 @@ class WeightProduct:
 
     in_features: int
     out_features: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the weight."""
+        return self.in_features * self.out_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +124,13 @@ class ServedModel:
     """Parameters that are read by row, or not at all, in a pass: embeddings and norms."""
 
     @cached_property
-    def streamed_numel(self) -> int:
-        """Elements of all weights of products on this GPU, experts included."""
-        products = sum(
-            product.in_features * product.out_features * count for product, count in self.products.items()
-        )
-        experts = sum(layer.local_experts * layer.numel * count for layer, count in self.experts.items())
-        return products + experts + self.head.in_features * self.head.out_features
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights on this GPU."""
-        size = WEIGHT_BYTES[self.layout.weight_dtype]
-        return int(self.streamed_numel * size) + self.other_numel * 2
+        products = sum(product.numel * count for product, count in self.products.items())
+        experts = sum(layer.local_experts * layer.numel * count for layer, count in self.experts.items())
+        streamed = products * WEIGHT_BYTES[self.layout.product_dtype]
+        streamed += experts * WEIGHT_BYTES[self.layout.weight_dtype]
+        return int(streamed) + (self.head.numel + self.other_numel) * DTYPE_BYTES["bf16"]
 
     @cached_property
     def cache_bytes_per_token(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zsim.cost.kernels import int8
 from zsim.dtypes import DTYPE_BYTES
 from zsim.operations.operation import Parameter
 
@@ -23,11 +24,14 @@ def flat_numel(parameter: Parameter) -> int:
 
 
 def quantisation_bytes(parameter: Parameter) -> int:
-    """Bytes that come with a 4-bit weight and are no parameter, so that every rank has all of them: a scale
-    for 64 elements, and the map of the 16 values. The scale is fp32. If it is quantised again, it is a byte,
-    with an fp32 scale for 256 of them, their map and their mean. Source: bitsandbytes 0.50.2 functional.py
-    `quantize_4bit`, `QuantState`.
+    """Bytes that come with a quantised weight and are no parameter, so that every rank has all of them.
+
+    In 4 bits they are a scale for 64 elements, and the map of the 16 values. The scale is fp32. If it is
+    quantised again, it is a byte, with an fp32 scale for 256 of them, their map and their mean. An 8-bit
+    weight has a scale for a row. Source: bitsandbytes 0.50.2 functional.py `quantize_4bit`, `QuantState`.
     """
+    if parameter.stored_dtype == int8.TYPE:
+        return int8.scale_bytes(parameter.shape[0])
     if not parameter.is_packed:
         return 0
     scales = -(-parameter.numel // _BLOCK)

@@ -17,7 +17,7 @@ from zsim.specs.cluster.gpu import (
 )
 
 _MAX_SPLITS = 32
-_ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16, "fp4": 32}
+_ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16, "int8": 16, "fp4": 32}
 
 
 def gemm_fraction(
@@ -38,8 +38,9 @@ def gemm_fraction(
         f = F * max over (h, s) of  c^h * (k/s) / (k/s + K) * w(h, s)
         w = s b m n / (S t_m t_n ceil(s b ceil(m/t_m) ceil(n/t_n) / S))
 
-    F: `max_fraction` of the type, of "fp8-block" that of "fp8" where it has none of its own. K: `k_half`, the
-    inner dimension where the pipeline's fill and drain cost as much as its work. S: SMs. b: `batch`.
+    F: `max_fraction` of the type, of "fp8-block" and "int8" that of "fp8" where it has none of its own. K:
+    `k_half`, the inner dimension where the pipeline's fill and drain cost as much as its work. S: SMs. b:
+    `batch`.
 
     A library picks the tile and may split the inner dimension: h halvings (up to 3, of the longer side) of
     the tile t_m x t_n, each keeping c = `half_tile_fraction` of the rate, and s = 1, 2, 4 ... splits of k as
@@ -56,7 +57,8 @@ def gemm_fraction(
     """
     best = 0.0
     k_half = gemm.k_half
-    peak_fraction = gemm.by_dtype.get(dtype, gemm.by_dtype.get(dtype.partition("-")[0], gemm.max_fraction))
+    base = "fp8" if dtype == "int8" else dtype.partition("-")[0]
+    peak_fraction = gemm.by_dtype.get(dtype, gemm.by_dtype.get(base, gemm.max_fraction))
     if single_call is not None:
         k_half = single_call.k_half
         peak_fraction *= single_call.ratio

@@ -141,10 +141,12 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
 
 
 def peak_flops_per_second(gpu: Gpu, dtype: str) -> float:
-    """The GPU's dense peak in `dtype`, of "fp8-block" that of "fp8". Raises InputError where it has no such
-    arithmetic.
+    """The GPU's dense peak in `dtype`, of "fp8-block" that of "fp8", and of "int8" where the file has none:
+    NVIDIA's data sheets have the same for both. Raises InputError where it has no such arithmetic.
     """
     base = dtype.partition("-")[0]
+    if base == "int8" and gpu.peak.int8 is None and gpu.peak.fp8 is not None:
+        base = "fp8"
     require_dtype(gpu, base)
     peak: float = getattr(gpu.peak, base)
     return peak
@@ -155,7 +157,7 @@ def require_dtype(gpu: Gpu, precision: str) -> None:
     if getattr(gpu.peak, precision, None) is None:
         offered = [
             name
-            for name in ("fp4", "fp8", "bf16", "fp16", "tf32", "fp32")
+            for name in ("fp4", "fp8", "int8", "bf16", "fp16", "tf32", "fp32")
             if getattr(gpu.peak, name) is not None
         ]
         raise InputError(f"GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(offered)}")

@@ -43,6 +43,10 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
             from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 
             return Zero3Schedule(stage, config)
+        if config.optimizer_wrapper == "zero12" and config.zero.zenflow is not None:
+            from zsim.frameworks.deepspeed.stage12.zenflow import ZenFlowSchedule
+
+            return ZenFlowSchedule(stage, config)
         if config.optimizer_wrapper == "zero12":
             from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
 

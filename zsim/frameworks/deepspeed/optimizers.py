@@ -52,6 +52,11 @@ def check_deepspeed_optimizer(optimizer: Optimizer, config: DeepSpeedConfig) -> 
             f"{_WHERE}: SuperOffload's worker makes DeepSpeedCPUAdam; found '{name}', expected 'adamw', or "
             f"{config.name} without zero_optimization.offload_optimizer.super_offload"
         )
+    if config.zero.zenflow is not None and name not in ("adamw", "adam"):
+        raise InputError(
+            f"{_WHERE}: ZenFlow updates selected columns with AdamW and the rest with DeepSpeedCPUAdam; "
+            f"found '{name}', expected 'adamw', or {config.name} without zero_optimization.zenflow"
+        )
     has_cpu_optimizer = name in ("adamw", "adam", "lion") or choice.training_name == "adagrad"
     if not has_cpu_optimizer and choice.forces_cpu_optimizer:
         raise InputError(

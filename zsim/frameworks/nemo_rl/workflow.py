@@ -21,7 +21,8 @@ SOURCES = {
     "memory by shared handles (nemo_rl/algorithms/grpo.py), of 0.02 of the memory by broadcasts, whose group "
     "has all ranks of the trainer (nemo_rl/utils/packed_tensor.py and "
     "nemo_rl/weight_sync/collective_weight_synchronizer.py)",
-    "loop": "nemo_rl/algorithms/grpo.py",
+    "loop": "nemo_rl/algorithms/grpo.py; prompts in flight: the semaphore of AsyncTrajectoryCollector "
+    "(nemo_rl/algorithms/async_utils.py at 0a27b1f4)",
 }
 
 WORKFLOW = RlFramework(
@@ -54,6 +55,7 @@ WORKFLOW = RlFramework(
     },
     algorithms=("grpo", "dapo", "rloo"),
     placements=("colocated", "split", "async"),
+    limits_prompts_in_flight=True,
     controllers={
         "colocated": ControllerRates(5.0, 2.0),
         "split": ControllerRates(5.0, 2.0),

@@ -35,6 +35,7 @@ _READ = (
         "sequence_len", int, "tokens of a sequence", "training.sequence_length", is_plain=True, default=512
     ),
     ProgramKey("sample_packing", bool, "whether documents fill sequences", "training.lengths"),
+    ProgramKey("reward_model", bool, "whether the head has one output", "training.labels"),
     ProgramKey("rl", str, "dpo, ipo or orpo; others are refused by name", "training.reference"),
     ProgramKey(
         "precompute_ref_log_probs", bool, "whether the reference has run before", "training.reference"
@@ -57,6 +58,7 @@ _READ = (
     ProgramKey("lora_rank_pattern", dict, "ranks of single modules", "training.lora.rank_pattern"),
     ProgramKey("peft_layers_to_transform", list, "blocks that are adapted", "training.lora.layers"),
     ProgramKey("load_in_4bit", bool, "whether frozen products are in 4 bits", "training.lora.quantized"),
+    ProgramKey("load_in_8bit", bool, "whether they are in 8 bits (LLM.int8)", "training.lora.quantized"),
     ProgramKey("bnb_config_kwargs", dict, "bitsandbytes' own keys", "training.lora.double_quantization"),
     ProgramKey("bf16", (str, bool), "whether products are in bf16", "training.precision"),
     ProgramKey("fp16", bool, "whether products are in fp16", "training.precision"),
@@ -111,9 +113,7 @@ _READ = (
 )  # fmt: skip
 
 _REFUSED = (
-    ("reward_model", "reward models, whose head has one output"),
     ("process_reward_model", "process reward models, whose head has two outputs"),
-    ("load_in_8bit", "frozen weights in bitsandbytes' 8 bits; expected load_in_4bit, or weights in 16 bits"),
     ("gptq", "weights that GPTQ quantised"),
     ("quantize_moe_experts", "routed experts that are stored in 4 bits beside linear layers"),
     ("model_quantization_config", "weights that stay quantised"),

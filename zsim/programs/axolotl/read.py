@@ -19,7 +19,12 @@ from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.axolotl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
 from zsim.programs.huggingface.files import read_file
-from zsim.programs.huggingface.job import note_full_length, read_attention, read_preferences
+from zsim.programs.huggingface.job import (
+    note_full_length,
+    read_attention,
+    read_preferences,
+    read_rewards,
+)
 from zsim.programs.huggingface.models import read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
@@ -61,8 +66,12 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     if adapter not in (None, "", "lora", "qlora"):
         raise values.lack("adapter", "adapters besides lora and qlora")
     is_quantised = values.flag("load_in_4bit") or adapter == "qlora"
-    if is_quantised and not adapter:
-        raise values.lack("load_in_4bit", "weights in 4 bits without an adapter, which nothing trains")
+    is_int8 = values.flag("load_in_8bit")
+    if (is_quantised or is_int8) and not adapter:
+        key = "load_in_8bit" if is_int8 else "load_in_4bit"
+        raise values.lack(key, "quantised weights without an adapter, which nothing trains")
+    if is_quantised and is_int8:
+        raise values.error("load_in_8bit", "false beside qlora or load_in_4bit, as axolotl asks for")
     read_model(values, "base_model", is_quantised=is_quantised)
     _read_batch(values)
     _read_strategy(values)
@@ -76,7 +85,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     write_types(values, precision, weights, has_adapters=bool(adapter))
     if adapter:
         _read_adapters(values, is_quantised=is_quantised)
+        if is_int8:
+            write_quantisation(values, double=False, bits=8)
     _read_preferences(values, has_adapters=bool(adapter))
+    if values.flag("reward_model"):
+        read_rewards(values, has_adapters=bool(adapter))
     values.finish(RELEASE)
     return file
 

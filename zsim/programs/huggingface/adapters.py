@@ -59,8 +59,11 @@ def target_modules(values: FileValues, key: str) -> Any:
     return list(names) or None
 
 
-def write_quantisation(values: FileValues, *, double: bool, preparation: str = "none") -> None:
-    """Write frozen products in bitsandbytes' 4 bits. `double` quantises the scales as well."""
+def write_quantisation(values: FileValues, *, double: bool, preparation: str = "none", bits: int = 4) -> None:
+    """Write frozen products in bitsandbytes' 4 or 8 bits. `double` quantises the scales of 4 bits as well."""
+    if bits == 8:
+        values.file.settings["training.lora.quantized"] = "int8"
+        return
     values.file.settings |= {
         "training.lora.quantized": "nf4",
         "training.lora.double_quantization": double,

@@ -128,3 +128,27 @@ def read_preferences(values: FileValues, loss: str, *, reference: str | None) ->
         f"{loss}: a row of the batch is two sequences, chosen and rejected, each taken at its longest; the "
         "loss is simulated as one that keeps all logits"
     )
+
+
+def read_labels(values: FileValues, labels: int, *, has_adapters: bool) -> None:
+    """Turn a job into one of a head with `labels` outputs, which PEFT trains whole beside adapters (0.21.2
+    peft_model.py `PeftModelForSequenceClassification`).
+    """
+    settings = values.file.settings
+    for table in (settings, values.file.defaults):
+        table.pop("training.cross_entropy", None)
+    settings["training.labels"] = labels
+    if has_adapters:
+        saved = settings.get("training.lora.modules_to_save", [])
+        settings["training.lora.modules_to_save"] = [*dict.fromkeys((*saved, "score"))]
+
+
+def read_rewards(values: FileValues, *, has_adapters: bool) -> None:
+    """Turn a job into one of a reward model: one output, and rows of a chosen and a rejected sequence."""
+    file, key = values.file, "training.micro_batch_size"
+    table = file.settings if key in file.settings else file.defaults
+    table[key] = 2 * table[key]
+    read_labels(values, 1, has_adapters=has_adapters)
+    file.note(
+        "reward model: a row of the batch is two sequences, chosen and rejected, each taken at its longest"
+    )

@@ -313,6 +313,12 @@ def _megatron_swift(launch: Launch) -> TrainingFile:
         raise NotSimulatedError(
             f"{launch.where}: --tuner_type {kind}: zsim does not simulate Megatron's adapters of ms-swift"
         )
+    for key, usual in (("rlhf_type", ()), ("task_type", ("causal_lm",)), ("teacher_model", ())):
+        if key in values and values[key] not in usual:
+            raise NotSimulatedError(
+                f"{launch.where}: --{key} {values[key]}: zsim does not simulate it with Megatron-SWIFT; "
+                "expected megatron sft or pt of a language model"
+            )
     if not isinstance(values.get("micro_batch_size", 1), int) or not isinstance(
         values.get("max_length", 1), int
     ):

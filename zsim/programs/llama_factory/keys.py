@@ -36,7 +36,7 @@ _READ = (
         "additional_target", (str, list), "modules that are trained whole",
         "training.lora.modules_to_save",
     ),
-    ProgramKey("quantization_bit", int, "4: frozen products in 4 bits", "training.lora.quantized"),
+    ProgramKey("quantization_bit", int, "4 or 8: bits of frozen products", "training.lora.quantized"),
     ProgramKey("quantization_method", str, "whose; bitsandbytes' is read"),
     ProgramKey("quantization_type", str, "the type of the 4 bits, of which all have the same bytes"),
     ProgramKey(

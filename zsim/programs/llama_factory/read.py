@@ -79,7 +79,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         if values.flag("pure_bf16"):
             keep_adapters_in_bf16(file.settings)
         if is_quantised:
-            write_quantisation(values, double=values.flag("double_quantization", True))
+            bits = values.count("quantization_bit") or 4
+            write_quantisation(values, double=values.flag("double_quantization", True), bits=bits)
     # adapters are never on the projector (model/model_utils/misc.py `find_all_linear_modules`)
     freeze_tower(
         values,
@@ -139,12 +140,12 @@ def _is_quantised(values: FileValues, *, is_full: bool) -> bool:
     method = str(values.get("quantization_method", "bnb"))
     if method not in ("bnb", "bitsandbytes"):
         raise values.lack("quantization_method", "weights in 4 bits of other libraries than bitsandbytes")
-    if bits != 4:
-        raise values.lack("quantization_bit", f"frozen weights in {bits} bits; expected 4")
+    if bits not in (4, 8):
+        raise values.lack("quantization_bit", f"frozen weights in {bits} bits; expected 4 or 8")
     if is_full:
         raise InputError(
-            f"{values.file.name}: quantization_bit: found 4 with finetuning_type full, which LLaMA-Factory "
-            "refuses; expected lora"
+            f"{values.file.name}: quantization_bit: found {bits} with finetuning_type full, which "
+            "LLaMA-Factory refuses; expected lora"
         )
     return True
 

@@ -26,8 +26,10 @@ _READ = (
     ProgramKey("train_type", str, "the same, in older files"),
     ProgramKey("sft_type", str, "the same, in older files"),
     ProgramKey(
-        "rlhf_type", str, "dpo, orpo, cpo or simpo; others are refused by name", "training.reference"
+        "rlhf_type", str, "dpo, orpo, cpo, simpo or rm; others are refused by name", "training.reference"
     ),
+    ProgramKey("task_type", str, "causal_lm or seq_cls; others are refused by name", "training.labels"),
+    ProgramKey("num_labels", int, "outputs of the head of seq_cls", "training.labels"),
     ProgramKey("ref_model", str, "another model as the reference, which is refused"),
     ProgramKey("torch_dtype", str, "the type in which weights are loaded", "training.precision"),
     ProgramKey("max_length", int, "tokens of a sequence", "training.sequence_length"),
@@ -49,7 +51,7 @@ _READ = (
     ),
     ProgramKey("modules_to_save", list, "modules that are trained whole", "training.lora.modules_to_save"),
     ProgramKey("quant_method", str, "the library of quantised weights"),
-    ProgramKey("quant_bits", int, "4: frozen products in 4 bits", "training.lora.quantized"),
+    ProgramKey("quant_bits", int, "4 or 8: bits of frozen products", "training.lora.quantized"),
     ProgramKey(
         "bnb_4bit_use_double_quant", bool, "whether their scales are quantised too",
         "training.lora.double_quantization",
@@ -71,7 +73,6 @@ _REFUSED = (
     ("use_galore", "GaLore, which projects gradients onto bases that an SVD renews"),
     ("lisa_activated_layers", "LISA, which trains a few layers at a time"),
     ("use_dora", "DoRA, which norms every adapted weight"),
-    ("freeze_llm", "a language model that is not trained; expected training.frozen"),
     ("freeze_parameters_ratio", "a share of the parameters that is not trained"),
     ("freeze_parameters_regex", "parameters that a pattern freezes; expected freeze_parameters"),
     ("trainable_parameters", "parameters of which only named ones are trained; expected training.frozen"),
@@ -79,6 +80,7 @@ _REFUSED = (
         "trainable_parameters_regex",
         "parameters of which only named ones are trained; expected training.frozen",
     ),
+    ("freeze_llm", "a language model that is frozen beside its towers"),
     ("optimizer", "an optimizer of ms-swift's own"),
     ("tensor_model_parallel_size", 'Megatron-SWIFT (megatron sft); expected strategy "megatron"'),
     ("micro_batch_size", 'Megatron-SWIFT (megatron sft); expected strategy "megatron"'),
@@ -127,7 +129,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     """
     beta rpo_alpha cpo_alpha simpo_gamma label_smoothing
     dataset val_dataset cached_dataset cached_val_dataset split_dataset_ratio columns system
-    template template_backend model_name model_author model_type task_type loss_scale
+    template template_backend model_name model_author model_type loss_scale
     custom_register_path custom_dataset_info external_plugins load_args load_data_args use_hf
     hub_token add_version merge_lora create_checkpoint_symlink lazy_tokenize use_rslora lora_bias
     lorap_lr_ratio init_weights truncation_strategy agent_template norm_bbox use_chat_template
@@ -136,7 +138,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     vit_gradient_checkpointing vit_lr aligner_lr acc_strategy train_dataloader_shuffle check_model
     resume_only_model max_epochs max_new_tokens temperature top_k top_p streaming interleave_prob
     stopping_strategy shuffle_buffer_size download_mode strict disable_auto_column_mapping
-    local_repo_path load_from_cache_file num_labels problem_type swanlab_token ENV max_pixels
+    local_repo_path load_from_cache_file problem_type swanlab_token ENV max_pixels
     adapters packing_num_proc packing_strategy safe_serialization max_shard_size early_stop_interval
     use_flash_ckpt ignore_args_error lora_ga_batch_size is_binary_loss_scale bnb_4bit_compute_dtype
     new_special_tokens_file

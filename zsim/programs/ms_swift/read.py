@@ -20,8 +20,10 @@ from zsim.programs.huggingface.job import (
     precision_of,
     read_batch,
     read_checkpointing,
+    read_labels,
     read_liger,
     read_preferences,
+    read_rewards,
     read_synchronisation,
 )
 from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
@@ -125,6 +127,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         is_full=is_full,
     )
     _read_preferences(values, is_full=is_full)
+    _read_task(values, is_full=is_full)
     values.finish(RELEASE)
     return file
 
@@ -147,13 +150,29 @@ def _with_sharding(name: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**data, "fsdp": "full_shard auto_wrap", **{key: content[key] for key in keys if key in content}}
 
 
+def _read_task(values: FileValues, *, is_full: bool) -> None:
+    """Read `task_type`: of seq_cls the head has `num_labels` outputs."""
+    task = str(values.get("task_type", "causal_lm"))
+    if task == "seq_cls":
+        read_labels(
+            values, values.count("num_labels") or values.assume("num_labels", 2), has_adapters=not is_full
+        )
+    elif task != "causal_lm":
+        raise values.lack("task_type", "embeddings and rerankers; expected causal_lm or seq_cls")
+
+
 def _read_preferences(values: FileValues, *, is_full: bool) -> None:
     """Read `swift rlhf`, whose reference is a copy, or the base of the adapters."""
     loss = values.get("rlhf_type")
     if loss is None:
         return
+    if loss == "rm":
+        read_rewards(values, has_adapters=not is_full)
+        return
     if loss not in ("dpo", "orpo", "cpo", "simpo"):
-        raise values.lack("rlhf_type", "it (swift rlhf) yet; expected one of dpo, orpo, cpo, simpo, or none")
+        raise values.lack(
+            "rlhf_type", "it (swift rlhf) yet; expected one of dpo, orpo, cpo, simpo, rm, or none"
+        )
     if values.has("ref_model"):
         raise values.lack("ref_model", "another model than the trained one as the reference")
     reference = ("copy" if is_full else "base") if loss == "dpo" else None
@@ -173,12 +192,12 @@ def _is_full(values: FileValues) -> bool:
 def _is_quantised(values: FileValues, *, is_full: bool) -> bool:
     if not values.has("quant_method") and not values.has("quant_bits"):
         return False
-    if values.get("quant_method") != "bnb" or values.count("quant_bits") != 4:
+    if values.get("quant_method") != "bnb" or values.count("quant_bits") not in (4, 8):
         raise values.lack(
-            "quant_method", "quantised weights besides bitsandbytes' 4 bits (quant_method bnb, quant_bits 4)"
+            "quant_method", "quantised weights besides bitsandbytes' (quant_method bnb, quant_bits 4 or 8)"
         )
     if is_full:
-        raise values.lack("quant_bits", "weights in 4 bits without an adapter, which nothing trains")
+        raise values.lack("quant_bits", "quantised weights without an adapter, which nothing trains")
     return True
 
 
@@ -247,4 +266,5 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     if dtype in ("bf16", "fp32"):
         values.file.settings["training.lora.dtype"] = dtype
     if is_quantised:
-        write_quantisation(values, double=values.flag("bnb_4bit_use_double_quant", True))
+        bits = values.count("quant_bits") or 4
+        write_quantisation(values, double=values.flag("bnb_4bit_use_double_quant", True), bits=bits)

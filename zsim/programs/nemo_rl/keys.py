@@ -10,6 +10,8 @@ from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
 _NEMO_RL = "NeMo-RL 7ea279ab, "
 _POLICY, _PARALLELIZE = _NEMO_RL + "models/policy/__init__.py", _NEMO_RL + "models/dtensor/parallelize.py"
 DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"
+GENERATION = "policy.generation"
+VLLM = f"{GENERATION}.vllm_cfg"
 
 _KEYS = (
     ProgramKey("policy.model_name", str, "the model", "model"),
@@ -34,9 +36,43 @@ _KEYS = (
     ProgramKey("policy.optimizer.kwargs.foreach", bool, "the same"),
     ProgramKey("policy.dynamic_batching.enabled", bool, "micro-batches by tokens"),
     ProgramKey("policy.sequence_packing.enabled", bool, "several responses in a sequence"),
-    ProgramKey("policy.generation.colocated.enabled", bool, "generation on the same GPUs"),
-    ProgramKey("policy.generation.colocated.resources.num_nodes", int, "nodes of generation alone"),
-    ProgramKey("policy.generation.colocated.resources.gpus_per_node", int, "GPUs of generation alone"),
+    ProgramKey(f"{GENERATION}.colocated.enabled", bool, "generation on the same GPUs", "rl.placement"),
+    ProgramKey(
+        f"{GENERATION}.colocated.resources.num_nodes", int, "nodes of generation alone", "rl.rollout.gpus",
+    ),
+    ProgramKey(f"{GENERATION}.colocated.resources.gpus_per_node", int, "GPUs of generation alone"),
+    ProgramKey(f"{GENERATION}.backend", str, "the engine", "rl.rollout.engine"),
+    ProgramKey(f"{GENERATION}.max_new_tokens", int, "the cap of a response", "rl.lengths.max_response"),
+    ProgramKey(f"{VLLM}.tensor_parallel_size", int, "ranks of a replica", "rl.rollout.tensor"),
+    ProgramKey(f"{VLLM}.pipeline_parallel_size", int, "stages of a replica"),
+    ProgramKey(f"{VLLM}.expert_parallel_size", int, "ranks that share experts", "rl.rollout.expert"),
+    ProgramKey(
+        f"{VLLM}.gpu_memory_utilization", float, "part of the memory that the engine takes",
+        "rl.rollout.gpu_memory_utilization",
+    ),
+    ProgramKey(f"{VLLM}.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
+    ProgramKey(f"{VLLM}.precision", str, "type of the engine's weights", "rl.rollout.precision"),
+    ProgramKey(f"{VLLM}.kv_cache_dtype", str, "type of keys and values", "rl.rollout.kv_dtype"),
+    ProgramKey(
+        f"{GENERATION}.vllm_kwargs.max_num_seqs", int, "sequences that run at once",
+        "rl.rollout.max_num_seqs",
+    ),
+    ProgramKey("grpo.num_prompts_per_step", int, "prompts of a step", "rl.prompts_per_step"),
+    ProgramKey("grpo.num_generations_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
+    ProgramKey("grpo.use_dynamic_sampling", bool, "prompts without variance are drawn again"),
+    ProgramKey("grpo.async_grpo.enabled", bool, "generation beside training", "rl.placement"),
+    ProgramKey(
+        "grpo.async_grpo.max_trajectory_age_steps", int, "steps that a response may be old",
+        "rl.max_staleness",
+    ),
+    ProgramKey(
+        "grpo.async_grpo.in_flight_weight_updates", bool, "responses go on over updates",
+        "rl.partial_rollout",
+    ),
+    ProgramKey(
+        "loss_fn.reference_policy_kl_penalty", (int, float), "a reference model unless 0", "rl.reference",
+    ),
+    ProgramKey("loss_fn.force_on_policy_ratio", bool, "no pass for the old policy", "rl.old_logprobs"),
     ProgramKey(f"{DTENSOR}.enabled", bool, "FSDP2 with DTensor trains"),
     ProgramKey(
         f"{DTENSOR}.cpu_offload", bool, "states on the host between uses", "strategy.cpu_offload", tuned=(),
@@ -73,7 +109,7 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Other phases, and keys without effect on an update.
 IDLE = (
     "grpo", "loss_fn", "checkpointing", "data", "env", "logger", "sft", "dpo", "rm", "distillation",
-    "teacher",
+    "teacher", "ppo", "value", "value_loss_fn",
     "reward_penalties", "data_plane", "cluster", "policy.tokenizer", "policy.generation",
     "policy.logprob_batch_size",
     "policy.logprob_chunk_size", "policy.generation_batch_size", "policy.scheduler", "policy.optimizer",

@@ -12,7 +12,8 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, unreadable_reason
 from zsim.programs.megatron_lm.recipe import read_fields
-from zsim.programs.nemo_rl.keys import DTENSOR, IDLE, KEYS, MEGATRON
+from zsim.programs.nemo_rl.keys import DTENSOR, GENERATION, IDLE, KEYS, MEGATRON, VLLM
+from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.reading import read_text
 from zsim.specs.formats.nested_keys import NestedKeys
 from zsim.specs.formats.program import ProgramSource
@@ -21,6 +22,7 @@ from zsim.specs.formats.training_file import TrainingFile
 
 _MAX_FILES = 20
 _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
+_ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
 _MEGATRON_SECTIONS = ("optimizer", "distributed_data_parallel_config")
 # Of megatron_cfg: of other phases, or without effect on an update.
 _MEGATRON_IDLE = (
@@ -77,6 +79,10 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         "generation, "
         "log-probabilities and rewards are not in it"
     )
+    if keys.has("grpo"):
+        _read_rollout(keys)
+    elif file.rollout_gpus:
+        _leave_rollout(keys, "a step without grpo")
     keys.note_unread()
     return file
 
@@ -130,12 +136,75 @@ def _read_machines(keys: NestedKeys) -> None:
     if not keys.get(f"{prefix}.enabled", True):
         inference_nodes = keys.get(f"{prefix}.resources.num_nodes", 0)
         inference_gpus = keys.get(f"{prefix}.resources.gpus_per_node", per_node)
-        gpus -= inference_nodes * per_node if nodes > 1 and inference_nodes else inference_gpus
-        keys.file.note(f"{nodes * per_node - gpus} of {nodes * per_node} GPUs generate; {gpus} train")
-        if gpus < 1:
+        generating = inference_nodes * per_node if nodes > 1 and inference_nodes else inference_gpus
+        keys.file.note(f"{generating} of {gpus} GPUs generate; {gpus - generating} train")
+        if generating >= gpus:
             raise InputError(f"{keys.file.name}: {prefix}.resources: generation takes all GPUs")
-        nodes = -(-gpus // per_node)
+        keys.file.rollout_gpus = generating
     keys.file.settings |= {"nodes": nodes, "gpus": gpus}
+
+
+def _read_rollout(keys: NestedKeys) -> None:
+    """The whole step of GRPO (nemo_rl/algorithms/grpo.py), with the defaults of grpo_math_1B.yaml."""
+    file = keys.file
+    engine, stages = keys.get(f"{GENERATION}.backend", "vllm"), keys.get(f"{VLLM}.pipeline_parallel_size", 1)
+    if engine != "vllm" or stages > 1:
+        _leave_rollout(keys, f"generation by '{engine}'" if stages == 1 else "engines of several stages")
+        return
+    samples = keys.count("grpo.num_generations_per_prompt", 16)
+    prompts = keys.count("grpo.num_prompts_per_step", 32)
+    total = file.settings.get("training.sequence_length", 512)
+    cap = min(keys.get(f"{GENERATION}.max_new_tokens", total), total)
+    prompt_cap = min(PROMPT_TOKENS, max(1, total // 2))
+    is_async = keys.get("grpo.async_grpo.enabled", False)
+    penalty = keys.get("loss_fn.reference_policy_kl_penalty", 0.01)
+    tensor, expert = keys.get(f"{VLLM}.tensor_parallel_size", 1), keys.get(f"{VLLM}.expert_parallel_size", 1)
+    is_on_policy = keys.get("loss_fn.force_on_policy_ratio", False)
+    if is_async and not file.rollout_gpus:
+        _leave_rollout(keys, "asynchronous generation on the GPUs that train")
+        return
+    if keys.get("grpo.use_dynamic_sampling", False):
+        file.note("use_dynamic_sampling: say how often prompts are drawn, rl.sampling_rounds")
+    set_rollout(
+        file,
+        "nemo-rl",
+        prompts=prompts,
+        samples=samples,
+        mini_batch=file.global_batch_size or prompts * samples,
+        prompt_cap=prompt_cap,
+        response_cap=min(cap, total - prompt_cap),
+        others={
+            "algorithm": "grpo",
+            "placement": "async" if is_async else "split" if file.rollout_gpus else "colocated",
+            "reference": "resident" if penalty else "none",
+            "old_logprobs": "skipped" if is_on_policy else None,
+            "max_staleness": keys.get("grpo.async_grpo.max_trajectory_age_steps", 1) if is_async else None,
+            "partial_rollout": keys.get("grpo.async_grpo.in_flight_weight_updates", False)
+            if is_async
+            else None,
+            "rollout.gpus": file.rollout_gpus or None,
+            "rollout.engine": engine,
+            "rollout.tensor": tensor,
+            "rollout.expert": expert if expert > tensor else None,
+            "rollout.gpu_memory_utilization": keys.get(f"{VLLM}.gpu_memory_utilization"),
+            "rollout.enforce_eager": keys.get(f"{VLLM}.enforce_eager"),
+            "rollout.precision": _ENGINE_TYPES.get(keys.get(f"{VLLM}.precision", "bfloat16")),
+            "rollout.kv_dtype": "fp8"
+            if keys.get(f"{VLLM}.kv_cache_dtype", "auto").startswith("fp8")
+            else None,
+            "rollout.max_num_seqs": keys.get(f"{GENERATION}.vllm_kwargs.max_num_seqs"),
+        },
+    )
+
+
+def _leave_rollout(keys: NestedKeys, feature: str) -> None:
+    """Leave the update on the GPUs that train."""
+    file = keys.file
+    skip_rollout(file, f"{feature} is not simulated")
+    gpus = file.settings["gpus"] - file.rollout_gpus
+    per_node = keys.count("cluster.gpus_per_node", 8)
+    file.settings |= {"nodes": -(-gpus // per_node), "gpus": gpus}
+    file.rollout_gpus = 0
 
 
 def _read_dtensor(keys: NestedKeys) -> None:

@@ -47,6 +47,27 @@ _KEYS = (
     ProgramKey("optim", str, "the optimizer"),
     ProgramKey("actor.num_nodes", int, "nodes of the actor", "nodes"),
     ProgramKey("actor.num_gpus_per_node", int, "GPUs of a node of the actor", "gpus"),
+    ProgramKey("rollout.batch_size", int, "prompts of a step", "rl.prompts_per_step"),
+    ProgramKey("rollout.n_samples_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
+    ProgramKey("rollout.max_new_tokens", int, "the cap of a response", "rl.lengths.max_response"),
+    ProgramKey("train.max_epochs", int, "passes over the responses", "rl.epochs"),
+    ProgramKey("train.colocate_all", bool, "actor and engines on the same GPUs", "rl.placement"),
+    ProgramKey("train.async_enable", bool, "rollouts beside training", "rl.placement"),
+    ProgramKey("train.async_queue_size", int, "batches that wait for training", "rl.max_staleness"),
+    ProgramKey(
+        "train.partial_rollout_enable", bool, "responses go on over updates", "rl.partial_rollout",
+    ),
+    ProgramKey("vllm.num_engines", int, "replicas of the engine", "rl.rollout.gpus"),
+    ProgramKey("vllm.tensor_parallel_size", int, "ranks of each", "rl.rollout.tensor"),
+    ProgramKey(
+        "vllm.gpu_memory_utilization", float, "part of the memory that one takes",
+        "rl.rollout.gpu_memory_utilization",
+    ),
+    ProgramKey("vllm.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
+    ProgramKey("vllm.enable_sleep", bool, "engines sleep while others work", "rl.offload.sleep_level"),
+    ProgramKey("ds.enable_sleep", bool, "so do the actor's states", "rl.offload.optimizer"),
+    ProgramKey("algo.advantage.estimator", str, "advantages: gae has a critic", "rl.algorithm"),
+    ProgramKey("algo.kl.init_coef", float, "a reference model unless 0", "rl.reference"),
 )  # fmt: skip
 KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (JSON_KEYS, *tuned_mappings(KEYS.values()), EVERY_BLOCK)
@@ -66,7 +87,14 @@ RENAMED = {
     "actor.model_name_or_path": "model.model_name_or_path",
     "actor.gradient_checkpointing_enable": "model.gradient_checkpointing_enable",
     "actor.gradient_checkpointing_reentrant": "model.gradient_checkpointing_reentrant",
-    "deepcompile": "ds.deepcompile",
+    "deepcompile": "ds.deepcompile", "rollout_batch_size": "rollout.batch_size",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt", "max_epochs": "train.max_epochs",
+    "generate_max_len": "rollout.max_new_tokens", "colocate_all_models": "train.colocate_all",
+    "async_train": "train.async_enable", "vllm_num_engines": "vllm.num_engines",
+    "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
+    "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
+    "vllm_enable_sleep": "vllm.enable_sleep", "deepspeed_enable_sleep": "ds.enable_sleep",
+    "advantage_estimator": "algo.advantage.estimator", "init_kl_coef": "algo.kl.init_coef",
 }  # fmt: skip
 # Flags of other phases, or without effect on an update.
 IDLE = (

@@ -11,10 +11,16 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.openrlhf.keys import IDLE, KEYS, RENAMED
+from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.specs.formats.nested_keys import NestedKeys
 from zsim.specs.formats.training_file import TrainingFile
 
 _SFT, _PPO = "train_sft", "train_ppo_ray"
+# Estimator of advantages (openrlhf/cli/train_ppo_ray.py) -> the algorithm whose passes it has.
+_ALGORITHMS = {
+    "gae": "ppo", "reinforce": "rloo", "rloo": "rloo", "reinforce_baseline": "rloo", "group_norm": "grpo",
+    "dr_grpo": "grpo",
+}  # fmt: skip
 _ATTENTION = {"flash_attention_2": "flash2", "flash_attention_3": "flash3", "eager": "math", "sdpa": "flash"}
 
 
@@ -61,6 +67,7 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
             "simulated is one update of the actor, over sequences of the longest length; rollouts, critic, "
             "reward and reference are not in it"
         )
+        _read_rollout(keys)
     if keys.get("ds.packing_samples", False):
         file.note("packing_samples: micro-batches are simulated as full, of sequences of the longest length")
     keys.note_unread()
@@ -75,6 +82,53 @@ def _length(keys: NestedKeys, values: Mapping[str, Any], *, is_ppo: bool) -> int
             raise InputError(f"{keys.file.name}: prompt_max_len, generate_max_len: expected whole numbers")
         return sum(old)
     return keys.count("data.max_len", 2048)
+
+
+def _read_rollout(keys: NestedKeys) -> None:
+    """The whole step (openrlhf/trainer/ppo_trainer.py): the actor's GPUs, and those of the engines."""
+    file, estimator = keys.file, keys.get("algo.advantage.estimator", "gae")
+    engines, tensor = keys.get("vllm.num_engines"), keys.count("vllm.tensor_parallel_size", 1)
+    if engines is None or estimator not in _ALGORITHMS:
+        reason = "rollouts without vLLM" if engines is None else f"advantages by '{estimator}'"
+        skip_rollout(file, f"{reason}: not simulated")
+        return
+    length, training_gpus = file.settings["training.sequence_length"], file.settings["gpus"]
+    is_async, is_colocated = keys.get("train.async_enable", False), keys.get("train.colocate_all", False)
+    is_colocated = is_colocated and not is_async
+    gpus = engines * tensor
+    if is_colocated and gpus != training_gpus:
+        skip_rollout(file, f"engines on {gpus} of {training_gpus} GPUs of the actor are not simulated")
+        return
+    if not is_colocated:
+        file.rollout_gpus = gpus
+        file.settings |= {"gpus": training_gpus + gpus}
+        file.settings.pop("nodes")
+    prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
+    sleeps = keys.get("ds.enable_sleep", False)
+    set_rollout(
+        file,
+        "openrlhf",
+        prompts=keys.count("rollout.batch_size", 1024),
+        samples=keys.count("rollout.n_samples_per_prompt", 1),
+        mini_batch=file.global_batch_size or 128,
+        prompt_cap=prompt_cap,
+        response_cap=min(keys.get("rollout.max_new_tokens", length), length - prompt_cap),
+        others={
+            "algorithm": _ALGORITHMS[estimator],
+            "placement": "async" if is_async else "colocated" if is_colocated else "split",
+            "epochs": keys.count("train.max_epochs", 1),
+            "reference": "resident" if keys.get("algo.kl.init_coef", 0.01) else "none",
+            "max_staleness": keys.get("train.async_queue_size", 1) if is_async else None,
+            "partial_rollout": keys.get("train.partial_rollout_enable", False) if is_async else None,
+            "rollout.gpus": None if is_colocated else gpus,
+            "rollout.tensor": tensor,
+            "rollout.gpu_memory_utilization": keys.get("vllm.gpu_memory_utilization", 0.95),
+            "rollout.enforce_eager": keys.get("vllm.enforce_eager"),
+            "offload.parameters": sleeps if is_colocated else None,
+            "offload.optimizer": sleeps if is_colocated else None,
+            "offload.sleep_level": int(keys.get("vllm.enable_sleep", False)) if is_colocated else None,
+        },
+    )
 
 
 def _read_zero(keys: NestedKeys, precision: str) -> None:

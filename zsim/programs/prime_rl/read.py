@@ -15,6 +15,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.prime_rl.keys import IDLE, KEYS
+from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.specs.formats.nested_keys import NestedKeys
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
@@ -54,6 +55,8 @@ def read_prime_rl(source: ProgramSource) -> TrainingFile:
     _read_batch(keys, is_sft=is_sft)
     _read_optimizer(keys)
     _read_adapters(keys)
+    if not is_sft and keys.has("orchestrator", "inference"):
+        _read_rollout(keys)
     keys.note_unread()
     return file
 
@@ -186,6 +189,47 @@ def _read_batch(keys: NestedKeys, *, is_sft: bool) -> None:
     file.note(
         f"simulated is one update of the trainer over {file.global_batch_size:,} sequences of {length:,} "
         "tokens, the longest, and shorter rollouts are packed; generation and rewards are not in it"
+    )
+
+
+def _read_rollout(keys: NestedKeys) -> None:
+    """The whole step, whose engines have GPUs of their own (packages/prime-rl-configs `orchestrator.py`)."""
+    file, training_gpus = keys.file, keys.file.settings["gpus"]
+    if keys.get("orchestrator.token_batch_size") is not None:
+        skip_rollout(file, "a batch of tokens, not of rollouts, is not simulated")
+        return
+    per_node = keys.count("deployment.gpus_per_node", 8)
+    if keys.get("deployment.type") == "multi_node" or keys.has("deployment.num_train_nodes"):
+        gpus = keys.count("deployment.num_infer_nodes", 1) * per_node
+    else:
+        gpus = keys.count("deployment.num_infer_gpus", 1)
+    length, samples = file.settings["training.sequence_length"], keys.count("orchestrator.group_size", 1)
+    rollouts = file.global_batch_size or _ROLLOUTS
+    if rollouts % samples:
+        skip_rollout(file, f"{rollouts} rollouts are no whole groups of {samples}")
+        return
+    prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
+    transport = keys.get("weight_broadcast.type", "filesystem")
+    file.rollout_gpus = gpus
+    file.settings |= {"gpus": training_gpus + gpus, "nodes": -(-(training_gpus + gpus) // per_node)}
+    set_rollout(
+        file,
+        "prime-rl",
+        prompts=rollouts // samples,
+        samples=samples,
+        mini_batch=rollouts,
+        prompt_cap=prompt_cap,
+        response_cap=length - prompt_cap,
+        others={
+            "algorithm": "grpo",
+            "placement": "async",
+            "max_staleness": keys.get("orchestrator.max_off_policy_steps", 8),
+            "rollout.gpus": gpus,
+            "rollout.tensor": keys.count("inference.parallel.tp", 1),
+            "rollout.gpu_memory_utilization": keys.get("inference.gpu_memory_utilization"),
+            "rollout.enforce_eager": keys.get("inference.enforce_eager"),
+            "sync.transport": "broadcast" if transport == "nccl" else None,
+        },
     )
 
 

@@ -70,7 +70,7 @@ _OWN = (
     ProgramKey("steps_per_generation", int, "steps between rollouts", treatment="noted"),
     ProgramKey("sync_ref_model", bool, "a reference that follows the model", treatment="noted"),
     ProgramKey("bnb_4bit_quant_type", str, "the type of the 4 bits, of which all have the same bytes"),
-    ProgramKey("load_in_8bit", bool, "frozen weights in bitsandbytes' 8 bits", treatment="refused"),
+    ProgramKey("load_in_8bit", bool, "whether frozen products are in 8 bits", "training.lora.quantized"),
     ProgramKey("use_dora", bool, "DoRA, which norms every adapted weight", treatment="refused"),
     ProgramKey(
         "activation_offloading", bool, "activations that are kept on the host until backward",

@@ -19,6 +19,7 @@ from zsim.programs.huggingface.job import (
     read_checkpointing,
     read_liger,
     read_preferences,
+    read_rewards,
     read_synchronisation,
 )
 from zsim.programs.huggingface.models import read_model, weights_type, write_types
@@ -53,7 +54,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     trainer = trainer or trainer_of(values)
     _refuse_trainer(values, trainer)
     is_preference = trainer in PREFERENCES
-    is_quantised = values.flag("load_in_4bit")
+    is_int8 = values.flag("load_in_8bit")
+    is_quantised = values.flag("load_in_4bit") or is_int8
     has_adapters = values.flag("use_peft")
     read_model(values, "model_name_or_path", is_quantised=is_quantised)
     read_batch(values)
@@ -82,9 +84,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     if has_adapters:
         _read_adapters(values, is_quantised=is_quantised)
     elif is_quantised:
-        raise values.lack(
-            "load_in_4bit", "weights in 4 bits without adapters (use_peft), which nothing trains"
-        )
+        key = "load_in_8bit" if is_int8 else "load_in_4bit"
+        raise values.lack(key, "quantised weights without adapters (use_peft), which nothing trains")
     elif values.has("lora_r"):
         file.note("lora_r: no effect without use_peft, so every weight is trained")
     if is_preference:
@@ -92,6 +93,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
         if trainer == "dpo" and not values.flag("precompute_ref_log_probs"):
             reference = "base" if has_adapters else "copy"
         read_preferences(values, PREFERENCES[trainer], reference=reference)
+    if trainer == "reward":
+        read_rewards(values, has_adapters=has_adapters)
     values.finish(RELEASE)
     return file
 
@@ -121,15 +124,16 @@ def trainer_of(values: FileValues) -> str:
 _STEPS = {
     "ppo": "PPO, whose step has rollouts and four models",
     "kto": "KTO, whose step has forwards of a reference model and of mismatched pairs",
-    "reward": "reward models, whose head has one output",
 }
 
 
 def _refuse_trainer(values: FileValues, trainer: str) -> None:
     if trainer in _STEPS:
-        marks = (*trl_keys.PPO_MARKS, *trl_keys.KTO_MARKS, *trl_keys.REWARD_MARKS, "lora_task_type")
+        marks = (*trl_keys.PPO_MARKS, *trl_keys.KTO_MARKS)
         key = next((mark for mark in marks if values.has(mark)), "loss_type")
-        raise values.lack(key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, ORPO, CPO or GRPO")
+        raise values.lack(
+            key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, ORPO, CPO, GRPO or rewards"
+        )
     if trainer == "grpo" and values.flag("use_vllm") and values.get("vllm_mode") == "colocate":
         raise values.lack(
             "vllm_mode", "an inference engine on the trainer's GPUs yet; expected vllm_mode server"
@@ -178,5 +182,7 @@ def _read_length(values: FileValues) -> None:
 def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     write_adapters(values, ADAPTERS)
     if is_quantised:
-        write_quantisation(values, double=values.flag("use_bnb_nested_quant"))
+        bits = 8 if values.flag("load_in_8bit") else 4  # `get_quantization_config` takes 4 before 8
+        bits = 4 if values.flag("load_in_4bit") else bits
+        write_quantisation(values, double=values.flag("use_bnb_nested_quant"), bits=bits)
         keep_adapters_in_bf16(values.file.settings)  # sft_trainer.py casts what is trained

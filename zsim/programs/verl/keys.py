@@ -40,6 +40,7 @@ _KEYS = (
     ProgramKey(f"{ACTOR}.ppo_micro_batch_size", int, "the same, of all ranks"),
     ProgramKey(f"{ACTOR}.use_dynamic_bsz", bool, "micro-batches by tokens instead of sequences"),
     ProgramKey(f"{ACTOR}.ppo_max_token_len_per_gpu", int, "tokens of such a micro-batch"),
+    ProgramKey(f"{MODEL}.use_fused_kernels", bool, "the same, of actor and reference"),
     ProgramKey(f"{ACTOR}.use_fused_kernels", bool, "the head and the log-probabilities in one kernel"),
     ProgramKey(
         f"{ACTOR}.ulysses_sequence_parallel_size", int, "ranks that share a sequence", "parallelism.context",
@@ -65,7 +66,35 @@ _KEYS = (
     ProgramKey(f"{FSDP}.optimizer_offload", bool, "optimizer states on the host outside the update"),
     ProgramKey(f"{FSDP}.offload_policy", bool, "states on the host between uses", "strategy.cpu_offload"),
     ProgramKey(f"{FSDP}.wrap_policy.min_num_params", int, "elements of a unit, 0 for blocks"),
-    ProgramKey(f"{ROLLOUT}.n", int, "responses to a prompt"),
+    ProgramKey(f"{ROLLOUT}.n", int, "responses to a prompt", "rl.samples_per_prompt"),
+    ProgramKey(f"{ROLLOUT}.name", str, "the engine of the rollout", "rl.rollout.engine"),
+    ProgramKey(
+        f"{ROLLOUT}.tensor_model_parallel_size", int, "ranks of a replica", "rl.rollout.tensor",
+    ),
+    ProgramKey(f"{ROLLOUT}.pipeline_model_parallel_size", int, "stages of a replica"),
+    ProgramKey(f"{ROLLOUT}.data_parallel_size", int, "groups of a replica with requests of their own"),
+    ProgramKey(f"{ROLLOUT}.expert_parallel_size", int, "ranks that share experts", "rl.rollout.expert"),
+    ProgramKey(
+        f"{ROLLOUT}.gpu_memory_utilization", float, "part of the memory that the engine takes",
+        "rl.rollout.gpu_memory_utilization",
+    ),
+    ProgramKey(f"{ROLLOUT}.max_num_seqs", int, "sequences that run at once", "rl.rollout.max_num_seqs"),
+    ProgramKey(
+        f"{ROLLOUT}.max_num_batched_tokens", int, "tokens of an iteration",
+        "rl.rollout.max_num_batched_tokens",
+    ),
+    ProgramKey(f"{ROLLOUT}.enforce_eager", bool, "no CUDA graphs", "rl.rollout.enforce_eager"),
+    ProgramKey(
+        f"{ROLLOUT}.enable_prefix_caching", bool, "prompts are computed once", "rl.rollout.prefix_caching",
+    ),
+    ProgramKey(f"{ROLLOUT}.free_cache_engine", bool, "the engine sleeps", "rl.offload.sleep_level"),
+    ProgramKey(f"{ROLLOUT}.calculate_log_probs", bool, "log-probabilities of the engine"),
+    ProgramKey("algorithm.adv_estimator", str, "advantages: gae has a critic", "rl.algorithm"),
+    ProgramKey("algorithm.use_kl_in_reward", bool, "a reference model", "rl.reference"),
+    ProgramKey("algorithm.rollout_correction.bypass_mode", bool, "no pass of its own", "rl.old_logprobs"),
+    ProgramKey(f"{ACTOR}.use_kl_loss", bool, "a reference model", "rl.reference"),
+    ProgramKey("actor_rollout_ref.ref.fsdp_config.param_offload", bool, "which is in host memory"),
+    ProgramKey("critic.model.path", str, "the critic", "rl.critic.model"),
     ProgramKey("trainer.nnodes", int, "nodes", "nodes"),
     ProgramKey("trainer.n_gpus_per_node", int, "GPUs of a node", "gpus"),
 )  # fmt: skip
@@ -82,7 +111,7 @@ IDLE = (
         for key in (
             "_target_", "checkpoint", "profiler", "clip_ratio", "clip_ratio_low", "clip_ratio_high",
             "clip_ratio_c", "loss_agg_mode", "kl_loss_coef", "kl_loss_type", "data_loader_seed", "shuffle",
-            "policy_loss", "optim", "use_kl_loss", "entropy_coeff", "use_torch_compile", "rollout_n",
+            "policy_loss", "optim", "entropy_coeff", "use_torch_compile", "rollout_n",
             "tau_pos", "tau_neg", "loss_scale_factor", "router_replay",
         )
     ),

@@ -7,20 +7,30 @@ Read in verl b178a3cd: `workers/fsdp_workers.py` (`_build_model_optimizer`, the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.recipe import read_fields
+from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, ROLLOUT
 from zsim.specs.formats.nested_keys import NestedKeys
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.hub_names import locate_model
 
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")
 # Of actor/megatron_actor.yaml and engine/megatron.yaml.
 _MEGATRON_DEFAULTS = {
     "sequence_parallel": True, "use_distributed_optimizer": True,
     "attention_backend": "flash", "accumulate_allreduce_grads_in_fp32": True,
+}  # fmt: skip
+_ENGINES = ("vllm", "sglang")
+# Estimator of advantages (trainer/ppo/core_algos.py) -> the algorithm whose passes it has.
+_ALGORITHMS = {
+    "gae": "ppo", "grpo": "grpo", "grpo_passk": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo",
+    "rloo_vectorized": "rloo", "reinforce_plus_plus": "rloo", "reinforce_plus_plus_baseline": "rloo",
+    "opo": "rloo", "gpg": "rloo",
 }  # fmt: skip
 _OFFLOADS = ("param_offload", "optimizer_offload", "grad_offload")
 _IDLE_FIELDS = (
@@ -61,10 +71,63 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_fsdp(keys, strategy, gpus)
     _read_batch(keys, gpus)
     _read_adapters(keys)
-    if keys.get(f"{ACTOR}.use_fused_kernels", False):
+    is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
+    if keys.get(f"{ACTOR}.use_fused_kernels", is_fused):
         file.settings["training.cross_entropy"] = "fused_linear"
+    _read_rollout(keys)
     keys.note_unread()
     return file
+
+
+def _read_rollout(keys: NestedKeys) -> None:
+    """The whole step, whose phases are on all GPUs in turn (verl/trainer/ppo/ray_trainer.py `fit`)."""
+    file = keys.file
+    estimator = keys.get("algorithm.adv_estimator", "gae")
+    engine = keys.get(f"{ROLLOUT}.name", "vllm")
+    stages = keys.get(f"{ROLLOUT}.pipeline_model_parallel_size", 1)
+    if engine not in _ENGINES or estimator not in _ALGORITHMS or stages > 1:
+        reason = f"{ROLLOUT}.name '{engine}'" if engine not in _ENGINES else f"advantages by '{estimator}'"
+        return skip_rollout(
+            file, f"{reason if stages == 1 else 'engines of several stages'} is not simulated"
+        )
+    samples = keys.count(f"{ROLLOUT}.n", 1)
+    tensor = keys.count(f"{ROLLOUT}.tensor_model_parallel_size", 2)
+    groups = keys.count(f"{ROLLOUT}.data_parallel_size", 1)
+    expert = keys.count(f"{ROLLOUT}.expert_parallel_size", 1)
+    has_reference = keys.get(f"{ACTOR}.use_kl_loss", False) or keys.get("algorithm.use_kl_in_reward", False)
+    is_host = keys.get("actor_rollout_ref.ref.fsdp_config.param_offload", False)
+    section = MEGATRON if file.settings["strategy.kind"] == "megatron" else FSDP
+    offloads = {name: keys.values.get(f"{section}.{name}") is True for name in _OFFLOADS}
+    sleeps = keys.get(f"{ROLLOUT}.free_cache_engine", True)
+    is_bypassed = keys.get("algorithm.rollout_correction.bypass_mode", False)
+    critic = keys.get("critic.model.path") if estimator == "gae" else None
+    set_rollout(
+        file,
+        "verl",
+        prompts=keys.count("data.train_batch_size", 1024),
+        samples=samples,
+        mini_batch=keys.count(f"{ACTOR}.ppo_mini_batch_size", 256) * samples,
+        prompt_cap=keys.get("data.max_prompt_length", 512),
+        response_cap=keys.get("data.max_response_length", 512),
+        others={
+            "algorithm": _ALGORITHMS[estimator],
+            "epochs": keys.count(f"{ACTOR}.ppo_epochs", 1),
+            "reference": "none" if not has_reference else "host" if is_host else "resident",
+            "old_logprobs": "rollout" if is_bypassed else None,
+            "rollout.engine": engine,
+            "rollout.tensor": tensor,
+            "rollout.expert": expert if expert > tensor and groups > 1 else None,
+            "rollout.gpu_memory_utilization": keys.get(f"{ROLLOUT}.gpu_memory_utilization"),
+            "rollout.max_num_seqs": keys.get(f"{ROLLOUT}.max_num_seqs"),
+            "rollout.max_num_batched_tokens": keys.get(f"{ROLLOUT}.max_num_batched_tokens"),
+            "rollout.enforce_eager": keys.get(f"{ROLLOUT}.enforce_eager"),
+            "rollout.prefix_caching": keys.get(f"{ROLLOUT}.enable_prefix_caching"),
+            "offload.parameters": offloads["param_offload"],
+            "offload.optimizer": offloads["optimizer_offload"],
+            "offload.sleep_level": None if sleeps else 0,
+            "critic.model": None if critic is None else locate_model(critic, [Path(file.name).parent]),
+        },
+    )
 
 
 def _read_batch(keys: NestedKeys, gpus: int) -> None:

@@ -41,6 +41,10 @@ class PeakRates(Table):
     fp8: PositiveFlops | None = Field(
         default=None, description="dense products of fp8; left out: the GPU has none"
     )
+    int8: PositiveFlops | None = Field(
+        default=None,
+        description="dense products of int8, in operations; left out: that of fp8, where the GPU has it",
+    )
     fp4: PositiveFlops | None = Field(
         default=None, description="dense products of fp4; left out: the GPU has none"
     )

@@ -58,16 +58,27 @@ from zsim.specs.strategy.table import StrategyConfig, StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
 
 
+def trainer_of(experiment: Experiment) -> Experiment:
+    """The experiment without `[rl]`, on the GPUs that its rollout leaves."""
+    if experiment.rl is None:
+        return experiment
+    rollout = experiment.rl.rollout.gpus or 0
+    shape = {"gpus": experiment.gpus - rollout, "nodes": None} if experiment.gpus and rollout else {}
+    return experiment.model_copy(update={"rl": None, **shape})
+
+
 def resolve(experiment: Experiment, library: Library | None = None) -> Job:
     """Look up model and cluster in `library`, fill in defaults, check all tables against each other.
 
     Raises InputError for contradictions, NotSimulatedError for what zsim cannot simulate yet.
     """
     if experiment.rl is not None:
-        raise NotSimulatedError(
-            "rl: rollouts are simulated by `zsim run` and zsim.simulate_rl alone; leave out [rl] for the "
-            "training step"
-        )
+        if experiment.program is None:
+            raise NotSimulatedError(
+                "rl: rollouts are simulated by `zsim run`, sweep, scaling, sensitivity, tune and "
+                "zsim.simulate_rl alone; leave out [rl] for the training step"
+            )
+        experiment = trainer_of(experiment)
     library = library or Library()
     try:
         cluster = library.cluster(experiment.cluster)

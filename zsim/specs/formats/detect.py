@@ -185,15 +185,16 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
         file.settings["training.gradient_accumulation_steps"] = file.micro_batches_per_pass
     if file.shard_degree is None and file.global_batch_size is None and "gpus" not in shape:
         return
-    world_size = _world_size(data, overrides)
+    total = _world_size(data, overrides)
+    world_size = total - file.rollout_gpus
     if file.shard_degree is not None and file.shard_degree * replicate * model_ranks != world_size:
         factors = "".join(f", {key} {degree}" for key, degree in degrees.items() if degree > 1)
         raise InputError(
             f"{file.name}: {replicate} replicas of {file.shard_degree} shards{factors} are "
             f"{replicate * file.shard_degree * model_ranks} GPUs, but the experiment has {world_size}"
         )
-    if shape.get("gpus", world_size) != world_size:
-        file.note(f"written for {shape['gpus']} GPUs; the experiment's {world_size} are simulated")
+    if shape.get("gpus", total) != total:
+        file.note(f"written for {shape['gpus']} GPUs; the experiment's {total} are simulated")
     if file.global_batch_size is not None and world_size % model_ranks == 0:
         _set_accumulation(file, data, overrides, world_size // model_ranks)
 

@@ -65,6 +65,8 @@ class Adapters:
     """The type of the adapters' products, if it is not the training's."""
     recasts: bool = False
     """Autocast casts back what the adapter has cast to fp32."""
+    products_keep_input: bool = False
+    """Adapted products keep what they read, though their weights are frozen (bitsandbytes' of 8 bits)."""
     parameters: tuple[str, ...] = ()
     """Names or ends of names of stacked experts' weights (`target_parameters`)."""
     experts: ExpertAdapterKind | None = None
@@ -227,7 +229,8 @@ def _adapted_block(
             casts, rank = bool(adapters.compute_dtype or adapters.recasts), adapters.rank_of(f"{name}.weight")
             adapted_modules = add_router_adapter(module, rank, adapters.stored_dtype, casts=casts)
         else:
-            adapted_modules = _adapter_modules(module, name, adapters, holds_input=holds_input)
+            is_kept = holds_input or (adapters.products_keep_input and _keeps_plain_input(adapters))
+            adapted_modules = _adapter_modules(module, name, adapters, holds_input=is_kept)
             holds_input |= _keeps_plain_input(adapters)
         modules += adapted_modules
         expanded[module.name] = [

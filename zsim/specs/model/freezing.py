@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from zsim.cost.kernels import int8
 from zsim.errors import InputError, did_you_mean
 from zsim.operations.operation import Role
 from zsim.specs.model.adapters import is_frozen
@@ -38,8 +39,8 @@ class FrozenParameters:
     stored_dtype: str = ""
     """The type that frozen weights are kept in. Empty for the framework's."""
     product_dtype: str = ""
-    """The type of the weights of the blocks' products ("nf4": 4 bits, as bitsandbytes replaces every product
-    but the head).
+    """The type of the weights of the blocks' products ("nf4": 4 bits, "int8": 8, as bitsandbytes replaces
+    every product but the head).
     """
     quantises_routers: bool = False
     """Routers are quantised, too."""
@@ -162,7 +163,7 @@ def _freeze_block_module(module: Module, name: str, frozen: FrozenParameters) ->
         replace(parameter, stored_dtype=frozen.product_dtype) if len(parameter.shape) == 2 else parameter
         for parameter in module.parameters
     )
-    return replace(module, parameters=parameters)
+    return replace(module, parameters=parameters, host_waits=frozen.product_dtype == int8.TYPE)
 
 
 def _mark_fp32(modules: Iterable[Module]) -> Iterator[Module]:

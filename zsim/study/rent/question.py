@@ -1,4 +1,4 @@
-"""What is to be trained, and the clusters on which it may be: the question of a study of rents."""
+"""The question of a study of rents: the training, its length, and its limits."""
 
 from __future__ import annotations
 

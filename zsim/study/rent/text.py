@@ -145,12 +145,13 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _method(rents: Rents) -> str:
-    dates = sorted({price.date for price in rents.prices.cluster.values() if price.date})
+    used = [rents.prices.cluster.get(search.cluster) for search in rents.searches]
+    dates = sorted({price.date for price in used if price is not None and price.date})
     period = "" if not dates else f" of {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
     return (
         f"A coarse search: {rents.num_checked:,} configurations checked, {rents.num_simulated:,} steps "
         f"simulated, by {' and '.join(rents.question.kinds)}; `zsim tune --cluster NAME --gpus N` refines "
-        f"one. List prices{period} on demand: {PRICES}"
+        f"one. List prices{period} on demand: zsim/presets/{PRICES.name}"
     )
 
 

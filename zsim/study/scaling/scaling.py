@@ -34,6 +34,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import is_shared, range_of_row, verdict_of_row
+from zsim.study.rollouts import resize_rollout, without_rollout
 from zsim.study.search import largest_fitting
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.run_columns import RUN_COLUMNS
@@ -226,9 +227,16 @@ def run_scaling(
     if global_batch is not None and mode != "strong":
         raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
     check_folder(folder)
+    if experiment.rl is not None and (grow is not None or global_batch is not None):
+        option = "--global-batch" if grow is None else "--grow"
+        raise InputError(f"{option}: does nothing for an experiment with [rl]; expected it left out")
     job, total = _try_resolve(experiment), experiment.training.global_batch_size
     is_of_all = mode == "strong" and (global_batch or total) is not None
-    if job is None and (grow is not None or ((mode == "strong" or total is not None) and not is_of_all)):
+    if (
+        experiment.rl is None
+        and job is None
+        and (grow is not None or ((mode == "strong" or total is not None) and not is_of_all))
+    ):
         resolve(experiment)  # raises with the reason why there is no batch to keep, or no degree
     batch = global_batch or total or (job and round(job.sequences_per_step)) or 1
     points, largest = [], []
@@ -266,6 +274,8 @@ def _resize(
 ) -> tuple[Experiment, int | None]:
     """(the experiment on `gpus` GPUs with the mode's batch and shard groups of the same size, the largest
     micro-batch that fits in mode "fill", else None)."""
+    if experiment.rl is not None:
+        return resize_rollout(experiment, gpus, mode), None
     overrides: dict[str, Any] = {"gpus": gpus, "nodes": None}
     ranks = 1 if job is None else job.parallelism.model_ranks
     if grow is not None and job is not None:
@@ -362,7 +372,7 @@ def _scaling_point(point: Point, record: Record, largest: int | None) -> Scaling
         row["gpu_peak_bytes"],
         row["gpu_capacity_bytes"],
         costs,
-        row["allocator_retries"],
+        row.get("allocator_retries"),
         largest,
         range_of_row(row),
         is_shared(row),
@@ -372,7 +382,7 @@ def _scaling_point(point: Point, record: Record, largest: int | None) -> Scaling
 
 
 def _title(experiment: Experiment) -> str:
-    job = _try_resolve(experiment)
+    job = _try_resolve(without_rollout(experiment))
     if job is None:
         model = experiment.model
         return model.name if isinstance(model, ModelSpec) else str(model)

@@ -14,7 +14,9 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.rl.table import RlTable
 from zsim.specs.experiment.tables import Experiment
+from zsim.study.rollouts import changed_numbers, turned_numbers, without_rollout
 from zsim.study.sensitivity.knobs import HARDWARE, Knob, software_numbers
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.sweep import run_points
@@ -81,8 +83,10 @@ def run_sensitivity(
     if not 0 < spread < 1:
         raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
     experiment = experiment.model_copy(update={"run": None})  # its days are a study of their own
-    job = resolve(experiment)
+    job = resolve(without_rollout(experiment))
     variations = [*hardware_variations(job.cluster, spread), *software_variations(job, spread)]
+    if experiment.rl is not None:
+        variations += rollout_variations(experiment.rl, spread)
     points = [Point(0, {}, experiment)]
     for variation in variations:
         for changes in variation.overrides:
@@ -148,6 +152,16 @@ def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float,
     if knob.is_excess:
         return (low - 1) / (value - 1), (high - 1) / (value - 1), True
     return low / value, high / value, True
+
+
+def rollout_variations(table: RlTable, spread: float) -> list[Variation]:
+    """A variation for every number that `[rl]` states."""
+    variations = []
+    for key, value, _ in turned_numbers(table):
+        down, up = (changed_numbers(table, key, factor) for factor in (1 - spread, 1 + spread))
+        low, high = (float(changes[key]) / value for changes in (down, up))
+        variations.append(Variation(key, "software", value, "", low, high, (down, up), False))
+    return variations
 
 
 def software_variations(job: Job, spread: float) -> list[Variation]:

@@ -16,8 +16,10 @@ from zsim.report.framework import report_role
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
+from zsim.study.rollouts import OF_UPDATES, rollout_columns
 from zsim.study.sweep.run_columns import run_columns
 from zsim.study.sweep.store import Record
+from zsim.workflows.rl.result import simulate_rl
 
 
 def point_record(identity: str, experiment: Experiment, simulator: Simulator | None = None) -> Record:
@@ -27,6 +29,9 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
     try:
         with garbage_collection.pause():
             start_seconds = time.perf_counter()
+            if experiment.rl is not None:
+                row = rollout_row(experiment, simulator)
+                return {"identity": identity, "status": "ok", "error": None, "row": row}
             job = simulator.job(experiment)
             step = simulator.step(job)
             report = report_of_step(step, time.perf_counter() - start_seconds)
@@ -40,6 +45,15 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
         record = failed_record(identity, type(error).__name__, message)
         return record | {"traceback": traceback.format_exc(), "is_kept": False}
     return {"identity": identity, "status": "ok", "error": None, "row": row}
+
+
+def rollout_row(experiment: Experiment, simulator: Simulator) -> dict[str, Any]:
+    """A step of reinforcement learning as one row."""
+    result = simulate_rl(experiment, simulator)
+    update = result.times.update
+    row = report_row(update.report, update.job)
+    row = {key: value for key, value in row.items() if not key.startswith("critical_path_seconds.")}
+    return row | dict.fromkeys(OF_UPDATES) | rollout_columns(result)
 
 
 def failed_record(identity: str, kind: str, message: str) -> Record:

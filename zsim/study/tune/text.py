@@ -171,13 +171,13 @@ def _changes(tuning: Tuning) -> Iterator[str]:
             yield from paragraph(format_change(change), first=4)
 
 
-def format_step(step: TuningStep, given: Verdict | None) -> str:
+def format_step(step: TuningStep, verdict: Verdict | None) -> str:
     """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and a remark if zsim cannot distinguish the two. Before a step
-    that makes the job fit stands the verdict on what was `given`.
+    that makes the job fit stands the `verdict` on the experiment's own configuration.
     """
     after = format_seconds(step.after.seconds)
     if step.seconds_before is None or step.gain_fraction is None:
-        return f"{'does not fit' if given is None else given.word} -> {after}"
+        return f"{'does not fit' if verdict is None else verdict.word} -> {after}"
     text = f"{format_seconds(step.seconds_before)} -> {after}, {percent(step.gain_fraction)} less"
     return text if step.is_distinguishable else f"{text}: {NO_DIFFERENCE}"
 

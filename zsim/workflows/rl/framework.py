@@ -161,6 +161,8 @@ class RlFramework:
     continues_rollouts: bool = False
     """Responses go on over updates of an asynchronous loop, unless the experiment says otherwise. Else they
     end before the update."""
+    limits_prompts_in_flight: bool = False
+    """At most as many prompts are under way at once as a step has, times the staleness that is allowed."""
     recomputes_caches: bool = False
     """After new weights, the caches of responses that go on are computed again."""
     tensor: int = 1

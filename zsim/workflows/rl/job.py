@@ -21,9 +21,9 @@ from zsim.workflows.rollout.engine import tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
 
 MAX_GRAPH = 512  # sequences of the largest CUDA graph, vLLM's default
-MAX_SAMPLES = 2**16
-"""Samples of a step, those of dropped prompts included. More take longer to pack than anybody waits, and
-are eight times those of the largest published steps (DAPO's 8,192)."""
+MAX_SAMPLES = 2**18
+"""Samples of a step, those of dropped prompts included: 32 times those of the largest published steps (DAPO's
+8,192). Drawing and packing more takes longer than anybody waits."""
 _PACK_MULTIPLE = 64  # to which the tokens of a packed micro-batch are rounded
 
 
@@ -98,6 +98,13 @@ class RlJob:
     def recomputes_caches(self) -> bool:
         """After new weights, the caches of responses that go on are computed again."""
         return self.framework.recomputes_caches
+
+    @property
+    def max_prompts_in_flight(self) -> int | None:
+        """Prompts that are under way at once. None for as many as may be started."""
+        if self.is_synchronous or not self.framework.limits_prompts_in_flight:
+            return None
+        return self.table.prompts_per_step * self.max_staleness
 
     @property
     def deals_beforehand(self) -> bool:

@@ -7,6 +7,10 @@ trained, and is the synchronous loop. Samples that were started under version v 
 batch then, so that none gets older than n only if batches are trained on in the order in which they were
 started. That is how trajectories have the step they are for (NeMo-RL 7ea279ab algorithms/grpo.py).
 
+[Note: prompts in flight] NeMo-RL starts a prompt only when fewer than a step's, times the staleness, are
+under way (0a27b1f4 nemo_rl/algorithms/async_utils.py). Prompts of the next batch take the places of those
+that have ended, so that engines are as full as one batch makes them.
+
 [Note: replicas alike] Replicas do not see one another, and get requests of the same laws. Of a step with more
 samples than `_MAX_SAMPLES` as many replicas are simulated as have that many, with their part of the prompts.
 
@@ -18,9 +22,10 @@ rollouts kept until the next batch, whose first prompts they are (verl docs/adva
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from math import ceil, log
+from math import ceil, inf, log
 from typing import Any
 
 import numpy as np
@@ -133,6 +138,9 @@ class Loop:
         self._groups: dict[int, tuple[PromptGroup, SampleBatch]] = {}
         self._places: dict[int, Replica] = {}  # of requests with several turns
         self._unfinished: list[PromptGroup] = []  # that partial rollouts go on with
+        self._held: deque[PromptGroup] = deque()  # see [Note: prompts in flight]
+        limit = job.max_prompts_in_flight
+        self._places_left: float = inf if limit is None else max(1, round(self.part * limit))
         self._num_groups = 0
         self._num_requests = 0
         self._awaited = 0  # the batch that the trainer waits for
@@ -153,10 +161,13 @@ class Loop:
         group, batch = self._groups[request.group]
         group.unfinished -= 1
         if not group.unfinished:
+            self._places_left += 1
             batch.finished.append(group)
             is_awaited = batch is self._batches[self._awaited]
             if is_awaited and batch.is_complete and not self._enough.triggered:
                 self._enough.succeed()
+        if not group.unfinished:
+            self._start_held()
         if not self._drained.triggered and not any(replica.num_running for replica in self.replicas):
             self._drained.succeed()
 
@@ -190,6 +201,18 @@ class Loop:
         self._batches.append(batch)
         for group in groups:
             self._groups[group.number] = group, batch
+        self._held.extend(groups)
+        self._start_held()
+
+    def _start_held(self) -> None:
+        """Start the prompts that have a place."""
+        groups = []
+        while self._held and self._places_left > 0:
+            group = self._held.popleft()
+            if not any(request.generated for request in group.requests):
+                group.version = self.version
+            groups.append(group)
+            self._places_left -= 1
         self._deal([request for group in groups for request in group.requests if not request.is_finished])
 
     def _draw_groups(self, count: int) -> list[PromptGroup]:
@@ -228,11 +251,7 @@ class Loop:
         replica.submit(request)
 
     def _stop_rest(self, batch: SampleBatch) -> None:
-        """End what a complete batch has beyond what is trained on, see [Note: replicas alike] Replicas do not
-        see one another, and get requests of the same laws. Of a step with more samples than `_MAX_SAMPLES` as
-        many replicas are simulated as have that many, with their part of the prompts.
-
-        [Note: enough prompts]."""
+        """End what a complete batch has beyond what is trained on, see [Note: enough prompts]."""
         rest = [group for group in batch.groups if group not in batch.finished[: batch.needed]]
         if not rest:
             return

@@ -8,6 +8,7 @@ alone. The samples of an update are dealt out so that all replicas have about as
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heapreplace
 
 import numpy as np
 
@@ -34,22 +35,45 @@ def pack(lengths: Ints, replicas: int, max_tokens: int) -> PackedBatch:
     The longest samples come first, each to the replica with the fewest tokens (Graham 1969) and there into
     the first micro-batch with room.
     """
-    order = np.sort(lengths)[::-1]
-    loads = np.zeros(replicas, dtype=np.int64)
-    bins: list[list[int]] = [[] for _ in range(replicas)]
-    for length in order:
-        replica = int(loads.argmin())
-        loads[replica] += length
-        _put(bins[replica], int(length), max_tokens)
-    count = max(1, max(len(fills) for fills in bins))
-    total = int(lengths.sum())
+    total, longest = int(lengths.sum()), int(lengths.max())
+    most = (total // replicas + longest) // max_tokens  # tokens of a replica, in whole micro-batches
+    loads = [(0, replica) for replica in range(replicas)]
+    bins = [_MicroBatches(max_tokens, 2 * most + 2) for _ in range(replicas)]
+    for length in np.sort(lengths)[::-1].tolist():
+        load, replica = loads[0]
+        heapreplace(loads, (load + length, replica))
+        bins[replica].put(length)
+    count = max(1, max(batches.count for batches in bins))
     squares = float((lengths.astype(np.float64) ** 2).sum())
     return PackedBatch(count, total / replicas / count, total, squares / total)
 
 
-def _put(fills: list[int], length: int, max_tokens: int) -> None:
-    for index, fill in enumerate(fills):
-        if fill + length <= max_tokens:
-            fills[index] = fill + length
+class _MicroBatches:
+    """The micro-batches of a replica, of which the first with room is found by a tree of the largest rooms.
+
+    Of first-fit's, all but one are more than half full, so that there are at most twice as many as the tokens
+    would fill.
+    """
+
+    def __init__(self, max_tokens: int, most: int) -> None:
+        self._leaves = 1 << (most - 1).bit_length()
+        self._rooms = [max_tokens] * (2 * self._leaves)
+        self._used = self._longer = 0
+
+    @property
+    def count(self) -> int:
+        return self._used + self._longer
+
+    def put(self, length: int) -> None:
+        """Add a sample to the first micro-batch with room, or alone to one if it is longer than any."""
+        rooms, node = self._rooms, 1
+        if length > rooms[1]:
+            self._longer += 1
             return
-    fills.append(length)
+        while node < self._leaves:
+            node *= 2
+            node += rooms[node] < length
+        self._used = max(self._used, node - self._leaves + 1)
+        rooms[node] -= length
+        while node := node // 2:
+            rooms[node] = max(rooms[2 * node], rooms[2 * node + 1])

@@ -26,6 +26,10 @@ class Engine:
     max_num_batched_tokens: int
     """Tokens of one iteration."""
     host: HostRates
+    reserves_responses: bool = False
+    """See [Note: reserved answers] of `zsim.workflows.rollout.replica`."""
+    captures_prompts: bool = True
+    """CUDA graphs of the parts between attention serve iterations with prompts too."""
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -33,9 +37,14 @@ ENGINES: Mapping[str, Engine] = {
     for engine in (
         Engine("vllm", 1024, 8192, HostRates(1e-3, 8e-6, is_overlapped=True)),
         Engine("sglang", 1024, 8192, HostRates(1e-3, 8e-6, is_overlapped=True)),
-        Engine("trtllm", 2048, 8192, HostRates(1e-3, 8e-6, is_overlapped=True)),
+        Engine(
+            "trtllm", 2048, 8192, HostRates(1e-3, 8e-6, is_overlapped=True),
+            reserves_responses=True, captures_prompts=False,
+        ),
     )
-}
+}  # fmt: skip
+"""TensorRT-LLM's graphs are of pure decoding unless `torch_compile_config` asks for parts (03e27c7d
+`llmapi/llm_args.py`)."""
 VLLM_OVERLAPS = (0, 14)
 """The release of vLLM from which an iteration is scheduled while the one before it runs, by default
 (`config/scheduler.py`, `async_scheduling`). SGLang (0.4) and TensorRT-LLM's PyTorch backend do so as well."""

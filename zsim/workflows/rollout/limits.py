@@ -13,6 +13,10 @@ from zsim.units import format_bytes
 BLOCK_TOKENS = 16  # of a page of the cache, vLLM's default on GPUs
 ENGINE_OVERHEAD = 3 * 2**30
 """Bytes of an engine besides weights, caches and activations: CUDA's context, NCCL and captured graphs."""
+BUDGET_OVERHEAD = 150_000_000
+"""Bytes of an engine's part of the memory that neither weights, activations nor the cache have: NCCL's, as
+vLLM finds them when it profiles itself, 0.14 GiB of an engine on 8 GPUs (verl-recipe 48ea0a79, the recipe of
+quantized training). Graphs are captured afterwards, beyond that part."""
 _MOST_UTILIZATION = 0.95  # of a GPU's memory: CUDA's contexts of other processes need the rest
 
 
@@ -27,6 +31,8 @@ class EngineLimits:
     cache_blocks: int
     """Blocks of `BLOCK_TOKENS` tokens."""
     prefix_caching: bool = True
+    reserves_responses: bool = False
+    """A request starts only when all blocks of its answer are free, so that none is ever preempted."""
 
 
 def blocks_for(tokens: int) -> int:
@@ -42,7 +48,8 @@ def engine_limits(
     max_num_batched_tokens: int,
     *,
     prefix_caching: bool = True,
-    overhead_bytes: int = ENGINE_OVERHEAD,
+    reserves_responses: bool = False,
+    overhead_bytes: int = BUDGET_OVERHEAD,
 ) -> EngineLimits:
     """The bounds of a replica, whose cache has what weights and activations leave of `utilization` of each
     GPU's memory. Groups of ranks with sequences of their own each have a cache, and the bounds, for them.
@@ -65,7 +72,11 @@ def engine_limits(
         )
     groups = model.layout.data
     return EngineLimits(
-        groups * max_num_seqs, groups * max_num_batched_tokens, groups * blocks, prefix_caching
+        groups * max_num_seqs,
+        groups * max_num_batched_tokens,
+        groups * blocks,
+        prefix_caching,
+        reserves_responses,
     )
 
 

@@ -10,6 +10,10 @@ more token in each cache, and its time is affine in the tokens of the caches. So
 n times the mean of the first and the last one's, and the clock stops only where a sequence ends, a block is
 missing, or somebody interrupts.
 
+[Note: reserved answers] Engines that promise never to evict start a request only when the blocks of its
+longest answer are free (TensorRT-LLM `llmapi/llm_args.py`, `CapacitySchedulerPolicy.GUARANTEED_NO_EVICT`, the
+default).
+
 [Note: shared prompts] With prefix caching the full blocks of a prompt are kept once for all requests of its
 group on a replica, and later requests read them there. They are found only after an iteration that computed
 them has ended, so that requests of a group that start together each compute the prompt.
@@ -71,6 +75,7 @@ class Replica:
         self._prefix_users: dict[int, int] = {}
         self._used_blocks = 0
         self._taken_blocks = 0  # since the start, whether or not they were given back
+        self._promised_blocks = 0  # that running requests will still take, where the engine reserves them
         self._is_prefix_valid: set[int] = set()  # groups whose prompt the newest weights have computed
         self._remnants: dict[_Owner, _Remnant] = {}
         self._arrival = env.event()
@@ -123,7 +128,7 @@ class Replica:
         self._keep(np.zeros(len(self._decoding), dtype=bool))
         self._waiting.clear()
         self._partial = None
-        self._used_blocks = 0
+        self._used_blocks = self._promised_blocks = 0
         self.reset_cache()
         self._record()
         self._interrupt()
@@ -218,8 +223,14 @@ class Replica:
         shared = self._shared_blocks(request)
         reserve = self._next_blocks() + blocks_for(request.length + 1) - blocks_for(request.length)
         needed = blocks_for(request.length) - shared
+        growth = 0
+        if self.limits.reserves_responses:
+            tokens = request.prompt_tokens + request.response_tokens
+            growth = blocks_for(tokens) - blocks_for(request.length)
+            reserve = self._promised_blocks + growth
         if self._used_blocks + needed + reserve > self.limits.cache_blocks:
             return False
+        self._promised_blocks += growth
         cached = max(shared, self._remnant(request))
         self._used_blocks += needed
         self._taken_blocks += blocks_for(request.length) - cached
@@ -317,6 +328,8 @@ class Replica:
         new_blocks = int(_blocks(self._lengths + count).sum() - _blocks(self._lengths).sum())
         self._used_blocks += new_blocks
         self._taken_blocks += new_blocks
+        if self.limits.reserves_responses:
+            self._promised_blocks -= new_blocks
         self._lengths = self._lengths + count
         self._remaining = self._remaining - count
         self.log.generated_tokens += count * len(self._decoding)

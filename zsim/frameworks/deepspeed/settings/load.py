@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zsim.errors import InputError
-from zsim.frameworks.deepspeed.settings import checks, resolve, zeropp
+from zsim.frameworks.deepspeed.settings import checks, resolve, zenflow, zeropp
 from zsim.frameworks.deepspeed.settings.config import (
     BatchSizes,
     DeepSpeedConfig,
@@ -117,6 +117,7 @@ class _Resolver:
         bf16, fp16 = file.bf16 or Bf16Block.model_construct(), file.fp16 or Fp16Block.model_construct()
         zero = resolve.resolve_zero(reading.zero, release)
         checks.check_zero(reading, zero, release)
+        zenflow.check_zenflow(where, zero)
         zeropp.check_zero_plus_plus(reading, zero, self.world_size, self.gpus_per_node)
         precision, origin = resolve.resolve_precision(reading, self.training)
         self.origins["precision"] = origin if origin != "default" else f"default {release}"
@@ -139,7 +140,7 @@ class _Resolver:
         one_bit, one_bit_notes = resolve_one_bit(reading, wrapper, self.optimizer_step)
         clipping = self._gradient_clipping()
         checks.check_gradient_norm(reading, zero, clipping, wrapper)
-        batch = self._batch()
+        batch = zenflow.overwrite_batch(self._batch(), zero, self.replicas)
         for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
             self.origins.setdefault(key, "worked out")
         self._trace_origins()
@@ -159,6 +160,7 @@ class _Resolver:
             *unmodelled_notes(reading),
             *one_bit_notes,
             *super_offload_notes(reading, zero, clipping),
+            *zenflow.zenflow_notes(where, zero),
         ]
         sizes = None if file.tensor_parallel is None else file.tensor_parallel.tensor_parallel
         return DeepSpeedConfig(

@@ -18,6 +18,7 @@ from zsim.frameworks.deepspeed.settings.schema import (
     UNSIMULATED_KEYS,
     TensorParallelBlock,
 )
+from zsim.frameworks.deepspeed.settings.zenflow import find_unsimulated_zenflow
 from zsim.specs.strategy.requirement import Refusal
 
 SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon", *ONE_BIT_OPTIMIZERS)
@@ -90,8 +91,8 @@ def _find_in_zero(zero: ZeroConfig, release: Release) -> list[UnsimulatedSetting
             "AdamW and moments of its own)"
         )
         settings.append(("offload_optimizer", feature))
-    if zero.zenflow is not None and zero.stage > 0:
-        settings.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
+    if feature := find_unsimulated_zenflow(zero, release):
+        settings.append(("zenflow", feature))
     return [UnsimulatedSetting(prefix + key, feature) for key, feature in settings]
 
 

@@ -59,10 +59,11 @@ class Zero12Schedule(DeepSpeedEngine):
         self._reducer = BucketReducer(
             stage.builder, config, FlatGroups(self._flats), self.group, self.reduce_stream
         )
-        self.offload: Zero12OffloadedStates | None = None
-        if self.zero.offload_optimizer is not None:
-            self.offload = Zero12OffloadedStates(stage, config, self.shard_numel, self._numels)
+        self.offload = self._make_offload() if self.zero.offload_optimizer is not None else None
         self._pending_gradients: set[str] = set()  # parameters whose gradients wait for the boundary
+
+    def _make_offload(self) -> Zero12OffloadedStates:
+        return Zero12OffloadedStates(self.stage, self.config, self.shard_numel, self._numels)
 
     def _sort_matrices(self, group: OptimizerGroup) -> OptimizerGroup:
         """Muon sorts its matrices by shape, the largest first (`MuonWithAuxAdam.__init__`)."""

@@ -148,7 +148,7 @@ def memory_waterfall(report: Report, device: str) -> Figure:
     if capacity:
         figure.add_vline(x=capacity / 1e9, line=_CAPACITY_LINE)
         if reserved is not None and reserved.memory_bytes > capacity:
-            margin = {"fillcolor": _ALLOCATORS, "line": {"width": 0}, "layer": "below"}
+            margin: dict[str, Any] = {"fillcolor": _ALLOCATORS, "line": {"width": 0}, "layer": "below"}
             figure.add_vrect(x0=capacity / 1e9, x1=reserved.memory_bytes / 1e9, **margin)
         figure.add_annotation(
             text=f"capacity {format_bytes(capacity)}",

@@ -17,7 +17,7 @@ from zsim.report.views.text.plain import WIDTH
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
 from zsim.report.views.text.sentences import headline
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
-from zsim.validated.validation import Validation, format_validation
+from zsim.validated.validation import Validation, describe_unexplained, format_validation
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -177,6 +177,8 @@ def _range(report: Report, validation: Validation) -> Text:
     from rich.text import Text
 
     text = Text.assemble(("step range  ", "dim"), format_validation(validation, report.step_seconds))
+    if unexplained := describe_unexplained(validation):
+        text.append(f"\n{unexplained}", style="yellow")
     if validation.extrapolates:
         text.append(f"\nbeyond them: {'; '.join(validation.extrapolates)}", style="yellow")
     return text

@@ -8,7 +8,7 @@ from zsim.report.framework import report_role
 from zsim.report.memory import START_UP, OutOfMemory, Remedy
 from zsim.report.report import Report
 from zsim.units import format_bytes, format_gpus, format_seconds
-from zsim.validated.validation import format_validation
+from zsim.validated.validation import describe_unexplained, format_validation
 
 _POOLS = {
     "gpu": "GPU memory", "host": "host memory of a node", "nvme": "NVMe of a node",
@@ -37,6 +37,8 @@ def format_trust(report: Report) -> str:
         return ""
     sentence = f"Step {format_validation(validation, report.step_seconds)}"
     sentence += f" ({validation.regime})" if validation.runs else ""
+    unexplained = describe_unexplained(validation)
+    sentence += f". {unexplained[0].upper()}{unexplained[1:]}" if unexplained else ""
     beyond = f" Beyond them: {'; '.join(validation.extrapolates)}." if validation.extrapolates else ""
     return f"{sentence}.{beyond}"
 

@@ -61,9 +61,10 @@ class LoraTable(BaseModel):
         f"({phrase('training.lora.share_expert_adapters')})",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
-    quantized: Literal["nf4"] | None = Field(
+    quantized: Literal["nf4", "int8"] | None = Field(
         default=None,
-        description="the frozen products' weights in bitsandbytes' 4 bits; left out: not quantized",
+        description="the frozen products' weights in bitsandbytes' 4 bits, or its 8 (LLM.int8); left out: "
+        "not quantized",
     )
     double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
     preparation: Literal["peft", "none"] | None = Field(

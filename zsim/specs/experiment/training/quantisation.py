@@ -1,4 +1,4 @@
-"""Frozen weights in bitsandbytes' 4 bits: which products have them, and where they are refused.
+"""Frozen weights in bitsandbytes' 4 or 8 bits: which products have them, and where they are refused.
 
 # [Note: what is quantised]
 transformers replaces every `torch.nn.Linear` but the head by bitsandbytes' `Linear4bit` (5.24
@@ -15,7 +15,7 @@ bits returns the type of its input, and autocast casts the head to 16 bits for i
 0.24 (models/utils.py `prepare_peft_model`), but not under FSDP or ZeRO-3, and has none from 0.26 on.
 LLaMA-Factory does not (ff6d4d12 model/model_utils/checkpointing.py). Nor does unsloth, which casts only
 trained weights (unsloth_zoo 2026.10.9 training_utils.py `prepare_model_for_training`). DeepSpeed's engine
-casts all back.
+casts all back. With weights in 8 bits zsim simulates none: the product of backward would be in fp32.
 """
 
 from __future__ import annotations
@@ -38,9 +38,17 @@ def check_quantised(lora: LoraTable, framework: FrameworkTraining[Any, Any], low
     if lora.quantized is None:
         return
     framework.check_quantized(_WHERE)
+    if lora.quantized == "int8" and not framework.is_under_autocast:
+        kinds = " or ".join(
+            f"'{name}'" for name in kinds_where(lambda candidate: candidate.is_under_autocast)
+        )
+        raise NotSimulatedError(
+            f"{_WHERE}: found 'int8' with strategy '{framework.title}', which neither shards nor casts "
+            f"weights in 8 bits; expected 'nf4', or strategy {kinds}"
+        )
     if low == "fp32":
         raise InputError(
-            f"{_WHERE}: found 'nf4' with precision fp32; expected bf16 or fp16, in which "
+            f"{_WHERE}: found '{lora.quantized}' with precision fp32; expected bf16 or fp16, in which "
             "bitsandbytes computes (bnb_4bit_compute_dtype)"
         )
 
@@ -49,6 +57,8 @@ def product_type(lora: LoraTable) -> str:
     """The type of quantised products, "" without quantisation."""
     if lora.quantized is None:
         return ""
+    if lora.quantized == "int8":
+        return "int8"
     return "nf4" if lora.double_quantization else "nf4-single"
 
 
@@ -70,6 +80,13 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
         return False
     is_low = table.stored_dtype != "fp32"
     is_under_autocast = training_of(kind).is_under_autocast
+    if lora.quantized == "int8":
+        if lora.preparation == "peft":
+            raise NotSimulatedError(
+                f"{where}: found 'peft' with weights in 8 bits, whose backward would be in fp32; "
+                "expected 'none'"
+            )
+        return False
     if lora.preparation is None:
         has_conflict = table.cross_entropy == "unsloth" or table.frozen_dtype is not None or is_stacked
         return is_under_autocast and not has_conflict and not is_low
@@ -108,6 +125,12 @@ def quantisation_notes(
     """
     if lora.quantized is None:
         return []
+    if lora.quantized == "int8":
+        return [
+            f"{_WHERE}: for products in 8 bits the host waits for the GPU, since it reads whether there are "
+            "outliers, and a few columns with some are taken to be in every product",
+            *_expert_notes(model),
+        ]
     notes = []
     if has_preparation:
         notes.append(
@@ -122,10 +145,10 @@ def quantisation_notes(
 
 def _expert_notes(model: ModelSpec) -> list[str]:
     if has_linear_experts(model):
-        return [f"{_WHERE}: routed experts are in 4 bits, each three linear layers, as in transformers 4"]
+        return [f"{_WHERE}: routed experts are quantised, each three linear layers, as in transformers 4"]
     if stacked_experts(model) is None:
         return []
-    advice = '; with training.transformers = "4.57" each is three linear layers, in 4 bits'
+    advice = '; with training.transformers = "4.57" each is three linear layers, and quantised'
     return [
         f"{_WHERE}: routed experts stay in 16 bits: their weights are stacked, and bitsandbytes quantises "
         f"linear layers alone{advice if has_looped_form(model.family) else ''}"

@@ -143,6 +143,11 @@ class TrainingTable(StrictTable):
         description="a frozen model whose probabilities of the same sequences the loss asks for, as in DPO: "
         'a "copy" of the model on every rank, or with adapters the "base" without them; left out: none',
     )
+    labels: Count | None = Field(
+        default=None,
+        description="outputs of a head in place of the vocabulary's, as of reward models (1) and "
+        "classifiers; left out: a language model's head",
+    )
     frozen: tuple[str, ...] = Field(
         default=(),
         description='what is not trained, by name with wildcards: "model.embed_tokens"',

@@ -29,6 +29,7 @@ from zsim.specs.model.adapters import ALL_LINEAR, Adapters, add_adapters
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_linear_routers
 from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
+from zsim.specs.model.label_head import with_labels
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -57,6 +58,15 @@ def apply_training(
     for what zsim lacks.
     """
     lora, framework = table.lora, training_of(strategy.kind)
+    if table.labels is not None:
+        if not parallelism.is_trivial:
+            raise NotSimulatedError(
+                "training.labels: not simulated with model parallelism; expected data parallelism alone"
+            )
+        model = with_labels(model, table.labels)
+        notes.append(
+            "training.labels: the head reads every token, and the loss of each sequence is taken as nothing"
+        )
     if lora is None:
         if not table.frozen:
             return model
@@ -124,6 +134,7 @@ def _adapters(
         isinstance(lora.exclude, str),
         lora.modules_to_save,
         stored_dtype=stored_dtype,
+        products_keep_input=lora.quantized == "int8",
         compute_dtype="fp32" if stored_dtype == "fp32" and is_low else "",
         routers_are_linear=has_linear_routers(model),
         recasts=stored_dtype == "fp32"

@@ -1,0 +1,207 @@
+"""The whole step in files of programs of reinforcement learning: `[rl]` as each has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.engine.simulator import Simulator
+from zsim.specs.experiment.load import build_experiment
+from zsim.specs.experiment.rl.table import RlTable
+from zsim.specs.experiment.tables import Experiment
+from zsim.units import AS_IN_FILES
+from zsim.workflows.rl.result import simulate_rl
+
+VERL = """\
+data: {train_batch_size: 64, max_prompt_length: 512, max_response_length: 1536}
+actor_rollout_ref:
+  model: {path: meta-llama/Llama-3.1-8B}
+  actor:
+    strategy: fsdp
+    use_kl_loss: true
+    ppo_mini_batch_size: 16
+    ppo_micro_batch_size_per_gpu: 2
+    fsdp_config: {param_offload: true, optimizer_offload: true}
+  rollout: {name: vllm, tensor_model_parallel_size: 2, n: 4, gpu_memory_utilization: 0.6}
+  ref: {fsdp_config: {param_offload: true}}
+algorithm: {adv_estimator: grpo}
+trainer: {n_gpus_per_node: 8, nnodes: 1}
+"""
+NEMO_BASE = """\
+policy:
+  model_name: meta-llama/Llama-3.1-8B
+  train_global_batch_size: 256
+  train_micro_batch_size: 2
+  max_total_sequence_length: 2048
+  precision: bfloat16
+  max_grad_norm: 1.0
+  dtensor_cfg: {enabled: true, activation_checkpointing: true, tensor_parallel_size: 1}
+  generation: {backend: vllm, vllm_cfg: {tensor_parallel_size: 1, gpu_memory_utilization: 0.6}}
+grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16}
+loss_fn: {reference_policy_kl_penalty: 0.01}
+cluster: {gpus_per_node: 8, num_nodes: 2}
+"""
+NEMO = """\
+defaults: base.yaml
+policy:
+  generation:
+    vllm_cfg: {gpu_memory_utilization: 0.8}
+    colocated: {enabled: false, resources: {num_nodes: 1, gpus_per_node: 8}}
+grpo: {async_grpo: {enabled: true, max_trajectory_age_steps: 2, in_flight_weight_updates: true}}
+"""
+OPENRLHF = (
+    "python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1 --actor.num_gpus_per_node 4 --ds.zero_stage 3 "
+    "--vllm.num_engines 2 --vllm.tensor_parallel_size 2 --rollout.batch_size 64 "
+    "--rollout.n_samples_per_prompt 4 --train.batch_size 64 --train.micro_batch_size 2 --data.max_len 2048 "
+    "--rollout.max_new_tokens 1024 --algo.advantage.estimator group_norm --algo.kl.init_coef 0 "
+)
+
+
+PRIME = """\
+seq_len = 4096
+[model]
+name = "Qwen/Qwen3-8B"
+[deployment]
+num_train_gpus = 4
+num_infer_gpus = 4
+[orchestrator]
+batch_size = 64
+group_size = 8
+max_off_policy_steps = 2
+[trainer.optim]
+lr = 1e-6
+[inference.parallel]
+tp = 2
+"""
+
+
+def read(source: str, **overrides: Any) -> Experiment:
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    return build_experiment(
+        {"cluster": "dgx-h100", "model": "llama-3.2-1b"},
+        {"strategy.config": source, **changes},
+        origin="test",
+    )
+
+
+def verl(folder: Path, text: str = VERL) -> str:
+    (folder / "verl.yaml").write_text(text)
+    return str(folder / "verl.yaml")
+
+
+def nemo(folder: Path) -> str:
+    (folder / "base.yaml").write_text(NEMO_BASE)
+    (folder / "nemo.yaml").write_text(NEMO)
+    return str(folder / "nemo.yaml")
+
+
+def prime(folder: Path, text: str = PRIME) -> str:
+    (folder / "rl.toml").write_text(text)
+    return str(folder / "rl.toml")
+
+
+def openrlhf(folder: Path) -> str:
+    return OPENRLHF
+
+
+def rollout_of(found: Experiment) -> RlTable:
+    assert found.rl is not None
+    return found.rl
+
+
+def test_verls_units_are_prompts(tmp_path: Path) -> None:
+    """64 prompts with 4 responses, updates of 16 prompts: 256 samples, 64 an update."""
+    table = rollout_of(read(verl(tmp_path)))
+    assert (table.framework, table.algorithm, table.placement) == ("verl", "grpo", "colocated")
+    assert (table.prompts_per_step, table.samples_per_prompt, table.mini_batch_samples) == (64, 4, 64)
+    assert (table.reference, table.epochs, table.lengths.max_response) == ("host", 1, 1536)
+    assert (table.rollout.tensor, table.rollout.gpu_memory_utilization) == (2, 0.6)
+    assert (table.offload.parameters, table.offload.optimizer) == (True, True)
+
+
+def test_verls_defaults_have_a_critic_and_no_reference(tmp_path: Path) -> None:
+    text = VERL.replace("    use_kl_loss: true\n", "").replace("adv_estimator: grpo", "gamma: 1.0")
+    table = rollout_of(read(verl(tmp_path, text)))
+    assert (table.algorithm, table.reference) == ("ppo", "none")
+
+
+def test_what_is_not_simulated_leaves_the_update(tmp_path: Path) -> None:
+    for old, new in (("name: vllm", "name: hf"), ("adv_estimator: grpo", "adv_estimator: remax")):
+        found = read(verl(tmp_path, VERL.replace(old, new)))
+        assert found.rl is None
+        assert any("the update alone is simulated" in note for note in found.notes)
+
+
+def test_verls_command_line_is_its_file() -> None:
+    table = rollout_of(
+        read(
+            "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=512 "
+            "actor_rollout_ref.rollout.n=5 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 "
+            "actor_rollout_ref.rollout.max_num_seqs=128 data.max_response_length=2048"
+        )
+    )
+    assert (table.prompts_per_step, table.samples_per_prompt, table.mini_batch_samples) == (512, 5, 1280)
+    assert (table.rollout.tensor, table.rollout.max_num_seqs, table.lengths.max_response) == (2, 128, 2048)
+
+
+def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) -> None:
+    found = read(nemo(tmp_path))
+    table = rollout_of(found)
+    assert (found.gpus, table.rollout.gpus, table.placement) == (16, 8, "async")
+    assert (table.prompts_per_step, table.samples_per_prompt, table.mini_batch_samples) == (32, 16, 256)
+    assert (table.max_staleness, table.partial_rollout, table.reference) == (2, True, "resident")
+    assert table.rollout.gpu_memory_utilization == 0.8
+    assert found.training.gradient_accumulation_steps == 16  # 256 over 8 that train, in micro-batches of 2
+
+
+def test_openrlhfs_engines_have_gpus_of_their_own() -> None:
+    found = read(OPENRLHF)
+    table = rollout_of(found)
+    assert (found.gpus, table.rollout.gpus, table.placement) == (8, 4, "split")
+    assert (table.algorithm, table.reference, table.mini_batch_samples) == ("grpo", "none", 64)
+    assert table.lengths.max_response == 1024
+    colocated = rollout_of(read(f"{OPENRLHF} --train.colocate_all --vllm.enable_sleep --ds.enable_sleep"))
+    assert (colocated.placement, colocated.rollout.gpus) == ("colocated", None)
+    assert (colocated.offload.sleep_level, colocated.offload.optimizer) == (1, True)
+    running = rollout_of(read(f"{OPENRLHF} --train.async_enable --train.partial_rollout_enable"))
+    assert (running.placement, running.max_staleness, running.partial_rollout) == ("async", 1, True)
+
+
+def test_prime_rls_batch_is_of_rollouts(tmp_path: Path) -> None:
+    """64 rollouts in groups of 8 are 8 prompts, and one update."""
+    found = read(prime(tmp_path))
+    table = rollout_of(found)
+    assert (found.gpus, table.rollout.gpus, table.placement) == (8, 4, "async")
+    assert (table.prompts_per_step, table.samples_per_prompt, table.mini_batch_samples) == (8, 8, None)
+    assert (table.max_staleness, table.rollout.tensor) == (2, 2)
+    assert found.training.gradient_accumulation_steps == 16  # 64 on the 4 that train
+    text = PRIME.replace("batch_size = 64", "batch_size = 60")
+    assert read(prime(tmp_path, text)).rl is None
+
+
+@pytest.mark.parametrize("source", [verl, nemo, openrlhf, prime])
+def test_a_file_and_its_experiment_are_the_same_step(source: Callable[[Path], str], tmp_path: Path) -> None:
+    """What a file says, written as tables with [rl], and the lengths that the user sets."""
+    mean: dict[str, Any] = {"rl.lengths.response.mean": 300.0}
+    found = build_experiment(
+        {"cluster": "dgx-h100", "model": "llama-3.2-1b"},
+        {"strategy.config": source(tmp_path), **mean},
+        origin="test",
+    )
+    assert rollout_of(found).lengths.response.mean == 300
+    simulator = Simulator()
+    data = found.model_dump(
+        exclude_unset=True, exclude={"program", "notes"}, exclude_none=True, context=AS_IN_FILES
+    )
+    again = build_experiment(data, {}, origin="again")
+    assert simulate_rl(again, simulator).step.seconds == simulate_rl(found, simulator).step.seconds
+
+
+def test_the_update_alone_is_on_the_gpus_that_train(tmp_path: Path) -> None:
+    result = zsim.simulate(read(nemo(tmp_path)))
+    assert result.job.world_size == 8
+    assert result.job.training.gradient_accumulation_steps == 16

@@ -1,0 +1,141 @@
+"""Steps of reinforcement learning in studies: sweeps, scaling, sensitivity and tuning take every key."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.engine.simulator import Simulator
+from zsim.errors import InputError
+from zsim.specs.experiment.load import change_experiment
+from zsim.study.rollouts import changed_numbers, resize_rollout, turned_numbers
+from zsim.study.scaling.scaling import run_scaling
+from zsim.study.sensitivity.sensitivity import rollout_variations
+from zsim.study.sweep.row import point_record
+from zsim.study.tune.rollout import RolloutTuning, tune_rollout
+from zsim.workflows.rl.result import simulate_rl
+
+
+def experiment(**rl: Any) -> zsim.Experiment:
+    lengths = {"prompt": {"mean": 100}, "response": {"mean": 300, "sigma": 0.6}, "max_response": 1500}
+    table = {
+        "framework": "nemo-rl", "prompts_per_step": 16, "samples_per_prompt": 8, "mini_batch_samples": 64,
+        "lengths": lengths, **rl,
+    }  # fmt: skip
+    training = {"sequence_length": 2048, "micro_batch_size": 1, "activation_checkpointing": "full"}
+    return zsim.Experiment(
+        model="llama-3.2-1b",
+        cluster="dgx-h100",
+        nodes=1,
+        strategy={"kind": "fsdp2"},
+        training=training,
+        rl=table,
+    )
+
+
+@cache
+def simulator() -> Simulator:
+    return Simulator()
+
+
+@cache
+def tuned() -> RolloutTuning:
+    return tune_rollout(experiment(rollout={"gpus": 4}, placement="split"), simulator=simulator())
+
+
+def test_a_point_of_a_sweep_is_the_whole_step() -> None:
+    changed = change_experiment(experiment(), {"rl.placement": "async", "rl.rollout.gpus": 2})
+    record = point_record("x", changed, simulator())
+    result = simulate_rl(changed, simulator())
+    assert record["error"] is None
+    row = record["row"]
+    assert row["step_seconds"] == result.step.seconds
+    assert (row["gpus"], row["rl.rollout_gpus"], row["rl.training_gpus"]) == (8, 2, 6)
+    assert row["rl.training_seconds"] == result.phases_seconds["training"]
+    assert row["mfu_fraction"] is None
+
+
+def test_a_point_that_is_no_step_says_why() -> None:
+    changed = change_experiment(experiment(), {"rl.rollout.tensor": 3})
+    record = point_record("x", changed, simulator())
+    assert record["status"] == "error"
+    assert "a divisor" in record["error"]
+
+
+def test_weak_scaling_keeps_the_samples_of_a_gpu_and_strong_those_of_the_step() -> None:
+    split = experiment(placement="split", rollout={"gpus": 4})
+    weak, strong = (resize_rollout(split, 16, mode).rl for mode in ("weak", "strong"))
+    assert weak is not None
+    assert strong is not None
+    assert (weak.prompts_per_step, weak.mini_batch_samples, weak.rollout.gpus) == (32, 128, 8)
+    assert (strong.prompts_per_step, strong.mini_batch_samples, strong.rollout.gpus) == (16, 64, 8)
+    with pytest.raises(InputError, match="micro-batches are packed"):
+        resize_rollout(split, 16, "fill")
+
+
+def test_scaling_says_which_phase_costs_more(tmp_path: Path) -> None:
+    scaling = run_scaling(experiment(), [8, 16], "strong", tmp_path, is_quiet=True)
+    assert [point.error for point in scaling.points] == [None, None]
+    first, second = scaling.runs
+    assert second.step_seconds < first.step_seconds < 2 * second.step_seconds
+    assert scaling.changes()[0].cause in ("rollout", "other", "weight sync", "offload")
+
+
+def test_every_number_that_the_file_states_is_turned() -> None:
+    table = experiment(rollout={"gpu_memory_utilization": 0.7, "max_num_seqs": 64}).rl
+    assert table is not None
+    assert {key for key, _, _ in turned_numbers(table)} == {
+        "rl.prompts_per_step", "rl.samples_per_prompt", "rl.mini_batch_samples", "rl.lengths.prompt.mean",
+        "rl.lengths.response.mean", "rl.lengths.response.sigma", "rl.lengths.max_response",
+        "rl.rollout.gpu_memory_utilization", "rl.rollout.max_num_seqs",
+    }  # fmt: skip
+    for variation in rollout_variations(table, 0.2):
+        for changes in variation.overrides:
+            assert simulate_rl(change_experiment(experiment(), changes), simulator()).step.seconds > 0
+
+
+def test_turned_batches_divide() -> None:
+    """16 prompts x 8 in updates of 64: a fifth more are 19 prompts, 152 samples, two updates of 76."""
+    table = experiment().rl
+    assert table is not None
+    assert changed_numbers(table, "rl.prompts_per_step", 1.2) == {
+        "rl.prompts_per_step": 19, "rl.mini_batch_samples": 76,
+    }  # fmt: skip
+    assert changed_numbers(table, "rl.mini_batch_samples", 1.2) == {"rl.mini_batch_samples": 64}
+
+
+def test_the_best_layout_is_the_fastest_of_those_simulated() -> None:
+    """And no layout is simulated twice."""
+    layouts = [
+        (one.placement, one.result.job.rollout_gpus, one.result.job.model.layout.gpus, one.result.job.limits)
+        for one in tuned().candidates
+    ]
+    assert len(set(layouts)) == len(layouts)
+    fitting = [one.seconds for one in tuned().candidates if one.result.fits]
+    assert tuned().best.seconds == min(fitting)
+    assert {one.placement for one in tuned().candidates} == {"colocated", "split", "async"}
+
+
+def test_the_options_of_the_best_lead_to_it() -> None:
+    best = tuned().best
+    again = simulate_rl(
+        change_experiment(experiment(rollout={"gpus": 4}, placement="split"), best.changes), simulator()
+    )
+    assert again.step.seconds == best.seconds
+    assert all(f"{key}={value}" in best.settings for key, value in best.changes.items() if value is not None)
+
+
+def test_kept_axes_stay() -> None:
+    layouts = tune_rollout(
+        experiment(placement="async"),
+        keep=("placement", "engine", "utilization"),
+        simulator=simulator(),
+    )
+    assert {one.placement for one in layouts.candidates} == {"async"}
+    assert sorted(one.result.job.rollout_gpus for one in layouts.candidates) == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(InputError, match="did you mean 'split'"):
+        tune_rollout(experiment(), keep=("splits",))

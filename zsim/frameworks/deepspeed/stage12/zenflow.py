@@ -1,0 +1,179 @@
+"""ZenFlow at stage 2: selected columns of gradients update on every GPU at once, the rest late on the CPU.
+
+Transcribed from DeepSpeed 0.19.6 `runtime/zenflow/zenflow_stage_1_and_2.py`,
+`ops/adam/zenflow_torch_adam.py` and `csrc/adam/cpu_adam_impl.cpp` (arXiv 2505.12242), which are so since
+0.19.4.
+
+# [Note: an interval of ZenFlow]
+The engine overwrites `gradient_accumulation_steps` with `update_interval`, so that a step here is an interval
+of so many iterations. Every iteration reduces its gradients and adds them to the sums in host memory, as
+ZeRO-Offload does while it accumulates. After the reduction of a bucket its owners broadcast `topk_ratio` of
+the columns of matrices and all of the vectors, and every rank updates them in its own 16-bit weights with
+torch's AdamW, whose moments are in 16 bits and not sharded. In the last iteration it clones the selected
+weights instead, and updates them after the CPU's part has come.
+
+Without `overlap_step` the CPU updates then, as in ZeRO-Offload. With it another process updates with the sums
+of the interval before, during this one, and copies its masters into a snapshot. The step waits for it, casts
+the snapshot and copies it to the GPU, and hands the new sums over. Choosing columns anew, once an epoch or
+every `select_interval` iterations, is left out.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.update import optimizer_kernels
+from zsim.dtypes import DTYPE_BYTES
+from zsim.errors import NotSimulatedError
+from zsim.frameworks.deepspeed.norm_and_overflow import check_overflow, compute_norm_and_clip
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.stage12.offload import Zero12OffloadedStates
+from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Memory
+from zsim.plan.shared.host_side import HostSide
+from zsim.plan.stage import Stage
+
+_FP32 = DTYPE_BYTES["fp32"]
+
+
+class ZenFlowStates(Zero12OffloadedStates):
+    """ZeRO-Offload's states, in two sets that take turns where the update overlaps."""
+
+    @property
+    def overlaps(self) -> bool:
+        zenflow = self.config.zero.zenflow
+        return zenflow is not None and zenflow.overlap_step
+
+    def resident(self, parameters: Memory, casts: tuple[int, ...]) -> list[Memory]:
+        """Also a second buffer of gradients and second moments, and the snapshot of the masters."""
+        states = super().resident(parameters, casts)
+        if not self.overlaps:
+            return states
+        size = _FP32 * self.shard_numel
+        return [
+            *states,
+            Memory("gradients", size, "host", self.is_pinned),
+            Memory("optimizer_states", 2 * size + size, "host"),
+        ]
+
+    def start_update(self) -> None:
+        """Start the update with the sums of the interval before: 28 bytes an element, and 8 for the
+        snapshot."""
+        worker = HostSide(self.builder, runs_in_other_thread=True)
+        worker.optimizer("optimizer step", self.shard_numel, self.training.optimizer)
+        self._updated = worker.cast("copy masters", self.shard_numel, "fp32", "fp32")
+
+    def step(self, group: str) -> None:
+        if not self.overlaps:
+            super().step(group)
+            return
+        self.host.wait(self._last_copy, "wait for gradient copies")
+        check_overflow(self.stage, self.config, [], group)
+        compute_norm_and_clip(self.stage, self.config, [], group)
+        self.host.wait(self._updated, "wait for the optimizer's process")
+        self.host.cast("cast weights", self.shard_numel, "fp32", self.config.param_dtype)
+        size = self.shard_numel * self.param_bytes
+        self.host.copy("weights to GPU", "h2d", size, COMPUTE, is_pinned=False)
+
+    def hand_over(self) -> None:
+        """Scale the sums for the optimizer's process."""
+        if self.overlaps and (self.config.gradient_clipping > 0 or self.config.precision == "fp16"):
+            self.host.scale("scale gradients", self.shard_numel)
+
+
+class ZenFlowSchedule(Zero12Schedule):
+    """ZeRO-2's hooks with ZenFlow's selective optimizer. See [Note: an interval of ZenFlow]."""
+
+    def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
+        assert config.zero.zenflow is not None
+        if stage.parallelism.experts.ranks > 1:
+            raise NotSimulatedError(
+                f"{config.name}: zero_optimization.zenflow is not simulated with experts that other ranks "
+                "have; expected parallelism.expert 1, or no zenflow"
+            )
+        super().__init__(stage, config)
+        self.zenflow = config.zero.zenflow
+
+    def _make_offload(self) -> ZenFlowStates:
+        self.states = ZenFlowStates(self.stage, self.config, self.shard_numel, self._numels)
+        return self.states
+
+    def _selected(self, name: str) -> int:
+        """Selected elements of a parameter: whole columns, rounded down, or all of a vector."""
+        shape, numel = self._shapes[name], self._numels[name]
+        if len(shape) != 2:
+            return numel
+        columns = shape[1]
+        return int(self.zenflow.topk_ratio * columns) * (numel // columns)
+
+    def resident(self) -> list[Memory]:
+        """Also the moments of the selected weights, on every GPU or (`offload`) in host memory."""
+        size = 2 * self.param_bytes * sum(map(self._selected, self._numels))
+        if self.zenflow.offload:
+            return [*super().resident(), Memory("optimizer_states", size, "host", self.states.is_pinned)]
+        return [*super().resident(), Memory("optimizer_states", size)]
+
+    def begin_step(self) -> None:
+        if self.states.overlaps:
+            self.states.start_update()
+
+    def _keep_slice(self, stream: str) -> int:
+        """Broadcast and update the selected part of a bucket, then offload the rank's slice."""
+        names, builder = self._tensors, self.builder
+        selected = sum(map(self._selected, names))
+        size = selected * self.param_bytes
+        builder.allocate("buffers", size)
+        self._elementwise("take selected gradients", 2 * size // self.group.size, len(names), stream)
+        if self.group.size > 1:
+            calls = self._reducer.flat.reduces(names, self.zero.reduce_bucket_size)
+            for call in calls:
+                part = call.numel * selected // self._elements * self.param_bytes
+                builder.collective(
+                    "broadcast", part, self.config.param_dtype, call.group, stream=stream,
+                    name="broadcast selected gradients",
+                )  # fmt: skip
+        self._elementwise("copy selected gradients", 2 * size, len(names), stream)
+        if self._is_boundary:
+            builder.allocate("buffers", size)
+            self._elementwise("keep selected weights", 2 * size, len(names), stream)
+        else:
+            self._update_selected(names, stream)
+            last = builder.record(stream)
+            assert last is not None
+            builder.free_when_done("buffers", size, last)
+        return super()._keep_slice(stream)
+
+    def _update_selected(self, names: list[str], stream: str) -> None:
+        """`group_step`, or `step`: take the columns out of the weights, AdamW, and put them back."""
+        builder, dtype = self.builder, self.config.param_dtype
+        numel = sum(map(self._selected, names))
+        size, moments = numel * self.param_bytes, 2 * numel * self.param_bytes
+        if self.zenflow.offload:
+            pinned = self.states.is_pinned
+            builder.allocate("buffers", moments)
+            self.states.host.copy("selected moments", "h2d", moments, stream, is_pinned=pinned)
+        self._elementwise("take selected weights", 2 * size, len(names), stream)
+        update = optimizer_kernels(
+            numel, "adamw", "foreach", num_tensors=len(names), gradient_dtype=dtype, state_dtype=dtype
+        )
+        builder.kernels("selected update", update, stream=stream)
+        self._elementwise("put selected weights back", 2 * size, len(names), stream)
+        if self.zenflow.offload:
+            event = self.states.host.copy(
+                "selected moments back", "d2h", moments, stream, is_pinned=self.states.is_pinned
+            )
+            assert event is not None
+            builder.free_when_done("buffers", moments, event)
+
+    def _elementwise(self, name: str, moved_bytes: int, launches: int, stream: str) -> None:
+        work = Kernel("elementwise", 0.0, float(moved_bytes), "fp32", (), launches)
+        self.builder.kernels(name, [work], stream=stream)
+
+    def optimizer_step(self) -> None:
+        super().optimizer_step()
+        self.states.hand_over()
+        names = list(self._numels)
+        size = sum(map(self._selected, names)) * self.param_bytes
+        self._elementwise("put kept weights back", 2 * size, len(names), COMPUTE)
+        self._update_selected(names, COMPUTE)
+        self.builder.free("buffers", 2 * size)

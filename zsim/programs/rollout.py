@@ -1,0 +1,59 @@
+"""What programs of reinforcement learning say of a step besides the trainer's update, as `[rl]`.
+
+A file says how long prompts and responses may be, not how long they are. Until the user does, a response has
+the mean that published runs have of their cap, and a prompt that of their questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.specs.formats.training_file import TrainingFile
+
+RESPONSE_SHARE = 0.51
+"""Mean length of responses over their cap: the geometric mean of twelve published runs with caps up to 4,096
+tokens, 0.26 to 0.81 (`python -m validation.rl.calibration`)."""
+PROMPT_TOKENS = 128
+"""Tokens of a prompt: 99 to 132 in the published steps of NeMo-RL (OpenMathInstruct-2)."""
+
+
+def set_rollout(
+    file: TrainingFile,
+    framework: str,
+    *,
+    prompts: int,
+    samples: int,
+    mini_batch: int,
+    prompt_cap: int,
+    response_cap: int,
+    others: Mapping[str, Any],
+) -> None:
+    """Add a step's prompts, responses and engine to the file's settings.
+
+    Of `others`, dotted keys of `[rl]`, those without a value are left to the framework. A mini-batch of all
+    samples, or more, is one update.
+    """
+    total = prompts * samples
+    file.settings |= {
+        "rl.framework": framework,
+        "rl.prompts_per_step": prompts,
+        "rl.samples_per_prompt": samples,
+        "rl.lengths.max_response": response_cap,
+    }
+    if mini_batch < total:
+        file.settings["rl.mini_batch_samples"] = mini_batch
+    file.settings |= {f"rl.{key}": value for key, value in others.items() if value is not None}
+    prompt, response = min(PROMPT_TOKENS, prompt_cap), max(1, round(RESPONSE_SHARE * response_cap))
+    file.defaults |= {"rl.lengths.prompt.mean": prompt, "rl.lengths.response.mean": response}
+    file.note(
+        f"`zsim run` simulates the whole step: {prompts:,} prompts with {samples:,} responses. The file does "
+        f"not say how long they are: {prompt:,} and {response:,} tokens in the mean unless "
+        "rl.lengths.prompt.mean and rl.lengths.response.mean do. Other commands that take no [rl] simulate "
+        "the update alone"
+    )
+
+
+def skip_rollout(file: TrainingFile, reason: str) -> None:
+    """Say why the rest of the step is left out."""
+    file.note(f"the update alone is simulated: {reason}")
