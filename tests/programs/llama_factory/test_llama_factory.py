@@ -151,6 +151,10 @@ def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(tmp_path: Path) 
         read_text(tmp_path, FULL.replace("stage: sft", "stage: dpo\nref_model: meta-llama/Llama-2-7b-hf"))
 
 
+def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
+    assert there(read_text(tmp_path, LORA + "quantization_bit: 8\n").training.lora).quantized == "int8"
+
+
 def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -> None:
     """Neither the tower nor its merger by default, and adapters are on neither."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL))
@@ -168,7 +172,3 @@ def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -
     names = [name for name, _ in read_job(tmp_path, lora, model=None).model.named_parameters()]
     assert any("language_model" in name for name in names if "lora_A" in name)
     assert not any("visual" in name for name in names if "lora_A" in name)
-
-
-def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
-    assert there(read_text(tmp_path, LORA + "quantization_bit: 8\n").training.lora).quantized == "int8"

@@ -131,15 +131,6 @@ def test_tables_may_be_json_as_on_a_command_line(tmp_path: Path) -> None:
     assert read_text(tmp_path, lines).training.checkpoint_is_reentrant
 
 
-def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL))
-    full = FULL.replace("Qwen/Qwen2-7B-Instruct", str(tmp_path)).replace("4096", "512")
-    frozen = read_job(tmp_path, full, model=None).model
-    trained = read_job(tmp_path, f"{full}\nfreeze_vit: false\nfreeze_aligner: false", model=None).model
-    assert frozen.tower is not None
-    assert trained.trainable_numel - frozen.trainable_numel == frozen.tower.numel
-
-
 def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
     assert (
         there(read_text(tmp_path, LORA + "quant_method: bnb\nquant_bits: 8\n").training.lora).quantized
@@ -154,3 +145,12 @@ def test_a_classifier_has_as_many_outputs_as_labels(tmp_path: Path) -> None:
     assert (reward.labels, reward.micro_batch_size) == (1, 2)
     with pytest.raises(NotSimulatedError, match="embeddings and rerankers; expected causal_lm or seq_cls"):
         read_text(tmp_path, LORA + "task_type: embedding\n")
+
+
+def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL))
+    full = FULL.replace("Qwen/Qwen2-7B-Instruct", str(tmp_path)).replace("4096", "512")
+    frozen = read_job(tmp_path, full, model=None).model
+    trained = read_job(tmp_path, f"{full}\nfreeze_vit: false\nfreeze_aligner: false", model=None).model
+    assert frozen.tower is not None
+    assert trained.trainable_numel - frozen.trainable_numel == frozen.tower.numel
