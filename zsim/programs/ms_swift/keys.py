@@ -73,7 +73,6 @@ _REFUSED = (
     ("use_galore", "GaLore, which projects gradients onto bases that an SVD renews"),
     ("lisa_activated_layers", "LISA, which trains a few layers at a time"),
     ("use_dora", "DoRA, which norms every adapted weight"),
-    ("freeze_llm", "a language model that is not trained; expected training.frozen"),
     ("freeze_parameters_ratio", "a share of the parameters that is not trained"),
     ("freeze_parameters_regex", "parameters that a pattern freezes; expected freeze_parameters"),
     ("trainable_parameters", "parameters of which only named ones are trained; expected training.frozen"),
