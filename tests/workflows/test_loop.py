@@ -305,8 +305,9 @@ def test_the_folder_that_was_written_is_named(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "rl.toml").write_text(FILE)
     run_command("run", str(tmp_path / "rl.toml"), "--brief", "--out", str(tmp_path / "out"))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"json    {tmp_path / 'out' / 'report.json'}"
-    assert (tmp_path / "out" / "report.json").exists()
+    written = [tmp_path / "out" / name for name in ("report.html", "trace.json.gz", "report.json")]
+    assert [line.split()[-1] for line in lines[-3:]] == [str(path) for path in written]
+    assert all(path.exists() for path in written)
 
 
 def run_command(*arguments: str) -> None:

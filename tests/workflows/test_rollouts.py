@@ -195,7 +195,8 @@ def test_samples_of_a_micro_batch_attend_to_their_own_tokens_alone() -> None:
 def test_samples_go_into_the_first_micro_batch_with_room(replicas: int, max_tokens: int) -> None:
     """As a search of all of them has it. Samples longer than a micro-batch have one each."""
     lengths = np.random.default_rng(1).lognormal(6.0, 0.8, 700).clip(1, 4000).astype(np.int64)
-    loads, fills = [0] * replicas, [[] for _ in range(replicas)]
+    loads = [0] * replicas
+    fills: list[list[int]] = [[] for _ in range(replicas)]
     for length in np.sort(lengths)[::-1]:
         replica = loads.index(min(loads))
         loads[replica] += int(length)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from zsim.api import Result
     from zsim.specs.experiment.job import Job
     from zsim.specs.experiment.tables import Experiment
+    from zsim.workflows.rl.result import RlResult
 
 Detail = Literal["brief", "screen", "full"]
 
@@ -51,9 +52,7 @@ def run(
     json_: Annotated[Path | None, json_option("the report")] = None,
     out: Annotated[
         Path | None,
-        folder_option(
-            help="Write report.html, report.json and trace.json.gz there; with [rl] report.json alone."
-        ),
+        folder_option(help="Write report.html, report.json and trace.json.gz there."),
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
@@ -163,8 +162,8 @@ def _run(
 
 def _refuse_for_rl(is_given: Mapping[str, bool]) -> None:
     """Raises InputError for an option that does nothing for a step of reinforcement learning."""
-    for name, given in is_given.items():
-        if given:
+    for name, is_option in is_given.items():
+        if is_option:
             raise InputError(
                 f"{name}: does nothing for an experiment with [rl], whose answer is one step; expected "
                 f"the command without {name} (--json has all that there is)"
@@ -176,13 +175,26 @@ def _run_rl(experiment: Experiment, json_: Path | None, out: Path | None, *, is_
     from zsim.workflows.rl.result import simulate_rl
 
     result = simulate_rl(experiment)
-    if out is not None:
-        make_folder(out)
-        write_json(result.to_dict(), out / "report.json")
+    files = {} if out is None else _write_rl(result, out)
     answer(result.brief_lines() if is_brief else result.lines(), result.to_dict, json_)
-    if out is not None and not is_output(json_):
-        print_file("json", out / "report.json")
+    if not is_output(json_):
+        for kind, path in files.items():
+            print_file(kind, path)
     return result.verdict.exit_code
+
+
+def _write_rl(result: RlResult, folder: Path) -> dict[str, Path]:
+    """The files of a step of reinforcement learning that were written, by kind."""
+    from zsim.files import write_atomically
+    from zsim.trace.chrome.write import write_document
+    from zsim.workflows.rl.page import step_page, step_trace
+
+    make_folder(folder)
+    return {
+        "report": write_atomically(folder / "report.html", step_page(result)),
+        "trace": write_document(step_trace(result), folder / "trace.json.gz"),
+        "json": write_json(result.to_dict(), folder / "report.json"),
+    }
 
 
 def _warn_of_size(job: Job) -> None:

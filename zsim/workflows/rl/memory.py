@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.units import format_bytes
 from zsim.workflows.rl.job import RlJob
-from zsim.workflows.rl.phases import PhaseTimes
+from zsim.workflows.rl.phases import TRAINED_BYTES, PhaseTimes
 from zsim.workflows.rollout.limits import ENGINE_OVERHEAD
 
+ENGINE = ("rollout_weights", "kv_cache", "engine")
 STATES = ("parameters", "gradients", "optimizer_states")
 
 
@@ -36,6 +38,8 @@ def memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory]:
     """The fullest GPU of each phase."""
     update = {name: int(size) for name, size in times.update.report.peaks["gpu"].at_total.items()}
     states = {name: update.get(name, 0) for name in STATES}
+    if reference := _reference_bytes(job, states["parameters"]):
+        update["reference"] = states["reference"] = reference
     engine = {
         "rollout_weights": job.model.weight_bytes,
         "kv_cache": job.cache_bytes,
@@ -67,7 +71,26 @@ def _remnant(job: RlJob, states: Mapping[str, int]) -> dict[str, int]:
         kept |= {name: states[name] for name in ("parameters", "gradients")}
     if not job.offloads.optimizer:
         kept["optimizer_states"] = states["optimizer_states"]
+    if "reference" in states:
+        kept["reference"] = states["reference"]
     return kept
+
+
+def _reference_bytes(job: RlJob, parameter_bytes: int) -> int:
+    """A GPU's shard of a reference model that stays there in 16 bits, cut as the actor's parameters are.
+
+    With adapters the actor without them is the reference.
+    """
+    training = job.update_job.training
+    if job.table.reference != "resident" or not job.has_reference or job.has_adapters:
+        return 0
+    whole = job.update_job.model.numel * DTYPE_BYTES[training.stored_dtype]
+    return round(TRAINED_BYTES * job.update_job.model.numel * min(1.0, parameter_bytes / whole))
+
+
+def engine_bytes(phase: PhaseMemory) -> int:
+    """The part of a phase that an engine takes, whatever the trainer has."""
+    return sum(phase.by_category.get(name, 0) for name in ENGINE)
 
 
 def remedies(job: RlJob, phases: Mapping[str, PhaseMemory], capacity: int) -> list[str]:
@@ -92,6 +115,8 @@ def _switches(job: RlJob, name: str, phase: PhaseMemory, capacity: int) -> list[
         share = room / job.cluster.gpu.memory.capacity
         if share > 0.1:
             switches.append(f"rl.rollout.gpu_memory_utilization = {floor(100 * share) / 100:g}")
+    if kept.get("reference"):
+        switches.append('rl.reference = "host"')
     if job.is_colocated and name != "training":
         if kept.get("optimizer_states") and not job.offloads.optimizer:
             switches.append("rl.offload.optimizer = true")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
 from zsim.report.views.displayable import Displayable
@@ -16,11 +18,12 @@ from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_bytes, format_gpus, format_seconds
+from zsim.validated.memory import MemoryErrors
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
 from zsim.workflows.rl.loop import RlStepTimes, run_loop
-from zsim.workflows.rl.memory import PhaseMemory, memory_by_phase, remedies
+from zsim.workflows.rl.memory import PhaseMemory, engine_bytes, memory_by_phase, remedies
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
 from zsim.workflows.rollout.limits import BLOCK_TOKENS
 
@@ -33,7 +36,11 @@ _THOUSAND = 1000  # steps of a bill
 STEP_SPREAD = 1.41
 """Factor within which a new step lies of what is simulated in 80 %, by the errors of the 13 published steps
 to which constants were fitted: the twelfth, in order (`python -m validation.rl.calibration`). Of 18 steps
-that nothing was fitted to 12 lie in it (docs/rl.md)."""
+that nothing was fitted to 13 lie in it (docs/rl.md)."""
+
+
+_CERTAIN = MemoryErrors(np.empty(0), np.empty(0), 0, 0, 0.0, 0)
+"""No errors: an engine fills what `gpu_memory_utilization` gives it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +92,22 @@ class RlResult(Displayable):
             name: verdict_of(phase.total / self.capacity_bytes, framework, is_mixture=is_mixture)
             for name, phase in self.memory.items()
         }
+        verdicts["rollout"] = self._rollout_verdict(framework, is_mixture)
         verdicts["training"] = min(
             verdicts["training"], report.verdict, key=lambda verdict: verdict.probability
         )
         return verdicts
+
+    def _rollout_verdict(self, framework: str, is_mixture: bool) -> Verdict:
+        """An engine takes the part of the memory that it was told. What the trainer left beside it has the
+        trainer's errors, and the room that the engine leaves.
+        """
+        phase = self.memory["rollout"]
+        engine = engine_bytes(phase)
+        room, remnant = self.capacity_bytes - engine, phase.total - engine
+        if room <= 0 or not remnant:
+            return verdict_of(phase.total / self.capacity_bytes, "", errors=_CERTAIN)
+        return verdict_of(remnant / room, framework, is_mixture=is_mixture)
 
     @property
     def verdict(self) -> Verdict:

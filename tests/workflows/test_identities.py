@@ -1,0 +1,162 @@
+"""Limits and identities of a step of reinforcement learning that other tests of this folder do not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workflows.test_loop import experiment, looped, resolved, simulator
+from tests.workflows.test_replica import requests, run
+from zsim.cost.inference.layers import EngineLayout, served_model
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.rl.lengths import RlLengthsTable
+from zsim.specs.library import Library
+from zsim.workflows.rl.job import RlJob, resolve_rl
+from zsim.workflows.rl.memory import memory_by_phase
+from zsim.workflows.rl.phases import model_bytes, sync_seconds
+from zsim.workflows.rl.result import RlResult, simulate_rl
+from zsim.workflows.rl.samples import draw_samples
+from zsim.workflows.rollout.limits import (
+    BLOCK_TOKENS,
+    BUDGET_OVERHEAD,
+    EngineLimits,
+    blocks_for,
+    engine_limits,
+)
+
+GPU = load_cluster("dgx-h100").gpu
+
+
+@cache
+def result_of(**rl: Any) -> RlResult:
+    return simulate_rl(experiment(**rl), simulator())
+
+
+def test_answers_without_length_leave_trainer_and_sync() -> None:
+    """One token a response: a prefill of 100 tokens remains."""
+    lengths = {"prompt": {"mean": 100}, "response": {"law": "constant", "mean": 1}, "max_response": 1}
+    step = looped(resolved(placement="split", lengths=lengths), training=50.0, weight_sync=2.0)
+    assert step.seconds == pytest.approx(52.0, rel=0.01)
+
+
+def test_a_step_off_takes_at_least_the_longer_side_and_at_most_both() -> None:
+    """A slow trainer hides the rollout whole, and takes itself and the sync."""
+    job = resolved(placement="async", max_staleness=1, partial_rollout=True)
+    rollout = looped(job).seconds
+    for training in (0.3 * rollout, 3.0 * rollout):
+        step = looped(job, training=training, weight_sync=1.0)
+        assert max(rollout, training) <= step.seconds <= rollout + training + 1.0
+        if training > rollout:
+            assert step.seconds == pytest.approx(training + 1.0, rel=0.01)
+
+
+def test_half_of_the_requests_take_half_of_the_saturated_time() -> None:
+    """16 slots, answers alike: 64 requests are four rounds, 32 are two, whatever runs in them."""
+    limits = EngineLimits(16, 16384, 10**6, prefix_caching=False)
+    four, two = (run(requests([400] * count), limits)[0] for count in (64, 32))
+    assert four == pytest.approx(2 * two, rel=0.01)
+
+
+def test_a_law_without_spread_is_the_constant() -> None:
+    constant, narrow = (
+        draw_samples(
+            RlLengthsTable.model_validate(
+                {"prompt": {"mean": 100}, "response": {"mean": 300, **law}, "max_response": 1500}
+            ),
+            16,
+            8,
+            2048,
+        ).responses
+        for law in ({"law": "constant"}, {"law": "lognormal", "sigma": 1e-4})
+    )
+    assert np.array_equal(constant, narrow)
+
+
+def test_at_most_all_but_one_of_a_group_find_their_prompt() -> None:
+    """n samples of 160 tokens, of which the last is always computed: at most 159 x (n - 1) are found."""
+    for samples in (1, 2, 8):
+        _, log = run(requests([50] * samples, prompt=160, group_size=samples), EngineLimits(1, 16384, 10**4))
+        assert log.cached_tokens <= 160 * (samples - 1)
+        assert log.cached_tokens + log.prefill_tokens == 160 * samples
+
+
+def test_a_cache_for_one_sequence_is_serial() -> None:
+    limits = EngineLimits(64, 16384, blocks_for(200 + 100), prefix_caching=False)
+    alone, _ = run(requests([100], prompt=200), limits)
+    all_four, log = run(requests([100] * 4, prompt=200), limits)
+    assert all_four == pytest.approx(4 * alone, rel=1e-9)
+    assert max(log.running) == 1
+
+
+@pytest.mark.parametrize("transport", ["broadcast", "reshard", "host"])
+def test_a_sync_is_never_faster_than_the_link_of_its_slowest_receiver(transport: str) -> None:
+    """On one node, whose GPUs have 450 GB/s, and on two, of 50 GB/s cards."""
+    job = resolved(placement="split", sync={"transport": transport})
+    received = model_bytes(job) / job.model.layout.gpus
+    assert sync_seconds(job) > received / job.cluster.node_link.bandwidth
+    wide = resolve_on(2, placement="split", sync={"transport": transport})
+    assert sync_seconds(wide) > received / (wide.cluster.nic.per_node * wide.cluster.nic.bandwidth)
+
+
+def resolve_on(nodes: int, **rl: Any) -> RlJob:
+    return resolve_rl(experiment(**rl).model_copy(update={"nodes": nodes}), simulator())
+
+
+def test_a_trained_token_takes_twelve_flops_a_parameter() -> None:
+    """2 to generate, 2 for the old log-probabilities, 2 for the reference's, and 6 to train: of the trainer's
+    10 three fifths are the update's.
+    """
+    result = result_of()
+    report = result.times.update.report
+    flops = report.to_dict()["model_flops_per_second_per_gpu"] * report.step_seconds * 8
+    trained = result.job.update.total_tokens
+    parameters = result.job.update_job.model.numel
+    assert flops / trained == pytest.approx(6 * parameters, rel=0.1)
+    model = served_model(Library().model("llama-3.2-1b"), EngineLayout())
+    weights = sum(product.numel * count for product, count in model.products.items()) + model.head.numel
+    assert 2 * weights == pytest.approx(2 * parameters, rel=0.01)
+
+
+def test_what_is_not_offloaded_adds_to_the_rollout() -> None:
+    job, times = resolved(), result_of().times
+    parts = replace(job, offloads=replace(job.offloads, parameters=False, optimizer=False))
+    kept, freed = (memory_by_phase(each, times)["rollout"] for each in (parts, job))
+    peaks = times.update.report.peaks["gpu"].at_total
+    states = sum(int(peaks.get(name, 0)) for name in ("parameters", "gradients", "optimizer_states"))
+    assert kept.total - freed.total == states
+
+
+def test_a_resident_reference_is_a_shard_of_16_bits_everywhere() -> None:
+    """And none without one: 1.24 billion parameters over 8 GPUs are 309 MB."""
+    with_one, without = (result_of(reference=name) for name in ("resident", "none"))
+    shard = 2 * with_one.job.update_job.model.numel / 8
+    for phase in ("rollout", "training", "weight_sync"):
+        difference = with_one.memory[phase].total - without.memory[phase].total
+        assert difference == pytest.approx(shard, rel=0.01)
+    assert result_of(reference="host").memory["rollout"].total == without.memory["rollout"].total
+
+
+def test_an_engine_keeps_to_its_part_of_the_memory() -> None:
+    result = result_of()
+    model, limits = result.job.model, result.job.limits
+    assert all(log.peak_blocks <= limits.cache_blocks for log in result.step.logs)
+    cache = limits.cache_blocks * BLOCK_TOKENS * model.cache_bytes_per_token
+    assert cache + model.weight_bytes + BUDGET_OVERHEAD <= 0.6 * GPU.memory.capacity
+
+
+def test_more_memory_never_holds_fewer_sequences() -> None:
+    model = served_model(Library().model("llama-3-70b"), EngineLayout(4))
+    blocks = [engine_limits(model, GPU, share / 100, 1024, 8192).cache_blocks for share in range(55, 96, 5)]
+    assert blocks == sorted(blocks)
+    assert len(set(blocks)) == len(blocks)
+
+
+def test_an_engine_that_fills_its_part_fits_whatever_errors_trainers_have() -> None:
+    """0.9 of 85 GB and 3 GiB are 97 % of what can be used, all of it the engine's own."""
+    result = simulate_rl(experiment(rollout={"gpu_memory_utilization": 0.9}), simulator())
+    assert result.memory["rollout"].total / result.capacity_bytes > 0.96
+    assert result.verdicts["rollout"].word == "fits"
