@@ -192,3 +192,52 @@ def test_allocators_of_one_layout_give_the_same_blocks_whatever_their_capacity()
     assert small.layout() == large.layout()
     large.free(taken(large, 30 * MIB))
     assert small.layout() != large.layout()
+
+
+def test_oversize_blocks_are_not_split_and_serve_no_smaller_request() -> None:
+    """max_split_size_mb 64: 40 MiB come from a segment of their own, 90 from 100, 70 not, because 30 would be
+    left."""
+    allocator = CachingAllocator(ROOM, max_split_bytes=64 * MIB)
+    large = taken(allocator, 100 * MIB)
+    allocator.free(large)
+    assert taken(allocator, 40 * MIB).bytes == 40 * MIB
+    assert allocator.reserved_bytes == 140 * MIB
+    assert taken(allocator, 70 * MIB).bytes == 70 * MIB
+    assert allocator.reserved_bytes == 210 * MIB
+    assert taken(allocator, 90 * MIB) is large
+    assert large.bytes == 100 * MIB
+
+
+def test_blocks_below_the_limit_are_split_as_ever() -> None:
+    allocator = CachingAllocator(ROOM, max_split_bytes=64 * MIB)
+    allocator.free(taken(allocator, 60 * MIB))
+    assert taken(allocator, 20 * MIB).bytes == 20 * MIB
+    assert taken(allocator, 40 * MIB).bytes == 40 * MIB
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_oversize_blocks_are_given_back_before_all_others() -> None:
+    """250 MiB hold 100, 80 and 30. 70 are served from the 80. For 140 no single block would do, so that the
+    largest go first, 100 and 80."""
+    allocator = CachingAllocator(250 * MIB, max_split_bytes=64 * MIB)
+    blocks = [taken(allocator, size * MIB) for size in (100, 80, 30)]
+    for block in blocks:
+        allocator.free(block)
+    assert allocator.malloc(70 * MIB, "compute") is blocks[1]
+    allocator.free(blocks[1])
+    assert allocator.malloc(140 * MIB, "compute") is None
+    assert allocator.release_oversize(140 * MIB, "compute")
+    assert allocator.reserved_bytes == 30 * MIB
+    assert allocator.num_released == 2
+    assert taken(allocator, 140 * MIB).bytes == 140 * MIB
+    assert not CachingAllocator(ROOM).release_oversize(140 * MIB, "compute")
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(1200, 1536), (5000, 5120), (6 * MIB, 6 * MIB), (9 * MIB, 10 * MIB)]
+)
+def test_sizes_are_rounded_to_parts_of_a_power_of_two(count: int, size: int) -> None:
+    """Four parts: up to 4 x 512 bytes as ever, 5,000 to 4,096 + 1,024, 9 MiB to 8 + 2."""
+    allocator = CachingAllocator(ROOM, roundup_divisions=4)
+    assert allocator.request(count, "compute").size == size
+    assert allocator.copy().request(count, "compute").size == size

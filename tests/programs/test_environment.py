@@ -30,3 +30,20 @@ def test_the_older_name_of_the_allocators_variable_counts_less(
     file = TrainingFile("run.sh")
     read_environment(file, variables)
     assert file.settings.get("training.expandable_segments", False) is is_expandable
+
+
+def test_the_allocators_numbers_are_read() -> None:
+    file = TrainingFile("run.sh")
+    text = "max_split_size_mb:128, roundup_power2_divisions:8,garbage_collection_threshold:0.8"
+    read_environment(file, {"PYTORCH_CUDA_ALLOC_CONF": text})
+    assert file.settings == {"training.max_split_size_mb": 128, "training.roundup_power2_divisions": 8}
+    assert any("set_per_process_memory_fraction" in note for note in file.notes)
+
+
+def test_what_the_allocator_is_told_beyond_that_is_noted() -> None:
+    """Parts by size, and a limit of splits that expandable segments go without."""
+    file = TrainingFile("run.sh")
+    text = "expandable_segments:True,max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2]"
+    read_environment(file, {"PYTORCH_CUDA_ALLOC_CONF": text})
+    assert file.settings == {"training.expandable_segments": True}
+    assert [note.split()[1] for note in file.notes] == ["max_split_size_mb", "roundup_power2_divisions"]

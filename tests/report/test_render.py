@@ -177,9 +177,9 @@ def test_states_that_never_fit_are_called_so() -> None:
     finding = OutOfMemory("start", "gpu", 0, 0.0, 750_000_000, 14_750_000_000, 3 * 10**9, is_advised=True)
     assert missing_memory(finding) == (
         "GPU memory: what is held from the start exceeds 3.00 GB by 750.00 MB; by 14.75 GB at the peak. "
-        "With these settings no number of GPUs up to 65,536 would hold all tensors. Nothing that was tried "
-        "on these GPUs makes it fit: sharding, checkpointing, offloading, smaller micro-batches, larger "
-        "degrees of parallelism, LoRA."
+        "Nothing that was tried on these GPUs makes it fit: sharding, checkpointing, offloading, smaller "
+        "micro-batches, larger degrees of parallelism, LoRA. More GPUs alone, up to 65,536, would not hold "
+        "all tensors with these settings."
     )
 
 

@@ -293,6 +293,8 @@ def test_ddps_python_names_autocasts_type_where_there_is_one(precision: str, sai
     ("key", "value", "variable"),
     [
         ("expandable_segments", True, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("max_split_size_mb", 128, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"),
+        ("roundup_power2_divisions", 8, "PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8"),
         ("device_max_connections", 1, "CUDA_DEVICE_MAX_CONNECTIONS=1"),
     ],
 )

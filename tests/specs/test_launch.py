@@ -173,3 +173,12 @@ def test_flags_have_values_lists_and_truths() -> None:
 def test_megatron_swift_is_read_for_language_models_alone(flag: str) -> None:
     with pytest.raises(NotSimulatedError, match="with Megatron-SWIFT; expected megatron sft or pt"):
         read(f"megatron rlhf --model x --tensor_model_parallel_size 2 {flag}", model="llama-3-8b")
+
+
+def test_a_trainers_word_that_trains_nothing_is_named(folder: Path) -> None:
+    with pytest.raises(InputError, match="swift infer trains nothing; expected swift sft or pt or rlhf"):
+        read("swift infer --model x --stream true")
+    (folder / "both.sh").write_text(
+        "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --max_length 2048\nswift export --adapters x\n"
+    )
+    assert read("both.sh").program == "ms-swift"

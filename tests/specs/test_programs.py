@@ -103,9 +103,9 @@ def test_every_program_is_called_by_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) > 5
     assert [program.name for program in programs() if program.is_default] == ["torch"]
     assert sorted(readable_programs()) == [
-        "accelerate", "axolotl", "deepspeed", "litgpt", "llama-factory", "llm-foundry", "megatron",
-        "ms-swift", "nanotron", "nemo-rl", "olmo", "openrlhf", "torchtitan", "torchtitan-0.3", "torchtune",
-        "transformers", "trl", "verl",
+        "accelerate", "axolotl", "deepspeed", "lingua", "litgpt", "llama-factory", "llm-foundry", "megatron",
+        "ms-swift", "nanotron", "nemo-rl", "olmo", "openrlhf", "prime-rl", "torchtitan", "torchtitan-0.3",
+        "torchtune", "transformers", "trl", "verl",
     ]  # fmt: skip
 
 

@@ -157,6 +157,14 @@ def test_nemo_rls_files_extend_others(tmp_path: Path) -> None:
     assert found.training.gradient_accumulation_steps == 8
 
 
+def test_references_are_followed_once_files_are_merged(tmp_path: Path) -> None:
+    """The parent's micro-batch is a reference to a key that the child changes."""
+    parent = POLICY.replace("train_micro_batch_size: 2", "train_micro_batch_size: ${policy.size}\n  size: 2")
+    write(tmp_path, parent, "base.yaml")
+    child = write(tmp_path, "defaults: base.yaml\npolicy: {size: 8}\ncluster: {num_nodes: 2}\n")
+    assert read(child).training.micro_batch_size == 8
+
+
 def test_a_file_is_nemo_rls_where_the_file_that_it_extends_is(tmp_path: Path) -> None:
     """Recipes that change the machines alone have no mark of their own."""
     write(tmp_path, POLICY, "base.yaml")

@@ -11,7 +11,7 @@ import pytest
 from zsim.errors import NotSimulatedError
 from zsim.operations.image_features import ImageFeatures
 from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
-from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.image_rules import ImageRule
 from zsim.specs.model.spec import ModelSpec
 
@@ -44,6 +44,21 @@ def test_parameters_are_those_of_the_published_model(entry: dict[str, Any]) -> N
     model = model_from_config(entry["config"], entry["name"], "config.json")
     assert model.tower is not None
     assert (model.numel, model.tower.numel) == (entry["total"], entry["tower"])
+
+
+def test_presets_are_the_published_models() -> None:
+    """Qwen2.5-VL-7B has 8,292,166,656 parameters, by transformers' class of its config.json."""
+    totals = {entry["name"]: entry["total"] for entry in COUNTED}
+    names = {
+        "qwen3-vl-8b": "Qwen/Qwen3-VL-8B-Instruct",
+        "qwen3-vl-30b-a3b": "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        "qwen3.6-27b": "Qwen/Qwen3.5-27B",
+        "qwen3.6-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
+    }
+    assert {preset: load_model(preset).numel for preset in names} == {
+        preset: totals[name] for preset, name in names.items()
+    }
+    assert load_model("qwen2.5-vl-7b").numel == 8_292_166_656
 
 
 def test_text_alone_is_taken_where_it_is_asked_for() -> None:

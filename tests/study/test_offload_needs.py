@@ -46,7 +46,7 @@ def test_one_drive_less_than_needed_does_not_hide_the_drives() -> None:
     need = offload_need(experiment_of({"offload_optimizer": NVME}), "drives")
     assert need.needed == round(need.needed) > need.available
     assert need.step_seconds > need.best_step_seconds
-    assert need.sentence().startswith(f"drives: more than {need.needed:g} drives (now {need.available:g}) do")
+    assert need.sentence().startswith(f"drives: {need.needed:g} drives instead of {need.available:g} ")
 
 
 def test_a_resource_that_does_not_hide_the_rest_says_what_is_left() -> None:
@@ -72,7 +72,7 @@ def test_what_is_as_good_as_plenty_but_leaves_stalls_is_not_called_enough() -> N
     need = offload_need(experiment, "pcie", tolerance=0.05)
     assert need.is_enough
     assert not need.is_hidden
-    assert need.sentence().startswith("pcie: more than the 63 GB/s per GPU do not help alone: 1.594 s")
+    assert need.sentence().startswith("pcie: more than the 63 GB/s per GPU do not help alone: 1.591 s")
 
 
 def test_faster_memory_is_a_faster_update_on_the_cpu() -> None:

@@ -43,6 +43,14 @@ def test_an_instance_is_rented_whole(rents: RentResult) -> None:
     assert gpus["dgx-a100-80gb"] < 8
 
 
+def test_single_machines_are_not_rented_together() -> None:
+    """RunPod lists GeForce cards by the machine of eight, which a year of the run does not fit into."""
+    question = {"model": "llama-3.2-1b", "tokens": "1T", "clusters": ["rtx-4090-x8"], "jobs": 1}
+    rents = zsim.rent(**question)  # type: ignore[arg-type]
+    assert rents.offers == []
+    assert [search.offer.gpus for search in rents.late if search.offer] == [8]
+
+
 def test_the_range_of_money_is_that_of_the_step(rents: RentResult) -> None:
     offer = rents.offers[0].to_dict()
     low, high = offer["money_range"]

@@ -9,6 +9,7 @@ import zsim
 from validation.papers.paper import Claim, Paper, experiment_of, merged
 from validation.published.predict import predict_row, shipped_tables
 from validation.published.table import read_runs
+from zsim import api
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.measured.results import RowResult
 
@@ -21,7 +22,7 @@ def _experiment(tables: Tables) -> zsim.Experiment:
 
 
 def _report(tables: Tables) -> dict[str, Any]:
-    return zsim.simulate(_experiment(tables)).report.to_dict()
+    return api.simulate(_experiment(tables)).report.to_dict()
 
 
 def model_states(claim: Claim, tables: Tables) -> float:
@@ -56,6 +57,23 @@ def model_tflops(claim: Claim, tables: Tables) -> float:
     return float(_report(tables)["model_flops_per_second_per_gpu"]) / 1e12
 
 
+def unmasked_tflops(claim: Claim, tables: Tables) -> float:
+    """TFLOP/s per GPU of the model's FLOPs without the pairs of tokens that attention's mask leaves out."""
+    report = _report(tables)
+    share = report["masked_mfu_fraction"] / report["mfu_fraction"]
+    return float(report["model_flops_per_second_per_gpu"] * share) / 1e12
+
+
+def parameters(claim: Claim, tables: Tables) -> float:
+    """Billions of parameters."""
+    return float(_report(tables)["model"]["parameters"]) / 1e9
+
+
+def active_parameters(claim: Claim, tables: Tables) -> float:
+    """Billions of parameters that a token meets."""
+    return float(_report(tables)["model"]["active_parameters"]) / 1e9
+
+
 def layer_activations(claim: Claim, tables: Tables) -> float:
     """Bytes that a rank keeps of the third layer from forward to backward, in units of s b h."""
     experiment = _experiment(tables)
@@ -87,6 +105,9 @@ QUANTITIES: dict[str, Callable[[Claim, Tables], float]] = {
     "step_seconds": step_seconds,
     "throughput": throughput,
     "model_tflops": model_tflops,
+    "unmasked_tflops": unmasked_tflops,
+    "parameters": parameters,
+    "active_parameters": active_parameters,
     "layer_activations": layer_activations,
     "sent": sent,
 }

@@ -162,8 +162,8 @@ def _run(
 
 def _refuse_for_rl(is_given: Mapping[str, bool]) -> None:
     """Raises InputError for an option that does nothing for a step of reinforcement learning."""
-    for name, given in is_given.items():
-        if given:
+    for name, is_option in is_given.items():
+        if is_option:
             raise InputError(
                 f"{name}: does nothing for an experiment with [rl], whose answer is one step; expected "
                 f"the command without {name} (--json has all that there is)"

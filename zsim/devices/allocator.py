@@ -197,6 +197,8 @@ class Allocator:
             if self._next_end <= now:
                 self._collect(now, ended)
             block = memory.malloc(count, stream)
+            if block is None:
+                block = self._replace_oversize(count, stream)
         if block is None:
             self._is_draining = True
             for outstanding_op in self.outstanding(op):
@@ -211,6 +213,17 @@ class Allocator:
             self.counts.segments += segments
             self.unspent_seconds += segments * self.malloc_seconds
         return -1
+
+    def _replace_oversize(self, count: int, stream: str) -> MemoryBlock | None:
+        """A block in the place of oversize ones, if the allocator has such. The host waits for each
+        `cudaFree`."""
+        released_before = self.memory.num_released
+        if not self.memory.release_oversize(count, stream):
+            return None
+        released = self.memory.num_released - released_before
+        self.counts.released += released
+        self.unspent_seconds += released * self.free_seconds
+        return self.memory.malloc(count, stream)
 
     def _retry(self, change: TensorChange, op: int, now: float) -> MemoryBlock:
         self.counts.retries += 1

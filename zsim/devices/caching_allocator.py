@@ -10,6 +10,11 @@ MiB, else the size rounded up to 2 MiB. Freed blocks merge with adjacent free bl
 segments stay. Only when the driver has no room are all segments given back that are free from end to end
 (`release_cached_blocks`).
 
+With `max_split_size_mb` blocks of that size or more are oversize: they are not split, serve only requests of
+that size or more that leave less than 20 MiB of them, and are given back one by one, the smallest that would
+do or else the largest first, before all others (`release_available_cached_blocks`). With
+`roundup_power2_divisions` sizes are rounded up to such a part of the power of two below them.
+
 With `expandable_segments:True` a pool is one range of addresses that grows by pages of 2 or 20 MiB, and the
 pages that lie completely in free blocks are given back.
 """
@@ -94,6 +99,8 @@ class Request(NamedTuple):
     """The minimum remainder of a block that is split off."""
     key: int
     """The key of the first free block that holds the request, if there is one."""
+    too_large_bytes: int = UNLIMITED
+    """The size from which on a free block is too large for the request."""
 
 
 class CachingAllocator:
@@ -103,9 +110,17 @@ class CachingAllocator:
     requests that the driver served, `num_released` segments given back to it.
     """
 
-    def __init__(self, capacity_bytes: int, *, is_expandable: bool = False) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        *,
+        is_expandable: bool = False,
+        max_split_bytes: int = UNLIMITED,
+        roundup_divisions: int = 1,
+    ) -> None:
         self.capacity_bytes = capacity_bytes
         self.is_expandable = is_expandable
+        self.max_split_bytes, self.roundup_divisions = max_split_bytes, roundup_divisions
         self.active_bytes = self.reserved_bytes = 0
         self.peak_active_bytes = self.peak_reserved_bytes = 0
         self.num_segments = self.num_released = 0
@@ -127,13 +142,13 @@ class CachingAllocator:
 
     def serve(self, request: Request, *, is_new: bool = False) -> MemoryBlock | None:
         """A block for `request`, as of `malloc`."""
-        pool, size, min_split_bytes, key = request
+        pool, size, min_split_bytes, key, too_large_bytes = request
         keys, free = pool.keys, pool.free
         if self.is_expandable:
             block = self._take_mapped(pool, request) or self._grow_end(pool, size)
         else:
             index = len(keys) if is_new else bisect_left(keys, key)
-            if index < len(keys):
+            if index < len(keys) and free[index].bytes < too_large_bytes:
                 del keys[index]
                 block = free.pop(index)
             else:
@@ -167,9 +182,9 @@ class CachingAllocator:
 
         It is 0 where the driver would be asked (or might be, in expandable segments).
         """
-        pool, size, min_split_bytes, key = request
+        pool, size, min_split_bytes, key, too_large_bytes = request
         index = bisect_left(pool.keys, key)
-        if index == len(pool.keys) or self.is_expandable:
+        if index == len(pool.keys) or self.is_expandable or pool.free[index].bytes >= too_large_bytes:
             return 0
         cached = pool.free[index].bytes
         block_bytes = size if cached - size >= min_split_bytes else cached
@@ -208,6 +223,26 @@ class CachingAllocator:
         keys.insert(index, key)
         free.insert(index, block)
 
+    def release_oversize(self, count: int, stream: str) -> bool:
+        """Give oversize blocks back to the driver, of together `count` bytes or more. Returns whether there
+        were enough.
+        """
+        if self.max_split_bytes == UNLIMITED:
+            return False
+        pool, size, *_ = self.request(count, stream)
+        index = bisect_left(pool.keys, _key(max(size, self.max_split_bytes), 0))
+        oversize = [block for block in pool.free if block.bytes >= self.max_split_bytes]
+        victims = pool.free[index : index + 1] or oversize[::-1]
+        released = 0
+        for block in victims:
+            if released >= max(size, self.max_split_bytes):
+                break
+            pool.remove(block)
+            del self._heads[block.address]
+            released += block.bytes
+            self._release(block.bytes)
+        return released >= max(size, self.max_split_bytes)
+
     def release_cached(self) -> int:
         """Give segments that are free from end to end (or free pages) back to the driver. Returns how many
         segments were given back.
@@ -228,7 +263,8 @@ class CachingAllocator:
     def layout(self) -> tuple[Hashable, ...]:
         """All blocks of all segments and the peaks so far: allocators with equal layouts give the same blocks
         to the same requests while the driver has room, whatever their capacity."""
-        blocks: list[Hashable] = [self.is_expandable, self.peak_active_bytes, self.peak_reserved_bytes]
+        settings = self.is_expandable, self.max_split_bytes, self.roundup_divisions
+        blocks: list[Hashable] = [settings, self.peak_active_bytes, self.peak_reserved_bytes]
         names = {id(pool): name for name, pool in self._pools.items()}
         for head in self._heads.values():
             blocks.append(names[id(head.pool)])
@@ -243,7 +279,12 @@ class CachingAllocator:
         use.
         """
         capacity_bytes = self.capacity_bytes if capacity_bytes is None else capacity_bytes
-        clone = CachingAllocator(capacity_bytes, is_expandable=self.is_expandable)
+        clone = CachingAllocator(
+            capacity_bytes,
+            is_expandable=self.is_expandable,
+            max_split_bytes=self.max_split_bytes,
+            roundup_divisions=self.roundup_divisions,
+        )
         peaks = ("peak_active_bytes", "peak_reserved_bytes")
         counts = ("num_segments", "num_released", "_next_address")
         for name in ("active_bytes", "reserved_bytes", *peaks, *counts):
@@ -345,12 +386,17 @@ class CachingAllocator:
     # -- blocks --------------------------------------------------------------------------------------------
 
     def _request(self, count: int, stream: str) -> Request:
-        size, key = _round_up(count, MIN_BLOCK), self.pool_of(count, stream)
+        size = _rounded(count, self.roundup_divisions)
+        key = self.pool_of(size, stream)
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = _Pool(key[1])
         min_split_bytes = MIN_BLOCK if pool.is_small or self.is_expandable else SMALL_SIZE + 1
-        request = self._requests[count, stream] = Request(pool, size, min_split_bytes, _key(size, 0))
+        too_large_bytes = self.max_split_bytes
+        if size >= self.max_split_bytes:  # is oversize itself
+            min_split_bytes, too_large_bytes = UNLIMITED, size + LARGE_BUFFER
+        request = Request(pool, size, min_split_bytes, _key(size, 0), too_large_bytes)
+        self._requests[count, stream] = request
         return request
 
     def _take_mapped(self, pool: _Pool, request: Request) -> MemoryBlock | None:
@@ -370,6 +416,14 @@ class CachingAllocator:
         block.unmapped_bytes -= bytes_to_map
         pool.remove(block)
         return block
+
+
+def _rounded(count: int, divisions: int) -> int:
+    """A request's size: whole 512 bytes, or whole parts of the power of two below it, of which there are
+    `divisions` (`round_size`, `roundup_power2_next_division`)."""
+    if divisions <= 1 or count <= MIN_BLOCK * divisions:
+        return _round_up(count, MIN_BLOCK)
+    return _round_up(count, (1 << (count.bit_length() - 1)) // divisions)
 
 
 def _key(size: int, address: int) -> int:

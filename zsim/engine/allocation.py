@@ -16,7 +16,7 @@ from functools import cached_property
 
 from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
 from zsim.devices.allocator import Allocator, AllocatorChanges, AllocatorCounts
-from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
+from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, MemoryBlock, PoolName
 from zsim.engine.pools.partition import PoolRuns, ProgramPartition, peak_active_bytes
 from zsim.plan.builder import COMPUTE
 from zsim.plan.memory.capacity import framework_memory
@@ -72,7 +72,14 @@ def make_allocator(job: Job, plan: Plan, repeated_plan: Plan, number: int = 0) -
     program, repeated_program = plan.programs[number], repeated_plan.programs[number]
     times = len(repeated_program.ops) // len(program.ops)
     capacity = gpu_of(job, plan, number).memory.capacity - framework_memory(job, plan, number).bytes
-    memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
+    training = job.training
+    split_mib = training.max_split_size_mb
+    memory = CachingAllocator(
+        capacity,
+        is_expandable=training.expandable_segments,
+        max_split_bytes=UNLIMITED if split_mib is None else split_mib * 2**20,
+        roundup_divisions=training.roundup_power2_divisions,
+    )
     for resident in program.resident:
         if resident.device == "gpu" and not resident.lazy_tensors:
             _allocate_resident(memory, resident)
@@ -102,6 +109,8 @@ def _allocate_resident(memory: CachingAllocator, resident: Memory) -> None:
 def _malloc(memory: CachingAllocator, count: int) -> MemoryBlock:
     """Allocate as torch does, but never fail."""
     block = memory.malloc(count, COMPUTE)
+    if block is None and memory.release_oversize(count, COMPUTE):
+        block = memory.malloc(count, COMPUTE)
     if block is None:
         memory.release_cached()
         block = memory.malloc(count, COMPUTE)

@@ -34,8 +34,7 @@ def read_environment(file: TrainingFile, variables: Mapping[str, str]) -> None:
     if connections.isdecimal() and 1 <= int(connections) <= 32:
         file.settings["training.device_max_connections"] = int(connections)
     allocator = next((variables[name] for name in _ALLOCATORS if variables.get(name)), "")
-    if "expandable_segments:True" in allocator.replace(" ", ""):
-        file.settings["training.expandable_segments"] = True
+    _read_allocator(file, allocator.replace(" ", ""))
     for name, key, words in (
         ("NCCL_ALGO", "collectives.force_algorithm", _ALGORITHMS),
         ("NCCL_PROTO", "collectives.force_protocol", _PROTOCOLS),
@@ -56,6 +55,26 @@ def read_environment(file: TrainingFile, variables: Mapping[str, str]) -> None:
     ]
     if unread:
         file.note(f"variables not read: {', '.join(unread)}")
+
+
+def _read_allocator(file: TrainingFile, text: str) -> None:
+    """Write what torch's allocator is told. It collects garbage only below a limit that the script sets
+    (`set_fraction && garbage_collection_threshold`).
+    """
+    is_expandable = "expandable_segments:True" in text
+    if is_expandable:
+        file.settings["training.expandable_segments"] = True
+    for name in ("max_split_size_mb", "roundup_power2_divisions"):
+        value = re.search(rf"\b{name}:(\d+)(?![\d.])", text)
+        if value is not None and not (is_expandable and name == "max_split_size_mb"):
+            file.settings[f"training.{name}"] = int(value[1])
+        elif f"{name}:" in text:
+            file.note(f"{name} of torch's allocator is not read beside the rest of '{text}'")
+    if "garbage_collection_threshold:" in text:
+        file.note(
+            "garbage_collection_threshold is without effect unless the script calls "
+            "torch.cuda.set_per_process_memory_fraction"
+        )
 
 
 def read_attention(file: TrainingFile, variables: Mapping[str, str]) -> None:

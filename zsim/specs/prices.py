@@ -28,6 +28,12 @@ class Price(BaseModel):
     instance_gpus: int = Field(
         default=1, ge=1, strict=True, description="the smallest number of GPUs that is rented"
     )
+    most_gpus: int | None = Field(
+        default=None,
+        ge=1,
+        strict=True,
+        description="the largest number that is rented together; left out: as many as the fabric takes",
+    )
     date: str = Field(default="", description="when the price was valid, as 2026-10-10")
     source: str = Field(default="yours", description="who says so")
 

@@ -14,16 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.plan.steps import walk_step
 from zsim import Experiment
-from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
-from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
-from zsim.plan.builder import PlanBuilder
+from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
 from zsim.plan.ops import Plan
-from zsim.plan.stage import DataParallel, Stage
-from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 
@@ -67,12 +62,8 @@ def job_of(
 
 def paper_plan(job: Job) -> Plan:
     """ZeRO-Infinity as published: reduced gradients go to their fp32 home at once."""
-    assert isinstance(job.strategy, DeepSpeedConfig)
-    builder = PlanBuilder([])
-    stage = Stage(builder, make_workload(job.model, job.training), DataParallel.regular(job.world_size))
-    schedule = Zero3Schedule(stage, job.strategy, keeps_sums=False)
-    walk_step(schedule, 1)
-    return builder.finish("deepspeed", job.world_size, schedule.resident())
+    strategy = job.experiment.strategy.model_copy(update={"host_gradient_sums": False})
+    return make_plan(resolve(job.experiment.model_copy(update={"strategy": strategy})))
 
 
 def does_not_fit(job: Job, plan: Plan) -> list[str]:
@@ -144,3 +135,23 @@ def test_a_trillion_parameters_per_node_on_many_nodes(row: str, width: int, laye
     assert does_not_fit(job, plan) == []
     half = node_peak_bytes(job, plan, "nvme") * 2
     assert half > (node_capacity_bytes(job, plan)["nvme"] or 0)
+
+
+@pytest.mark.parametrize(
+    ("zero", "steps", "message"),
+    [
+        (ZERO_3, 1, "for stage 3 with offload_optimizer"),
+        (ZERO_OFFLOAD, 1, "for stage 3 with offload_optimizer"),
+        (INFINITY_CPU, 2, "gradient_accumulation_steps 2, which are summed there"),
+    ],
+)
+def test_sums_cannot_be_left_out_where_there_are_none_or_they_are_needed(
+    zero: dict[str, Any], steps: int, message: str
+) -> None:
+    experiment = job_of(zero, 1024, 2, 1).experiment
+    changes = {
+        "strategy": experiment.strategy.model_copy(update={"host_gradient_sums": False}),
+        "training": experiment.training.model_copy(update={"gradient_accumulation_steps": steps}),
+    }
+    with pytest.raises(InputError, match=message):
+        resolve(experiment.model_copy(update=changes))

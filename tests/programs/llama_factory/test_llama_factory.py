@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import zsim
 from tests.expect import there
 from tests.programs.reading import notes_of, read_job, read_text
+from tests.specs.test_towers import QWEN3_VL
 from zsim.errors import InputError, NotSimulatedError
 
 FULL = """
@@ -151,3 +153,22 @@ def test_a_preference_is_two_sequences_and_dpo_asks_a_reference(tmp_path: Path) 
 
 def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
     assert there(read_text(tmp_path, LORA + "quantization_bit: 8\n").training.lora).quantized == "int8"
+
+
+def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -> None:
+    """Neither the tower nor its merger by default, and adapters are on neither."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL))
+    named = f"model_name_or_path: {tmp_path}"
+    full = FULL.replace("model_name_or_path: meta-llama/Meta-Llama-3-8B", named).replace("4096", "512")
+    model = read_job(tmp_path, full, model=None).model
+    assert model.tower is not None
+    assert not any(module.trainable_numel for module in model.tower.modules)
+    assert model.trainable_numel == model.numel - model.tower.numel
+    model = read_job(tmp_path, f"{full}\nfreeze_vision_tower: false", model=None).model
+    assert model.tower is not None
+    assert [module.name for module in model.tower.after if module.parameters and not module.trainable_numel]
+    assert all(module.trainable_numel for module in model.tower.before if module.parameters)
+    lora = LORA.replace("model_name_or_path: meta-llama/Meta-Llama-3-8B", named)
+    names = [name for name, _ in read_job(tmp_path, lora, model=None).model.named_parameters()]
+    assert any("language_model" in name for name in names if "lora_A" in name)
+    assert not any("visual" in name for name in names if "lora_A" in name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.expect import of_kind, there
 from tests.programs.reading import notes_of, read_job, read_text
+from tests.specs.test_towers import QWEN3_VL
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
@@ -143,3 +145,12 @@ def test_a_classifier_has_as_many_outputs_as_labels(tmp_path: Path) -> None:
     assert (reward.labels, reward.micro_batch_size) == (1, 2)
     with pytest.raises(NotSimulatedError, match="embeddings and rerankers; expected causal_lm or seq_cls"):
         read_text(tmp_path, LORA + "task_type: embedding\n")
+
+
+def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL))
+    full = FULL.replace("Qwen/Qwen2-7B-Instruct", str(tmp_path)).replace("4096", "512")
+    frozen = read_job(tmp_path, full, model=None).model
+    trained = read_job(tmp_path, f"{full}\nfreeze_vit: false\nfreeze_aligner: false", model=None).model
+    assert frozen.tower is not None
+    assert trained.trainable_numel - frozen.trainable_numel == frozen.tower.numel

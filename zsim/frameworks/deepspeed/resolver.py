@@ -27,7 +27,7 @@ from zsim.frameworks.deepspeed.settings.degrees import (
 from zsim.frameworks.deepspeed.settings.effects import describe_settings
 from zsim.frameworks.deepspeed.settings.experts import check_experts, resolve_deepspeed_experts
 from zsim.frameworks.deepspeed.settings.load import load_deepspeed_config
-from zsim.frameworks.deepspeed.settings.resolve import add_leaf_modules, delay_update
+from zsim.frameworks.deepspeed.settings.resolve import add_leaf_modules, delay_update, drop_gradient_sums
 from zsim.frameworks.deepspeed.settings.table import DeepSpeedTable
 from zsim.frameworks.deepspeed.settings.unsimulated import refuse_unsimulated
 from zsim.frameworks.deepspeed.settings.zeropp import check_even_nodes
@@ -161,6 +161,8 @@ def _resolve_json(
     resolved = replace(resolved, notes=(*resolved.notes, *notes))
     refuse_unsimulated(resolved)
     resolved = add_leaf_modules(resolved, table.leaf_modules, model.family)
+    if not table.host_gradient_sums:
+        resolved = drop_gradient_sums(resolved)
     if table.delayed_parameter_update:
         resolved = delay_update(resolved)
     if table.fetches_one_by_one and resolved.stage != 3:

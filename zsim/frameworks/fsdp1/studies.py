@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
-from zsim.frameworks.torch.tune import REDUCTIONS, replica_counts
+from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
 from zsim.goodput.checkpoints.tensors import ModelStates
 from zsim.specs.experiment.job import Job
 from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES
@@ -29,11 +29,25 @@ def _shardings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
                 yield AxisChoice(f"{name} {count} replicas", {key: name, replicate: count})
 
 
+def _host_offload(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """On the host the newest reduced gradient replaces the others, so that micro-batches reduce together."""
+    has_several = base.job.training.gradient_accumulation_steps > 1
+    reduction = {"strategy.no_sync": True} if has_several else {}
+    return [AxisChoice("", {OFFLOAD: False}), AxisChoice(OFFLOADED, {OFFLOAD: True, **reduction})]
+
+
 class Fsdp1Tuning(FrameworkTuning[Fsdp1Table]):
-    """The sharding strategy, and what is gathered ahead."""
+    """The sharding strategy, offloading, and what is gathered ahead."""
 
     label = "FSDP1"
-    structure = (TunedAxis("sharding", _shardings), CHECKPOINTINGS, LOSSES, MICRO_BATCHES, REDUCTIONS)
+    structure = (
+        TunedAxis("sharding", _shardings),
+        TunedAxis("offload", _host_offload),
+        CHECKPOINTINGS,
+        LOSSES,
+        MICRO_BATCHES,
+        REDUCTIONS,
+    )
     details = (
         key_axis("backward prefetch", "strategy.backward_prefetch", *_PREFETCH),
         key_axis("forward prefetch", "strategy.forward_prefetch", True, False),

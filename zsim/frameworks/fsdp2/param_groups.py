@@ -296,7 +296,8 @@ def _param_groups(
     ]
     groups = [
         ParamGroup(
-            _name(run), tuple(segment.name for segment in run),
+            "vision_encoder" if run[-1].kind == "between" else _name(run),
+            tuple(segment.name for segment in run),
             tuple(p for segment in run for p in segment.parameters if not p.rank_kind), mesh,
             reshards_after_forward=reshards, post_forward=post_forward,
         )

@@ -8,7 +8,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.frameworks.fsdp2.settings import Fsdp2Config, Fsdp2Table
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.frameworks.torch.parallelism import TORCH
-from zsim.frameworks.torch.tune import REDUCTIONS, replica_counts
+from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
 from zsim.goodput.checkpoints.tensors import ModelStates
 from zsim.specs.experiment.job import Job
 from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES, PARALLELISM
@@ -40,8 +40,7 @@ def _replicas(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _host_offload(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    key = "strategy.cpu_offload"
-    return [AxisChoice("", {key: False}), AxisChoice("parameters, states on CPU", {key: True})]
+    return [AxisChoice("", {OFFLOAD: False}), AxisChoice(OFFLOADED, {OFFLOAD: True})]
 
 
 class Fsdp2Tuning(FrameworkTuning[Fsdp2Table]):

@@ -48,6 +48,11 @@ def nodes_of(segment: Segment) -> dict[str, Node]:
     return nodes
 
 
+def _is_layer(segment: Segment) -> bool:
+    """Whether it is a layer of the language model. A vision tower runs before the first, in one piece."""
+    return segment.kind == "block" and not segment.calls[0].module.image_rows
+
+
 def _moves_rows(call: ModuleCall) -> bool:
     work = call.module.op_spec
     return isinstance(work, Exchange) and work.forward == "all_to_all" and work.group.startswith("expert")
@@ -60,10 +65,10 @@ class PairedPass:
         self.builder, self.walk, self.action = builder, walk, action
         self.phase: Phase = "forward" if action.kind == "F" else "backward"
         self.nodes: dict[str, Mapping[str, Node]] = {
-            segment.name: nodes_of(segment) if segment.kind == "block" else {}
+            segment.name: nodes_of(segment) if _is_layer(segment) else {}
             for segment in walk.workload.segments
         }
-        self.layers = [segment.name for segment in walk.workload.segments if segment.kind == "block"]
+        self.layers = [segment.name for segment in walk.workload.segments if _is_layer(segment)]
         if self.phase == "backward":
             self.layers.reverse()
         self._is_delayed = is_delayed

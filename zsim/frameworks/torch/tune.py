@@ -23,4 +23,5 @@ def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     return [AxisChoice("", {key: False}), AxisChoice("no_sync", {key: True})]
 
 
+OFFLOAD, OFFLOADED = "strategy.cpu_offload", "parameters, states on CPU"
 REDUCTIONS = TunedAxis("no_sync", _reductions)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean, unreadable_reason
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.programs.accelerate.fsdp_keys import (
     note_idle_keys,
     note_unknown_keys,
@@ -21,9 +21,8 @@ from zsim.programs.accelerate.fsdp_keys import (
 )
 from zsim.programs.accelerate.keys import TOP_KEYS
 from zsim.programs.accelerate.megatron_keys import read_megatron_lm
-from zsim.reading import read_text
 from zsim.specs.experiment.programs import listed_programs
-from zsim.specs.formats.safe_yaml import content_kind, load_yaml
+from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.training_file import TrainingFile
 
 # ClusterConfig's keys that name machines or belong to other hardware; they have no effect on a step here.
@@ -53,26 +52,7 @@ def read_accelerate(path: str) -> TrainingFile:
 
     Raises InputError for keys that Accelerate would refuse, NotSimulatedError for other parallelisms.
     """
-    repeats: list[str] = []
-    file = read_values(path, load_accelerate(path, repeats))
-    file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
-    return file
-
-
-def load_accelerate(path: str, repeats: list[str] | None = None) -> Mapping[str, Any]:
-    """The content of an Accelerate YAML. `repeats` takes what stands twice. Raises InputError."""
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; expected an Accelerate YAML") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {unreadable_reason(error)}") from None
-    data = load_yaml(text, path, repeats)
-    if not isinstance(data, Mapping):
-        raise InputError(
-            f"{path}: {content_kind(data)}; expected keys and values at the top, as a program's YAML has"
-        )
-    return data
+    return read_file(path, read_values)
 
 
 def read_values(path: str, data: Mapping[str, Any]) -> TrainingFile:

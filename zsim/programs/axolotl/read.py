@@ -18,7 +18,6 @@ from zsim.errors import InputError
 from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.axolotl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
-from zsim.programs.huggingface.files import read_file
 from zsim.programs.huggingface.job import (
     note_full_length,
     read_attention,
@@ -28,6 +27,7 @@ from zsim.programs.huggingface.job import (
 from zsim.programs.huggingface.models import read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
+from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 

@@ -19,6 +19,7 @@ from zsim.errors import NotSimulatedError
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.model import hub_names
 from zsim.specs.model.hub_names import is_hub_id, unknown_hub_id
+from zsim.specs.model.huggingface import load_model
 
 _QUANTISED = re.compile(
     r"gptq|awq|aqlm|hqq|eetq|exl2|int4|int8|w4a16|fp8|nvfp4|mxfp4|[-_](bnb|nf4)", re.IGNORECASE
@@ -69,6 +70,24 @@ def read_model(values: FileValues, key: str, *, is_quantised: bool) -> None:
         values.file.defaults["model"] = model
         return
     values.file.missing_model = missing_model(key, name)
+
+
+def freeze_tower(values: FileValues, *, tower: bool, projector: bool, is_full: bool) -> None:
+    """Write that the vision tower of the model that the file names, and its projector, are not trained. Where
+    adapters are, those parts get none. A model without a tower stays as it is.
+    """
+    name = values.file.defaults.get("model")
+    model = load_model(name) if isinstance(name, str) else None
+    if model is None or model.tower is None:
+        return
+    first = [module.name for module in model.tower.before if module.parameters]
+    last = [module.name for module in model.tower.after if module.parameters]
+    names = [*([*first, model.tower.block_prefix] if tower else ()), *(last if projector else ())]
+    settings = values.file.settings
+    if names and is_full:
+        settings["training.frozen"] = [*settings.get("training.frozen", ()), *names]
+    elif names:
+        settings["training.lora.exclude"] = "|".join(f"{re.escape(part)}(\\..*)?" for part in names)
 
 
 def weights_type(values: FileValues, *keys: str) -> str:

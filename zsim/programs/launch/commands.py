@@ -60,6 +60,11 @@ class Launch:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def trains(self) -> bool:
+        """Whether what is started is a training, and not another of a trainer's words (`swift infer`)."""
+        return self.launcher not in TRAINERS or self.target in TRAINERS[self.launcher]
+
+    @property
     def folder(self) -> Path:
         """The folder from which paths are tried first."""
         return Path(self.where).parent
@@ -81,6 +86,7 @@ def launched(source: ProgramSource) -> Launch | None:
         return None
     variables = {name: values[0] for name, values in ran.variables.values.items() if values}
     launches = [launch for command in ran.commands if (launch := parse_command(command, path, variables))]
+    launches = [launch for launch in launches if launch.trains] or launches
     if not launches:
         return None
     launch = launches[-1]
@@ -109,7 +115,7 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     variables = {**variables, **dict(word.partition("=")[::2] for word in words[:index] if "=" in word)}
     launcher, rest = Path(words[index]).name, list(words[index + 1 :])
     if launcher in TRAINERS:
-        if not rest or rest[0] not in TRAINERS[launcher]:
+        if not rest or not re.fullmatch(r"[a-z][a-z-]*", rest[0]):
             return None
         return Launch(where, launcher, {}, rest[0], rest[1:], variables)
     if launcher == "accelerate":

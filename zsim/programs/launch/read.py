@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.programs.accelerate.read import load_accelerate
 from zsim.programs.accelerate.read import read_values as read_accelerate_values
 from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
-from zsim.programs.launch.commands import Launch, flag_values
+from zsim.programs.launch.commands import TRAINERS, Launch, flag_values
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.ms_swift.program import PROGRAM as MS_SWIFT
 from zsim.programs.trainer.program import PROGRAM as TRAINER
 from zsim.programs.trl.program import PROGRAM as TRL
 from zsim.reading import parse_whole_number
+from zsim.specs.formats.config_file import load_table
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.program import ProgramSource, TrainingProgram
 from zsim.specs.formats.training_file import TrainingFile
@@ -82,6 +83,12 @@ def read_launch(launch: Launch) -> TrainingFile:
     Raises InputError for flags that the launcher or the program refuses, NotSimulatedError for a program
     whose flags zsim does not know.
     """
+    if not launch.trains:
+        words = " or ".join(TRAINERS[launch.launcher])
+        raise InputError(
+            f"{launch.where}: {launch.launcher} {launch.target} trains nothing; expected "
+            f"{launch.launcher} {words}"
+        )
     file = _megatron_swift(launch) if launch.launcher == "megatron" else _started(launch)
     if launch.launcher == "accelerate":
         _add_accelerate(file, launch)
@@ -186,8 +193,6 @@ def _read_named_file(
     launch: Launch, config: str, program: TrainingProgram | None, values: Mapping[str, Any], loose: list[str]
 ) -> TrainingFile:
     """The content of the file that is given to the program, with the flags and `key=value` behind it."""
-    from zsim.programs.huggingface.files import load_file
-
     path = locate_named_file(config, launch.folder, launch.where, "the program's file")
     source = ProgramSource(str(path))
     owner = program or next(
@@ -200,10 +205,7 @@ def _read_named_file(
         key, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[A-Za-z_]\w*", key):
             changes |= flag_values([f"--{key}={value}"], launch.where)[1]
-    content = load_file(path)
-    if not isinstance(content, Mapping):
-        raise InputError(f"{path}: expected keys and values at the top")
-    return _reader(owner)(str(path), {**content, **changes})
+    return _reader(owner)(str(path), {**load_table(path), **changes})
 
 
 def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
@@ -263,7 +265,7 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     name = launch.where
     if isinstance(config, str):
         name = str(locate_named_file(config, launch.folder, launch.where, "an Accelerate YAML"))
-        values = dict(load_accelerate(name))
+        values = dict(load_table(Path(name)))
     for flag, value in options.items():
         section = next((entry for entry, flags in _SECTIONS.items() if flag in flags), "")
         section = next((f"{part}_config" for part in ("fsdp", "fp8") if flag.startswith(f"{part}_")), section)

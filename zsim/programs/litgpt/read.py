@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
-from zsim.programs.huggingface.files import read_file
 from zsim.programs.huggingface.job import note_full_length
 from zsim.programs.huggingface.models import locate_model, missing_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
+from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 

@@ -57,6 +57,13 @@ _READ = (
     ),
     ProgramKey("flash_attn", str, "the kernels of attention", "training.attention"),
     ProgramKey("enable_liger_kernel", bool, "whether Liger's kernels are used", "training.liger"),
+    ProgramKey(
+        "freeze_vision_tower", bool, "whether a multimodal model's tower is not trained, as by default",
+        "training.frozen",
+    ),
+    ProgramKey(
+        "freeze_multi_modal_projector", bool, "the same of its projector, as by default", "training.frozen"
+    ),
     ProgramKey("do_train", bool, "whether the file is of a training at all"),
 )  # fmt: skip
 _REFUSED = (
@@ -139,7 +146,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     loraplus_lr_embedding pissa_iter pissa_convert new_special_tokens_config init_special_tokens
     split_special_tokens use_fast_tokenizer offload_folder use_kv_cache infer_dtype
     print_param_status plot_loss disable_shuffling early_stopping_steps use_swanlab
-    freeze_vision_tower freeze_multi_modal_projector asft_alpha eaft_alpha rope_scaling
+    asft_alpha eaft_alpha rope_scaling
     quantization_device_map packing_mode kt_config use_audio_in_video crop_to_patches
     image_do_pan_and_scan pref_beta pref_ftx pref_bco_weight simpo_gamma
     """,

@@ -16,7 +16,6 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
-from zsim.programs.huggingface.files import read_file
 from zsim.programs.huggingface.job import (
     note_full_length,
     precision_of,
@@ -25,10 +24,11 @@ from zsim.programs.huggingface.job import (
     read_preferences,
     read_synchronisation,
 )
-from zsim.programs.huggingface.models import read_model, write_types
+from zsim.programs.huggingface.models import freeze_tower, read_model, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.llama_factory.keys import ADAPTERS, KEYS, RELEASE, SILENT
+from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -81,6 +81,13 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         if is_quantised:
             bits = values.count("quantization_bit") or 4
             write_quantisation(values, double=values.flag("double_quantization", True), bits=bits)
+    # adapters are never on the projector (model/model_utils/misc.py `find_all_linear_modules`)
+    freeze_tower(
+        values,
+        tower=values.flag("freeze_vision_tower", True),
+        projector=values.flag("freeze_multi_modal_projector", True) or not is_full,
+        is_full=is_full,
+    )
     if values.get("stage") == "dpo":
         _read_preferences(values, is_full=is_full)
     values.finish(RELEASE)

@@ -63,11 +63,17 @@ _READ = (
     ProgramKey("zero_hpz_partition_size", int, "ZeRO++'s secondary shards, in the JSON", "strategy.config"),
     ProgramKey("deepspeed_autotp_size", int, "AutoTP's ranks, in the JSON", "strategy.config"),
     ProgramKey("freeze_parameters", list, "parameters that are not trained", "training.frozen"),
+    ProgramKey(
+        "freeze_vit", bool, "whether a multimodal model's tower is not trained, as by default",
+        "training.frozen",
+    ),
+    ProgramKey("freeze_aligner", bool, "the same of its projector, as by default", "training.frozen"),
 )  # fmt: skip
 _REFUSED = (
     ("use_galore", "GaLore, which projects gradients onto bases that an SVD renews"),
     ("lisa_activated_layers", "LISA, which trains a few layers at a time"),
     ("use_dora", "DoRA, which norms every adapted weight"),
+    ("freeze_llm", "a language model that is not trained; expected training.frozen"),
     ("freeze_parameters_ratio", "a share of the parameters that is not trained"),
     ("freeze_parameters_regex", "parameters that a pattern freezes; expected freeze_parameters"),
     ("trainable_parameters", "parameters of which only named ones are trained; expected training.frozen"),
@@ -129,7 +135,7 @@ SILENT = SILENT_ARGUMENTS | silent_keys(
     hub_token add_version merge_lora create_checkpoint_symlink lazy_tokenize use_rslora lora_bias
     lorap_lr_ratio init_weights truncation_strategy agent_template norm_bbox use_chat_template
     padding_side enable_thinking preserve_thinking response_prefix add_non_thinking_prefix
-    disable_ignore_empty_think freeze_vit freeze_aligner tuner_backend
+    disable_ignore_empty_think tuner_backend
     vit_gradient_checkpointing vit_lr aligner_lr acc_strategy train_dataloader_shuffle check_model
     resume_only_model max_epochs max_new_tokens temperature top_k top_p streaming interleave_prob
     stopping_strategy shuffle_buffer_size download_mode strict disable_auto_column_mapping

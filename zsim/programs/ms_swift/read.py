@@ -14,7 +14,6 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
-from zsim.programs.huggingface.files import load_file, read_file
 from zsim.programs.huggingface.job import (
     note_full_length,
     precision_of,
@@ -26,10 +25,11 @@ from zsim.programs.huggingface.job import (
     read_rewards,
     read_synchronisation,
 )
-from zsim.programs.huggingface.models import read_model, weights_type, write_types
+from zsim.programs.huggingface.models import freeze_tower, read_model, weights_type, write_types
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.ms_swift.keys import ADAPTERS, KEYS, RELEASE, SILENT, TUNER_KEYS
+from zsim.specs.formats.config_file import load_file, read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.named_files import locate_named_file
 from zsim.specs.formats.training_file import TrainingFile
@@ -95,7 +95,7 @@ def read_ms_swift(path: str) -> TrainingFile:
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The settings in ms-swift's values by key, of a file or a command line called `name`."""
     file = TrainingFile(name, program="ms-swift")
-    values = FileValues(file, _with_sharding(name, data), KEYS, SILENT, "ms-swift")
+    values = FileValues(file, _expand_sharding(name, data), KEYS, SILENT, "ms-swift")
     values.refuse()
     is_full = _is_full(values)
     is_quantised = _is_quantised(values, is_full=is_full)
@@ -120,13 +120,19 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         file.settings["training.frozen"] = [f"{beginning}*" for beginning in frozen]
     if not is_full:
         _read_adapters(values, is_quantised=is_quantised)
+    freeze_tower(
+        values,
+        tower=values.flag("freeze_vit", True),
+        projector=values.flag("freeze_aligner", True),
+        is_full=is_full,
+    )
     _read_preferences(values, is_full=is_full)
     _read_task(values, is_full=is_full)
     values.finish(RELEASE)
     return file
 
 
-def _with_sharding(name: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _expand_sharding(name: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values with what the file or the name at `fsdp` says of FSDP (sft_args.py `_init_fsdp`)."""
     words = data.get("fsdp")
     if not isinstance(words, str) or (not words.endswith(".json") and words not in FSDP_FILES):

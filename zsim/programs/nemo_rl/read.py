@@ -17,7 +17,7 @@ from zsim.programs.rollout import PROMPT_TOKENS, set_rollout, skip_rollout
 from zsim.reading import read_text
 from zsim.specs.formats.nested_keys import NestedKeys
 from zsim.specs.formats.program import ProgramSource
-from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 
 _MAX_FILES = 20
@@ -52,7 +52,7 @@ def read_nemo_rl(source: ProgramSource) -> TrainingFile:
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the policy in NeMo-RL's values by key, of a file called `name` or one with changes."""
     file = TrainingFile(name, program="nemo-rl")
-    keys = NestedKeys(file, _extended(Path(name), data), KEYS, IDLE)
+    keys = NestedKeys(file, resolve_references(_extended(Path(name), data)), KEYS, IDLE)
     _read_machines(keys)
     keys.read_model("policy.model_name")
     keys.read("policy.train_micro_batch_size", "policy.max_total_sequence_length")
@@ -102,7 +102,7 @@ def _extended(path: Path, data: Mapping[str, Any], depth: int = 0) -> dict[str, 
     for name in names:
         parent = path.parent / str(name)
         try:
-            content = load_yaml(read_text(parent), str(parent))
+            content = load_yaml(read_text(parent), str(parent), resolves=False)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{path}: defaults: '{name}': {unreadable_reason(error)}; tried {parent}. This file only "

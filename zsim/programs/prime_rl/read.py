@@ -45,7 +45,7 @@ def read_prime_rl(source: ProgramSource) -> TrainingFile:
             f"{file.name}: is an orchestrator's, which trains nothing; expected the trainer's file"
         )
     is_sft = not any(table in data for table in _OF_RL) and "batch_size" in (data.get("data") or {})
-    keys = NestedKeys(file, _with_trainer(data), KEYS, IDLE)
+    keys = NestedKeys(file, _merge_trainer(data), KEYS, IDLE)
     _refuse_others(keys)
     gpus = _read_machines(keys)
     keys.read_model("model.name")
@@ -61,7 +61,7 @@ def read_prime_rl(source: ProgramSource) -> TrainingFile:
     return file
 
 
-def _with_trainer(data: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_trainer(data: Mapping[str, Any]) -> dict[str, Any]:
     """The tables with the trainer's below `trainer`, into which the top level's `model` is written."""
     trainer = dict(data.get("trainer") or {})
     for name in _SHARED:

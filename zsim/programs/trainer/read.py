@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.programs.huggingface.arguments import SILENT_ARGUMENTS
-from zsim.programs.huggingface.files import read_file
 from zsim.programs.huggingface.job import (
     precision_of,
     read_attention,
@@ -22,6 +21,7 @@ from zsim.programs.huggingface.models import read_model, weights_type, write_typ
 from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trainer.keys import KEYS
+from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 

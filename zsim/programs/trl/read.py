@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
-from zsim.programs.huggingface.files import read_file
 from zsim.programs.huggingface.job import (
     note_full_length,
     precision_of,
@@ -27,6 +26,7 @@ from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
+from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 

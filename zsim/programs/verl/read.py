@@ -16,6 +16,7 @@ from zsim.programs.rollout import set_rollout, skip_rollout
 from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, ROLLOUT
 from zsim.specs.formats.nested_keys import NestedKeys
 from zsim.specs.formats.program import ProgramSource
+from zsim.specs.formats.safe_yaml import resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model.hub_names import locate_model
 
@@ -52,7 +53,7 @@ def read_verl(source: ProgramSource) -> TrainingFile:
 def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     """The update of the actor in verl's values by key, of a file or a command line called `name`."""
     file = TrainingFile(name, program="verl")
-    keys = NestedKeys(file, data, KEYS, IDLE)
+    keys = NestedKeys(file, resolve_references(data), KEYS, IDLE)
     gpus = keys.count("trainer.nnodes", 1) * keys.count("trainer.n_gpus_per_node", 8)
     file.settings |= {"nodes": keys.count("trainer.nnodes", 1), "gpus": gpus}
     keys.read_model(f"{MODEL}.path")

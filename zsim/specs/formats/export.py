@@ -16,7 +16,7 @@ from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.formats.writer import ProgramWriter
 from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.registry import is_strategy
-from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def _script_notes(job: Job, programs: Sequence[TrainingProgram]) -> Iterator[str
         yield f"fp8 products are the script's (torchao, Transformer Engine){exceptions}"
     if training.liger:
         yield "Liger's kernels are the script's: use_liger_kernel"
-    if training.expandable_segments:
-        yield "in the run's environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    if allocator := _allocator_settings(training):
+        yield f"in the run's environment: PYTORCH_CUDA_ALLOC_CONF={allocator}"
     if training.device_max_connections != DEFAULT_CONNECTIONS:
         connections = training.device_max_connections
         yield f"in the run's environment: CUDA_DEVICE_MAX_CONNECTIONS={connections}"
@@ -100,6 +100,17 @@ def _script_notes(job: Job, programs: Sequence[TrainingProgram]) -> Iterator[str
         yield f"the optimizer {training.optimizer} is the script's ({optimizer.source})"
     if job.sequences is not None:
         yield f"a last micro-batch that is smaller ({job.sequences:g} sequences a step) is the script's"
+
+
+def _allocator_settings(training: TrainingConfig) -> str:
+    """The settings of torch's allocator, as its environment variable has them."""
+    settings = {
+        "expandable_segments:True": training.expandable_segments,
+        f"max_split_size_mb:{training.max_split_size_mb}": training.max_split_size_mb is not None,
+        f"roundup_power2_divisions:{training.roundup_power2_divisions}": training.roundup_power2_divisions
+        > 1,
+    }
+    return ",".join(text for text, is_set in settings.items() if is_set)
 
 
 def _exceptions(programs: Sequence[TrainingProgram], key: str) -> str:

@@ -20,8 +20,6 @@ _NOUNS: Mapping[type, str] = {
     list: "a list",
     dict: "keys and values below it",
 }
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")  # OmegaConf's, to another key of the file
-_MAX_STEPS = 20  # of references to references
 # Parts of names of keys that usually change a step's time or memory, which notes name first.
 _WEIGHTY = re.compile(
     r"parallel|shard|offload|checkpoint|recompute|batch|seq|length|dtype|precision|fp8|lora|peft|quant|compil"
@@ -32,8 +30,7 @@ _WEIGHTY = re.compile(
 class NestedKeys:
     """The values of a file, looked up one by one.
 
-    Null and empty tables are as if left out. A text that is a reference to another key of the file, as
-    OmegaConf writes it (`${a.b}`), is that key's value.
+    Null and empty tables are as if left out.
     """
 
     def __init__(
@@ -48,19 +45,7 @@ class NestedKeys:
         self.idle = tuple(idle)
         """Keys without effect on a step. All that stands below one of them has none either."""
         self._looked_up: set[str] = set()
-        values = dict(_flatten(data))
-        self.values = {key: self._resolve(key, value, values) for key, value in values.items()}
-
-    def _resolve(self, key: str, value: Any, values: Mapping[str, Any]) -> Any:
-        """A value with its references followed. One that leads nowhere stays as it is written."""
-        for _ in range(_MAX_STEPS):
-            match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if match is None:
-                return value
-            if match[1] not in values:
-                return value
-            value = values[match[1]]
-        raise InputError(f"{self.file.name}: {key}: its reference leads back to itself")
+        self.values = dict(_flatten(data))
 
     def has(self, *keys: str) -> bool:
         """Whether the file has one of the keys, or anything below one of them."""

@@ -2,7 +2,8 @@
 
 A key that stands twice has its last value, as PyYAML reads it, and a note says so. Anchors, aliases and merge
 keys are followed, within limits. `None` without quotes is null, which it means in every such program.
-`${a.b}` alone is the scalar at `a.b` of the same file, as OmegaConf resolves it.
+`${a.b}` alone is the scalar at `a.b` of the same file, as OmegaConf resolves it: once files that extend each
+other are merged.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _TOO_LARGE = "nested or repeated beyond what such a file has"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 
-def load_yaml(text: str, file: str, notes: list[str] | None = None) -> Any:
-    """The content of one YAML document.
+def load_yaml(text: str, file: str, notes: list[str] | None = None, *, resolves: bool = True) -> Any:
+    """The content of one YAML document. `resolves` replaces its references.
 
     Adds a sentence about every key that stands twice to `notes`. Raises InputError for text that is not YAML,
     and for aliases that expand beyond what a file of settings has.
@@ -39,7 +40,14 @@ def load_yaml(text: str, file: str, notes: list[str] | None = None) -> Any:
     except (YAMLError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{file}: not YAML: {first}") from None
-    return _resolve_references(content, content) if "${" in text else content
+    return resolve_references(content) if resolves and "${" in text else content
+
+
+def resolve_references(content: Any) -> Any:
+    """`content` with every `${a.b}` replaced by the scalar at `a.b` of it, where there is one. References in
+    a circle stay as they are.
+    """
+    return _resolved(content, content)
 
 
 def content_kind(content: Any) -> str:
@@ -122,12 +130,11 @@ def _num_nodes(node: Node, sizes: dict[int, int]) -> int:
     return sizes[id(node)]
 
 
-def _resolve_references(value: Any, content: Any, depth: int = 0) -> Any:
-    """`value` with `${a.b}` replaced by the scalar at `a.b` of `content`, where there is one."""
+def _resolved(value: Any, content: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
-        return {key: _resolve_references(entry, content, depth) for key, entry in value.items()}
+        return {key: _resolved(entry, content, depth) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_resolve_references(entry, content, depth) for entry in value]
+        return [_resolved(entry, content, depth) for entry in value]
     match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
     if match is None or depth > _MAX_DEPTH:
         return value
@@ -136,7 +143,7 @@ def _resolve_references(value: Any, content: Any, depth: int = 0) -> Any:
         if not isinstance(target, Mapping) or key not in target:
             return value
         target = target[key]
-    return value if isinstance(target, Mapping | list) else _resolve_references(target, content, depth + 1)
+    return value if isinstance(target, Mapping | list) else _resolved(target, content, depth + 1)
 
 
 def _depth(text: str) -> int:

@@ -27,10 +27,16 @@ def preset_of(name: str) -> str | None:
     """The preset that a name means, or None.
 
     A name is a Hub id, or its last part, of any organisation. Capitals do not matter, and neither do the
-    endings of instruction-tuned checkpoints and of copies.
+    endings of instruction-tuned checkpoints and of copies. The id of a multimodal model does not mean the
+    preset of its language model alone.
     """
     folder, _, last = name.rpartition("/")
     if folder and not is_hub_id(name):
+        return None
+    for preset, ids in _hub_ids_of_presets().items():
+        if name.lower() in map(str.lower, ids):
+            return preset
+    if _language_model_of(name):
         return None
     spelling = last.lower()
     by_name = _presets_by_spelling()
@@ -73,18 +79,24 @@ def locate_model(name: str, folders: Iterable[Path], hub_id: str | None = None) 
 
 def unknown_hub_id(hub_id: str) -> str:
     """The sentence about a Hub id that is neither a preset nor in the local cache."""
-    for name, ids in _hub_ids_of_presets("_language_model_of").items():
-        if hub_id.lower() in map(str.lower, ids):
-            return (
-                f"model '{hub_id}' has towers besides its language model, which zsim does not simulate; the "
-                f"language model alone is the preset '{name}'"
-            )
+    if name := _language_model_of(hub_id):
+        return (
+            f"model '{hub_id}' has towers besides its language model, and the local Hub cache does not hold "
+            f"it; expected its config.json, such as the one that `hf download {hub_id} config.json` prints, "
+            f"or its language model alone, the preset '{name}'"
+        )
     hub_ids = [hub_id for ids in _hub_ids_of_presets().values() for hub_id in ids]
     return (
         f"unknown model '{hub_id}': no preset has this Hub id, the local Hub cache does not hold it, and it "
         f"is no path{did_you_mean(hub_id, hub_ids)}; expected a preset (`zsim presets` lists them) or the "
         f"path of a config.json, such as the one that `hf download {hub_id} config.json` prints"
     )
+
+
+def _language_model_of(hub_id: str) -> str:
+    """The preset of the language model alone of a multimodal model, "" for other ids."""
+    presets_of_parts = _hub_ids_of_presets("_language_model_of").items()
+    return next((name for name, ids in presets_of_parts if hub_id.lower() in map(str.lower, ids)), "")
 
 
 def _hub_cache() -> Path:

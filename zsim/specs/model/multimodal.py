@@ -6,9 +6,10 @@ transformers 5.24 (`modeling_*.py` of each type), where the language model is un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from zsim.errors import NotSimulatedError
 from zsim.operations.image_features import ImageFeatures
@@ -71,14 +72,17 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
     nested = config.get("text_config")
     family = MULTIMODAL_FAMILIES.get(model_type)
     is_text_only = config.get(TEXT_ONLY) is True
+    text: Mapping[str, Any]
     if isinstance(nested, dict) and model_type not in known_types:  # type: ignore[operator]
         text, where = nested, f"{source}: text_config"
     elif family is not None:
-        text = {key: value for key, value in config.items() if key != "vision_config"}
-        text["model_type"], where = family.text_type, source
+        text, where = (
+            ChainMap({"model_type": family.text_type}, cast(MutableMapping[str, Any], config)),
+            source,
+        )
     else:
         return ModelParts(config, source)
-    if family is not None:
+    if family is not None and isinstance(nested, dict):
         text = {"model_type": family.text_type, **text}
         if "tie_word_embeddings" in config:
             text["tie_word_embeddings"] = config["tie_word_embeddings"]

@@ -63,6 +63,10 @@ class TrainingConfig:
     are fp32.
     """
     expandable_segments: bool = False
+    max_split_size_mb: int | None = None
+    """MiB from which on torch's allocator splits no block. None if it splits all."""
+    roundup_power2_divisions: int = 1
+    """Parts of a power of two to which torch's allocator rounds sizes up. 1 if it does not."""
     stored_dtype: str = "fp32"
     """The type in which weights, gradients and optimizer states are kept (a model loaded in bf16 and trained
     so keeps nothing in fp32).

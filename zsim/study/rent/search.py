@@ -4,7 +4,7 @@ On each number of GPUs the configurations are planned in the order in which they
 comes before a loss without all logits, which comes before offloading. The first one that fits is taken. Where
 its plan waits for traffic, larger micro-batches are planned too, which need it less often. Numbers of GPUs
 grow by factors of two from the least that could finish in time, until more would cost more. Of these plans
-the cheapest by their lower bounds are simulated, until no other can be cheaper.
+the cheapest by their lower bounds are simulated, until no other can be much cheaper.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from zsim.study.tune.evaluate import CandidateResult, Evaluator
 _MICRO_BATCH_TOKENS = 8192  # of the first micro-batches: products of so many rows are near their best rate
 _MAX_COUNTS = 5  # numbers of GPUs that are tried
 _EXPOSED = 0.15  # of a step, from which on larger micro-batches are tried
-_MAX_SIMULATED = 5  # configurations of a cluster, and of these at most so many on one number of GPUs:
+_NEAR = 0.95  # of the cheapest: a lower bound from there on is not simulated, since steps take more
+_MAX_SIMULATED = 4  # configurations of a cluster, and of these at most so many on one number of GPUs:
 _MAX_RETRIES = 3
 _WORTH = 0.01  # of the money, below which more GPUs are not cheaper
 _LEAST_LOSS = "cross entropy fused_linear"
@@ -84,9 +85,9 @@ def search_cluster(
         planned = _best_planned(question, cluster, count, evaluator)
         if planned is None:
             continue
-        has_rival = any(not _is_offloaded(rival.candidate) for rival in plans)
+        rivals = [rival for rival in plans if not _is_offloaded(rival.candidate)]
         plans.append(planned)
-        if has_rival and planned.outlay > min(rival.outlay for rival in plans) * (1 + _WORTH):
+        if rivals and planned.outlay > min(rival.outlay for rival in rivals) * (1 - _WORTH):
             break
     offers = _simulated_offers(question, cluster, price, currency, evaluator, plans)
     in_time = [offer for offer in offers if offer.hours <= question.max_hours]
@@ -106,8 +107,8 @@ def _simulated_offers(
     evaluator: Evaluator,
     plans: Sequence[_Planned],
 ) -> list[Offer]:
-    """The offers of the plans, simulated from the lowest bound on the money on, until no bound is below the
-    cheapest of those in time. Plans that offload come after the others, since they are further from their
+    """The offers of the plans, simulated from the lowest bound on the money on, until no bound is much below
+    the cheapest of those in time. Plans that offload come after the others, since they are further from their
     bounds. Of those too slow by their bounds the largest is simulated, if there are no others.
     """
     offers: list[Offer] = []
@@ -123,7 +124,7 @@ def _simulated_offers(
     quick = [planned for planned in plans if planned not in slow]
     for planned in sorted(quick, key=lambda plan: (_is_offloaded(plan.candidate), plan.outlay)) or slow[-1:]:
         rate = 1.0 if price is None else price.gpu_hour_price
-        if hours(planned) * planned.candidate.base.world_size * rate >= cheapest or budget <= 0:
+        if hours(planned) * planned.candidate.base.world_size * rate >= cheapest * _NEAR or budget <= 0:
             continue
         result, simulated = _first_safe_result(evaluator, planned.candidate, budget)
         budget -= simulated
@@ -140,8 +141,9 @@ def _first_safe_result(
     evaluator: Evaluator, start: Candidate, budget: int
 ) -> tuple[CandidateResult | None, int]:
     """(the simulated candidate, or where torch's allocator runs short in it the next one of its strategy that
-    fits without, how many were simulated).
+    fits without, how many were simulated). Without such a one, the first that is likelier to fit than not.
     """
+    likely: CandidateResult | None = None
     heavier = [candidate for candidate in _candidates(start.base) if candidate.number > start.number]
     num_simulated = 0
     for candidate in (start, *heavier):
@@ -156,7 +158,9 @@ def _first_safe_result(
             continue
         if verdict.is_likely and verdict.word != _SHORT:
             return result, num_simulated
-    return None, num_simulated
+        if verdict.is_likely and likely is None:
+            likely = result
+    return likely, num_simulated
 
 
 def _is_offloaded(candidate: Candidate) -> bool:
@@ -168,9 +172,10 @@ def _counts(question: RentQuestion, per_node: int, price: Price | None) -> list[
     """The numbers of GPUs that can be rented and divide the batch: parts of a node, then nodes in powers of
     two."""
     least = 1 if price is None else price.instance_gpus
+    most = question.max_gpus if price is None or price.most_gpus is None else price.most_gpus
     counts = [count for count in divisors(per_node) if count % least == 0]
     counts += [per_node << power for power in range(1, question.max_gpus.bit_length())]
-    return [count for count in counts if question.allows(count)]
+    return [count for count in counts if count <= most and question.allows(count)]
 
 
 def _first_count(question: RentQuestion, cluster: str, counts: list[int], evaluator: Evaluator) -> int:

@@ -93,7 +93,7 @@ def _table(offers: Sequence[Offer], currency: str) -> Iterator[str]:
     ]
     yield from table(columns, rows)
     if len(offers) > _MOST_ROWS:
-        yield f"and {len(offers) - _MOST_ROWS} dearer ones (--json)"
+        yield f"and {len(offers) - _MOST_ROWS} more, which cost more (--json)"
 
 
 def _cells(offer: Offer) -> list[str]:

@@ -189,6 +189,8 @@ class DeepSpeedConfig(StrategyConfig):
     """The model is built under `deepspeed.zero.Init`, which is the script's choice, not the file's."""
     delayed_parameter_update: bool = False
     """The CPU updates one step late."""
+    host_gradient_sums: bool = True
+    """Offloaded 16-bit gradients of stage 3 are summed in host memory."""
     fetches_one_by_one: bool = False
     """Stage 3 gathers as before release 0.6, for runs published then."""
     one_bit: OneBit | None = None

@@ -66,6 +66,11 @@ _NO_RELEASE_HAS_IT = (
     "backward (ZeRO-Offload, section 5.2); no DeepSpeed release has it (DeepSpeed issue 1260)"
 )
 
+_NO_SUMS = (
+    "no sums of gradients in host memory: ZeRO-Infinity as published (section 5); every DeepSpeed release "
+    "keeps them"
+)
+
 
 def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
     """Every key as the file gives it, or as its `Key` says if DeepSpeed uses another value.
@@ -160,6 +165,25 @@ def delay_update(config: DeepSpeedConfig) -> DeepSpeedConfig:
             "on the CPU"
         )
     return replace(config, delayed_parameter_update=True, notes=(*config.notes, _NO_RELEASE_HAS_IT))
+
+
+def drop_gradient_sums(config: DeepSpeedConfig) -> DeepSpeedConfig:
+    """The config with ZeRO-Infinity's gradients as published (arXiv 2104.07857), without sums in host memory.
+
+    Raises InputError where no release has such sums, and where several micro-batches need them.
+    """
+    offload, where = config.zero.offload_optimizer, "strategy.host_gradient_sums: found false"
+    if config.stage != 3 or offload is None or config.zero.is_mics or offload.super_offload:
+        raise InputError(
+            f"{where}, which is for stage 3 with offload_optimizer, without MiCS and super_offload; expected "
+            "it left out"
+        )
+    steps = config.batch.gradient_accumulation_steps
+    if steps > 1:
+        raise InputError(
+            f"{where} with gradient_accumulation_steps {steps}, which are summed there; expected 1, or true"
+        )
+    return replace(config, host_gradient_sums=False, notes=(*config.notes, _NO_SUMS))
 
 
 def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Precision, str]:

@@ -64,6 +64,11 @@ class DeepSpeedTable(StrategyTable):
         description="the CPU's update runs a step late, beside the next step (ZeRO-Offload, "
         "section 5.2); in no release",
     )
+    host_gradient_sums: bool = Field(
+        default=True,
+        description="stage 3 with `offload_optimizer` keeps sums of 16-bit gradients in host memory, as all "
+        "releases do; false: ZeRO-Infinity as published, whose gradients go to their fp32 home at once",
+    )
     optimizer_step: Count | None = Field(
         default=None,
         description="the step that is simulated, from 1 on, where `optimizer.type` is OneBitAdam, OneBitLamb "

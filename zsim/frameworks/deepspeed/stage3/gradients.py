@@ -31,10 +31,10 @@ class Zero3Gradients(DeepSpeedEngine):
     """DeepSpeedZeroOptimizer_Stage3's gradient hooks, over the ranks of `group`, which shard the states.
 
     `store` holds the shards of the parameters. `offload` is the memory of offloaded masters, moments and
-    gradients. `keeps_sums` is as in `Zero3OffloadedStates`.
+    gradients.
     """
 
-    def __init__(self, stage: Stage, config: DeepSpeedConfig, *, keeps_sums: bool = True) -> None:
+    def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage, config)
         self.group = self._make_group()
         self.world_size = self.group.size
@@ -51,7 +51,7 @@ class Zero3Gradients(DeepSpeedEngine):
             is_super = self.zero.offload_optimizer.super_offload and not self.zero.is_mics
             self.offload = (SuperOffloadedStates if is_super else Zero3OffloadedStates)(
                 stage, config, self.store, self.reduce_stream,
-                ratio=self._offload_ratio(self.zero.offload_optimizer.ratio), keeps_sums=keeps_sums,
+                ratio=self._offload_ratio(self.zero.offload_optimizer.ratio),
             )  # fmt: skip
         self.quantized = self._make_quantized()
         self._reduce_events: list[int] = []

@@ -33,8 +33,8 @@ class Zero3OffloadedStates:
     """Keeps masters, moments and gradients of a `ratio` of the sub-groups in host memory or on NVMe. The
     first sub-groups stay on the GPU. Gradients are reduced on `stream`.
 
-    With `keeps_sums`, 16-bit gradients have an accumulation buffer in host memory, as in all releases that
-    zsim reads. In the ZeRO-Infinity paper they have none.
+    16-bit gradients have an accumulation buffer in host memory, as in all releases that zsim reads, unless
+    `host_gradient_sums` is off. In the ZeRO-Infinity paper they have none.
     """
 
     def __init__(
@@ -45,12 +45,11 @@ class Zero3OffloadedStates:
         stream: str,
         *,
         ratio: float,
-        keeps_sums: bool = True,
     ) -> None:
         assert config.zero.offload_optimizer is not None
         self.stage = stage
         self.builder, self.training, self.config = stage.builder, stage.training, config
-        self.store, self.stream, self.keeps_sums = store, stream, keeps_sums
+        self.store, self.stream, self.keeps_sums = store, stream, config.host_gradient_sums
         self.parameters, self.groups = store.trace.parameters, store.groups
         self.host = HostSide(stage.builder, drive_access(config.aio))
         self.offload = config.zero.offload_optimizer

@@ -47,8 +47,8 @@ class Zero3Schedule(Zero3Gradients):
     # partition_parameters.py, `_dist_allgather_fn` with async_op=True
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset({"all_gather"})
 
-    def __init__(self, stage: Stage, config: DeepSpeedConfig, *, keeps_sums: bool = True) -> None:
-        super().__init__(stage, config, keeps_sums=keeps_sums)
+    def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
+        super().__init__(stage, config)
         self.coordinator = Coordinator(self.trace, config.zero, self.store, self.group.name)
         self.gather_stream = "all_gather" if self.zero.overlap_comm else COMPUTE
         self.secondary = self._make_secondary()

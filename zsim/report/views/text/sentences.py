@@ -43,7 +43,7 @@ def format_trust(report: Report) -> str:
     return f"{sentence}.{beyond}"
 
 
-NO_GPUS = "With these settings no number of GPUs up to 65,536 would hold all tensors"
+NO_GPUS = "More GPUs alone, up to 65,536, would not hold all tensors with these settings"
 NO_REMEDY = (
     "Nothing that was tried on these GPUs makes it fit: sharding, checkpointing, offloading, smaller "
     "micro-batches, larger degrees of parallelism, LoRA"
@@ -80,7 +80,7 @@ def missing_memory(finding: OutOfMemory, kind: str = "") -> str:
     if finding.least_gpus is not None:
         return f"{text}. {format_gpus(finding.least_gpus)} would hold all tensors.{remedy}"
     if finding.pool == "gpu" and finding.is_advised:
-        return f"{text}. {NO_GPUS}.{remedy or f' {NO_REMEDY}.'}"
+        return f"{text}.{remedy or f' {NO_REMEDY}.'} {NO_GPUS}."
     return f"{text}.{remedy}"
 
 

@@ -79,6 +79,8 @@ def resolve_training(
         checkpoint_stops_early=table.checkpoint_stops_early,
         checkpoint_is_reentrant=table.checkpoint_is_reentrant,
         expandable_segments=table.expandable_segments,
+        max_split_size_mb=table.max_split_size_mb,
+        roundup_power2_divisions=table.roundup_power2_divisions,
         optimizer_implementation=table.optimizer_implementation,
         device_max_connections=connections,
         autocast=table.autocast,

@@ -3,7 +3,7 @@
 # See [Note: annotations of tables].
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -50,6 +50,18 @@ class TrainingTable(StrictTable):
             other_keys = {key: value for key, value in data.items() if key != "micro_batch_size"}
             return {"micro_batch_sizes": data["micro_batch_size"], **other_keys}
         return data
+
+    @model_validator(mode="after")
+    def _check_allocator(self) -> Self:
+        divisions = self.roundup_power2_divisions
+        if divisions & (divisions - 1):
+            raise ValueError(f"roundup_power2_divisions: found {divisions}, expected a power of two")
+        if self.max_split_size_mb is not None and self.expandable_segments:
+            raise ValueError(
+                f"max_split_size_mb: found {self.max_split_size_mb} with expandable_segments, which is not "
+                "simulated; expected one of them"
+            )
+        return self
 
     @field_validator("transformers", mode="before")
     @classmethod
@@ -215,6 +227,16 @@ class TrainingTable(StrictTable):
     expandable_segments: bool = Field(
         default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     )
+    max_split_size_mb: int | None = Field(
+        default=None, gt=20, strict=True,
+        description="the run has PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb so: MiB from which on a block of "
+        "the allocator is not split; left out: all are",
+    )  # fmt: skip
+    roundup_power2_divisions: int = Field(
+        default=1, ge=1, strict=True,
+        description="the run has PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions so: parts of a power of "
+        "two to which sizes are rounded up, itself a power of two; 1: they are rounded to 512 bytes",
+    )  # fmt: skip
     device_max_connections: int = Field(
         default=DEFAULT_CONNECTIONS, ge=1, le=MAX_CONNECTIONS, strict=True,
         description="the run has CUDA_DEVICE_MAX_CONNECTIONS so: hardware queues that its streams share",

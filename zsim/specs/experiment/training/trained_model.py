@@ -6,14 +6,22 @@ FSDP casts what it gathers. DDP trains under autocast, which casts at every prod
 kept in 16 bits (`stored_dtype`) nothing casts, so adapters compute in fp32. DeepSpeed's engine and Megatron
 cast every weight, and keep fp32 masters of those that are trained. With a product in 4 bits PEFT leaves the
 adapter's casts to autocast, which has none to do in 16 bits (0.21.2 tuners/lora/bnb.py).
+
+# [Note: heads of labels]
+transformers' `GenericForSequenceClassification` (5.24 modeling_layers.py) multiplies the hidden states of
+all tokens by `score`, a Linear without bias, and takes one token's row of each sequence. Neither a tied
+embedding's weight nor what squeezes logits has a part in it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.operations.operation import Role
+from zsim.operations.linear import Linear
+from zsim.operations.loss import Loss
+from zsim.operations.operation import HEAD, Module, Parameter, Role
 from zsim.specs.experiment.training.adapted_experts import adapt_experts, check_has_experts
 from zsim.specs.experiment.training.framework_training import FrameworkTraining, training_of
 from zsim.specs.experiment.training.lora_table import LoraTable, merge_adapter_config
@@ -29,7 +37,6 @@ from zsim.specs.model.adapters import ALL_LINEAR, Adapters, add_adapters
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_linear_routers
 from zsim.specs.model.freezing import FrozenParameters, freeze_parameters
-from zsim.specs.model.label_head import with_labels
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import ParallelismConfig
@@ -38,6 +45,7 @@ from zsim.specs.strategy.training import Precision
 
 # Projections that PEFT 0.21.2 adapts where nothing is named (utils/constants.py,
 # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING): of these the first that the model has.
+_SCORE = "score"
 _DEFAULT_TARGETS = (("q_proj", "v_proj"), ("query_key_value",), ("c_attn",), ("qkv_proj",), ("Wqkv",))
 
 
@@ -63,7 +71,7 @@ def apply_training(
             raise NotSimulatedError(
                 "training.labels: not simulated with model parallelism; expected data parallelism alone"
             )
-        model = with_labels(model, table.labels)
+        model = _replace_head(model, table.labels)
         notes.append(
             "training.labels: the head reads every token, and the loss of each sequence is taken as nothing"
         )
@@ -107,6 +115,28 @@ def apply_training(
         patches_require_gradients=starts and framework.keeps_originals,
     )
     return freeze_parameters(model, frozen)
+
+
+def _replace_head(model: ModelSpec, labels: int) -> ModelSpec:
+    """The model with a head of `labels` outputs, see [Note: heads of labels].
+
+    Raises InputError for a model without a language model's head, and for as many labels as it has words.
+    """
+    where = "training.labels"
+    number = next((number for number, module in enumerate(model.after) if module.name == HEAD), None)
+    if number is None or model.after[-1].role is not Role.LOSS:
+        raise InputError(f"{where}: '{model.name}' has no head of a language model; expected it left out")
+    if labels >= model.vocab_size:
+        raise InputError(
+            f"{where}: found {labels:,}, but '{model.name}' has {model.vocab_size:,} words; expected fewer"
+        )
+    features = model.after[number].op_spec.product_features[0]
+    score = Module(_SCORE, Linear(features, labels), (Parameter("weight", (labels, features)),))
+    after = (*model.after[:number], score, replace(model.after[-1], op_spec=Loss(labels)))
+    names = model.registered_after_blocks
+    if names is not None:
+        names = tuple(_SCORE if name == HEAD else name for name in names)
+    return replace(model, after=after, vocab_size=labels, is_tied=False, registered_after_blocks=names)
 
 
 def _adapters(

@@ -28,16 +28,20 @@ def load_file(path: Path, notes: list[str] | None = None) -> Any:
         raise InputError(f"{path}: is not valid JSON: {error}") from None
 
 
+def load_table(path: Path, notes: list[str] | None = None) -> Mapping[str, Any]:
+    """The content of a YAML or JSON with keys at the top. Raises InputError for any other file."""
+    data = load_file(path, notes)
+    if not isinstance(data, Mapping):
+        raise InputError(f"{path}: {content_kind(data)}; expected keys and values at the top")
+    return data
+
+
 def read_file(path: str, read_values: Callable[[str, Mapping[str, Any]], TrainingFile]) -> TrainingFile:
     """The settings in the file at `path`, whose content `read_values` reads by key.
 
     Notes say which keys stand twice. Raises InputError for a file without keys.
     """
     repeats: list[str] = []
-    data = load_file(Path(path), repeats)
-    if not isinstance(data, Mapping):
-        raise InputError(f"{path}: {content_kind(data)}; expected keys and values at the top")
-    file = read_values(path, data)
-    for repeat in repeats:
-        file.note(repeat)
+    file = read_values(path, load_table(Path(path), repeats))
+    file.notes = [*(f"{path}: {repeat}" for repeat in repeats), *file.notes]
     return file
