@@ -1,4 +1,4 @@
-"""What programs of reinforcement learning say of a step besides the trainer's update, as `[rl]`.
+"""A step of reinforcement learning in files of programs: what they say besides the update, as `[rl]`.
 
 A file says how long prompts and responses may be, not how long they are. Until the user does, a response has
 the mean that published runs have of their cap, and a prompt that of their questions.

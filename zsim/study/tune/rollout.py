@@ -118,7 +118,7 @@ class RolloutTuning(Displayable):
                 "engine",
                 "memory",
                 "step",
-                "trainer busy",
+                "training busy",
                 "rollout busy",
                 "fullest",
                 "verdict",

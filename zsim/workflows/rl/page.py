@@ -18,7 +18,7 @@ _COLORS: Mapping[str, str] = {
     "other": "#8A8F98",
 }  # fmt: skip
 _MICROSECONDS = 1e6
-_TRAINER, _ROLLOUT = 1, 2  # processes of the trace
+_TRAINING, _ROLLOUT = 1, 2  # processes of the trace
 
 
 def step_page(result: RlResult) -> str:
@@ -139,7 +139,7 @@ def step_trace(result: RlResult) -> dict[str, Any]:
     begin = _begin(result)
     job = result.job
     sides = {
-        _TRAINER: f"trainer, {job.training_gpus:,} GPUs",
+        _TRAINING: f"training, {job.training_gpus:,} GPUs",
         _ROLLOUT: f"rollout, {job.rollout_gpus:,} GPUs, {len(result.step.logs)} of {job.replicas} replicas",
     }
     events: list[dict[str, Any]] = [
@@ -148,7 +148,7 @@ def step_trace(result: RlResult) -> dict[str, Any]:
     ]
     for name, start, end in result.step.marks:
         events.append(
-            {"ph": "X", "name": name.replace("_", " "), "cat": "phase", "pid": _TRAINER, "tid": 0,
+            {"ph": "X", "name": name.replace("_", " "), "cat": "phase", "pid": _TRAINING, "tid": 0,
              "ts": (start - begin) * _MICROSECONDS, "dur": (end - start) * _MICROSECONDS}
         )  # fmt: skip
     events += _counters(result, begin)
