@@ -110,7 +110,7 @@ def config_of(name: str, **values: Any) -> Any:
 
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
-    text = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
+    text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
     text |= {"model_type": "qwen2"} if family == "InternVL" else {}
     text |= {**DELTA} if family.startswith("Qwen3_5") else {}
     config = config_of(f"{family}Config", text_config=text, vision_config=MULTIMODAL[family])

@@ -31,7 +31,7 @@ _UNTURNED = frozenset({"seed", "sleep_level", "max_staleness", "turns", "draft_t
 """Numbers of which a fifth more means nothing, or is not a whole number."""
 
 
-def without_rollout(experiment: Experiment) -> Experiment:
+def drop_rollout(experiment: Experiment) -> Experiment:
     """The trainer's step of the experiment alone."""
     return experiment if experiment.rl is None else experiment.model_copy(update={"rl": None})
 
@@ -125,7 +125,7 @@ def changed_numbers(table: RlTable, key: str, factor: float) -> Mapping[str, Any
     """The change that turns a number of `[rl]`. A rollout's prompts and the samples of an update are turned
     to what divides, and updates are as many.
     """
-    value, is_whole = next((value, whole) for name, value, whole in turned_numbers(table) if name == key)
+    value, is_whole = next(number for name, *number in turned_numbers(table) if name == key)
     turned = value * factor
     if key == "rl.rollout.gpu_memory_utilization":
         turned = min(turned, 0.98)
@@ -133,10 +133,10 @@ def changed_numbers(table: RlTable, key: str, factor: float) -> Mapping[str, Any
     samples = table.prompts_per_step * table.samples_per_prompt
     if key in ("rl.prompts_per_step", "rl.samples_per_prompt") and table.mini_batch_samples:
         updates = samples // table.mini_batch_samples
-        other = table.samples_per_prompt if key == "rl.prompts_per_step" else table.prompts_per_step
-        while changes[key] * other % updates:
+        multiplier = table.samples_per_prompt if key == "rl.prompts_per_step" else table.prompts_per_step
+        while changes[key] * multiplier % updates:
             changes[key] += 1
-        changes["rl.mini_batch_samples"] = changes[key] * other // updates
+        changes["rl.mini_batch_samples"] = changes[key] * multiplier // updates
     if key == "rl.mini_batch_samples":
         divisors = [size for size in range(1, samples + 1) if samples % size == 0]
         changes[key] = min(divisors, key=lambda size: abs(size - turned))

@@ -34,7 +34,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.differences import is_shared, range_of_row, verdict_of_row
-from zsim.study.rollouts import resize_rollout, without_rollout
+from zsim.study.rollouts import drop_rollout, resize_rollout
 from zsim.study.search import largest_fitting
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.run_columns import RUN_COLUMNS
@@ -382,7 +382,7 @@ def _scaling_point(point: Point, record: Record, largest: int | None) -> Scaling
 
 
 def _title(experiment: Experiment) -> str:
-    job = _try_resolve(without_rollout(experiment))
+    job = _try_resolve(drop_rollout(experiment))
     if job is None:
         model = experiment.model
         return model.name if isinstance(model, ModelSpec) else str(model)

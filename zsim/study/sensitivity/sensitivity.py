@@ -16,7 +16,7 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.rl.table import RlTable
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.rollouts import changed_numbers, turned_numbers, without_rollout
+from zsim.study.rollouts import changed_numbers, drop_rollout, turned_numbers
 from zsim.study.sensitivity.knobs import HARDWARE, Knob, software_numbers
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.sweep import run_points
@@ -83,7 +83,7 @@ def run_sensitivity(
     if not 0 < spread < 1:
         raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
     experiment = experiment.model_copy(update={"run": None})  # its days are a study of their own
-    job = resolve(without_rollout(experiment))
+    job = resolve(drop_rollout(experiment))
     variations = [*hardware_variations(job.cluster, spread), *software_variations(job, spread)]
     if experiment.rl is not None:
         variations += rollout_variations(experiment.rl, spread)
@@ -154,11 +154,11 @@ def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float,
     return low / value, high / value, True
 
 
-def rollout_variations(table: RlTable, spread: float) -> list[Variation]:
+def rollout_variations(table: RlTable, deviation: float) -> list[Variation]:
     """A variation for every number that `[rl]` states."""
     variations = []
     for key, value, _ in turned_numbers(table):
-        down, up = (changed_numbers(table, key, factor) for factor in (1 - spread, 1 + spread))
+        down, up = (changed_numbers(table, key, factor) for factor in (1 - deviation, 1 + deviation))
         low, high = (float(changes[key]) / value for changes in (down, up))
         variations.append(Variation(key, "software", value, "", low, high, (down, up), False))
     return variations

@@ -85,8 +85,10 @@ class RolloutTuning(Displayable):
 
     def best_of(self, placement: str) -> RolloutCandidate | None:
         """The best layout of a placement that fits, if any does."""
-        fitting = (one for one in self.candidates if one.placement == placement and one.result.fits)
-        return next(fitting, None)
+        return next((best for best in self._of(placement) if best.result.fits), None)
+
+    def _of(self, placement: str) -> list[RolloutCandidate]:
+        return [candidate for candidate in self.candidates if candidate.placement == placement]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `zsim tune` with `[rl]`."""
@@ -106,11 +108,7 @@ class RolloutTuning(Displayable):
         yield from paragraph(f"{self.headline()}.")
         yield ""
         placements = dict.fromkeys(candidate.placement for candidate in self.candidates)
-        shown = [
-            candidate
-            for placement in placements
-            for candidate in [one for one in self.candidates if one.placement == placement][: self.count]
-        ]
+        shown = [candidate for placement in placements for candidate in self._of(placement)[: self.count]]
         yield from table(
             named_columns(
                 "Placement",
@@ -179,11 +177,11 @@ class _Search:
     def run(self) -> None:
         """Each placement's axes, one after the other."""
         framework = workflow_of(self.table.framework)
-        own = self.table.placement
-        placements = (own,) if "placement" in self.keep else framework.placements
+        stated = self.table.placement
+        placements = (stated,) if "placement" in self.keep else framework.placements
         for placement in placements:
-            changes: dict[str, Any] = {} if placement == own else {"rl.placement": placement}
-            if placement != own:
+            changes: dict[str, Any] = {} if placement == stated else {"rl.placement": placement}
+            if placement != stated:
                 changes |= {"rl.rollout.gpus": None, "rl.max_staleness": None, "rl.sync.transport": None}
             best = self._best(changes, "split", self._splits(placement))
             best = self._best(best, "engine", self._engines())
@@ -206,12 +204,12 @@ class _Search:
         options = [dict(start)]
         if axis not in self.keep:
             options += [{**start, **choice} for choice in choices]
-        found = [
+        simulated = [
             (candidate, option) for option in options for candidate in [self._simulate(option)] if candidate
         ]
-        if not found:
+        if not simulated:
             return dict(start)
-        return min(found, key=lambda pair: (not pair[0].result.fits, pair[0].seconds))[1]
+        return min(simulated, key=lambda pair: (not pair[0].result.fits, pair[0].seconds))[1]
 
     def _simulate(self, changes: Mapping[str, Any]) -> RolloutCandidate | None:
         key = self._key(changes)
@@ -245,15 +243,15 @@ class _Search:
 def _label(candidate: RolloutCandidate) -> str:
     """E.g. "async, 8 of 16 GPUs for the rollout, engines of 2 GPUs, 0.8 of the memory"."""
     job = candidate.result.job
-    parts = [candidate.placement]
+    phrases = [candidate.placement]
     if not job.is_colocated:
-        parts.append(f"{job.rollout_gpus:,} of {job.total_gpus:,} GPUs for the rollout")
+        phrases.append(f"{job.rollout_gpus:,} of {job.total_gpus:,} GPUs for the rollout")
     size = job.model.layout.gpus
-    parts.append(f"engines of {size} GPU{'' if size == 1 else 's'}")
+    phrases.append(f"engines of {size} GPU{'' if size == 1 else 's'}")
     utilization = job.table.rollout.gpu_memory_utilization
     if utilization is not None:
-        parts.append(f"{utilization:g} of the memory")
-    return ", ".join(parts)
+        phrases.append(f"{utilization:g} of the memory")
+    return ", ".join(phrases)
 
 
 def _cells(candidate: RolloutCandidate) -> list[str]:

@@ -84,8 +84,8 @@ def _reference_bytes(job: RlJob, parameter_bytes: int) -> int:
     training = job.update_job.training
     if job.table.reference != "resident" or not job.has_reference or job.has_adapters:
         return 0
-    whole = job.update_job.model.numel * DTYPE_BYTES[training.stored_dtype]
-    return round(TRAINED_BYTES * job.update_job.model.numel * min(1.0, parameter_bytes / whole))
+    stored_bytes = job.update_job.model.numel * DTYPE_BYTES[training.stored_dtype]
+    return round(TRAINED_BYTES * job.update_job.model.numel * min(1.0, parameter_bytes / stored_bytes))
 
 
 def engine_bytes(phase: PhaseMemory) -> int:
