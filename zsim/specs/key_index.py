@@ -13,7 +13,7 @@ from zsim.specs.concepts import concept_of
 from zsim.specs.nested_models import types_at
 
 _MAX_DEPTH = 4  # tables in tables
-_MAX_SUGGESTIONS = 5
+_MAX_SUGGESTIONS = 6
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another word
 
 
