@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
-from zsim.cost.rates.host_calls import bounded_retry_seconds, host_seconds, load_host_costs, retry_seconds
+from zsim.cost.rates.host_calls import host_seconds, load_host_costs, retry_seconds
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import HostDevice
 
@@ -87,16 +86,6 @@ def test_a_retry_stalls_many_ranks_no_longer_than_the_few_it_was_measured_on(
 ) -> None:
     """20 ms of a rank alone; 0.21 s times 1 + 1/2, and times 1 + ... + 1/8 on 8 ranks and on more."""
     assert retry_seconds(ranks, load_host_costs()) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("interval", "calls", "expected"), [(math.inf, 0.1, 0.5), (1.0, 0.1, 0.15), (1.0, 0.3, 0.0)]
-)
-def test_a_retry_and_its_calls_take_a_quarter_of_the_time_since_the_last_one(
-    interval: float, calls: float, expected: float
-) -> None:
-    """0.5 s where none was before, 0.25 - 0.1 s a second later, nothing where calls take more."""
-    assert bounded_retry_seconds(0.5, interval, calls) == pytest.approx(expected)
 
 
 def test_an_op_without_an_event_costs_its_launches() -> None:

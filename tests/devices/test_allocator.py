@@ -83,18 +83,18 @@ def test_the_host_pays_for_segments_and_for_retries() -> None:
     assert gpu.take_seconds() == 0.0
 
 
-def test_retries_that_follow_one_another_stall_for_a_quarter_of_the_time_between() -> None:
-    """Retries at 50 s and at 250 s, of 100 s each where others are behind, and 10 s of the driver's calls:
-    the first takes all of it and the ranks go on at 160 s. The second takes a quarter of the 90 s since."""
+def test_ranks_that_were_together_a_moment_ago_wait_for_each_other_no_longer_than_that() -> None:
+    """Retries at 50 s and at 200 s, of 100 s each where others are behind: the first takes all of it and the
+    ranks go on at 150 s, so that at 200 s nobody can be more than 50 s behind."""
     changes = [take(0, 0, 60), give(1, 0), take(1, 1, 70), give(2, 1), take(2, 2, 80)]
     gpu = allocator(100, *changes)
-    gpu.retry_seconds, gpu.free_seconds = lambda op: 100.0, 10.0
+    gpu.retry_seconds = lambda op: 100.0
     taken = []
-    for op, now in ((0, 0.0), (1, 50.0), (2, 250.0)):
+    for op, now in ((0, 0.0), (1, 50.0), (2, 200.0)):
         gpu.advance(op, now, [])
         taken.append(gpu.take_seconds())
     assert gpu.counts.retries == 2
-    assert taken == [0.0, 110.0, 22.5]
+    assert taken == [0.0, 100.0, 50.0]
 
 
 def test_what_never_fits_is_counted_and_does_not_wait_for_ever() -> None:

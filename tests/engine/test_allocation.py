@@ -186,8 +186,8 @@ def test_what_running_short_takes_is_a_part_of_the_step_and_of_its_critical_path
     allocator's, and nothing of it is host-bound."""
     plenty, tight = (result.report.to_dict() for result in short)
     extra = tight["step_seconds"] - plenty["step_seconds"]
-    assert extra > 0.8
-    assert tight["breakdown_seconds"]["allocator"] == pytest.approx(extra, rel=0.02)
+    assert extra > 1
+    assert tight["breakdown_seconds"]["allocator"] == pytest.approx(extra, rel=0.01)
     assert plenty["breakdown_seconds"]["allocator"] == 0
     assert tight["breakdown_seconds"]["host_bound"] < 0.1
     assert math.fsum(tight["breakdown_seconds"].values()) == pytest.approx(tight["step_seconds"], rel=1e-9)

@@ -137,4 +137,4 @@ def test_a_job_that_ran_pays_no_retry_where_its_tensors_are_overestimated(
             simulation={"known_to_fit": True},
         )
     ).report
-    assert (report.to_dict()["breakdown_seconds"]["allocator"] > 0.4) == is_slow
+    assert (report.to_dict()["breakdown_seconds"]["allocator"] > 0.5) == is_slow

@@ -23,7 +23,6 @@ from operator import itemgetter
 
 import numpy as np
 
-from zsim.cost.rates.host_calls import bounded_retry_seconds
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.plan.memory.tensors import TensorChange, TensorColumns
 
@@ -91,7 +90,7 @@ class Allocator:
     """Host time to give one segment back."""
     retry_seconds: Callable[[int], float] = _no_seconds
     """`retry_seconds(op)`: extra host time of a retry before `op`, until the ranks that wait next have given
-    their caches back, unless the last retry was shortly before (`bounded_retry_seconds`).
+    their caches back. It is at most the time since the last retry, when they were at the same point.
     """
     counts_from: int = 0
     """The op with which `counts` begin."""
@@ -232,9 +231,8 @@ class Allocator:
         released = self.memory.release_cached()
         self.counts.released += released
         if released:
-            call_seconds, interval = released * self.free_seconds, now - self._last_retry_end
-            rank_skew = bounded_retry_seconds(self.retry_seconds(op), interval, call_seconds)
-            self.unspent_seconds += rank_skew + call_seconds
+            rank_skew = min(self.retry_seconds(op), now - self._last_retry_end)
+            self.unspent_seconds += rank_skew + released * self.free_seconds
             self._last_retry_end = now + self.unspent_seconds
         block = self.memory.malloc(change.bytes, change.stream, is_new=True)
         if block is None:

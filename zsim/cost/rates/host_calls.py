@@ -19,7 +19,6 @@ from zsim.units import Seconds
 
 _PRESET = PRESETS / "frameworks.toml"
 MEASURED_RANKS = 8  # most ranks of the steps behind [allocator_retry_wait] there
-MEASURED_RETRY_SHARE = 0.25  # of the time since the last retry, see `bounded_retry_seconds`
 
 
 class HostCost(Table):
@@ -119,20 +118,3 @@ def retry_seconds(num_waiting: int, costs: HostCosts) -> float:
         return costs.seconds["allocator_retry"]
     num_waiting = min(num_waiting, MEASURED_RANKS)
     return costs.seconds["allocator_retry_wait"] * sum(1 / rank for rank in range(1, num_waiting + 1))
-
-
-def bounded_retry_seconds(seconds: float, interval: float, call_seconds: float) -> float:
-    """The `seconds` of a retry's stall, as far as they and the driver's calls (`call_seconds`) are no longer
-    than retries were measured to be that follow one another every `interval` seconds.
-
-        t = min(s, max(0, q i - c))
-
-    After a retry all ranks go on from the next collective, so that how far they are apart at the next one
-    grows with the time between. q: `MEASURED_RETRY_SHARE`. Where retries were counted and timed, they took
-    0.20 to 0.25 of the time between them (8 B200, a retry every 0.94 s, `allocator_retry_wait`) and 0.09
-    (DeepSpeed's ZeRO-3 on 8 H100, about one in each step: deepspeedai/DeepSpeed pull request 8169). The
-    seven steps behind `allocator_retry_wait` are 1.13 to 1.47 times as long as without retries, 1.26 times in
-    the mean, and so are steps of 16 A100 with 46 retries in the run, 7.3 s in place of 5.0
-    (pytorch/pytorch issue 104509).
-    """
-    return min(seconds, max(0.0, MEASURED_RETRY_SHARE * interval - call_seconds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.cost.rates.host_calls import MEASURED_RANKS, MEASURED_RETRY_SHARE
+from zsim.cost.rates.host_calls import MEASURED_RANKS
 from zsim.report.framework import allocator_warnings
 from zsim.units import format_seconds
 
@@ -55,8 +55,7 @@ def allocator_notes(row: AllocatorRow | None, *, is_expandable: bool) -> Iterato
             '("torch\'s allocator" in the breakdown, of which something else may have taken a part), and '
             f"{format_seconds(row.step_seconds_without_retries)} if it does not; this is the least certain "
             "part of a prediction, so the step's range spans both. What a retry takes was measured on 1 to "
-            f"{MEASURED_RANKS} GPUs and is taken to be the same on more (docs/accuracy.md); retries that "
-            f"follow one another shortly take {MEASURED_RETRY_SHARE:.0%} of the time between them"
+            f"{MEASURED_RANKS} GPUs and is taken to be the same on more (docs/accuracy.md)"
         )
     if row.failures:
         requests = "one request" if row.failures == 1 else f"about {row.failures:,} requests"
