@@ -37,6 +37,9 @@ PAGES = {
         ["run", *SMALL, *FSDP2, "--nodes", "2", "--out", "."], "report.html",
         ["step", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links", "errors"],
     ),
+    "commands.run:_write_rl": Written(
+        ["run", "rl.toml", "--out", "."], "report.html", ["phases", "timeline", "running", "cache"],
+    ),
     "commands.calibrate:calibrate": Written(
         ["calibrate", str(ROOT / "traces" / "cpu-2core-epyc" / "microbench.json"), "--base", "cpu-gloo",
          "--page", "page.html"], "page.html", [f"fit{number}" for number in (2, 3, 4, 5, 10, 11, 12)],
@@ -111,6 +114,18 @@ restart = "4 min"
 spares = 1
 """
 
+_RL = """
+[strategy]
+kind = "fsdp2"
+[rl]
+framework = "verl"
+prompts_per_step = 16
+samples_per_prompt = 4
+[rl.lengths]
+prompt = { mean = 20 }
+response = { mean = 40, high = 100 }
+"""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -128,6 +143,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         table = f"nodes = 1\n[training]\nsequence_length = 128\nmicro_batch_size = {micro_batch}\n"
         (tmp_path / f"{name}.toml").write_text(f'model = "gpt2.json"\ncluster = "dgx-h100"\n{table}')
     (tmp_path / "run.toml").write_text((tmp_path / "one.toml").read_text() + _RUN)
+    (tmp_path / "rl.toml").write_text((tmp_path / "one.toml").read_text() + _RL)
     config = {
         "bf16": {"enabled": True},
         "train_micro_batch_size_per_gpu": 4,

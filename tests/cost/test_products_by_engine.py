@@ -83,7 +83,9 @@ def test_adapters_are_torchs_products() -> None:
 
 
 def test_only_the_chip_whose_steps_tell_it_has_a_ratio() -> None:
-    """H100 at 700 W with the cuBLAS of these steps, and H200, the same chip."""
+    """H100 at 700 W with the cuBLAS of these steps, and H200 and GH200, the same chip."""
     names = sorted(path.stem for path in (CHECKOUT / "topologies" / "gpus").glob("*.toml"))
     ratios = {name: load_gpu(name).gemm.transformer_engine_ratio for name in names}
-    assert {name for name, ratio in ratios.items() if ratio != 1} == {"h100-sxm-80gb", "h200-sxm-141gb"}
+    assert {name for name, ratio in ratios.items() if ratio != 1} == {
+        "gh200-96gb", "h100-sxm-80gb", "h200-sxm-141gb",
+    }  # fmt: skip

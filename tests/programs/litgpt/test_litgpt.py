@@ -107,5 +107,7 @@ def test_what_litgpt_refuses_or_zsim_lacks_is_refused(tmp_path: Path) -> None:
         read_text(tmp_path, QLORA.replace("devices: 1", "devices: 4"))
     with pytest.raises(NotSimulatedError, match="that quantisation"):
         read_text(tmp_path, QLORA.replace("nf4-dq", "int8-training"))
+    with pytest.raises(NotSimulatedError, match="adapters on Phi's q, k and v"):
+        read_text(tmp_path, QLORA.replace("meta-llama/Meta-Llama-3-8B", "microsoft/Phi-3-mini-4k-instruct"))
     with pytest.raises(NotSimulatedError, match="another model's shapes"):
         read_text(tmp_path, PRETRAINING + "model_config:\n  name: tiny\n")

@@ -89,6 +89,12 @@ def test_lora_has_weights_in_16_bits(tmp_path: Path) -> None:
     assert experiment.strategy.kind == "fsdp2"
 
 
+def test_parts_of_phis_fused_products_get_no_adapters(tmp_path: Path) -> None:
+    """torchtune's own Phi-3 has q, k and v apart, transformers' has `qkv_proj`."""
+    with pytest.raises(NotSimulatedError, match="adapters on Phi's q, k and v"):
+        read_text(tmp_path, LORA.replace("llama3_1.qlora_llama3_1_8b", "phi3.qlora_phi3_mini"))
+
+
 def test_every_second_block_may_be_checkpointed(tmp_path: Path) -> None:
     training = read_text(tmp_path, FULL + "ac_mode: selective\nac_option: 2\n").training
     assert (training.activation_checkpointing, training.checkpoint_every) == ("full", 2)

@@ -162,6 +162,12 @@ def _read_adapters(values: FileValues, quantize: Any, world_size: int) -> None:
     targets = [
         name for key, names in TARGETS.items() if values.flag(key, defaults.get(key, False)) for name in names
     ]
+    name = str(values.get("checkpoint_dir", "")).rpartition("/")[2].lower()
+    if name.startswith("phi") and {*targets} - {"o_proj", "down_proj", "lm_head"}:
+        raise values.lack(  # Phi's presets have its products as transformers' do
+            "checkpoint_dir",
+            "adapters on Phi's q, k and v, or gate and up, one by one; expected lora_projection",
+        )
     settings |= {
         "training.lora.rank": values.count("lora_r", 8),
         "training.lora.alpha": values.number("lora_alpha", 16.0),

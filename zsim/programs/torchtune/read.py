@@ -243,6 +243,11 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     targets = [_TARGETS.get(word, word) for word in values.words("model.lora_attn_modules")]
     targets += _MLP if values.flag("model.apply_lora_to_mlp") else ()
     targets += ["lm_head"] if values.flag("model.apply_lora_to_output") else []
+    if "phi" in str(values.get("model._component_", "")) and {*targets} - {"o_proj", "down_proj", "lm_head"}:
+        raise values.lack(  # Phi's presets have its products as transformers' do
+            "model.lora_attn_modules",
+            "adapters on Phi's q, k and v, or gate and up, one by one; expected output_proj alone",
+        )
     settings |= {
         "training.lora.rank": values.count("model.lora_rank") or values.assume("model.lora_rank", 8),
         "training.lora.alpha": values.number("model.lora_alpha", 16.0),

@@ -246,8 +246,9 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
 
 def _packing_notes(experiment: Experiment, update: PackedBatch, max_tokens: int) -> Iterator[str]:
     """Notes on the micro-batches of an update, and on the keys of the trainer that do not count for them."""
+    plural = "" if update.micro_batches == 1 else "es"
     yield (
-        f"samples are packed: an update is {update.micro_batches:,} micro-batches a replica of "
+        f"samples are packed: an update is {update.micro_batches:,} micro-batch{plural} a replica of "
         f"{update.tokens:,.0f} tokens on average, at most {max_tokens:,} (training.sequence_length x "
         "training.micro_batch_size)"
     )
