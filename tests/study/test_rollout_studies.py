@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import zsim
-from zsim.engine.simulator import Simulator
+from tests.workflows.test_loop import experiment, simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
 from zsim.study.rollouts import changed_numbers, resize_rollout, turned_numbers
@@ -18,28 +16,6 @@ from zsim.study.sensitivity.sensitivity import rollout_variations
 from zsim.study.sweep.row import point_record
 from zsim.study.tune.rollout import RolloutTuning, tune_rollout
 from zsim.workflows.rl.result import simulate_rl
-
-
-def experiment(**rl: Any) -> zsim.Experiment:
-    lengths = {"prompt": {"mean": 100}, "response": {"mean": 300, "sigma": 0.6}, "max_response": 1500}
-    table = {
-        "framework": "nemo-rl", "prompts_per_step": 16, "samples_per_prompt": 8, "mini_batch_samples": 64,
-        "lengths": lengths, **rl,
-    }  # fmt: skip
-    training = {"sequence_length": 2048, "micro_batch_size": 1, "activation_checkpointing": "full"}
-    return zsim.Experiment(
-        model="llama-3.2-1b",
-        cluster="dgx-h100",
-        nodes=1,
-        strategy={"kind": "fsdp2"},
-        training=training,
-        rl=table,
-    )
-
-
-@cache
-def simulator() -> Simulator:
-    return Simulator()
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,22 @@ def write_quantisation(values: FileValues, *, double: bool, preparation: str = "
         "training.lora.double_quantization": double,
         "training.lora.preparation": preparation,
     }
+
+
+def refuse_parts_of_phi(
+    values: FileValues, key: str, model: str, targets: Iterable[str], unsplit: str
+) -> None:
+    """Raises NotSimulatedError for adapters on q, k, v, gate or up of a Phi.
+
+    Programs with models of their own have them apart, while its presets have transformers' fused products.
+    `model` is the name that the file has under `key` or elsewhere, dotted or not, and `unsplit` a target
+    without parts.
+    """
+    is_phi = any(part.startswith("phi") for part in model.lower().split("."))
+    if is_phi and {*targets} - {"o_proj", "down_proj", "lm_head"}:
+        raise values.lack(
+            key, f"adapters on Phi's q, k and v, or gate and up, one by one; expected {unsplit} alone"
+        )
 
 
 def keep_adapters_in_bf16(settings: dict[str, Any]) -> None:

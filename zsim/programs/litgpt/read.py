@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
+from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_parts_of_phi
 from zsim.programs.huggingface.job import note_full_length
 from zsim.programs.huggingface.models import locate_model, missing_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
@@ -162,12 +162,8 @@ def _read_adapters(values: FileValues, quantize: Any, world_size: int) -> None:
     targets = [
         name for key, names in TARGETS.items() if values.flag(key, defaults.get(key, False)) for name in names
     ]
-    name = str(values.get("checkpoint_dir", "")).rpartition("/")[2].lower()
-    if name.startswith("phi") and {*targets} - {"o_proj", "down_proj", "lm_head"}:
-        raise values.lack(  # Phi's presets have its products as transformers' do
-            "checkpoint_dir",
-            "adapters on Phi's q, k and v, or gate and up, one by one; expected lora_projection",
-        )
+    name = str(values.get("checkpoint_dir", "")).rpartition("/")[2]
+    refuse_parts_of_phi(values, "checkpoint_dir", name, targets, "lora_projection")
     settings |= {
         "training.lora.rank": values.count("lora_r", 8),
         "training.lora.alpha": values.number("lora_alpha", 16.0),

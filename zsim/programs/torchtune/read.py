@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.programs.huggingface.adapters import keep_adapters_in_bf16
+from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_parts_of_phi
 from zsim.programs.huggingface.job import note_full_length, read_preferences
 from zsim.programs.huggingface.models import locate_model, missing_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
@@ -243,11 +243,8 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     targets = [_TARGETS.get(word, word) for word in values.words("model.lora_attn_modules")]
     targets += _MLP if values.flag("model.apply_lora_to_mlp") else ()
     targets += ["lm_head"] if values.flag("model.apply_lora_to_output") else []
-    if "phi" in str(values.get("model._component_", "")) and {*targets} - {"o_proj", "down_proj", "lm_head"}:
-        raise values.lack(  # Phi's presets have its products as transformers' do
-            "model.lora_attn_modules",
-            "adapters on Phi's q, k and v, or gate and up, one by one; expected output_proj alone",
-        )
+    component = str(values.get("model._component_", ""))
+    refuse_parts_of_phi(values, "model.lora_attn_modules", component, targets, "output_proj")
     settings |= {
         "training.lora.rank": values.count("model.lora_rank") or values.assume("model.lora_rank", 8),
         "training.lora.alpha": values.number("model.lora_alpha", 16.0),

@@ -33,10 +33,9 @@ def preset_of(name: str) -> str | None:
     folder, _, last = name.rpartition("/")
     if folder and not is_hub_id(name):
         return None
-    for preset, ids in _hub_ids_of_presets().items():
-        if name.lower() in map(str.lower, ids):
-            return preset
-    if _language_model_of(name):
+    if preset := _presets_by_hub_id("_hub").get(name.lower()):
+        return preset
+    if name.lower() in _presets_by_hub_id("_language_model_of"):
         return None
     spelling = last.lower()
     by_name = _presets_by_spelling()
@@ -79,7 +78,7 @@ def locate_model(name: str, folders: Iterable[Path], hub_id: str | None = None) 
 
 def unknown_hub_id(hub_id: str) -> str:
     """The sentence about a Hub id that is neither a preset nor in the local cache."""
-    if name := _language_model_of(hub_id):
+    if name := _presets_by_hub_id("_language_model_of").get(hub_id.lower()):
         return (
             f"model '{hub_id}' has towers besides its language model, and the local Hub cache does not hold "
             f"it; expected its config.json, such as the one that `hf download {hub_id} config.json` prints, "
@@ -91,12 +90,6 @@ def unknown_hub_id(hub_id: str) -> str:
         f"is no path{did_you_mean(hub_id, hub_ids)}; expected a preset (`zsim presets` lists them) or the "
         f"path of a config.json, such as the one that `hf download {hub_id} config.json` prints"
     )
-
-
-def _language_model_of(hub_id: str) -> str:
-    """The preset of the language model alone of a multimodal model, "" for other ids."""
-    presets_of_parts = _hub_ids_of_presets("_language_model_of").items()
-    return next((name for name, ids in presets_of_parts if hub_id.lower() in map(str.lower, ids)), "")
 
 
 def _hub_cache() -> Path:
@@ -112,6 +105,13 @@ def _hub_ids_of_presets(key: str = "_hub") -> Mapping[str, tuple[str, ...]]:
     names = presets.model_preset_names()
     files = {name: json.loads(read_text(presets.model_preset_path(name))) for name in names}
     return {name: tuple(content.get(key, ())) for name, content in files.items()}
+
+
+@cache
+def _presets_by_hub_id(key: str) -> Mapping[str, str]:
+    """The first preset that has a Hub id, in small letters, under a key."""
+    names = reversed(list(_hub_ids_of_presets(key).items()))
+    return {hub_id.lower(): name for name, ids in names for hub_id in ids}
 
 
 @cache

@@ -52,6 +52,13 @@ class RentQuestion:
         data = {**self.data, "cluster": cluster, "gpus": gpus, "training": training}
         return change_kind(base_of(build_experiment(data, {}, origin="rent")), kind)
 
+    def steps(self, base: Base) -> float:
+        """Steps of the run, at least one."""
+        sequence_length = base.job.training.sequence_length
+        tokens = self.length.run_tokens(sequence_length)
+        assert tokens is not None, "it has a length"
+        return max(1.0, tokens / (self.batch * sequence_length))
+
     def allows(self, gpus: int) -> bool:
         """Whether replicas on so many GPUs divide the batch."""
         replicas, remainder = divmod(gpus, self.model_ranks)

@@ -115,10 +115,7 @@ def _simulated_offers(
     cheapest, budget = inf, _MAX_SIMULATED
 
     def hours(planned: _Planned) -> float:
-        base = planned.candidate.base
-        tokens = question.length.run_tokens(base.job.training.sequence_length) or 0.0
-        steps = max(1.0, tokens / (question.batch * base.job.training.sequence_length))
-        return planned.seconds * steps / 3600.0
+        return planned.seconds * question.steps(planned.candidate.base) / 3600.0
 
     slow = [planned for planned in plans if hours(planned) > question.max_hours]
     quick = [planned for planned in plans if planned not in slow]
@@ -183,11 +180,9 @@ def _first_count(question: RentQuestion, cluster: str, counts: list[int], evalua
     time."""
     base = question.base(cluster, counts[0], question.kinds[0])
     bound = evaluator.bound(_candidates(base)[0])
-    tokens = question.length.run_tokens(base.job.training.sequence_length)
-    if bound is None or tokens is None:
+    if bound is None:
         return 0
-    steps = max(1.0, tokens / (question.batch * base.job.training.sequence_length))
-    least = counts[0] * steps * bound.seconds / (3600.0 * question.max_hours)
+    least = counts[0] * question.steps(base) * bound.seconds / (3600.0 * question.max_hours)
     return next((index for index, count in enumerate(counts) if count >= least), len(counts) - 1)
 
 
