@@ -115,6 +115,11 @@ MIXERS: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 4, "use_double_wide_mlp": True, "global_head_dim": 32,
     },
     "DeepseekV32Config": {**LATENT, **INDEXER},
+    "DeepseekV4Config": {
+        "num_attention_heads": 4, "head_dim": 16, "q_lora_rank": 24, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "o_groups": 2, "o_lora_rank": 8,
+        "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8, "compress_ratios": [0, 4, 128, 4],
+    },
     "GlmMoeDsaConfig": {**LATENT, **INDEXER},
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ from zsim.specs.model import hub_names
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families import (
     classic,
+    deepseek_v4,
     delta,
     encoders,
     gemma,
@@ -177,6 +178,7 @@ _FAMILIES: dict[str, ModelFamily] = {
         {"num_local_experts": ("num_experts",), "n_shared_experts": ("num_shared_experts",)},
     ),
     "deepseek_v32": ModelFamily(sparse.deepseek_v32, {"n_routed_experts": ("num_local_experts",)}),
+    "deepseek_v4": ModelFamily(deepseek_v4.deepseek_v4, {"n_routed_experts": ("num_local_experts",)}),
     "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, {"n_routed_experts": ("num_local_experts",)}),
     "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
     "minimax_m2": ModelFamily(minimax.minimax_m2, _MOE_NAMES),

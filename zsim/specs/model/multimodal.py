@@ -138,6 +138,7 @@ def add_tower(model: ModelSpec, config: ModelParts) -> ModelSpec:
         if config.family.tower is qwen_towers.qwen3_vl_tower
         else 0
     )
+
     def rename_all(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if names is None else tuple(map(rename, names))
 

@@ -41,7 +41,7 @@ _ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What tells layers of one model apart."""
+    """The traits by which layers of one model differ."""
 
     has_window: bool
     reads_keys: bool
@@ -126,8 +126,8 @@ class _Gemma4:
         return set_registration(Block("Gemma4TextDecoderLayer", modules), *_ORDER)
 
     def _attention(self, layer: _Layer) -> list[Module]:
-        """With the key's projection for values too where `attention_k_eq_v` says so (in layers without a
-        window). Values have a norm without a weight.
+        """Attention. Where `attention_k_eq_v` says so, the key's product makes values too in layers without a
+        window. Values have a norm without a weight.
         """
         config, shape = self.config, self.shape
         has_bias = config.boolean("attention_bias", False)
