@@ -125,7 +125,7 @@ QWEN = ImageRule(16, 2, 65_536, 16_777_216)
 GLM = ImageRule(14, 2, 6272, 5_880_000)
 KIMI = ImageRule(14, 2, 0, 16_384 * 14**2, resizing="never up", max_side=512 * 14)
 GEMMA4 = ImageRule(16, 3, 0, 280 * 48**2, resizing="fills")
-TILES = {"tile": 448, "max_tiles": 12, "class_tokens": 1}
+TILES: dict[str, Any] = {"tile": 448, "max_tiles": 12, "class_tokens": 1}
 
 
 @pytest.mark.parametrize(
