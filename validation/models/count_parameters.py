@@ -58,7 +58,7 @@ def main() -> None:
     counts = {}
     for path in sorted((ROOT / "zsim" / "presets" / "models").glob("*.json")):
         config = json.loads(path.read_text())
-        if config["model_type"] in ELSEWHERE:
+        if config["model_type"] in ELSEWHERE or "vision_config" in config:  # towers: published_towers.json
             continue
         total, tensors, digest = count(config)
         counts[path.stem] = {"parameters": total, "tensors": tensors, "sha256": digest}
