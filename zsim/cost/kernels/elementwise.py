@@ -59,6 +59,8 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     "softcap": ActivationCost(Passes(6, 3), Passes(7, 3), saved=1),
     # Keeps its output, which the next Linear keeps anyway as its input.
     "relu": ActivationCost(Passes(2, 1), Passes(3, 1), saved=0),
+    # A gate: keeps its output, a factor of the product.
+    "sigmoid": ActivationCost(Passes(2, 1), Passes(3, 1), saved=0),
     # Nemotron's: relu, and a square, whose gradient takes pow(1), a product with two and one with dy
     # (torch's pow_backward). Both keep the relu's output.
     "relu2": ActivationCost(Passes(4, 2), Passes(10, 4), saved=1),

@@ -141,11 +141,14 @@ def olmo_hybrid(config: ConfigReader) -> ModelSpec:
         FULL: lambda: _olmo_attention_block(config, shape),
     }
     blocks = build_unique_blocks(kinds, lambda kind: build[kind]())
-    return decoder(config, shape, blocks, max_positions=65536)
+    return decoder(config, shape, blocks, max_positions=65536, norm=_NORM)
 
 
 def _olmo_delta_block(shape: Shape, delta: DeltaShape) -> Block:
-    norms = rms_norm("input_layernorm", shape.hidden), rms_norm("post_attention_layernorm", shape.hidden)
+    norms = (
+        rms_norm("input_layernorm", shape.hidden, kind=_NORM),
+        rms_norm("post_attention_layernorm", shape.hidden, kind=_NORM),
+    )
     adds = residual("linear_attn.residual", shape.hidden), residual("mlp.residual", shape.hidden)
     mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
     block = attention_mlp_block(
@@ -163,11 +166,11 @@ def _olmo_delta_block(shape: Shape, delta: DeltaShape) -> Block:
 def _olmo_attention_block(config: ConfigReader, shape: Shape) -> Block:
     has_bias = config.boolean("attention_bias", False)
     modules = (
-        *attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="all heads"),
-        rms_norm("post_attention_layernorm", shape.hidden),
+        *attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="all heads", norm=_NORM),
+        rms_norm("post_attention_layernorm", shape.hidden, kind=_NORM),
         residual("self_attn.residual", shape.hidden),
         *gated_mlp("mlp", shape.hidden, shape.ffn, shape.act),
-        rms_norm("post_feedforward_layernorm", shape.hidden),
+        rms_norm("post_feedforward_layernorm", shape.hidden, kind=_NORM),
         residual("mlp.residual", shape.hidden),
     )
     return set_registration(Block("OlmoHybridAttentionDecoderLayer", modules), *REGISTRATION)

@@ -1,0 +1,100 @@
+"""What layers of new families keep for backward, against transformers' own eager code in 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install zsim[capture]")
+pytest.importorskip("transformers", reason="needs transformers: pip install zsim[transformers]")
+
+import torch
+import transformers
+
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.specs.model.huggingface import model_from_config
+
+TOKENS = 128
+SIZES = {
+    "num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 128, "intermediate_size": 768, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}  # fmt: skip
+LINEAR, FULL = "linear_attention", "full_attention"
+LAYERS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "gated attention": (
+        "Qwen3_5TextConfig", {**DELTA, "layer_types": [LINEAR, LINEAR, LINEAR, FULL, LINEAR, LINEAR]}, 3,
+    ),
+    "short convolution": ("Lfm2Config", {"layer_types": ["conv", "conv", FULL, "conv", "conv", "conv"]}, 0),
+    "attention beside short convolutions": (
+        "Lfm2Config", {"layer_types": ["conv", "conv", FULL, "conv", "conv", "conv"]}, 2,
+    ),
+    "attention of Olmo Hybrid": (
+        "OlmoHybridConfig", {"layer_types": [LINEAR, LINEAR, LINEAR, FULL, LINEAR, FULL]}, 3,
+    ),
+    "Gemma 4 with a window": ("Gemma4TextConfig", {"hidden_size_per_layer_input": 0}, 0),
+    "Gemma 4 with one product for keys and values": (
+        "Gemma4TextConfig",
+        {
+            "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 2,
+            "global_head_dim": 256,
+        },
+        5,
+    ),
+    "GLM 4": ("Glm4Config", {}, 0),
+}  # fmt: skip
+
+
+class _InputError(Exception):
+    """The layer's input is known."""
+
+
+def _inputs_of(model: Any, layer: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the layer in a forward of the model, of which the first needs a gradient."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def record(module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        calls.append((arguments, keywords))
+        raise _InputError
+
+    handle = layer.register_forward_pre_hook(record, with_kwargs=True)
+    with pytest.raises(_InputError), torch.no_grad():
+        model(torch.zeros(1, TOKENS, dtype=torch.long), use_cache=False)
+    handle.remove()
+    (first, *others), keywords = calls[0]
+    return (first.detach().requires_grad_(), *others), keywords
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_a_layer_keeps_the_bytes_of_transformers(case: str) -> None:
+    """Within 1 %: statistics of norms, 4 or 8 bytes a row, are neglected."""
+    name, changes, index = LAYERS[case]
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    config = kind(**{**SIZES, **changes})
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).train()
+    layer = model.model.layers[index]
+    arguments, keywords = _inputs_of(model, layer)
+    shared = (*layer.parameters(), *keywords["position_embeddings"])  # of all layers
+    known = {tensor.untyped_storage().data_ptr() for tensor in shared}
+    sizes: dict[int, tuple[int, Any]] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            sizes[storage.data_ptr()] = storage.nbytes(), storage  # held, so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(*arguments, **keywords)
+    block = model_from_config(config.to_dict(), "tiny", "tiny.json").blocks[index]
+    shape, options = BatchShape(1, TOKENS), WorkOptions(attention="math")
+    kept = sum(module.saved_bytes(shape.seen_by(module), options) for module in block.modules)
+    assert kept == pytest.approx(sum(size for size, _ in sizes.values()), rel=0.01)
