@@ -162,3 +162,14 @@ def test_a_frozen_weights_input_is_cast_for_forward_and_not_kept(
     frozen = replace(product(), parameters=(Parameter("weight", (96, 64), trainable=False),))
     assert casts(frozen.kernels(FORWARD, SHAPE, options(recipe))) == forward
     assert frozen.saved_bytes(SHAPE, options(recipe)) == kept
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "mxfp8"])
+def test_a_frozen_weight_that_is_kept_in_8_bits_is_never_cast_again(recipe: Fp8Recipe) -> None:
+    """Nothing updates it. A trained one is transposed (2 W), or cast from what was gathered (mxfp8); of
+    both only the input's casts stay."""
+    made = options(recipe, has_quantized_weights=True)
+    frozen = replace(product(), parameters=(Parameter("weight", (96, 64), trainable=False),))
+    weight = [2 * W] if recipe != "mxfp8" else [(2 + 33 / 16) * W]
+    assert casts(product().kernels(FORWARD, SHAPE, made))[-1:] == weight
+    assert not {*weight} & {*casts(frozen.kernels(FORWARD, SHAPE, made))}

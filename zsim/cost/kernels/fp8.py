@@ -46,15 +46,18 @@ def cast(numel: int, options: WorkOptions) -> list[Kernel]:
     return _engine_casts(numel, _directions(options.fp8), options)
 
 
-def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list[Kernel]:
+def weight_casts(
+    numel: int, options: WorkOptions, *, is_backward: bool, is_trained: bool = True
+) -> list[Kernel]:
     """Kernels that make a weight's quantised copies. Kept ones are made once a step, of which a micro-batch
-    has its part. Quantised weights of one scale, or in squares, are transposed. mxfp8's are gathered in 16
-    bits and cast (`post_all_gather_processing`; `_copy_main_params_to_param_buffer` of Megatron-Core 0.16.1
+    has its part. A weight that arrives quantised and is never updated needs none. Quantised weights of one
+    scale, or in squares, are transposed. mxfp8's are gathered in 16 bits and cast
+    (`post_all_gather_processing`; `_copy_main_params_to_param_buffer` of Megatron-Core 0.16.1
     core/optimizer/distrib_optimizer.py).
     """
     fp8 = options.fp8
     if fp8.keeps_weights or fp8.has_quantized_weights:
-        if is_backward:
+        if is_backward or (fp8.has_quantized_weights and not is_trained):
             return []
         part = numel // options.micro_batches
         if not fp8.has_quantized_weights or fp8.recipe in ("mxfp8", "nvfp4"):
@@ -173,7 +176,10 @@ class QuantizedProduct:
                 *([] if fp8.has_quantized_weights else _torchao_casts(weight, options, is_row=True)),
             ]
         input_casts = [] if shares_input else self._engine_input_casts(numel, options, trains_weight)
-        return [*input_casts, *weight_casts(weight, options, is_backward=False)]
+        return [
+            *input_casts,
+            *weight_casts(weight, options, is_backward=False, is_trained=trains_weight),
+        ]
 
     def backward_casts(self, tokens: int, options: WorkOptions) -> MarkedKernels:
         """Kernels before the two products of backward, each with whether it is for the weight's gradient."""
