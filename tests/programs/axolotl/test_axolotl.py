@@ -168,6 +168,7 @@ def test_a_json_is_looked_for_from_the_repositorys_root(tmp_path: Path) -> None:
             True,
         ),
         ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_glu_activation: true\n", "eager", True),
+        ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_cross_entropy: true\n", "liger", False),
     ],
 )
 def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: bool) -> None:
