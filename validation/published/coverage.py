@@ -90,8 +90,8 @@ def leave_one_source_out(
 def judge_runs(
     judged: Iterable[ValidatedRun], runs: Sequence[ValidatedRun], estimates: SpreadEstimates
 ) -> list[JudgedRun]:
-    """The runs with their validation by `runs`, which are of other sources: the interval that a report of each
-    run gives, wider by the spreads of its inputs."""
+    """The runs with their validation by `runs`, which are of other sources: the interval that a report of
+    each run gives, wider by the spreads of its inputs."""
     validations: dict[Features, Validation] = {}
     found = []
     for run in judged:

@@ -80,8 +80,8 @@ def _table(name: str, values: Mapping[str, float]) -> str:
 
 
 def format_validated_table(runs: Iterable[ValidatedRun]) -> str:
-    """The table as CSV, with errors to five digits, finer than repeated runs differ. The spreads of inputs are
-    columns where a run has any.
+    """The table as CSV, with errors to five digits, finer than repeated runs differ. The spreads of inputs
+    are columns where a run has any.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

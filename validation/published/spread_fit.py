@@ -74,7 +74,10 @@ def fit_rows(
         judged, rows = [judged[index] for index in unseen], rows[unseen]
     unexplained = mean_errors(judged)
     errors = np.array(
-        [_less_inputs(run, run.error_for_others - unexplained.get(run.features.regime, 0.0)) for run in judged]
+        [
+            _less_inputs(run, run.error_for_others - unexplained.get(run.features.regime, 0.0))
+            for run in judged
+        ]
     )
     counts = Counter(run.source for run in judged)
     weights = np.array([1.0 / counts[run.source] for run in judged])

@@ -68,8 +68,8 @@ class Validation:
 
     @property
     def input_ends(self) -> tuple[float, float]:
-        """The step with all inputs at the fast ends of their spreads, and at the slow ones, as multiples of the
-        predicted one: their logarithms add in squares."""
+        """The step with all inputs at the fast ends of their spreads, and at the slow ones, as multiples of
+        the predicted one: their logarithms add in squares."""
         return (
             exp(-hypot(*(log(spread.fast) for spread in self.inputs))),
             exp(hypot(*(log(spread.slow) for spread in self.inputs))),
