@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import zsim
+from validation.published.coverage import judge_runs
 from validation.published.measured_experiments import (
-    judge_experiments,
     main,
     memory_lines,
     predict_experiment,
@@ -98,7 +98,7 @@ def test_recorded_experiments_are_judged_by_the_interval_of_the_prediction() -> 
     assert exact.is_within
     assert slow.is_within is False
     experiments = validated_experiments([row, row], [exact, slow])
-    judged = judge_experiments(experiments, validated_runs(), spread_estimates())
+    judged = judge_runs(experiments, validated_runs(), spread_estimates())
     assert [row.is_covered for row in judged] == [True, False]
     assert [row.is_above for row in judged] == [False, True]
     low, high = found.predicted_range_seconds or (0.0, 0.0)

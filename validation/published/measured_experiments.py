@@ -25,7 +25,6 @@ from statistics import fmean
 from typing import Any
 
 import zsim
-from validation.published.coverage import JudgedRun
 from validation.published.shipped import format_validated_table
 from validation.published.sources import changes_of_source
 from zsim.errors import InputError, ZsimError
@@ -34,8 +33,6 @@ from zsim.specs.experiment.load import change_experiment
 from zsim.study.measured.statistics import error_figures
 from zsim.validated.features import Features
 from zsim.validated.runs import Settings, ValidatedRun, read_validated
-from zsim.validated.spread import SpreadEstimates
-from zsim.validated.validation import validation_of
 
 TABLE = Path(__file__).resolve().parent / "experiment_errors.csv"
 _MEMORY = ("allocated", "reserved", "device")
@@ -60,6 +57,8 @@ class ExperimentError:
     """The interval of 80 % of the step."""
     features: Features | None = None
     """The features that the interval depends on."""
+    input_ends: tuple[float, float] = (1.0, 1.0)
+    """The spread of the job's inputs, which it depends on too (`Validation.input_ends`)."""
 
     @property
     def error(self) -> float | None:
@@ -117,22 +116,13 @@ def predict_experiment(row: Mapping[str, Any], *, is_studied: bool = False) -> E
         memory_figures(report)[found] if found else None,
         predicted_range_seconds=content["step_seconds_range"],
         features=None if report.validation is None else report.validation.features,
+        input_ends=(1.0, 1.0) if report.validation is None else report.validation.input_ends,
     )
 
 
 def recorded_experiments(path: Path = TABLE) -> list[ValidatedRun]:
     """The recorded errors, in the columns of validated runs. Empty without a file."""
     return list(read_validated(path.read_text(encoding="utf-8"))) if path.exists() else []
-
-
-def judge_experiments(
-    experiments: Iterable[ValidatedRun], runs: Sequence[ValidatedRun], estimates: SpreadEstimates
-) -> list[JudgedRun]:
-    """The experiments with their validation by `runs`, whose sources are others."""
-    return [
-        JudgedRun(run, validation_of(run.features, runs, estimates, excluded_source=run.source))
-        for run in experiments
-    ]
 
 
 def validated_experiments(
@@ -156,7 +146,7 @@ def validated_experiments(
         validated.append(
             ValidatedRun(
                 found.row_id, found.source, "report", row.get("tier", ""), found.features, settings,
-                error, error,
+                error, error, *found.input_ends,
             )
         )  # fmt: skip
     return validated
