@@ -18,7 +18,7 @@ from typing import Any
 from zsim.errors import NotSimulatedError
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.model import hub_names
-from zsim.specs.model.hub_names import is_hub_id, unknown_hub_id
+from zsim.specs.model.hub_names import hub_id_of_path, missing_model
 from zsim.specs.model.huggingface import load_model
 
 _QUANTISED = re.compile(
@@ -37,19 +37,12 @@ def locate_model(name: str, folder: Path) -> str | None:
     The name is a path from there or from the working folder, a preset's, or ends in an id of the Hub. None
     if there is neither.
     """
-    return hub_names.locate_model(name, (folder, Path()), "/".join(name.strip("/").split("/")[-2:]))
+    return hub_names.locate_model(name, (folder, Path()), hub_id_of_path(name))
 
 
 def is_quantised_name(name: str) -> bool:
     """Whether a model's name says that its weights are stored quantised."""
     return _QUANTISED.search(name.rpartition("/")[2]) is not None
-
-
-def missing_model(key: str, name: str) -> str:
-    """The sentence about a model that a file names at `key` and that cannot be had here."""
-    if is_hub_id(name):
-        return f"{key}: {unknown_hub_id(name)} (--model config.json)"
-    return f"{key}: '{name}' is no preset and no folder with a config.json; give one (--model config.json)"
 
 
 def read_model(values: FileValues, key: str, *, is_quantised: bool) -> None:

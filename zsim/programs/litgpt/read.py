@@ -14,11 +14,12 @@ from typing import Any
 
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_parts_of_phi
 from zsim.programs.huggingface.job import note_full_length
-from zsim.programs.huggingface.models import locate_model, missing_model
+from zsim.programs.huggingface.models import locate_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.hub_names import missing_model
 
 _PRECISIONS = {
     "bf16-true": ("bf16", True), "bf16-mixed": ("bf16", False), "16-mixed": ("fp16", False),

@@ -18,11 +18,12 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_parts_of_phi
 from zsim.programs.huggingface.job import note_full_length, read_preferences
-from zsim.programs.huggingface.models import locate_model, missing_model
+from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.hub_names import missing_model
 from zsim.specs.presets import model_preset_names
 
 _OPTIMIZERS = {

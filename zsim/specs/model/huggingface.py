@@ -93,6 +93,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "granitemoe": ModelFamily(moe_variants.granitemoe, _MOE_NAMES),
     "glm4_moe": ModelFamily(moe_variants.glm4_moe, {"n_routed_experts": ("num_local_experts",)}),
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
+    "gemma": ModelFamily(gemma.gemma),
     "gemma2": ModelFamily(gemma.gemma2),
     "gemma3_text": ModelFamily(gemma.gemma3),
     "phi3": ModelFamily(variants.phi3),
@@ -102,6 +103,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "gpt_neo": ModelFamily(
         gpt.gpt_neo, {"num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",)}
     ),
+    "phi": ModelFamily(gpt.phi),
     "gpt_neox": ModelFamily(gpt.gpt_neox),
     "falcon": ModelFamily(
         classic.falcon,
