@@ -24,6 +24,8 @@ class TrainingFile:
     """Ranks that shard the model states. It is resolved once the number of GPUs is known."""
     global_batch_size: int | None = None
     """Sequences of a step. It is resolved once the number of GPUs is known."""
+    epochs: float | None = None
+    """How often a data set is trained on, where its size is known. None if steps say how far a run goes."""
     rollout_gpus: int = 0
     """GPUs that generate and do not train, of those that it has."""
     program: str | None = None
