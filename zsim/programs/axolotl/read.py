@@ -94,7 +94,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_attention(values)
     _read_plugins(values)
     _read_degrees(values)
-    write_types(values, precision, weights, has_adapters=bool(adapter))
+    write_types(values.file, precision, weights, has_adapters=bool(adapter))
     if adapter:
         _read_adapters(values, is_quantised=is_quantised)
         if is_int8:
