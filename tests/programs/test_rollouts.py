@@ -133,7 +133,7 @@ def test_what_is_not_simulated_leaves_the_update(tmp_path: Path) -> None:
     for old, new in (("name: vllm", "name: hf"), ("adv_estimator: grpo", "adv_estimator: remax")):
         found = read(verl(tmp_path, VERL.replace(old, new)))
         assert found.rl is None
-        assert any("the update alone is simulated" in note for note in found.notes)
+        assert any("one update alone is simulated, one of 4 of the actor" in note for note in found.notes)
 
 
 def test_verls_command_line_is_its_file() -> None:

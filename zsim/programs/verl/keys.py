@@ -40,6 +40,7 @@ _KEYS = (
     ProgramKey(f"{ACTOR}.ppo_micro_batch_size", int, "the same, of all ranks"),
     ProgramKey(f"{ACTOR}.use_dynamic_bsz", bool, "micro-batches by tokens instead of sequences"),
     ProgramKey(f"{ACTOR}.ppo_max_token_len_per_gpu", int, "tokens of such a micro-batch"),
+    ProgramKey(f"{MODEL}.use_remove_padding", bool, "samples without padding", "rl.micro_batches"),
     ProgramKey(f"{MODEL}.use_fused_kernels", bool, "the same, of actor and reference"),
     ProgramKey(f"{ACTOR}.use_fused_kernels", bool, "the head and the log-probabilities in one kernel"),
     ProgramKey(
@@ -120,7 +121,7 @@ IDLE = (
         for key in (
             "_target_", "use_shm", "trust_remote_code", "external_lib", "tokenizer_path",
             "custom_chat_template",
-            "hf_config_path", "use_remove_padding",
+            "hf_config_path",
         )
     ),
     *(f"{FSDP}.{key}" for key in ("_target_", "seed", "full_determinism", "use_orig_params", "forward_only")),

@@ -70,17 +70,17 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_megatron(keys)
     else:
         _read_fsdp(keys, strategy, gpus)
-    _read_batch(keys, gpus)
+    update = _read_batch(keys, gpus)
     _read_adapters(keys)
     is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
     if keys.get(f"{ACTOR}.use_fused_kernels", is_fused):
         file.settings["training.cross_entropy"] = "fused_linear"
-    _read_rollout(keys)
+    _read_rollout(keys, update)
     keys.note_unread()
     return file
 
 
-def _read_rollout(keys: NestedKeys) -> None:
+def _read_rollout(keys: NestedKeys, update: str) -> None:
     """The whole step, whose phases are on all GPUs in turn (verl/trainer/ppo/ray_trainer.py `fit`)."""
     file = keys.file
     estimator = keys.get("algorithm.adv_estimator", "gae")
@@ -88,9 +88,10 @@ def _read_rollout(keys: NestedKeys) -> None:
     stages = keys.get(f"{ROLLOUT}.pipeline_model_parallel_size", 1)
     if engine not in _ENGINES or estimator not in _ALGORITHMS or stages > 1:
         reason = f"{ROLLOUT}.name '{engine}'" if engine not in _ENGINES else f"advantages by '{estimator}'"
-        return skip_rollout(
-            file, f"{reason if stages == 1 else 'engines of several stages'} is not simulated"
+        reason = (
+            f"{reason} is not simulated" if stages == 1 else "engines of several stages are not simulated"
         )
+        return skip_rollout(file, reason, update)
     samples = keys.count(f"{ROLLOUT}.n", 1)
     tensor = keys.count(f"{ROLLOUT}.tensor_model_parallel_size", 2)
     groups = keys.count(f"{ROLLOUT}.data_parallel_size", 1)
@@ -101,6 +102,8 @@ def _read_rollout(keys: NestedKeys) -> None:
     offloads = {name: keys.values.get(f"{section}.{name}") is True for name in _OFFLOADS}
     sleeps = keys.get(f"{ROLLOUT}.free_cache_engine", True)
     is_bypassed = keys.get("algorithm.rollout_correction.bypass_mode", False)
+    is_unpadded = keys.get(f"{MODEL}.use_remove_padding", True)
+    tokens = _dynamic_tokens(keys)
     critic = keys.get("critic.model.path") if estimator == "gae" else None
     set_rollout(
         file,
@@ -110,9 +113,12 @@ def _read_rollout(keys: NestedKeys) -> None:
         mini_batch=keys.count(f"{ACTOR}.ppo_mini_batch_size", 256) * samples,
         prompt_cap=keys.get("data.max_prompt_length", 512),
         response_cap=keys.get("data.max_response_length", 512),
+        update=update,
         others={
             "algorithm": _ALGORITHMS[estimator],
             "epochs": keys.count(f"{ACTOR}.ppo_epochs", 1),
+            "micro_batches": "packed" if tokens else "unpadded" if is_unpadded else "padded",
+            "micro_batch_tokens": tokens,
             "reference": "none" if not has_reference else "host" if is_host else "resident",
             "old_logprobs": "rollout" if is_bypassed else None,
             "rollout.engine": engine,
@@ -131,8 +137,19 @@ def _read_rollout(keys: NestedKeys) -> None:
     )
 
 
-def _read_batch(keys: NestedKeys, gpus: int) -> None:
-    """An update takes `ppo_mini_batch_size` prompts with `rollout.n` responses each, cut over the ranks."""
+def _dynamic_tokens(keys: NestedKeys) -> int | None:
+    """The tokens of a micro-batch that takes as many samples as they hold."""
+    if not keys.get(f"{ACTOR}.use_dynamic_bsz", False):
+        return None
+    tokens: int = keys.get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+    return tokens * int(keys.file.settings.get("parallelism.context", 1))
+
+
+def _read_batch(keys: NestedKeys, gpus: int) -> str:
+    """An update takes `ppo_mini_batch_size` prompts with `rollout.n` responses each, cut over the ranks.
+
+    Returns of what it is.
+    """
     file = keys.file
     length = keys.get("data.max_prompt_length", 512) + keys.get("data.max_response_length", 512)
     file.settings["training.sequence_length"] = length
@@ -143,15 +160,8 @@ def _read_batch(keys: NestedKeys, gpus: int) -> None:
     replicas = max(1, gpus // model_ranks)
     micro = keys.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     whole = keys.get(f"{ACTOR}.ppo_micro_batch_size")
-    if keys.get(f"{ACTOR}.use_dynamic_bsz", False):
-        tokens = keys.get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384) * file.settings.get(
-            "parallelism.context", 1
-        )
+    if (tokens := _dynamic_tokens(keys)) is not None:
         micro = _whole_sequences(tokens // length, max(1, sequences // replicas))
-        file.note(
-            f"use_dynamic_bsz: micro-batches of {tokens:,} tokens are simulated as {micro} of the longest "
-            f"sequences"
-        )
     elif micro is None and whole is not None:
         micro = max(1, whole // replicas)
     if micro is None:
@@ -163,11 +173,7 @@ def _read_batch(keys: NestedKeys, gpus: int) -> None:
     updates = max(1, keys.get("data.train_batch_size", 1024) // prompts) * keys.count(
         f"{ACTOR}.ppo_epochs", 1
     )
-    file.note(
-        f"simulated is one update of the actor over {sequences:,} sequences of {length:,} tokens, the "
-        f"longest; "
-        f"verl makes {updates} of a step, whose rollouts, log-probabilities and rewards are not in it"
-    )
+    return f"one of {updates} of the actor, over {sequences:,} sequences of {length:,} tokens, the longest"
 
 
 def _whole_sequences(limit: int, sequences: int) -> int:
