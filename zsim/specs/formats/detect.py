@@ -246,6 +246,11 @@ def _set_accumulation(
             "least 1, to "
             f"divide the global batch of {file.global_batch_size} by"
         )
+    if file.settings.get("rl.micro_batches") == "packed":
+        # the samples of a whole step are dealt out by their tokens, and what simulates the update alone takes
+        # the replica with most
+        each = micro_batch_size * micro_batches_per_pass * replicas
+        file.global_batch_size = -(-file.global_batch_size // each) * each
     if file.global_batch_size % (micro_batch_size * micro_batches_per_pass * replicas):
         batch_text = (
             f"{micro_batches_per_pass} micro-batches of {micro_batch_size}"
