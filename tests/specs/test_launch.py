@@ -186,10 +186,7 @@ def test_a_trainers_word_that_trains_nothing_is_named(folder: Path) -> None:
 
 def test_uvs_extras_are_no_launchers() -> None:
     """`uv run` starts what stands behind its flags, of which `--extra megatron` names no trainer."""
-    launch = parse_command(
-        ["uv", "run", "--frozen", "--extra", "megatron", "python3", "-m", "verl.trainer.main_ppo", "a=b"],
-        "command line",
-        {},
-    )
+    words = ["uv", "run", "--frozen", "--extra", "megatron", "python3", "-m", "verl.trainer.main_ppo", "a=b"]
+    launch = parse_command(words, "command line", {})
     assert there(launch).target == "verl.trainer.main_ppo"
     assert there(launch).words == ["a=b"]
