@@ -102,7 +102,7 @@ def _read_rollout(keys: NestedKeys, update: str) -> None:
     is_unpadded = keys.get(f"{MODEL}.use_remove_padding", True)
     tokens = _dynamic_tokens(keys)
     mini_prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256)
-    prompts, apart = _read_apart(keys, mini_prompts)
+    prompts, separate = _read_apart(keys, mini_prompts)
     critic = keys.get("critic.model.path") if estimator == "gae" else None
     set_rollout(
         file,
@@ -120,7 +120,7 @@ def _read_rollout(keys: NestedKeys, update: str) -> None:
             "micro_batch_tokens": tokens,
             "reference": "none" if not has_reference else "host" if is_host else "resident",
             "old_logprobs": "rollout" if is_bypassed else None,
-            **apart,
+            **separate,
             "rollout.engine": engine,
             "rollout.tensor": tensor,
             "rollout.expert": expert if expert > tensor and groups > 1 else None,
@@ -129,16 +129,16 @@ def _read_rollout(keys: NestedKeys, update: str) -> None:
             "rollout.max_num_batched_tokens": keys.get(f"{ROLLOUT}.max_num_batched_tokens"),
             "rollout.enforce_eager": keys.get(f"{ROLLOUT}.enforce_eager"),
             "rollout.prefix_caching": keys.get(f"{ROLLOUT}.enable_prefix_caching"),
-            "offload.parameters": None if apart else offloads["param_offload"],
-            "offload.optimizer": None if apart else offloads["optimizer_offload"],
-            "offload.sleep_level": None if sleeps or apart else 0,
+            "offload.parameters": None if separate else offloads["param_offload"],
+            "offload.optimizer": None if separate else offloads["optimizer_offload"],
+            "offload.sleep_level": None if sleeps or separate else 0,
             "critic.model": None if critic is None else locate_model(critic, [Path(file.name).parent]),
         },
     )
 
 
 def _unsimulated(keys: NestedKeys, engine: str, estimator: str) -> str:
-    """What of the step zsim does not simulate, with its verb. Empty for nothing."""
+    """The part of the step that zsim does not simulate, with its verb. Empty for none."""
     mode = keys.get("trainer.v1.trainer_mode", "sync")
     if mode != "sync":
         return f"trainer.v1.trainer_mode '{mode}' is"
@@ -168,9 +168,9 @@ def _read_apart(keys: NestedKeys, mini_prompts: int) -> tuple[int, dict[str, Any
     file.rollout_gpus = gpus
     file.settings["gpus"] += gpus
     file.settings.pop("nodes")
-    apart: dict[str, Any] = {"placement": "async", "max_staleness": 1, "rollout.gpus": gpus}
+    separate: dict[str, Any] = {"placement": "async", "max_staleness": 1, "rollout.gpus": gpus}
     if not is_streamed:
-        return keys.count("data.train_batch_size", 1024), {**apart, "partial_rollout": False}
+        return keys.count("data.train_batch_size", 1024), {**separate, "partial_rollout": False}
     threshold = keys.get("async_training.staleness_threshold", 0.1)
     syncs = keys.count("async_training.trigger_parameter_sync_step", 4)
     batches = keys.count("async_training.require_batches", 1)
@@ -182,11 +182,11 @@ def _read_apart(keys: NestedKeys, mini_prompts: int) -> tuple[int, dict[str, Any
             else ""
         )
     )
-    apart |= {
+    separate |= {
         "max_staleness": ceil(threshold),
         "partial_rollout": keys.get("async_training.partial_rollout", True) if threshold else None,
     }
-    return syncs * batches * mini_prompts, apart
+    return syncs * batches * mini_prompts, separate
 
 
 def _dynamic_tokens(keys: NestedKeys) -> int | None:

@@ -44,10 +44,10 @@ def preset_of(name: str) -> str | None:
 
 def preset_of_folder(path: str) -> str | None:
     """The preset that a folder of another machine is named for, by its last two parts or one, or None."""
-    parts = path.rstrip("/").split("/")
-    if len(parts) < 2 or is_hub_id(path):
+    folders = path.rstrip("/").split("/")
+    if len(folders) < 2 or is_hub_id(path):
         return None
-    return preset_of("/".join(parts[-2:])) if is_hub_id("/".join(parts[-2:])) else preset_of(parts[-1])
+    return preset_of("/".join(folders[-2:])) if is_hub_id("/".join(folders[-2:])) else preset_of(folders[-1])
 
 
 def cached_config_path(hub_id: str) -> Path | None:
