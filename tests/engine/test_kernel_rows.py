@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.engine.event_queue import exact_delay
+from zsim.fluid.event_queue import exact_delay
 from zsim.engine.executor import Executor
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.specs.experiment.resolve import resolve

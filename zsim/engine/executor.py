@@ -17,7 +17,7 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.event_queue import EventQueue, exact_delay
+from zsim.fluid.event_queue import EventQueue, exact_delay
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.engine.simulated_rank import RankMemory, Rendezvous, SimulatedRank

@@ -99,10 +99,8 @@ class PoolReplay:
         """The repeats before `cut`, and those from it on."""
         allocated_at, cut = self._allocated_at[self.tensors], self.cut
         later = find_repeats(self.kinds[cut:], allocated_at[cut:] - cut)
-        if cut and cut == self.half:
-            earlier = later
-        else:
-            earlier = find_repeats(self.kinds[:cut], allocated_at[:cut])
+        is_same = cut and cut == self.half
+        earlier = later if is_same else find_repeats(self.kinds[:cut], allocated_at[:cut])
         return [*earlier, *(Repeat(cut + first, cut + end, period) for first, end, period in later)]
 
     def make_all(self, first: int, end: int) -> None:
