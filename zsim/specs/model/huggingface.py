@@ -96,6 +96,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "glm4_moe": ModelFamily(moe_variants.glm4_moe, {"n_routed_experts": ("num_local_experts",)}),
     "glm4v_moe_text": ModelFamily(moe_variants.glm4v_moe, {"n_routed_experts": ("num_local_experts",)}),
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
+    "gemma": ModelFamily(gemma.gemma),
     "gemma2": ModelFamily(gemma.gemma2),
     "gemma3_text": ModelFamily(gemma.gemma3),
     "gemma4_text": ModelFamily(gemma4.gemma4),
@@ -106,6 +107,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "gpt_neo": ModelFamily(
         gpt.gpt_neo, {"num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",)}
     ),
+    "phi": ModelFamily(gpt.phi),
     "gpt_neox": ModelFamily(gpt.gpt_neox),
     "falcon": ModelFamily(
         classic.falcon,
