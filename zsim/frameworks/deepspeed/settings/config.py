@@ -130,7 +130,7 @@ class TrainingValues:
 
 @dataclass(frozen=True, slots=True)
 class DeepCompile:
-    """DeepCompile at stage 3, with the passes of its own schedule: after the fifth step the gathers are
+    """DeepCompile with the passes of its own schedule: at stage 3 after the fifth step the gathers are
     issued ahead, and some parameters stay gathered.
     """
 
