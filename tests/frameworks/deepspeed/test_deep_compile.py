@@ -18,6 +18,7 @@ from zsim.frameworks.deepspeed.stage3.compiled_graph import (
 from zsim.plan.checks import check_plan
 from zsim.plan.make import plan_basis, plan_of
 from zsim.plan.ops import Collective, Plan
+from zsim.report.job_features import strategy_name
 from zsim.specs.experiment.resolve import resolve
 
 MODEL = {
@@ -236,3 +237,10 @@ def test_a_compiled_step_is_faster_and_takes_more_memory() -> None:
     assert compiled.step_seconds < eager.step_seconds
     assert compiled.peaks["gpu"].total > eager.peaks["gpu"].total
     assert any("engine.compile()" in note for note in compiled.to_dict()["notes"])
+
+
+def test_its_runs_are_not_taken_for_zero_3s() -> None:
+    """No published run is of it, so that ranges say that nothing like it was compared."""
+    resolved = job()
+    assert resolved.strategy.label(4, 4) == "ZeRO-3 + DeepCompile"
+    assert strategy_name(resolved) == "ZeRO-3 + DeepCompile"

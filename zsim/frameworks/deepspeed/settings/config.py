@@ -225,6 +225,7 @@ class DeepSpeedConfig(StrategyConfig):
             words += [f"hpZ {hpz}"] if hpz > 1 else []
             words += ["qwZ"] if zero.zero_quantized_weights else []
             words += ["qgZ"] if zero.zero_quantized_gradients else []
+        words += ["DeepCompile"] if self.deep_compile is not None else []
         return " + ".join(words)
 
     @property
