@@ -1,4 +1,4 @@
-"""DeepCompile at stage 3: where its passes put gathers, what stays gathered, how gradients are reduced."""
+"""DeepCompile: where its passes put gathers, what stays gathered, how gradients are reduced."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from zsim.frameworks.deepspeed.stage3.compiled_graph import (
 from zsim.plan.checks import check_plan
 from zsim.plan.make import plan_basis, plan_of
 from zsim.plan.ops import Collective, Plan
+from zsim.report.job_features import strategy_name
 from zsim.specs.experiment.resolve import resolve
 
 MODEL = {
@@ -29,13 +30,15 @@ GB = 10**9
 
 def job(
     steps: int = 1, *, experiment: dict[str, Any] | None = None, training: dict[str, Any] | None = None,
-    block: dict[str, Any] | None = None, **zero: Any,
+    block: dict[str, Any] | None = None, optimizer: str | None = None, **zero: Any,
 ) -> Any:  # fmt: skip
     config = {
         "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": steps,
         "zero_optimization": {"stage": 3, "param_persistence_threshold": 0, **zero},
         "compile": {"deepcompile": True, **(block or {})},
     }  # fmt: skip
+    if optimizer is not None:
+        config["optimizer"] = {"type": optimizer, "params": {"lr": 1e-3}}
     given: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100", "gpus": 4, **(experiment or {})}
     strategy = {"kind": "deepspeed", "config": config, **given.pop("strategy", {})}
     table = {"sequence_length": 128, **(training or {})}
@@ -158,7 +161,7 @@ def test_the_smallest_parameters_stay_gathered_until_one_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"stage": 2}, "DeepCompile at stage 2, only at stage 3,"),
+        ({"stage": 2, "optimizer": "Muon"}, "DeepCompile with Muon before stage 3"),
         ({"offload_optimizer": {"device": "cpu"}}, "DeepCompile with offload_optimizer"),
         (
             {"mics_shard_size": 2, "experiment": {"strategy": {"version": "0.19.6"}}},
@@ -177,6 +180,35 @@ def test_the_smallest_parameters_stay_gathered_until_one_does_not_fit() -> None:
 def test_what_is_not_simulated_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises((InputError, NotSimulatedError), match=sentence):
         job(**changes)
+
+
+@pytest.mark.parametrize(("stage", "reductions"), [(1, 1), (2, 3)])
+def test_stages_1_and_2_all_reduce_buckets_from_backward(stage: int, reductions: int) -> None:
+    """All gradients, with the last of three micro-batches or with each. Of buckets of 13 million elements
+    there are three, as at stage 3."""
+    found = plan(3, stage=stage, reduce_bucket_size=13_000_000)
+    assert calls(found, "all_reduce") == reductions * [2 * 12_599_296, 2 * 12_726_272, 2 * 4_194_304]
+    sums = [op for op in found.programs[0].ops if op.name.startswith("accumulate ")]
+    assert bool(sums) == (stage == 1)
+    assert 2 * 2 * 13_000_000 in [memory.bytes for memory in found.resident]
+    check_plan(found)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_stages_1_and_2_give_back_what_they_take(stage: int, steps: int) -> None:
+    """At stage 1 whole gradients are freed as they are reduced, and the partition's behind the update. At
+    stage 2 those of the partition (a quarter, bf16 sums in bf16) are there from step to step."""
+    found = plan(steps, stage=stage, reduce_bucket_size=13_000_000)
+    left: dict[str, int] = {}
+    for change in found.programs[0].memory:
+        left[change.category] = left.get(change.category, 0) + change.bytes
+    assert {category: size for category, size in left.items() if size} == {}
+    kept = sum(memory.bytes for memory in found.resident if memory.category == "gradients")
+    config = job(steps, stage=stage).strategy
+    assert isinstance(config, DeepSpeedConfig)
+    width = {"bf16": 2, "fp32": 4}[config.grad_accum_dtype]
+    assert kept == (width * NUMEL // 4 if stage == 2 else 0)
 
 
 def test_stage_0_is_left_to_torchs_compiler() -> None:
@@ -205,3 +237,10 @@ def test_a_compiled_step_is_faster_and_takes_more_memory() -> None:
     assert compiled.step_seconds < eager.step_seconds
     assert compiled.peaks["gpu"].total > eager.peaks["gpu"].total
     assert any("engine.compile()" in note for note in compiled.to_dict()["notes"])
+
+
+def test_its_runs_are_not_taken_for_zero_3s() -> None:
+    """No published run is of it, so that ranges say that nothing like it was compared."""
+    resolved = job()
+    assert resolved.strategy.label(4, 4) == "ZeRO-3 + DeepCompile"
+    assert strategy_name(resolved) == "ZeRO-3 + DeepCompile"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from zsim.engine.simulate import simulate_job
+from zsim.errors import InputError
 from zsim.frameworks.fsdp2.param_groups import MeshInfo
 from zsim.frameworks.fsdp2.schedule import Fsdp2Schedule
 from zsim.frameworks.fsdp2.settings import Fsdp2Config
@@ -170,6 +171,35 @@ def test_hsdp_all_reduces_each_shard_among_replicas(plan_for: PlanFor, toys: Any
     assert shards == 4 * 6_738_415_616 // 8
 
 
+def test_a_deferred_all_reduce_comes_once_a_step_behind_the_sum_of_its_replica(
+    plan_for: PlanFor, toys: Any
+) -> None:
+    """Of three micro-batches each reduce-scatters its 33 units. The second adds to the sum of the first, the
+    third adds the sum to its own shard before the all-reduce, on the stream of the reduce-scatter."""
+    strategy = {"kind": "fsdp2", "replicate": 2, "wrapping": "huggingface", "defer_all_reduce": True}
+    plan = plan_for(strategy=strategy, training={"gradient_accumulation_steps": 3})
+    counts = Counter((work.kind, work.group) for work in toys.collectives_of(plan))
+    assert counts == {
+        ("all_gather", "shard"): 3 * 65,
+        ("reduce_scatter", "shard"): 3 * 33,
+        ("all_reduce", "replicate"): 33,
+    }
+    sums = [op for op in plan.ops if op.name.startswith("accumulate partial gradients")]
+    assert len(sums) == 2 * 33
+    assert {op.stream for op in sums} == {"reduce_scatter"}
+    last = max(number for number, op in enumerate(plan.ops) if op.name.startswith("accumulate partial"))
+    reduced = [number for number, op in enumerate(plan.ops) if op.name.startswith("all_reduce ")]
+    assert last < max(reduced)
+    assert min(reduced) > max(n for n, op in enumerate(plan.ops) if op.phase == "forward")
+
+
+@pytest.mark.parametrize("more", [{}, {"replicate": 2, "no_sync": True}])
+def test_there_must_be_an_all_reduce_to_defer(plan_for: PlanFor, more: dict[str, Any]) -> None:
+    strategy = {"kind": "fsdp2", "wrapping": "huggingface", "defer_all_reduce": True, **more}
+    with pytest.raises(InputError, match=r"strategy\.defer_all_reduce: found true with"):
+        plan_for(strategy=strategy)
+
+
 @pytest.mark.parametrize(("no_sync", "reductions"), [(False, 3 * 33), (True, 33)])
 def test_accumulation_reduces_each_micro_batch_unless_told_otherwise(
     plan_for: PlanFor, toys: Any, no_sync: bool, reductions: int
@@ -326,6 +356,8 @@ def test_memory_of_units_is_two_in_forward_and_five_in_backward(
         {"reshard_after_forward": False},
         {"reshard_after_forward": 2, "no_sync": True},
         {"replicate": 3, "reduce_dtype": "bf16"},
+        {"replicate": 3, "defers_all_reduce": True},
+        {"replicate": 3, "defers_all_reduce": True, "reduce_dtype": "bf16"},
         {"param_dtype": "bf16", "no_sync": True, "reduce_scatter_max_input_buffers": 2},
     ],
     ids=str,

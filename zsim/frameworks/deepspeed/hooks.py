@@ -51,6 +51,10 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
             from zsim.frameworks.deepspeed.stage12.zenflow import ZenFlowSchedule
 
             return ZenFlowSchedule(stage, config)
+        if config.optimizer_wrapper == "zero12" and config.deep_compile is not None:
+            from zsim.frameworks.deepspeed.stage12.deep_compile import DeepCompileZero12Schedule
+
+            return DeepCompileZero12Schedule(stage, config)
         if config.optimizer_wrapper == "zero12":
             from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
 

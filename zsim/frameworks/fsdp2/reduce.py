@@ -68,8 +68,10 @@ class Fsdp2Reducer:
                     stream=COMPUTE, name=f"all_reduce {parameter.name} of {group.name}", module=group.name,
                 )  # fmt: skip
 
-    def reduce(self, group: ParamGroup, gradient: ParamGroupGradient) -> None:
-        """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce."""
+    def reduce(self, group: ParamGroup, gradient: ParamGroupGradient, *, all_reduces: bool = True) -> None:
+        """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce. Without
+        `all_reduces` a replica keeps its sum (`_partial_reduce_output`).
+        """
         builder = self.builder
         self._wait_for_earlier(group, gradient)
         full = group.reduced_numel * self.reduce_bytes
@@ -89,13 +91,19 @@ class Fsdp2Reducer:
         gradient.unsharded_bytes = gradient.accumulated_bytes = 0
         builder.wait_stream(REDUCE_SCATTER, COMPUTE)
         # The first reduced shard is the rank's gradient itself if it has its type; other shards are buffers.
-        is_gradient = self.strategy.reduce_dtype == self.stored and not gradient.has_shard
+        is_gradient = self.strategy.reduce_dtype == self.stored and not gradient.has_shard and all_reduces
         if is_gradient:
             builder.allocate("gradients", shard)
         else:
             builder.allocate("buffers", shard, owner=group.name)
         self._inputs.append((group.name, full, self._reduce_scatter(group, full)))
         stream = REDUCE_SCATTER
+        self._add_partial(group, gradient, shard, all_reduces=all_reduces)
+        if not all_reduces:
+            last = builder.record(stream)
+            assert last is not None
+            gradient.post_reduce_event = self._last_post_reduce[stream] = last
+            return
         if replicate is not None:
             stream = ALL_REDUCE
             builder.wait_stream(ALL_REDUCE, REDUCE_SCATTER)
@@ -105,6 +113,22 @@ class Fsdp2Reducer:
             )  # fmt: skip
         gradient.post_reduce_event = self._finish(group, gradient, shard, stream)
         self._last_post_reduce[stream] = gradient.post_reduce_event
+
+    def _add_partial(
+        self, group: ParamGroup, gradient: ParamGroupGradient, shard: int, *, all_reduces: bool
+    ) -> None:
+        """Add the replica's sum of earlier micro-batches and the reduced shard, on the stream of the
+        reduce-scatter: into the shard that is all-reduced next, or else into the sum.
+        """
+        builder = self.builder
+        if not gradient.partial_bytes:
+            gradient.partial_bytes = 0 if all_reduces else shard
+            return
+        name = f"accumulate partial gradients {group.name}"
+        builder.kernels(name, move_kernels(2 * shard, shard), stream=REDUCE_SCATTER, module=group.name)
+        builder.free("buffers", shard, owner=group.name)
+        if all_reduces:
+            gradient.partial_bytes = 0
 
     def wait(self, gradients: Mapping[str, ParamGroupGradient]) -> None:
         """Make the compute stream wait for all reductions at the end of backward, and free the buffers."""

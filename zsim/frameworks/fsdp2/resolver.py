@@ -91,6 +91,14 @@ def _resolve_fsdp2(
             f"expected "
             "param_dtype 'fp8'"
         )
+    if table.defer_all_reduce and (replicate == 1 or table.no_sync):
+        found = (
+            "one replica" if replicate == 1 else "no_sync, which reduces nothing before the last micro-batch"
+        )
+        raise InputError(
+            f"strategy.defer_all_reduce: found true with {found}; expected it left out, or "
+            "strategy.replicate above 1 and no_sync false"
+        )
     if table.offload_states and table.cpu_offload:
         raise InputError(
             "strategy.offload_states: found true beside cpu_offload, which updates on the host; expected one "
@@ -99,6 +107,7 @@ def _resolve_fsdp2(
     return Fsdp2Config(
         reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload,
         offload_states=table.offload_states,
+        defers_all_reduce=table.defer_all_reduce,
         precomputes_scales=table.precompute_fp8_scales,
         gpus_per_node=-(-world_size // len(placement.nodes)), job_gpus_per_node=placement.gpus_per_node,
     )  # fmt: skip
@@ -113,6 +122,14 @@ class Fsdp2Training(FsdpTraining[Fsdp2Table, Fsdp2Config]):
     title = "FSDP2"
     unadapted_degrees = ("tensor", "pipeline")
     merging_strategy = "'fsdp2' with wrapping 'huggingface'"
+
+    def synchronized_replicas(
+        self, table: Fsdp2Table, config: Fsdp2Config | None, replicas: int, nodes: int
+    ) -> int:
+        """Replicas whose all-reduce is deferred wait for each other only in the last micro-batch."""
+        if table.defer_all_reduce:
+            return max(1, replicas // (table.replicate or 1))
+        return super().synchronized_replicas(table, config, replicas, nodes)
 
     def check_stored_dtype(
         self, training: TrainingConfig, requested: TrainingTable, table: Fsdp2Table

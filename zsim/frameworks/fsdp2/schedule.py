@@ -68,7 +68,7 @@ class Fsdp2Schedule(Hooks):
         # group, bytes of its all-gather, copy-out event
         self._all_gather_state: tuple[ParamGroup, int, int] | None = None
         self._scheduled_unshards: list[ParamGroup] = []  # unsharded by the schedule, and not waited for yet
-        self._is_syncing = self._reshards = True
+        self._is_syncing = self._reshards = self._all_reduces = True
         self._tied_bytes = 0
 
     # -- sizes ------------------------------------------------------------------------------------------
@@ -270,6 +270,7 @@ class Fsdp2Schedule(Hooks):
     def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
         """Under a schedule that unshards, reshards and reduces, backward neither reshards nor reduces."""
         self._is_syncing = not schedule_manages_sharding and (is_last or not self.strategy.no_sync)
+        self._all_reduces = is_last or not self.strategy.defers_all_reduce
         self._reshards = not schedule_manages_sharding
         self._finish_unshard()
         if self._root is not None and not self._root.ends_before_loss:
@@ -377,7 +378,7 @@ class Fsdp2Schedule(Hooks):
         if self._reshards:
             self._reshard(group, after_forward=False)
         if self._is_syncing:
-            self.reducer.reduce(group, gradient)
+            self.reducer.reduce(group, gradient, all_reduces=self._all_reduces)
 
     # -- actions of a pipeline's schedule ---------------------------------------------------------------
 
@@ -400,7 +401,7 @@ class Fsdp2Schedule(Hooks):
     def reduce_gradients(self) -> None:
         """perform_reduce_grad: post_backward of every group with resharding and reduction, then the final
         callback."""
-        self._is_syncing = self._reshards = True
+        self._is_syncing = self._reshards = self._all_reduces = True
         for group in self.units:
             self.reducer.sum_partial(group, self.gradients[group.name])
             self._reshard(group, after_forward=False)

@@ -22,6 +22,11 @@ class Fsdp2Table(FsdpTable):
         "over so many ranks; left out: all but the last",
     )
 
+    defer_all_reduce: bool = Field(
+        default=False,
+        description="HSDP's gradients are summed over the replicas after the last micro-batch only, of every "
+        "micro-batch over the ranks that shard (set_requires_all_reduce)",
+    )
     offload_states: bool = Field(
         default=False,
         description="optimizer states wait in host memory, and are on the GPU while they are updated there",
@@ -65,6 +70,8 @@ class Fsdp2Config(StrategyConfig):
     """GPUs that DTensor takes for a node when it weighs collectives."""
     job_gpus_per_node: int = 8
     """GPUs of the job that are on one node."""
+    defers_all_reduce: bool = False
+    """Reduced shards are all-reduced over the replicas only after the last micro-batch."""
     precomputes_scales: bool = False
     """The maxima of all fp8 weights are all-reduced in one collective after the update."""
 

@@ -30,5 +30,7 @@ class ParamGroupGradient:
     """Bytes left by earlier micro-batches without reduction."""
     all_reduce_bytes: int = 0
     """Buffer of the all-reduce, kept until the group's next reduction."""
+    partial_bytes: int = 0
+    """Bytes of the shard's sum over micro-batches, which is not summed over the replicas yet."""
     has_shard: bool = False
     post_reduce_event: int | None = None

@@ -104,6 +104,8 @@ def _why_not_accelerate(job: Job) -> str | None:
         return "it checkpoints every block or none, not each block in its own way"
     if training.activation_checkpointing not in ("none", "full") or training.checkpoint_every != 1:
         return f"it checkpoints every block or none, not '{training.activation_checkpointing}'"
+    if isinstance(strategy, Fsdp2Config) and strategy.defers_all_reduce:
+        return "it calls set_requires_gradient_sync, never set_requires_all_reduce"
     if isinstance(strategy, Fsdp2Config):
         reshard = strategy.reshard_after_forward
         if reshard is not None and not isinstance(reshard, bool):

@@ -329,9 +329,14 @@ def _step(job: Job, *, is_fsdp2: bool, no_sync: bool) -> Iterator[str]:
     yield "def train_step(model, optimizer, loss_of, micro_batches):"
     yield '    """One step; `loss_of(model, micro_batch)` is a scalar."""'
     yield "    for number, micro_batch in enumerate(micro_batches):"
-    if training.gradient_accumulation_steps > 1 and no_sync:
+    strategy = job.strategy
+    defers = isinstance(strategy, Fsdp2Config) and strategy.defers_all_reduce
+    if training.gradient_accumulation_steps > 1 and (no_sync or defers):
         yield "        is_last = number + 1 == GRADIENT_ACCUMULATION_STEPS"
-        if is_fsdp2:
+        if defers:
+            yield "        model.set_requires_all_reduce(is_last)"
+            yield "        (loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
+        elif is_fsdp2:
             yield "        model.set_requires_gradient_sync(is_last)"
             yield "        (loss_of(model, micro_batch) / GRADIENT_ACCUMULATION_STEPS).backward()"
         else:

@@ -92,6 +92,8 @@ def _why_not_torchtitan(job: Job) -> str | None:
         return f"it has no checkpointing '{training.activation_checkpointing}'"
     if training.gradient_accumulation_steps > 1 and strategy.no_sync:
         return "it reduces gradients after every micro-batch"
+    if strategy.defers_all_reduce:
+        return "it sums gradients over the replicas after every micro-batch"
     if training.cross_entropy not in _LOSSES:
         return f"it has no cross entropy '{training.cross_entropy}'"
     if training.optimizer not in ("adamw", "adam"):

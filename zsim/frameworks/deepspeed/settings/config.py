@@ -130,7 +130,7 @@ class TrainingValues:
 
 @dataclass(frozen=True, slots=True)
 class DeepCompile:
-    """DeepCompile at stage 3, with the passes of its own schedule: after the fifth step the gathers are
+    """DeepCompile with the passes of its own schedule: at stage 3 after the fifth step the gathers are
     issued ahead, and some parameters stay gathered.
     """
 
@@ -225,6 +225,7 @@ class DeepSpeedConfig(StrategyConfig):
             words += [f"hpZ {hpz}"] if hpz > 1 else []
             words += ["qwZ"] if zero.zero_quantized_weights else []
             words += ["qgZ"] if zero.zero_quantized_gradients else []
+        words += ["DeepCompile"] if self.deep_compile is not None else []
         return " + ".join(words)
 
     @property

@@ -48,8 +48,6 @@ def find_unsimulated_deep_compile(
     """(key, feature) of what is not simulated."""
     if block is None or deep_compile_of(block, zero) is None:
         return
-    if zero.stage != _STAGE:
-        yield "compile.deepcompile", f"DeepCompile at stage {zero.stage}, only at stage 3,"
     if release.number < _SINCE:
         yield "compile.deepcompile", "DeepCompile before 0.19.5 (strategy.version)"
     extensions = {
@@ -71,18 +69,26 @@ def find_unsimulated_deep_compile(
 
 
 def check_deep_compile(config: DeepSpeedConfig, parallelism: ParallelismConfig) -> None:
-    """Raises NotSimulatedError for parallelism beside data parallelism."""
-    if not parallelism.is_trivial:
+    """Raises NotSimulatedError for parallelism beside data parallelism, Muon before stage 3, and optimizers
+    that are not ZeRO's own class.
+    """
+    where = f"{config.name}: compile.deepcompile: zsim does not simulate DeepCompile with"
+    if config.optimizer.name == "muon" and config.stage < _STAGE:
+        raise NotSimulatedError(f"{where} Muon before stage 3 yet; expected stage 3, or another optimizer")
+    if config.optimizer_wrapper not in ("zero12", "zero3"):
         raise NotSimulatedError(
-            f"{config.name}: compile.deepcompile: zsim does not simulate DeepCompile with model parallelism "
-            "yet; expected data parallelism alone"
+            f"{where} {config.optimizer_wrapper}, which DeepSpeed takes here; expected stage 2 or 3, or "
+            "data_types.grad_accum_dtype as the weights"
         )
+    if not parallelism.is_trivial:
+        raise NotSimulatedError(f"{where} model parallelism yet; expected data parallelism alone")
 
 
 def deep_compile_notes(where: str, deep_compile: DeepCompile | None) -> list[str]:
     if deep_compile is None:
         return []
     return [
-        f"{where}: compile.deepcompile: simulated as a script runs that calls engine.compile(), after the "
-        "fifth step, from which on gathers are issued ahead and parameters stay gathered as memory allows"
+        f"{where}: compile.deepcompile: simulated as a script runs that calls engine.compile(), at stage 3 "
+        "after the fifth step, from which on gathers are issued ahead and parameters stay gathered as memory "
+        "allows"
     ]
