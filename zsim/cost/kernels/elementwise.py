@@ -71,6 +71,9 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     "scale": ActivationCost(Passes(2, 1), Passes(2, 1), saved=0),
     # Multiplied by a learned vector, whose gradient is a product (3 tensors) and its sum over rows.
     "learned_scale": ActivationCost(Passes(2, 1), Passes(6, 3), saved=1),
+    # Between bounds that are tensors; backward: a comparison with each and both joined (masks of one byte),
+    # and the gradient where the mask is.
+    "clamp": ActivationCost(Passes(2, 1), Passes(7, 4), saved=1),
     # Reads and writes the tensor and a mask of one byte, half a 16-bit tensor.
     "dropout": ActivationCost(Passes(2.5, 1), Passes(2.5, 1), saved=0.5),
 }
