@@ -93,13 +93,13 @@ def judge_runs(
     """The runs with their validation by `runs`, which are of other sources: the interval that a report of
     each run gives, wider by the spreads of its inputs."""
     validations: dict[Features, Validation] = {}
-    found = []
+    judgements = []
     for run in judged:
         if run.features not in validations:
             validations[run.features] = validation_of(run.features, runs, estimates)
-        spread = InputSpread("its inputs", run.input_fast, run.input_slow)
-        found.append(JudgedRun(run, widen_for_input(validations[run.features], spread)))
-    return found
+        inputs = InputSpread("its inputs", run.input_fast, run.input_slow)
+        judgements.append(JudgedRun(run, widen_for_input(validations[run.features], inputs)))
+    return judgements
 
 
 def coverage_of(

@@ -223,6 +223,8 @@ def _training(row: RlRow, layout: Layout) -> dict[str, Any]:
         table["checkpoint_offload"] = "stream"
     if layout.has(r"compile"):
         table["compile"] = True
+    if row.has_word(r"prime-rl", "framework"):
+        table["cross_entropy"] = "prime-rl-chunked"  # its default from January 2026 on
     return table
 
 

@@ -21,6 +21,11 @@ both casts in every chunk, twice, and its gradient back, if it has one. Weights 
 take the second alone. Without autocast, as under DeepSpeed's engine, the product would be in fp32, which is
 not simulated. Backward needs the hidden states alone.
 
+# [Note: chunks of tokens and words]
+With `chunked_words` a chunk is of some words as well (prime-rl's `_SequenceChunkedLogProbEntropyFn`): its
+product is of a part of the weight, backward makes the logits again, and adds the gradients of hidden states
+and weight to their parts of two tensors of zeros. It keeps the hidden states, and a number per token.
+
 Neglected: the host reads the number of labels that count (`.item()`), once per micro-batch.
 """
 
@@ -79,6 +84,8 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     dtype, weight = options.kernel_dtype, spec.in_features * spec.out_features
     if options.loss is TILED:
         return _tiled_head(tokens, hidden, vocab, options)
+    if options.loss.chunked_words:
+        return _chunked_head(head, tokens, options)
     if options.loss.checkpointed_tokens:
         is_trained = all(parameter.trainable for parameter in head.parameters)
         return _checkpointed_head(tokens, hidden, vocab, options, is_trained=is_trained)
@@ -174,6 +181,52 @@ def _checkpointed_head(
                 *temporaries,
                 *loss.temporary_sizes(logits, e, is_backward=True),
                 *gradient,
+            ),
+        ),
+    )
+
+
+def _chunked_head(head: Module, tokens: int, options: WorkOptions) -> FusedHead:
+    """The head with its loss by tokens and words. See [Note: chunks of tokens and words]."""
+    spec = head.op_spec
+    assert isinstance(spec, Linear)
+    hidden, vocab, loss = spec.in_features, spec.out_features, options.loss
+    e, dtype = options.activation_bytes, options.kernel_dtype
+    is_trained = all(parameter.trainable for parameter in head.parameters)
+    chunk, words = min(tokens, loss.checkpointed_tokens), min(vocab, loss.chunked_words)
+    forward: list[Kernel] = []
+    weight_gradient = (hidden * vocab * e,) if is_trained else ()
+    backward = [kernel for size in (tokens * hidden * e, *weight_gradient) for kernel in fill_kernels(size)]
+    for begin in range(0, tokens, chunk):
+        size = min(chunk, tokens - begin)
+        for first in range(0, vocab, words):
+            width = min(words, vocab - first)
+            product = gemm(size, width, hidden, e, dtype)
+            forward += [product, *loss.kernels(size, width, e, dtype, is_backward=False)]
+            backward += [
+                product,
+                *loss.kernels(size, width, e, dtype, is_backward=True),
+                gemm(size, hidden, width, e, dtype, "nn"),
+                *accumulate_kernels(size * hidden, dtype, dtype),
+            ]
+            if is_trained:
+                backward += [
+                    gemm(width, hidden, size, e, dtype, "tn"),
+                    *accumulate_kernels(width * hidden, dtype, dtype),
+                ]
+    logits = chunk * words
+    temporaries = (logits * e, *loss.kept_sizes(logits, e))
+    return FusedHead(
+        forward=tuple(forward),
+        backward=tuple(backward),
+        tensors=ModuleTensors(
+            saved=(tokens * hidden * e,),
+            forward=(*temporaries, *loss.temporary_sizes(logits, e, is_backward=False)),
+            backward=(
+                *temporaries,
+                *loss.temporary_sizes(logits, e, is_backward=True),
+                tokens * hidden * e,
+                *weight_gradient,
             ),
         ),
     )

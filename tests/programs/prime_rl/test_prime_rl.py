@@ -55,7 +55,7 @@ def test_an_update_of_rl_has_prime_rls_defaults(tmp_path: Path) -> None:
     assert (training.sequence_length, training.micro_batch_size) == (4096, 1)
     assert training.gradient_accumulation_steps == 64
     assert (training.compile, training.activation_checkpointing) == (True, "full")
-    assert (training.checkpoint_offload, training.cross_entropy) == ("stream", "fused_linear")
+    assert (training.checkpoint_offload, training.cross_entropy) == ("stream", "prime-rl-chunked")
     assert (table.offload_states, table.param_dtype, table.reduce_dtype) == (True, "bf16", "fp32")
     assert (table.no_sync, table.reshard_after_forward, training.optimizer_implementation) == (
         False,

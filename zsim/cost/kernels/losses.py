@@ -92,6 +92,10 @@ class LossKernelSet:
     """Tokens of a chunk of the head and the loss, each of which is a checkpoint that runs again in backward.
     0 where chunks are cut in another way.
     """
+    chunked_words: int = 0
+    """Words of the vocabulary of such a chunk, with a part of the head's weight as it is. 0 for all of them,
+    with the weight cast.
+    """
 
     def kernels(
         self, tokens: int, vocab_size: int, element_bytes: int, dtype: str, *, is_backward: bool

@@ -27,6 +27,7 @@ _OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd_momentum"}
 _OF_RL = ("orchestrator", "trainer", "inference")
 _SHARED = ("model", "optim")  # of a file of SFT, or of the trainer alone
 _ROLLOUTS = 128  # of a step
+_CHUNK = 8192  # tokens, of the head and the loss
 _EXPERT_RANKS = 8  # at most, with ep = "auto"
 # Adapters' targets by default, of which these are in no dense model.
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -175,8 +176,11 @@ def _read_recomputation(keys: NestedKeys) -> None:
 def _read_batch(keys: NestedKeys, *, is_sft: bool) -> None:
     file, settings = keys.file, keys.file.settings
     keys.read("data.micro_batch_size")
-    chunk = keys.get(f"{_MODEL}.fused_lm_head_token_chunk_size", 8192)
-    settings["training.cross_entropy"] = "eager" if is_sft or chunk == "disabled" else "fused_linear"
+    chunk = keys.get(f"{_MODEL}.fused_lm_head_token_chunk_size", _CHUNK)
+    loss = "prime-rl" if chunk == "disabled" else "prime-rl-chunked"
+    settings["training.cross_entropy"] = "eager" if is_sft else loss
+    if not is_sft and chunk not in ("disabled", _CHUNK):
+        file.note(f"the head and the loss are taken to run in chunks of {_CHUNK:,} tokens, not of {chunk}")
     if is_sft:
         settings["training.sequence_length"] = keys.count("data.seq_len", 128)
         file.global_batch_size = keys.count("data.batch_size", 128)
