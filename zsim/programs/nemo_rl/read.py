@@ -171,7 +171,7 @@ def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
         others={
             "algorithm": "grpo",
             "placement": "async" if is_async else "split" if file.rollout_gpus else "colocated",
-            "micro_batches": "packed" if packs else "padded",
+            "batching": "packed" if packs else "padded",
             "micro_batch_tokens": keys.get(f"policy.{packs[-1]}.train_mb_tokens") if packs else None,
             "reference": "resident" if penalty else "none",
             "old_logprobs": "skipped" if is_on_policy else None,
