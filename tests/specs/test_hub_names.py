@@ -24,6 +24,12 @@ PARAMETERS = {
     "HuggingFaceTB/SmolLM2-135M": 134_515_008,
     "01-ai/Yi-1.5-34B-Chat": 34_388_917_248,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "google/gemma-7b-it": 8_537_680_896,
+    "microsoft/phi-2": 2_779_683_840,
+    "codellama/CodeLlama-34b-Instruct-hf": 33_743_970_304,
+    "bigcode/starcoder2-15b": 15_957_889_024,
+    "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
+    "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
 }
 """Totals of the model pages."""
 
@@ -41,6 +47,8 @@ def test_a_hub_id_is_a_preset_with_the_parameters_of_its_page(hub_id: str) -> No
         ("unsloth/Llama-3.2-1B-Instruct-bnb-4bit", "llama-3.2-1b"),
         ("NousResearch/Meta-Llama-3-8B", "llama-3-8b"),
         ("gemma-2-9b-it", "gemma2-9b"),
+        ("hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", "llama-3.1-405b"),
+        ("casperhansen/llama-3-70b-fp16", "llama-3-70b"),
     ],
 )
 def test_capitals_copies_and_tuned_checkpoints_are_the_model_of_their_shape(name: str, preset: str) -> None:

@@ -85,6 +85,18 @@ def test_accelerates_file_gives_the_engine_and_the_program_the_precision(folder:
     assert found.training.gradient_accumulation_steps == 4
 
 
+@pytest.mark.parametrize(
+    ("launcher", "stored"), [("--multi_gpu", "bf16"), ("--config_file fsdp.yaml", "fp32")]
+)
+def test_weights_loaded_in_bf16_are_kept_as_the_launchers_engine_keeps_them(
+    folder: Path, launcher: str, stored: str
+) -> None:
+    """DDP trains them in bf16. Under FSDP Accelerate casts what is trained to fp32."""
+    found = read(f"accelerate launch {launcher} train.py {FLAGS} --torch_dtype bfloat16")
+    assert found.training.stored_dtype == stored
+    assert all("DDP is simulated" not in note for note in found.notes)
+
+
 def test_a_program_that_names_an_engine_keeps_it(folder: Path) -> None:
     found = read(f"accelerate launch --config_file fsdp.yaml train.py --deepspeed zero3.json {FLAGS}")
     assert (found.strategy.kind, found.gpus) == ("deepspeed", 16)

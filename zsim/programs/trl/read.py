@@ -82,7 +82,7 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     weights = weights_type(values, "dtype", "torch_dtype")
     if not values.has("dtype") and not values.has("torch_dtype"):
         weights = "" if is_quantised else values.assume("dtype", "float32") and "fp32"
-    write_types(values, precision, weights, has_adapters=has_adapters)
+    write_types(values.file, precision, weights, has_adapters=has_adapters)
     if has_adapters:
         _read_adapters(values, is_quantised=is_quantised)
     elif is_quantised:

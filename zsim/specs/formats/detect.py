@@ -127,6 +127,8 @@ def merge_training_file(
         _fill(merged, dotted, value, remaining_overrides, f"{origin}: {dotted}", file.name)
     for dotted, value in file.defaults.items():
         _fill(merged, dotted, value, remaining_overrides)
+    if file.epochs is not None and _has_length(merged.get("cost"), remaining_overrides):
+        _fill(merged, "cost.epochs", file.epochs, remaining_overrides)
     if file.resolve_stages is not None and remaining_overrides.get("model", merged.get("model")) is not None:
         for dotted, value in file.resolve_stages(_num_layers(merged, remaining_overrides)).items():
             _fill(merged, dotted, value, remaining_overrides, f"{origin}: {dotted}", file.name)
@@ -140,6 +142,12 @@ def merge_training_file(
                 raise InputError(f"{file.name}: {file.missing_model}")
             raise InputError(f"{file.name} names no {key}: give it (--{key})")
     return merged, remaining_overrides
+
+
+def _has_length(cost: Any, overrides: Mapping[str, Any]) -> bool:
+    """Whether the experiment says how large the data set is."""
+    table = cost if isinstance(cost, Mapping) else {}
+    return any(overrides.get(f"cost.{key}", table.get(key)) is not None for key in ("tokens", "samples"))
 
 
 def _fill(
@@ -191,12 +199,12 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
         return
     total = _world_size(data, overrides)
     world_size = total - rollout_gpus
+    if world_size < 1:
+        raise InputError(
+            f"{file.name}: {rollout_gpus} GPUs generate, but the experiment has {total}; expected more, "
+            f"as --gpus {total + rollout_gpus}, or fewer of rl.rollout.gpus"
+        )
     if file.resolve_rollout is not None:
-        if world_size < 1:
-            raise InputError(
-                f"{file.name}: found {total} GPUs, of which engines have {rollout_gpus}; expected more of "
-                "them, or fewer of rl.rollout.gpus"
-            )
         file.resolve_rollout(world_size)
     if file.shard_degree is not None and file.shard_degree * replicate * model_ranks != world_size:
         factors = "".join(f", {key} {degree}" for key, degree in degrees.items() if degree > 1)

@@ -24,6 +24,12 @@ class TrainingFile:
     """Ranks that shard the model states. It is resolved once the number of GPUs is known."""
     global_batch_size: int | None = None
     """Sequences of a step. It is resolved once the number of GPUs is known."""
+    weight_types: tuple[str, str, bool] | None = None
+    """The type of products, that in which weights are loaded ("" for the products'), and whether adapters are
+    trained. None where the program does not say.
+    """
+    epochs: float | None = None
+    """How often a data set is trained on, where its size is known. None if steps say how far a run goes."""
     rollout_gpus: int = 0
     """GPUs that generate and do not train, of those that it has."""
     program: str | None = None
