@@ -238,6 +238,24 @@ def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) 
     assert found.training.gradient_accumulation_steps == 16  # 256 over 8 that train, in micro-batches of 2
 
 
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ("${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}", 4096),
+        ("3000", 3000),
+        ("${div:${policy.max_total_sequence_length}, 2}", None),
+    ],
+)
+def test_nemo_rls_packed_micro_batches_have_tokens(tmp_path: Path, tokens: str, expected: int | None) -> None:
+    """2,048 tokens of two sequences."""
+    text = NEMO_BASE.replace(
+        "  precision:", f"  sequence_packing: {{enabled: true, train_mb_tokens: '{tokens}'}}\n  precision:"
+    ).replace("'3000'", "3000")
+    (tmp_path / "packed.yaml").write_text(text)
+    table = rollout_of(read(str(tmp_path / "packed.yaml")))
+    assert (table.batching, table.micro_batch_tokens) == ("packed", expected)
+
+
 def test_openrlhfs_engines_have_gpus_of_their_own() -> None:
     found = read(OPENRLHF)
     table = rollout_of(found)
