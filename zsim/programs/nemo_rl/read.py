@@ -6,6 +6,7 @@ Read in NeMo-RL 7ea279ab: `utils/config.py` (`load_config_with_inheritance`), `m
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -206,7 +207,8 @@ def _packed_tokens(keys: NestedKeys, name: str) -> int | None:
     value = keys.values.get(key)
     if isinstance(value, str) and (factors := _PRODUCT.fullmatch(value.strip())):
         numbers = [keys.values.get(factor.strip().strip("${}"), factor) for factor in factors.groups()]
-        value = numbers[0] * numbers[1] if all(isinstance(number, int) for number in numbers) else None
+        whole_numbers = [number for number in numbers if isinstance(number, int)]
+        value = math.prod(whole_numbers) if len(whole_numbers) == len(numbers) else None
     return value if isinstance(value, int) and value > 0 else None
 
 
