@@ -178,12 +178,12 @@ def test_verls_micro_batches_are_by_tokens_or_by_samples(
     tmp_path: Path, changes: str, kind: str, tokens: int | None
 ) -> None:
     table = rollout_of(read(verl(tmp_path, VERL.replace("use_kl_loss: true", changes))))
-    assert (table.micro_batches, table.micro_batch_tokens) == (kind, tokens)
+    assert (table.batching, table.micro_batch_tokens) == (kind, tokens)
 
 
 def test_verl_pads_to_the_cap_where_it_keeps_padding(tmp_path: Path) -> None:
     text = VERL.replace("{path: meta-llama/Llama-3.1-8B}", "{path: x, use_remove_padding: false}")
-    assert rollout_of(read(verl(tmp_path, text))).micro_batches == "padded"
+    assert rollout_of(read(verl(tmp_path, text))).batching == "padded"
 
 
 def test_verls_fully_asynchronous_step_is_what_is_trained_on_between_syncs() -> None:
@@ -234,8 +234,26 @@ def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) 
     assert (table.prompts_per_step, table.samples_per_prompt, table.mini_batch_samples) == (32, 16, 256)
     assert (table.max_staleness, table.partial_rollout, table.reference) == (2, True, "resident")
     assert table.rollout.gpu_memory_utilization == 0.8
-    assert (table.micro_batches, table.micro_batch_tokens) == ("padded", None)
+    assert (table.batching, table.micro_batch_tokens) == ("padded", None)
     assert found.training.gradient_accumulation_steps == 16  # 256 over 8 that train, in micro-batches of 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ("${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}", 4096),
+        ("3000", 3000),
+        ("${div:${policy.max_total_sequence_length}, 2}", None),
+    ],
+)
+def test_nemo_rls_packed_micro_batches_have_tokens(tmp_path: Path, tokens: str, expected: int | None) -> None:
+    """2,048 tokens of two sequences."""
+    text = NEMO_BASE.replace(
+        "  precision:", f"  sequence_packing: {{enabled: true, train_mb_tokens: '{tokens}'}}\n  precision:"
+    ).replace("'3000'", "3000")
+    (tmp_path / "packed.yaml").write_text(text)
+    table = rollout_of(read(str(tmp_path / "packed.yaml")))
+    assert (table.batching, table.micro_batch_tokens) == ("packed", expected)
 
 
 def test_openrlhfs_engines_have_gpus_of_their_own() -> None:
@@ -247,10 +265,10 @@ def test_openrlhfs_engines_have_gpus_of_their_own() -> None:
     colocated = rollout_of(read(f"{OPENRLHF} --train.colocate_all --vllm.enable_sleep --ds.enable_sleep"))
     assert (colocated.placement, colocated.rollout.gpus) == ("colocated", None)
     assert (colocated.offload.sleep_level, colocated.offload.optimizer) == (1, True)
-    assert (colocated.micro_batches, colocated.micro_batch_tokens) == (None, None)
+    assert (colocated.batching, colocated.micro_batch_tokens) == (None, None)
     packed = rollout_of(read(f"{OPENRLHF} --ds.packing_samples"))
     dynamic = rollout_of(read(f"{OPENRLHF} --train.dynamic_batch_enable"))
-    assert (packed.micro_batches, dynamic.micro_batches) == ("unpadded", "packed")
+    assert (packed.batching, dynamic.batching) == ("unpadded", "packed")
     assert dynamic.micro_batch_tokens == 16192
     running = rollout_of(read(f"{OPENRLHF} --train.async_enable --train.partial_rollout_enable"))
     assert (running.placement, running.max_staleness, running.partial_rollout) == ("async", 1, True)

@@ -12,12 +12,13 @@ import pytest
 from tests.workflows.test_loop import experiment, looped, resolved, simulator
 from tests.workflows.test_replica import requests, run
 from zsim.cost.inference.layers import EngineLayout, served_model
+from zsim.engine.micro_batches import simulate_step
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.rl.lengths import RlLengthsTable
 from zsim.specs.library import Library
-from zsim.workflows.rl.job import RlJob, resolve_rl
+from zsim.workflows.rl.job import RlJob, packed_job, resolve_rl
 from zsim.workflows.rl.memory import memory_by_phase
-from zsim.workflows.rl.phases import model_bytes, sync_seconds
+from zsim.workflows.rl.phases import model_bytes, num_tensors, sync_seconds
 from zsim.workflows.rl.result import RlResult, simulate_rl
 from zsim.workflows.rl.samples import draw_samples
 from zsim.workflows.rollout.limits import (
@@ -160,3 +161,48 @@ def test_an_engine_that_fills_its_part_fits_whatever_errors_trainers_have() -> N
     result = simulate_rl(experiment(rollout={"gpu_memory_utilization": 0.9}), simulator())
     assert result.memory["rollout"].total / result.capacity_bytes > 0.96
     assert result.verdicts["rollout"].word == "fits"
+
+
+def test_one_slot_is_serial_and_slots_beyond_the_cache_change_nothing() -> None:
+    """A cache for four sequences of 300 tokens."""
+    four = 4 * blocks_for(200 + 100)
+    one, few, many = (
+        run(requests([100] * 8, prompt=200), EngineLimits(slots, 16384, four, prefix_caching=False))
+        for slots in (1, 4, 400)
+    )
+    alone, _ = run(requests([100], prompt=200), EngineLimits(1, 16384, four, prefix_caching=False))
+    assert one[0] == pytest.approx(8 * alone, rel=1e-9)
+    assert max(one[1].running) == 1
+    assert max(many[1].running) <= 5  # prompts alone have room for a fifth, which is put off as they grow
+    assert many[0] >= 0.99 * few[0]
+
+
+def test_kernels_that_are_launched_one_by_one_never_take_less_time() -> None:
+    eager, graphs = (resolved(rollout={"enforce_eager": value}) for value in (True, False))
+    for running in (1, 8, 64, 512):
+        assert eager.pricer().seconds(running, 1000 * running) >= graphs.pricer().seconds(
+            running, 1000 * running
+        )
+
+
+def test_one_gpu_hands_over_its_own_weights_without_a_fabric() -> None:
+    """Calls and copies are left: no ranks have other parts."""
+    job = resolve_rl(experiment().model_copy(update={"nodes": None, "gpus": 1}), simulator())
+    rates = job.sync
+    calls = rates.seconds + rates.seconds_per_tensor * num_tensors(job.update_job.model)
+    assert sync_seconds(job) == pytest.approx(calls + model_bytes(job) / rates.bytes_per_second)
+    assert sync_seconds(resolved()) >= sync_seconds(job)
+
+
+def test_a_pass_for_log_probabilities_takes_between_a_quarter_and_half_of_an_update() -> None:
+    """2 FLOPs for each parameter and token, against 8 with all blocks computed again, on the same
+    micro-batches. Launches and gathers weigh more in a pass, as nothing of backward hides them.
+    """
+    job = resolved()
+    passed, updated = (
+        simulate_step(
+            packed_job(job.update_job, job.update, forward_only=value), simulate=simulator().outcome
+        ).seconds
+        for value in (True, False)
+    )
+    assert updated / 4 < passed < updated / 2

@@ -226,15 +226,15 @@ def test_micro_batches_of_a_number_of_samples_are_padded_or_not() -> None:
 def test_padding_takes_longer_and_equal_lengths_need_none() -> None:
     """Packing of as many samples as have room is the same where all are alike."""
     kinds = ("packed", "unpadded", "padded")
-    tokens = [resolved(micro_batches=kind).update.tokens for kind in kinds]
+    tokens = [resolved(batching=kind).update.tokens for kind in kinds]
     assert tokens[2] > 1.3 * tokens[1]
     alike = {**LENGTHS, "response": {"law": "constant", "mean": 1948}, "max_response": 1948}
-    equal = [resolved(micro_batches=kind, lengths=alike) for kind in kinds]
+    equal = [resolved(batching=kind, lengths=alike) for kind in kinds]
     assert {(job.update.micro_batches, job.update.tokens) for job in equal} == {(8, 2048.0)}
     with pytest.raises(
         InputError, match=r"rl.micro_batch_tokens: found 4,096 with micro-batches of 1 sample"
     ):
-        resolved(micro_batches="padded", micro_batch_tokens=4096)
+        resolved(batching="padded", micro_batch_tokens=4096)
     assert resolved(micro_batch_tokens=16384).update.micro_batches == 1
 
 
@@ -245,7 +245,7 @@ def test_frameworks_pad_to_what_they_pad(framework: str, tokens: str) -> None:
     """TRL prompts and completions each to their longest, NeMo-RL samples, DeepSpeed-Chat to the cap."""
     lengths = {**LENGTHS, "prompt": {"low": 50, "high": 150}}
     algorithm = "ppo" if framework == "deepspeed-chat" else "grpo"
-    asked = experiment(framework=framework, lengths=lengths, micro_batches="padded", algorithm=algorithm)
+    asked = experiment(framework=framework, lengths=lengths, batching="padded", algorithm=algorithm)
     job = resolve_rl(asked, simulator())
     prompts, responses = job.samples.prompts, job.samples.responses
     sides = int(prompts.max() + responses.max())

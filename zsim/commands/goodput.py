@@ -43,5 +43,5 @@ def goodput(
     if out is not None:
         for path in run.save(out):
             print_file(path.suffix[1:], path)
-    if code := run.tightest_report.verdict.exit_code:
+    if code := run.verdict.exit_code:
         raise typer.Exit(code)

@@ -284,7 +284,9 @@ def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
     report = run.prepared.first.result.report
     weakest = ", ".join(f"{part} {grade}" for part, grade in report.evidence.items())
-    step_text = f"a step of {format_seconds(report.step_seconds)}"
+    first = run.prepared.first
+    seconds = report.step_seconds if first.full_step is None else first.step_seconds
+    step_text = f"a step of {format_seconds(seconds)}"
     yield (
         step_text,
         weakest,

@@ -34,9 +34,27 @@ from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.messages import validate_table
 from zsim.units import Duration
+from zsim.validated.verdict import Verdict
 
 _RECOVERY_FILE = PRESETS / "recovery.toml"  # default times of recovery of the frameworks
 _MAX_SIZES = 12  # numbers of nodes that are simulated for shrink
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """A step of which the trainer's update is a part, as in reinforcement learning. Saves are its."""
+
+    seconds: float
+    seconds_range: tuple[float, float]
+    """The interval of 80 %."""
+    nodes: int
+    gpus: int
+    tokens: float
+    """Tokens that are trained on."""
+    verdict: Verdict
+    """On the phase that is least likely to fit."""
+    headline: str
+    """Model, loop and GPUs."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +70,16 @@ class SimulatedPhase:
     """The outer step of replicas that train separately, of which `result` is one."""
     tokens: float | None = None
     """Tokens of the phase, where its length is set in tokens or samples."""
+    full_step: WholeStep | None = None
+    """The step of which `result` is the trainer's update. None where they are the same."""
+    continues: bool = False
+    """The phase goes on from the one before it without a start."""
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of an inner step with its part of the outer one."""
+        """Seconds of a whole step, or of an inner step with its part of the outer one."""
+        if self.full_step is not None:
+            return self.full_step.seconds
         return self.result.report.step_seconds + (0.0 if self.outer is None else self.outer.added_seconds)
 
     @property
@@ -63,11 +87,24 @@ class SimulatedPhase:
         return 1 if self.outer is None else self.outer.replicas
 
     @property
+    def step_tokens(self) -> float:
+        return self.result.report.step_tokens if self.full_step is None else self.full_step.tokens
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether a step fits."""
+        return self.result.report.verdict if self.full_step is None else self.full_step.verdict
+
+    @property
     def nodes(self) -> int:
+        if self.full_step is not None:
+            return self.full_step.nodes
         return self.result.job.num_nodes * self.num_replicas
 
     @property
     def gpus(self) -> int:
+        if self.full_step is not None:
+            return self.full_step.gpus
         return self.result.job.world_size * self.num_replicas
 
 
@@ -193,6 +230,7 @@ class PreparedRun:
             slowdown_by_nodes=self._slowdowns(number) if recovery.policy == "shrink" else {},
             replicas=self._replicas(simulated) if recovery.policy == "per-step" else 1,
             failure_share=rate / highest if highest else 1.0,
+            starts_anew=not simulated.continues,
         )
 
     def _saves(self, number: int, work_seconds: float, mode: CheckpointMode) -> Saves:
@@ -313,6 +351,23 @@ def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun
     `result` is the experiment's step, where it is known already. Raises InputError where the experiment does
     not say how far it goes.
     """
+    if experiment.rl is not None:
+        raise InputError("run: found [rl], whose whole steps `zsim goodput` and `zsim.simulate_run` simulate")
+    table, cost = run_length(experiment)
+    simulator = Simulator()
+    phases = []
+    for phase in table.phases or (None,):
+        phase_experiment = experiment if phase is None else change_experiment(experiment, phase.overrides())
+        known_result = result if phase is None else None
+        phases.append(_simulate_phase(phase_experiment, table, cost, phase, known_result, simulator))
+    return PreparedRun(experiment, table, phases, simulator)
+
+
+def run_length(experiment: Experiment) -> tuple[TrainingRunTable, CostTable | None]:
+    """The tables that say how far a run goes. The second is None where `[run]` says it.
+
+    Raises InputError where none does.
+    """
     table = experiment.run
     if table is None:
         table = TrainingRunTable()
@@ -323,13 +378,7 @@ def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun
             'run: how far does it go? expected run.tokens (as in tokens = "15T"), run.steps or run.days, or '
             "--tokens or --samples"
         )
-    simulator = Simulator()
-    phases = []
-    for phase in table.phases or (None,):
-        phase_experiment = experiment if phase is None else change_experiment(experiment, phase.overrides())
-        known_result = result if phase is None else None
-        phases.append(_simulate_phase(phase_experiment, table, cost, phase, known_result, simulator))
-    return PreparedRun(experiment, table, phases, simulator)
+    return table, cost
 
 
 @garbage_collection.pause()

@@ -49,6 +49,8 @@ class Phase:
     """Replicas that can go on without one another (per-step)."""
     failure_share: float = 1.0
     """The part of the rate of failures, which is that of the largest phase."""
+    starts_anew: bool = True
+    """The job is started again for it, if it is not the first."""
 
 
 @dataclass(frozen=True, slots=True)

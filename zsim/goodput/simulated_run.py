@@ -18,7 +18,7 @@ from zsim.report.report import Report
 from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.failures import resolve_failures
 from zsim.specs.experiment.run.storage import resolve_storage
-from zsim.validated.verdict import verdict_content
+from zsim.validated.verdict import Verdict, verdict_content
 from zsim.version import __version__
 
 _HOUR = 3600.0
@@ -84,9 +84,16 @@ class SimulatedRun:
         return min(reports, key=lambda report: (report.fits, report.verdict.probability))
 
     @property
+    def verdict(self) -> Verdict:
+        """The verdict on the phase that is least likely to fit."""
+        if self.prepared.first.full_step is None:
+            return self.tightest_report.verdict
+        return min((phase.verdict for phase in self.prepared.phases), key=lambda verdict: verdict.probability)
+
+    @property
     def fits(self) -> bool:
         """Whether the steps of all phases fit."""
-        return self.tightest_report.fits
+        return self.tightest_report.fits and self.verdict.is_likely
 
     @property
     def is_diverging(self) -> bool:
@@ -164,7 +171,8 @@ class SimulatedRun:
         elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
         lost_seconds = runs.lost_seconds()
         productive, start = useful + lost_seconds["degraded"], self.prepared.startup_seconds
-        mfu = self.prepared.first.result.report.mfu_fraction
+        first = self.prepared.first
+        mfu = first.result.report.mfu_fraction if first.full_step is None else None
         return {
             "goodput": useful / elapsed,
             "ettr_rsc": productive / (elapsed + start),
@@ -192,7 +200,7 @@ class SimulatedRun:
             gpus = phase.gpus * nodes / phase.nodes
             hours += gpus * seconds / _HOUR
             energy, power = phase.result.report.energy, phase.result.job.cluster.gpu.power
-            if energy is None or power is None:
+            if energy is None or power is None or phase.full_step is not None:
                 is_known = False
                 continue
             run = self._mean_phase_seconds(number, "worked")
@@ -223,12 +231,20 @@ class SimulatedRun:
             for name, source_table in tables.items()
         }
 
+    @property
+    def _step_seconds_range(self) -> list[float] | None:
+        first = self.prepared.first
+        if first.full_step is not None:
+            return [*first.full_step.seconds_range]
+        report = first.result.report
+        return None if report.validation is None else [*report.validation.range_of(report.step_seconds)]
+
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim goodput --json` writes."""
         prepared, runs, curve = self.prepared, self.runs, self.curve
         report, checkpoint = prepared.first.result.report, self.checkpoint
         low, high = self.days_range
-        validation, repairs = report.validation, estimate_repairs(runs)
+        repairs = estimate_repairs(runs)
         short = self.tightest_report.out_of_memory
         return {
             "zsim_version": __version__,
@@ -236,9 +252,9 @@ class SimulatedRun:
             "run": prepared.table.model_dump(mode="json"),
             "fits": self.fits,
             "out_of_memory": None if short is None else asdict(short),
-            **verdict_content(self.tightest_report.verdict),
+            **verdict_content(self.verdict),
             "step_seconds": prepared.first.step_seconds,
-            "step_seconds_range": None if validation is None else [*validation.range_of(report.step_seconds)],
+            "step_seconds_range": self._step_seconds_range,
             "outer_step": None if prepared.first.outer is None else asdict(prepared.first.outer),
             "steps": self.steps,
             "ideal_days": self.ideal_days,

@@ -10,7 +10,14 @@ from zsim.report.fit import allocator_sentences, fit_of
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import format_trust
 from zsim.specs.experiment.labels import gpus_label, strategy_label
-from zsim.units import format_amount, format_bytes, format_duration, format_energy, format_tokens
+from zsim.units import (
+    format_amount,
+    format_bytes,
+    format_duration,
+    format_energy,
+    format_seconds,
+    format_tokens,
+)
 
 MEANINGS = {
     "steps": "steps that were kept",
@@ -60,7 +67,10 @@ def goodput_lines(run: SimulatedRun) -> Iterator[str]:
 
 def headline(run: SimulatedRun) -> str:
     """Model, strategy, cluster and GPUs."""
-    job = run.prepared.first.result.job
+    first = run.prepared.first
+    job = first.result.job
+    if first.full_step is not None:
+        return f"{first.full_step.headline} | {first.step_seconds:.3g} s per step"
     return (
         f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)} | "
         f"{run.prepared.first.step_seconds:.3g} s per step"
@@ -71,6 +81,11 @@ def verdict_sentence(run: SimulatedRun) -> str:
     """Whether the steps fit, as `zsim run` says it. For several phases, whether the one least likely to fit
     does.
     """
+    phases = run.prepared.phases
+    if run.prepared.first.full_step is not None:
+        tightest = min(range(len(phases)), key=lambda index: phases[index].verdict.probability)
+        suffix = f" (part {tightest + 1})" if len(phases) > 1 and run.verdict.word != "fits" else ""
+        return f"{run.verdict.word.upper()}{suffix}  {run.verdict.odds}"
     fit = fit_of(run.tightest_report)
     reports = [phase.result.report for phase in run.prepared.phases]
     number = next(n for n, report in enumerate(reports, 1) if report is run.tightest_report)
@@ -114,12 +129,11 @@ def _steps(count: int) -> str:
 def _partial_step(run: SimulatedRun) -> str:
     """A sentence on a run whose tokens do not fill its one step. Empty for others."""
     phase = run.prepared.first
-    report = phase.result.report
-    if len(run.prepared.phases) > 1 or phase.tokens is None or phase.tokens >= report.step_tokens:
+    if len(run.prepared.phases) > 1 or phase.tokens is None or phase.tokens >= phase.step_tokens:
         return ""
     return (
         f"{format_tokens(phase.tokens)} tokens are less than one step of "
-        f"{format_tokens(report.step_tokens)}, which is simulated. "
+        f"{format_tokens(phase.step_tokens)}, which is simulated. "
     )
 
 
@@ -140,16 +154,23 @@ def time_unit(run: SimulatedRun) -> tuple[str, float]:
 
 def step_trust(run: SimulatedRun) -> str:
     """How far to trust the step that the run is made of."""
+    full_step = run.prepared.first.full_step
+    if full_step is not None:
+        low, high = map(format_seconds, full_step.seconds_range)
+        return f"The first step lies between {low} and {high} in 80 %."
     return format_trust(run.prepared.first.result.report) or "No published run is like the step."
 
 
 def proportional_days(run: SimulatedRun) -> str:
     """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
     report, days = run.prepared.first.result.report, run.expected_days
-    if report.step_seconds_range is None or days is None or run.prepared.table.days is not None:
+    first = run.prepared.first
+    interval = report.step_seconds_range if first.full_step is None else first.full_step.seconds_range
+    step = report.step_seconds if first.full_step is None else first.full_step.seconds
+    if interval is None or days is None or run.prepared.table.days is not None:
         return ""
     unit, seconds = time_unit(run)
-    ends = (days * _DAY / seconds * end / report.step_seconds for end in report.step_seconds_range)
+    ends = (days * _DAY / seconds * end / step for end in interval)
     return f" {unit.capitalize()} in proportion: {' to '.join(f'{end:.3g}' for end in ends)}."
 
 

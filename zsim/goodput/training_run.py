@@ -103,7 +103,7 @@ class TrainingRun:
                 dropped = self.scenario.phases[number - 1].nodes - self.phase.nodes
                 self.missing_nodes = max(self.missing_nodes - max(dropped, 0), 0)
             self.progress.begin_phase(number, self.env.now)
-            if number:
+            if number and self.phase.starts_anew:
                 yield from self._spend(self._restart_seconds(), "planned")
             while not self.progress.is_phase_done:
                 yield from self._train_interval()

@@ -8,12 +8,14 @@ from dataclasses import fields
 from typing import Any
 
 from zsim.goodput import goodput, page
+from zsim.goodput.prepared import prepare
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines, headline
 from zsim.report.fit import fit_of
 from zsim.report.views.displayable import Displayable, Figures
 from zsim.study.experiment_source import ExperimentSource, experiment_of
 from zsim.study.progress import Counts
+from zsim.workflows.rl.run import prepare_rl_run
 
 _DAY = 86_400.0
 
@@ -32,7 +34,8 @@ class RunResult(Displayable, SimulatedRun):
         ]
 
     def headline(self) -> str:
-        return f"{headline(self)}. {fit_of(self.tightest_report).label}."
+        label = self.verdict.label if self.prepared.first.full_step else fit_of(self.tightest_report).label
+        return f"{headline(self)}. {label}."
 
     def lines(self) -> Iterable[str]:
         return goodput_lines(self)
@@ -76,7 +79,8 @@ def simulate_run(
     """
     resolved_experiment = experiment_of(experiment, overrides)
     with Counts(*goodput.PROGRESS_KINDS) as progress:
-        run = goodput.simulate_run(
-            resolved_experiment, seeds=seeds, jobs=jobs, compares=compares, on_done=progress.update
+        prepared = prepare if resolved_experiment.rl is None else prepare_rl_run
+        run = goodput.simulate_prepared(
+            prepared(resolved_experiment), seeds=seeds, jobs=jobs, compares=compares, on_done=progress.update
         )
     return RunResult(**{field.name: getattr(run, field.name) for field in fields(run)})

@@ -39,6 +39,6 @@ WORKFLOW = RlFramework(
     controllers={placement: ControllerRates(3.0, 1.0) for placement in ("colocated", "split", "async")},
     trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},
     continues_rollouts=True,
-    micro_batches="padded",
+    batching="padded",
     sources=SOURCES,
 )

@@ -46,7 +46,7 @@ WORKFLOW = RlFramework(
         for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed")
     },
     has_reference=False,
-    micro_batches="padded",
+    batching="padded",
     padding="sides",
     sources=SOURCES,
 )

@@ -6,6 +6,8 @@ Read in NeMo-RL 7ea279ab: `utils/config.py` (`load_config_with_inheritance`), `m
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 
 _MAX_FILES = 20
+_PRODUCT = re.compile(r"\$\{mul:([^,]+),([^,]+)\}")
 _UPDATE = "of the policy, over sequences of the longest length"
 _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
 _ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
@@ -171,8 +174,8 @@ def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
         others={
             "algorithm": "grpo",
             "placement": "async" if is_async else "split" if file.rollout_gpus else "colocated",
-            "micro_batches": "packed" if packs else "padded",
-            "micro_batch_tokens": keys.get(f"policy.{packs[-1]}.train_mb_tokens") if packs else None,
+            "batching": "packed" if packs else "padded",
+            "micro_batch_tokens": _packed_tokens(keys, packs[-1]) if packs else None,
             "reference": "resident" if penalty else "none",
             "old_logprobs": "skipped" if is_on_policy else None,
             "max_staleness": keys.get("grpo.async_grpo.max_trajectory_age_steps", 1) if is_async else None,
@@ -192,6 +195,21 @@ def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
             "rollout.max_num_seqs": keys.get(f"{GENERATION}.vllm_kwargs.max_num_seqs"),
         },
     )
+
+
+def _packed_tokens(keys: NestedKeys, name: str) -> int | None:
+    """Tokens of a packed micro-batch: a number, or the product of two keys by NeMo-RL's resolver `mul`.
+
+    None where the file leaves them out or derives them otherwise, which are those of full micro-batches.
+    """
+    key = f"policy.{name}.train_mb_tokens"
+    keys.ignore(key)
+    value = keys.values.get(key)
+    if isinstance(value, str) and (factors := _PRODUCT.fullmatch(value.strip())):
+        numbers = [keys.values.get(factor.strip().strip("${}"), factor) for factor in factors.groups()]
+        whole_numbers = [number for number in numbers if isinstance(number, int)]
+        value = math.prod(whole_numbers) if len(whole_numbers) == len(numbers) else None
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _leave_rollout(keys: NestedKeys, feature: str) -> None:

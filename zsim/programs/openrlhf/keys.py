@@ -51,7 +51,7 @@ _KEYS = (
     ProgramKey("rollout.n_samples_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
     ProgramKey("rollout.max_new_tokens", int, "the cap of a response", "rl.lengths.max_response"),
     ProgramKey("train.max_epochs", int, "passes over the responses", "rl.epochs"),
-    ProgramKey("train.dynamic_batch_enable", bool, "micro-batches by tokens", "rl.micro_batches"),
+    ProgramKey("train.dynamic_batch_enable", bool, "micro-batches by tokens", "rl.batching"),
     ProgramKey("train.max_tokens_per_gpu", int, "tokens of such a micro-batch", "rl.micro_batch_tokens"),
     ProgramKey("train.colocate_all", bool, "actor and engines on the same GPUs", "rl.placement"),
     ProgramKey("train.async_enable", bool, "rollouts beside training", "rl.placement"),

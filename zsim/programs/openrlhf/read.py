@@ -123,7 +123,7 @@ def _read_rollout(keys: NestedKeys, *, is_packed: bool) -> None:
             "placement": "async" if is_async else "colocated" if is_colocated else "split",
             "epochs": keys.count("train.max_epochs", 1),
             "reference": "resident" if keys.get("algo.kl.init_coef", 0.01) else "none",
-            "micro_batches": "packed" if is_dynamic else "unpadded" if is_packed else None,
+            "batching": "packed" if is_dynamic else "unpadded" if is_packed else None,
             "micro_batch_tokens": keys.get("train.max_tokens_per_gpu", 16192) if is_dynamic else None,
             "max_staleness": keys.get("train.async_queue_size", 1) if is_async else None,
             "partial_rollout": keys.get("train.partial_rollout_enable", False) if is_async else None,

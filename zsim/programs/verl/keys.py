@@ -40,7 +40,7 @@ _KEYS = (
     ProgramKey(f"{ACTOR}.ppo_micro_batch_size", int, "the same, of all ranks"),
     ProgramKey(f"{ACTOR}.use_dynamic_bsz", bool, "micro-batches by tokens instead of sequences"),
     ProgramKey(f"{ACTOR}.ppo_max_token_len_per_gpu", int, "tokens of such a micro-batch"),
-    ProgramKey(f"{MODEL}.use_remove_padding", bool, "samples without padding", "rl.micro_batches"),
+    ProgramKey(f"{MODEL}.use_remove_padding", bool, "samples without padding", "rl.batching"),
     ProgramKey(f"{MODEL}.use_fused_kernels", bool, "the same, of actor and reference"),
     ProgramKey(f"{ACTOR}.use_fused_kernels", bool, "the head and the log-probabilities in one kernel"),
     ProgramKey(

@@ -116,7 +116,7 @@ def _read_rollout(keys: NestedKeys, update: str) -> None:
         others={
             "algorithm": _ALGORITHMS[estimator],
             "epochs": keys.count(f"{ACTOR}.ppo_epochs", 1),
-            "micro_batches": "packed" if tokens else "unpadded" if is_unpadded else "padded",
+            "batching": "packed" if tokens else "unpadded" if is_unpadded else "padded",
             "micro_batch_tokens": tokens,
             "reference": "none" if not has_reference else "host" if is_host else "resident",
             "old_logprobs": "rollout" if is_bypassed else None,

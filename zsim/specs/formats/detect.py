@@ -254,7 +254,7 @@ def _set_accumulation(
             "least 1, to "
             f"divide the global batch of {file.global_batch_size} by"
         )
-    if file.settings.get("rl.micro_batches") == "packed":
+    if file.settings.get("rl.batching") == "packed":
         # the samples of a whole step are dealt out by their tokens, and what simulates the update alone takes
         # the replica with most
         each = micro_batch_size * micro_batches_per_pass * replicas

@@ -249,13 +249,13 @@ class _Batching:
     """How samples become micro-batches of the trainer."""
 
     def __init__(self, table: RlTable, framework: RlFramework, job: Job, samples: Samples) -> None:
-        self.kind = table.micro_batches or framework.micro_batches
+        self.kind = table.batching or framework.batching
         self.size = job.training.micro_batch_size
         self.max_tokens = table.micro_batch_tokens or job.training.micro_batch_tokens
         if table.micro_batch_tokens and self.kind != "packed":
             raise InputError(
                 f"rl.micro_batch_tokens: found {table.micro_batch_tokens:,} with micro-batches of "
-                f'{self.size} samples; expected rl.micro_batches = "packed", or training.micro_batch_size'
+                f'{self.size} samples; expected rl.batching = "packed", or training.micro_batch_size'
             )
         self._replicas = job.data_parallel_size
         observed = (table.environment.turns - 1) * table.environment.observation_tokens

@@ -9,6 +9,10 @@
     mean = 1020
     sigma = 0.8
 
+    [rl.lengths.growth]
+    mean = 3000
+    steps = 400
+
 A response ends at the cap at the latest. `mean` is that of the lengths as they are cut, which is what
 training logs print.
 """
@@ -77,6 +81,25 @@ class LengthLaw(StrictTable):
         return self
 
 
+class GrowthTable(StrictTable):
+    """`[rl.lengths.growth]`: how responses get longer over a run, which `zsim goodput` simulates."""
+
+    mean: Annotated[float, Field(gt=0, le=2**27)] = Field(description="mean length at the end of the growth")
+    steps: Annotated[int, Field(gt=0, le=10**9, strict=True)] = Field(
+        description="steps from response.mean to this mean, which stays from then on"
+    )
+    law: Literal["linear", "exponential"] = Field(
+        default="linear", description="as many tokens more at every step, or as many percent"
+    )
+
+    def mean_at(self, step: float, first: float) -> float:
+        """The mean at a step of a run that begins with `first` tokens."""
+        part = min(1.0, step / self.steps)
+        if self.law == "linear":
+            return first + part * (self.mean - first)
+        return float(first * (self.mean / first) ** part)
+
+
 class RlLengthsTable(StrictTable):
     """`[rl.lengths]`."""
 
@@ -91,5 +114,8 @@ class RlLengthsTable(StrictTable):
         default=0.3,
         description="correlation of the logarithms of lengths within a prompt, as hard questions have long "
         "answers",
+    )
+    growth: GrowthTable | None = Field(
+        default=None, description="responses that get longer over the run; left out: they stay as they are"
     )
     seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")

@@ -25,7 +25,7 @@ from zsim.units import Bytes, Duration
 Algorithm = Literal["grpo", "ppo", "dapo", "rloo", "dpo", "online-dpo"]
 Placement = Literal["colocated", "split", "async"]
 Transport = Literal["ipc", "broadcast", "reshard", "filesystem", "host"]
-MicroBatches = Literal["packed", "unpadded", "padded"]
+Batching = Literal["packed", "unpadded", "padded"]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -164,7 +164,7 @@ class RlTable(StrictTable):
         default=None, description="responses of one update; left out: all of the rollout"
     )
     epochs: Count = Field(default=1, description="times that a rollout is trained on")
-    micro_batches: MicroBatches | None = Field(
+    batching: Batching | None = Field(
         default=None,
         description="samples of a micro-batch of the trainer: up to the tokens of training.micro_batch_size "
         "sequences, or micro_batch_size of them without padding or with it; left out: the framework's",
