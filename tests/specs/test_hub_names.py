@@ -9,6 +9,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.model import hub_names
+from zsim.specs.model.hub_names import preset_of_folder
 from zsim.specs.model.huggingface import load_model, model_from_config, read_model_config
 from zsim.specs.presets import model_preset_names, model_preset_path
 
@@ -114,3 +115,16 @@ def test_no_other_architecture_is_proposed_for_an_unknown_one(model_type: str) -
     with pytest.raises(InputError) as refused:
         model_from_config({"model_type": model_type, "vocab_size": 8}, "m", "m.json")
     assert "did you mean" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "preset"),
+    [
+        ("${HOME}/verl/models/Qwen3-8B", "qwen3-8b"),
+        ("/data/models/Qwen/Qwen2.5-7B-Instruct/", "qwen2.5-7b"),
+        ("$HDFS_ROOT/model/nothing-known", None),
+        ("Qwen/Qwen3-8B", None),  # a Hub id, not a folder
+    ],
+)
+def test_a_folder_of_another_machine_is_named_for_its_model(path: str, preset: str | None) -> None:
+    assert preset_of_folder(path) == preset

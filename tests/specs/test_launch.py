@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.expect import of_kind
+from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
@@ -194,3 +194,11 @@ def test_a_trainers_word_that_trains_nothing_is_named(folder: Path) -> None:
         "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --max_length 2048\nswift export --adapters x\n"
     )
     assert read("both.sh").program == "ms-swift"
+
+
+def test_uvs_extras_are_no_launchers() -> None:
+    """`uv run` starts what stands behind its flags, of which `--extra megatron` names no trainer."""
+    words = ["uv", "run", "--frozen", "--extra", "megatron", "python3", "-m", "verl.trainer.main_ppo", "a=b"]
+    launch = parse_command(words, "command line", {})
+    assert there(launch).target == "verl.trainer.main_ppo"
+    assert there(launch).words == ["a=b"]

@@ -127,6 +127,17 @@ def test_fsdp_in_words_is_version_1(tmp_path: Path) -> None:
     assert (strategy.sharding_strategy, strategy.cpu_offload) == ("FULL_SHARD", True)
 
 
+def test_adapters_under_fsdp1_are_wrapped_as_peft_says(tmp_path: Path) -> None:
+    """The Trainer puts PEFT's wrapping in place of the file's; a model that is trained whole keeps the
+    file's. (axolotl's examples/llama-2/qlora-fsdp.yml.)"""
+    lines = "fsdp: [full_shard, auto_wrap]\nfsdp_config:\n  fsdp_offload_params: true\n"
+    adapted = read_text(tmp_path, QLORA.replace("adamw_bnb_8bit", "adamw_torch_fused") + lines)
+    strategy = of_kind(adapted.strategy, Fsdp1Table)
+    assert (strategy.wrapping, strategy.cpu_offload) == ("peft", True)
+    whole = read_text(tmp_path, FULL.replace("paged_adamw_8bit", "adamw_torch_fused") + lines)
+    assert of_kind(whole.strategy, Fsdp1Table).wrapping == "huggingface"
+
+
 def test_a_json_is_looked_for_from_the_repositorys_root(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "deepspeed_configs").mkdir()
@@ -169,6 +180,7 @@ def test_a_json_is_looked_for_from_the_repositorys_root(tmp_path: Path) -> None:
             True,
         ),
         ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_glu_activation: true\n", "eager", True),
+        ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_cross_entropy: true\n", "liger", False),
     ],
 )
 def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: bool) -> None:

@@ -212,7 +212,7 @@ def _read_plugins(values: FileValues) -> None:
             settings["training.liger"] = True
             settings["training.cross_entropy"] = "eager"
         if values.flag("liger_cross_entropy"):
-            settings["training.cross_entropy"] = "fused"
+            settings["training.cross_entropy"] = "liger"
         if values.flag("liger_fused_linear_cross_entropy"):
             settings["training.cross_entropy"] = "fused_linear"
     has_cut = _CUT_PLUGIN in plugins and values.flag("cut_cross_entropy", True)

@@ -75,10 +75,10 @@ def read_liger(values: FileValues, key: str = "use_liger_kernel") -> None:
     if not config or len(chosen) > 1 or not chosen & set(_LIGER_LOSSES):
         values.file.settings["training.liger"] = True
         if config.get("fused_linear_cross_entropy") is False:
-            loss = "fused" if config.get("cross_entropy") else "eager"
+            loss = "liger" if config.get("cross_entropy") else "eager"
             values.file.settings["training.cross_entropy"] = loss
         return
-    loss = "fused_linear" if "fused_linear_cross_entropy" in chosen else "fused"
+    loss = "fused_linear" if "fused_linear_cross_entropy" in chosen else "liger"
     values.file.settings["training.cross_entropy"] = loss
 
 

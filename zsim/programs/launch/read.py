@@ -160,6 +160,10 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
                 below = table.setdefault(parent, {})
                 table = below if isinstance(below, dict) else {}
             table[last] = None if value in ("null", "None") else _typed(value.strip("'\""))
+    if "fully_async" in launch.target:
+        overrides.setdefault("async_training", {}).setdefault("require_batches", 1)
+    elif "one_step_off" in launch.target:
+        overrides.setdefault("rollout", {}).setdefault("nnodes", 1)
     if "megatron" in str(values.get("config_name", "")):
         actor = overrides.setdefault("actor_rollout_ref", {}).setdefault("actor", {})
         actor.setdefault("strategy", "megatron")

@@ -38,6 +38,10 @@ class TrainingFile:
     """Micro-batches of a pipeline that runs from start to end for each accumulation step."""
     resolve_stages: Callable[[int], Mapping[str, Any]] | None = None
     """Maps the number of layers to settings. It is called once the model is known."""
+    resolve_rollout: Callable[[int], None] | None = None
+    """Adds the rollout that belongs to a number of GPUs that train, of a program whose batches are by the
+    GPU. The GPUs that a launcher or the file says train all, and those of engines are beside them.
+    """
 
     missing_model: str = ""
     """Why the model that it names cannot be had here. Empty if it names none, or one that can."""

@@ -54,6 +54,14 @@ def preset_of(name: str) -> str | None:
     return by_name.get(spelling) or by_name.get(_VARIANTS.sub("", spelling))
 
 
+def preset_of_folder(path: str) -> str | None:
+    """The preset that a folder of another machine is named for, by its last two parts or one, or None."""
+    folders = path.rstrip("/").split("/")
+    if len(folders) < 2 or is_hub_id(path):
+        return None
+    return preset_of("/".join(folders[-2:])) if is_hub_id("/".join(folders[-2:])) else preset_of(folders[-1])
+
+
 def cached_config_path(hub_id: str) -> Path | None:
     """The `config.json` of a Hub id in the local cache of huggingface_hub, or None. Nothing is downloaded.
 
