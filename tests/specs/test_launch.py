@@ -237,3 +237,9 @@ def test_what_verls_fine_tuning_does_and_zsim_does_not_is_refused(
 ) -> None:
     with pytest.raises(NotSimulatedError, match=words):
         read(f"torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=google/gemma-2b {override}")
+
+
+def test_a_recipe_of_megatron_bridge_by_name_says_which_file_to_give(folder: Path) -> None:
+    command = "torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b_sft_config"
+    with pytest.raises(NotSimulatedError, match=r"--recipe llama3_8b_sft_config: .* run_config.yaml"):
+        read(command)

@@ -229,6 +229,11 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
         if names:
             file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
         return file
+    if isinstance(recipe := values.get("recipe"), str) and launch.target.endswith("run_recipe.py"):
+        raise NotSimulatedError(
+            f"{launch.where}: --recipe {recipe}: is a function of Megatron-Bridge, which zsim does not run; "
+            "expected the run_config.yaml that Megatron-Bridge saves beside a run's checkpoints"
+        )
     if not isinstance(json, str):
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim knows flags of TrainingArguments and programs on top of "
