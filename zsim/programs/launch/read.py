@@ -141,8 +141,7 @@ def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, A
 
 def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
     """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
-    from zsim.programs.verl.read import read_values
-    from zsim.programs.verl.sft import read_sft_values
+    from zsim.programs.verl.read import read_sft_values, read_values
 
     is_sft = launch.target.endswith("fsdp_sft_trainer")
     is_read = is_sft or launch.target.endswith(_VERL_TRAINERS)
