@@ -30,6 +30,7 @@ PARAMETERS = {
     "bigcode/starcoder2-15b": 15_957_889_024,
     "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
     "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
+    "Qwen/Qwen2-VL-7B-Instruct": 8_291_375_616,
 }
 """Totals of the model pages."""
 

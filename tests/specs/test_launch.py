@@ -202,3 +202,44 @@ def test_uvs_extras_are_no_launchers() -> None:
     launch = parse_command(words, "command line", {})
     assert there(launch).target == "verl.trainer.main_ppo"
     assert there(launch).words == ["a=b"]
+
+
+def test_verls_fine_tuning_is_fsdp_over_padded_sequences(folder: Path) -> None:
+    """256 sequences on 4 GPUs, 4 at a time, are 16 micro-batches. Four epochs are the trainer's default."""
+    command = (
+        "torchrun --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=google/gemma-2b"
+    )
+    found = read(f"{command} data.max_length=2048 +model.lora_rank=0", cost__samples=1000)
+    table, training = of_kind(found.strategy, Fsdp2Table), found.training
+    assert (table.param_dtype, table.reduce_dtype, found.gpus, found.model) == ("bf16", "fp32", 4, "gemma-2b")
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (4, 16)
+    assert (training.sequence_length, training.activation_checkpointing) == (2048, "full")
+    assert (training.stored_dtype, training.optimizer_implementation) == ("fp32", "foreach")
+    assert found.cost is not None
+    assert found.cost.epochs == 4
+    sharded = read(f"{command} model.strategy=fsdp model.fsdp_config.model_dtype=bf16 model.lora_rank=32")
+    assert of_kind(sharded.strategy, Fsdp1Table).sharding_strategy == "FULL_SHARD"
+    assert sharded.training.stored_dtype == "bf16"
+    assert sharded.training.lora is not None
+    assert sharded.training.lora.targets == "all-linear"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("ulysses_sequence_parallel_size=2", "does not simulate Ulysses of verl's under FSDP"),
+        ("model.strategy=veomni", "model.strategy: zsim does not simulate 'veomni' of verl's"),
+        ("model.lora_adapter_path=a", "adapters whose rank a checkpoint says"),
+    ],
+)
+def test_what_verls_fine_tuning_does_and_zsim_does_not_is_refused(
+    folder: Path, override: str, words: str
+) -> None:
+    with pytest.raises(NotSimulatedError, match=words):
+        read(f"torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=google/gemma-2b {override}")
+
+
+def test_a_recipe_of_megatron_bridge_by_name_says_which_file_to_give(folder: Path) -> None:
+    command = "torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama3_8b_sft_config"
+    with pytest.raises(NotSimulatedError, match=r"--recipe llama3_8b_sft_config: .* run_config.yaml"):
+        read(command)

@@ -84,6 +84,10 @@ def find_keys(query: str) -> tuple[FileKey, ...]:
             return tuple(matches)
     paths = [key.path for key in all_keys if _shares_words(wanted_path, key.path)]
     names = [key.name for key in all_keys if _shares_words(wanted_path, key.name)]
+    name = nearest(wanted_path, names) if "." not in wanted_path else None
+    if name is not None:  # a bare name is compared with names, which a table before them would lengthen
+        paths = [key.path for key in all_keys if key.name == name]
+        raise InputError(f"no key is called '{query}'; did you mean '{paths[0]}'?")
     hint = did_you_mean(wanted_path, paths) or did_you_mean(wanted_path.rsplit(".", 1)[-1], names)
     raise InputError(f"no key is called '{query}'{hint or '; `zsim explain` lists all tables'}")
 

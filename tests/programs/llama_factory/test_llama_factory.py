@@ -172,3 +172,10 @@ def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -
     names = [name for name, _ in read_job(tmp_path, lora, model=None).model.named_parameters()]
     assert any("language_model" in name for name in names if "lora_A" in name)
     assert not any("visual" in name for name in names if "lora_A" in name)
+
+
+def test_all_linear_layers_of_a_mixture_are_its_attentions(tmp_path: Path) -> None:
+    """find_all_linear_modules gives PEFT names, and Qwen3's experts and router are no linear modules."""
+    text = LORA.replace("meta-llama/Meta-Llama-3-8B", "Qwen/Qwen3-30B-A3B")
+    lora = there(read_text(tmp_path, text, model=None).training.lora)
+    assert lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj")

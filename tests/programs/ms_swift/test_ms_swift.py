@@ -154,3 +154,10 @@ def test_a_vision_tower_is_not_trained_unless_the_file_says_so(tmp_path: Path) -
     trained = read_job(tmp_path, f"{full}\nfreeze_vit: false\nfreeze_aligner: false", model=None).model
     assert frozen.tower is not None
     assert trained.trainable_numel - frozen.trainable_numel == frozen.tower.numel
+
+
+def test_all_linear_layers_of_a_mixture_are_its_attentions(tmp_path: Path) -> None:
+    """find_all_linears gives PEFT names, and Qwen3's experts and router are no linear modules."""
+    text = LORA.replace("Qwen/Qwen2-7B-Instruct", "Qwen/Qwen3-30B-A3B")
+    lora = there(read_text(tmp_path, text, model=None).training.lora)
+    assert lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -1,4 +1,12 @@
-"""PEFT's LoRA, on weights in 16 bits or in bitsandbytes' 4, as the programs on top of it configure it."""
+"""PEFT's LoRA, on weights in 16 bits or in bitsandbytes' 4, as the programs on top of it configure it.
+
+# [Note: linear layers of a mixture]
+For all linear layers some programs give PEFT the last names of the modules that are linear: axolotl 067b021c
+(loaders/adapter.py `find_all_linear_names`), ms-swift 4.6 (utils/transformers_utils.py `find_all_linears`),
+LLaMA-Factory ff6d4d12 (model/model_utils/misc.py `find_all_linear_modules`). PEFT's own "all-linear" adds
+the names that experts and routers had in transformers 4. By a list of names, experts get adapters only where
+another layer, such as a shared expert, has theirs.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from zsim.operations.operation import Role
 from zsim.specs.formats.file_values import FileValues
+from zsim.specs.model.expert_layer import stacked_experts
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import ModelSpec
 
 ALL_LINEAR = ("all-linear", "all_linear", "all", "all_linears")
 
@@ -50,6 +62,27 @@ def write_adapters(values: FileValues, keys: AdapterKeys, default_targets: str |
         settings["training.lora.modules_to_save"] = list(saved)
     if keys.parameters and (parameters := values.words(keys.parameters)):
         settings["training.lora.target_parameters"] = list(parameters)
+
+
+def load_mixture(values: FileValues) -> ModelSpec | None:
+    """The model that a file names, if it has routed experts."""
+    name = values.file.defaults.get("model")
+    model = load_model(name) if isinstance(name, str) else None
+    return None if model is None or stacked_experts(model) is None else model
+
+
+def name_linear_layers(values: FileValues) -> None:
+    """Write the names that "all-linear" stands for, see [Note: linear layers of a mixture].
+
+    For models without experts both mean the same.
+    """
+    settings = values.file.settings
+    model = load_mixture(values) if settings.get("training.lora.targets") == "all-linear" else None
+    if model is not None and model.tower is None:
+        modules = [module for block in model.unique_blocks for module in block.modules]
+        products = [module for module in modules if module.role is Role.PRODUCT and module.parameters]
+        names = dict.fromkeys(module.name.rpartition(".")[2] for module in products)
+        settings["training.lora.targets"] = list(names)
 
 
 def target_modules(values: FileValues, key: str) -> Any:

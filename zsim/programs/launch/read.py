@@ -141,12 +141,15 @@ def _read_flags(launch: Launch, program: TrainingProgram, values: Mapping[str, A
 
 def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> TrainingFile:
     """verl's overrides of its own files, as Hydra takes them: `key.key=value`, also behind plus signs."""
-    from zsim.programs.verl.read import read_values
+    from zsim.programs.verl.read import read_sft_values, read_values
 
-    if not launch.target.endswith(_VERL_TRAINERS) or ".vla." in launch.target:
+    is_sft = launch.target.endswith("fsdp_sft_trainer")
+    is_read = is_sft or launch.target.endswith(_VERL_TRAINERS)
+    if not is_read or ".vla." in launch.target:
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim does not read this trainer of verl's; expected "
-            f"verl.trainer.main_ppo, or one that updates its actor alike ({', '.join(_VERL_TRAINERS[1:])})"
+            f"verl.trainer.main_ppo, one that updates its actor alike ({', '.join(_VERL_TRAINERS[1:])}), or "
+            "verl.trainer.fsdp_sft_trainer"
         )
     overrides: dict[str, Any] = {}
     for word in loose:
@@ -160,6 +163,8 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
                 below = table.setdefault(parent, {})
                 table = below if isinstance(below, dict) else {}
             table[last] = None if value in ("null", "None") else _typed(value.strip("'\""))
+    if is_sft:
+        return read_sft_values(launch.where, overrides)
     if "fully_async" in launch.target:
         overrides.setdefault("async_training", {}).setdefault("require_batches", 1)
     elif "one_step_off" in launch.target:
@@ -223,6 +228,11 @@ def _own_script(launch: Launch, values: Mapping[str, Any]) -> TrainingFile:
         if names:
             file.note(f"{launch.target}: its own flags are not read: {', '.join(names)}")
         return file
+    if isinstance(recipe := values.get("recipe"), str) and launch.target.endswith("run_recipe.py"):
+        raise NotSimulatedError(
+            f"{launch.where}: --recipe {recipe}: is a function of Megatron-Bridge, which zsim does not run; "
+            "expected the run_config.yaml that Megatron-Bridge saves beside a run's checkpoints"
+        )
     if not isinstance(json, str):
         raise NotSimulatedError(
             f"{launch.where}: {launch.target}: zsim knows flags of TrainingArguments and programs on top of "

@@ -15,7 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, write_adapters, write_quantisation
+from zsim.programs.huggingface.adapters import (
+    keep_adapters_in_bf16,
+    name_linear_layers,
+    write_adapters,
+    write_quantisation,
+)
 from zsim.programs.huggingface.job import (
     note_full_length,
     precision_of,
@@ -74,6 +79,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _write_types(values, precision, is_full=is_full)
     if not is_full:
         write_adapters(values, ADAPTERS, "all-linear")
+        name_linear_layers(values)
         if not values.has("lora_alpha"):  # twice the rank
             file.settings["training.lora.alpha"] = 2.0 * file.settings["training.lora.rank"]
         if values.flag("pure_bf16"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
+from zsim.programs.huggingface.adapters import name_linear_layers, write_adapters, write_quantisation
 from zsim.programs.huggingface.job import (
     note_full_length,
     precision_of,
@@ -265,6 +265,7 @@ def _read_attention(values: FileValues) -> None:
 
 def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     write_adapters(values, ADAPTERS, "all-linear")
+    name_linear_layers(values)
     if pattern := values.get("target_regex"):
         values.file.settings["training.lora.targets"] = str(pattern)
     dtype = weights_type(values, "lora_dtype")

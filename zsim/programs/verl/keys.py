@@ -108,7 +108,46 @@ _KEYS = (
     ProgramKey("trainer.nnodes", int, "nodes", "nodes"),
     ProgramKey("trainer.n_gpus_per_node", int, "GPUs of a node", "gpus"),
 )  # fmt: skip
-KEYS: Mapping[str, ProgramKey] = {key.key: key for key in _KEYS}
+# Of trainer/config/sft_trainer.yaml, which has a model and data of its own.
+_SFT_KEYS = (
+    ProgramKey("data.max_length", int, "fine-tuning: tokens of a sequence", "training.sequence_length"),
+    ProgramKey(
+        "data.micro_batch_size_per_gpu", int, "fine-tuning: sequences of a micro-batch",
+        "training.micro_batch_size",
+    ),
+    ProgramKey("model.partial_pretrain", str, "fine-tuning: the model", "model"),
+    ProgramKey("model.strategy", str, "fine-tuning: fsdp or fsdp2", "strategy.kind"),
+    ProgramKey(
+        "model.enable_gradient_checkpointing", bool, "fine-tuning: whether blocks are computed again",
+        "training.activation_checkpointing", is_plain=True, values={True: "full", False: "none"},
+        default=True,
+    ),
+    ProgramKey(
+        "model.use_liger", bool, "fine-tuning: Liger's kernels", "training.liger", is_plain=True,
+        values={True: True, False: None},
+    ),
+    ProgramKey("model.lora_rank", int, "fine-tuning: rank of the adapters", "training.lora.rank"),
+    ProgramKey("model.lora_alpha", (int, float), "fine-tuning: their scale", "training.lora.alpha"),
+    ProgramKey("model.target_modules", (str, list), "fine-tuning: what gets one", "training.lora.targets"),
+    ProgramKey(
+        "model.fsdp_config.model_dtype", str, "fine-tuning: the type that parameters are kept in",
+        "training.stored_dtype", is_plain=True,
+        values={"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}, default="fp32",
+    ),
+    ProgramKey(
+        "model.fsdp_config.cpu_offload", bool, "fine-tuning: states on the host", "strategy.cpu_offload"
+    ),
+    ProgramKey("model.fsdp_config.offload_params", bool, "fine-tuning: which is without effect unless true"),
+    ProgramKey(
+        "ulysses_sequence_parallel_size", int, "fine-tuning: ranks that share a sequence, which is refused",
+    ),
+    ProgramKey(
+        "optim.clip_grad", float, "fine-tuning: norm that gradients are clipped to",
+        "training.gradient_clipping", is_plain=True, default=1.0,
+    ),
+    ProgramKey("trainer.total_epochs", int, "fine-tuning: passes over a data set", "cost.epochs"),
+)  # fmt: skip
+KEYS: Mapping[str, ProgramKey] = {key.key: key for key in (*_KEYS, *_SFT_KEYS)}
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Sections of other phases than the update of the actor, and keys without effect on a step.
 PHASES = ("actor_rollout_ref.rollout", "actor_rollout_ref.ref", "critic", "reward_model", "reward_manager")
