@@ -23,7 +23,7 @@ from zsim.validated.verdict import Verdict
 
 _CLOSE = 1.03  # a second structure within this ratio of the best is refined too
 _FEW = 3  # the best loss is chosen for at least this many, however few results are asked for
-_LONGEST = 64  # micro-batches up to which a step is simulated in full for verification
+LONGEST = 64  # micro-batches up to which a step is simulated in full for verification
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Verifier:
         for _ in best:
             if not ranked:
                 break
-            ranked[0] = self.evaluator.verify(ranked[0], _LONGEST)
+            ranked[0] = self.evaluator.verify(ranked[0], LONGEST)
             if not ranked[0].may_run_out:
                 break
             ranked = _rank(ranked, space)
