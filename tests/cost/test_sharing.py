@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cost.sharing import max_min_fair_rates, progressive_filling, unshared_rates
+from zsim.cost.sharing import max_min_fair_rates
 from zsim.errors import InputError
 
 Usage = dict[str, dict[str, float]]
@@ -141,17 +141,3 @@ def test_the_slowest_never_gets_slower_from_more_capacity(
     before = min(max_min_fair_rates(usage, capacity).values())
     wider = {**capacity, widened: capacity[widened] * factor}
     assert min(max_min_fair_rates(usage, wider).values()) >= before * (1 - TIGHT)
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([1.0, 3.0, 3e10]), st.integers(0, 12_000), st.floats(0.5, 2.0)), max_size=12
-    )
-)
-def test_activities_that_share_nothing_have_their_rates_alone(drawn: list[tuple[float, int, float]]) -> None:
-    """To the last bit. Capacities a few roundings apart, to both sides of the 1e-12 within which links fill
-    together: 12,000 units in the last place are up to 2.7e-12. Each uses a second link that is never full."""
-    capacity = [value for base, ulps, _ in drawn for value in (base * (1 + ulps * 2.0**-52), 1e30)]
-    rows = [[(2 * n, weight if n % 3 else 1.0), (2 * n + 1, 1.0)] for n, (_, _, weight) in enumerate(drawn)]
-    alone = [progressive_filling([row], capacity)[0] for row in rows]
-    assert unshared_rates(alone) == progressive_filling(rows, capacity)

@@ -90,12 +90,26 @@ def test_a_period_that_comes_back_is_made_a_few_times(monkeypatch: pytest.Monkey
     slots=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=2, max_size=9),
     blocks=st.integers(1, 60),
     before=st.lists(st.integers(0, 3), max_size=3),
+    counted_fraction=st.floats(0, 1),
 )
 def test_a_run_with_repeats_left_out_equals_a_run_of_all_changes(
-    slots: list[tuple[int, int]], blocks: int, before: list[int]
+    slots: list[tuple[int, int]], blocks: int, before: list[int], counted_fraction: float
 ) -> None:
     part = part_of(slots, blocks, before)
-    assert_equal(passes(part, come_back=True), passes(part, come_back=False))
+    counted_from = 2 * int(counted_fraction * len(part))
+    assert_equal(
+        passes(part, come_back=True, counted_from=counted_from),
+        passes(part, come_back=False, counted_from=counted_from),
+    )
+
+
+def test_repeats_of_the_step_before_the_counted_one_are_made_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = twice(part_of([(0, 0), (1, 2), (2, 1), (3, 4)], 100, [1]))
+    number = made(monkeypatch)
+    passes(part, come_back=True, counted_from=len(part))
+    assert sum(number) < len(part) / 2
 
 
 def assert_equal(some: list[PoolRun], others: list[PoolRun]) -> None:
@@ -130,5 +144,5 @@ def test_a_run_with_a_step_left_out_equals_a_run_of_all_changes(
     counted_from = max(0, len(part) - 2 * before_end)
     short = passes(part, come_back=come_back, counted_from=counted_from)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PoolReplay, "_half", lambda _self, _cut: 0)
+        patch.setattr(PoolReplay, "_half", lambda _self: 0)
         assert_equal(short, passes(part, come_back=come_back, counted_from=counted_from))

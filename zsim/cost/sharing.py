@@ -91,15 +91,3 @@ def progressive_filling(
                         weight_left[touched] -= weight
                         capacity_left[touched] -= weight * level
     return rates
-
-
-def unshared_rates(isolated_rates: Sequence[float]) -> list[float]:
-    """Max-min rates of activities that share no resource, by the rate of each in isolation.
-    `progressive_filling` gives those that are equal up to rounding the same rate, the least of them.
-    """
-    level, limit, level_of = -math.inf, -math.inf, dict[float, float]()
-    for rate in sorted(set(isolated_rates)):
-        if rate > limit:
-            level, limit = rate, rate * (1 + _TIE)
-        level_of[rate] = level
-    return [level_of[rate] for rate in isolated_rates]

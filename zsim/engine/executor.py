@@ -17,13 +17,13 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.event_queue import EventQueue, exact_delay
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.engine.simulated_rank import RankMemory, Rendezvous, SimulatedRank
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
+from zsim.fluid.event_queue import EventQueue, exact_delay
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.recorded.isolated_kernels import shares_gpu
 

@@ -4,6 +4,12 @@ An `Activity` has a size and a profile: the units of each resource that one unit
 activities progress at weighted max-min fair rates (`zsim.cost.sharing`), which change only when an activity
 starts, ends or changes its profile. The solver runs once per instant, after the instant's other events. Its
 answer depends only on which profiles are running, so it is cached.
+
+# [Note: connected activities]
+Activities that share a resource, and those that share one with these, are a component. Rates in one component
+do not depend on the other components, so that it is solved, and its next end planned, by itself. Components
+merge where an activity starts that shares resources with several. They are not split: one whose activities
+no longer share anything has the same rates as its parts.
 """
 
 from __future__ import annotations
@@ -18,8 +24,9 @@ from weakref import ref
 import simpy
 from simpy.events import EventPriority
 
-from zsim.cost.sharing import progressive_filling, unshared_rates
+from zsim.cost.sharing import progressive_filling
 from zsim.errors import InputError, StuckError, did_you_mean
+from zsim.fluid.event_queue import EventQueue
 
 _FLOW_KEYS = ("route", "size_bytes", "start_seconds", "latency_seconds")
 
@@ -37,17 +44,18 @@ class Profile:
     number: int
     usage: tuple[tuple[int, float], ...]
     """The number of each resource, with its units per unit of size."""
-    resources: frozenset[int] = frozenset()
+    resources: tuple[int, ...] = ()
 
 
 class Activity:
-    """A running activity. At the last change `remaining` units of size were left, and since then it runs at
-    `rate` units per second.
+    """A running activity of a component. At the last change of this `remaining` units of size were left, and
+    since then it runs at `rate` units per second.
     """
 
-    __slots__ = ("on_end", "profile", "rate", "remaining", "size", "started")
+    __slots__ = ("component", "on_end", "profile", "rate", "remaining", "size", "started")
 
     def __init__(self, profile: Profile, size: float, started: float, on_end: Callable[[], None]) -> None:
+        self.component = _Component(self, started)
         self.profile = profile
         self.size = size
         self.remaining = size
@@ -56,11 +64,40 @@ class Activity:
         self.on_end = on_end
 
 
+class _Component:
+    """Activities that share resources, directly or over others. See [Note: connected activities]."""
+
+    __slots__ = ("activities", "end_time", "ending", "is_dirty", "last_change", "touched")
+
+    def __init__(self, activity: Activity, now: float) -> None:
+        self.activities = [activity]
+        self.last_change = now
+        self.ending: list[Activity] = []
+        self.end_time = _NEVER  # of `ending`
+        self.is_dirty = False
+        self.touched: list[_Component] = []  # those that it shares a resource with, until it is solved
+
+    def update_remaining(self, now: float) -> None:
+        """Bring `remaining` of every activity up to date."""
+        elapsed = now - self.last_change
+        if elapsed > 0:
+            for activity in self.activities:
+                activity.remaining -= activity.rate * elapsed
+        self.last_change = now
+
+    def absorb(self, component: _Component) -> None:
+        """Take over the activities of a component, which are all up to date."""
+        for activity in component.activities:
+            activity.component = self
+        self.activities += component.activities
+        component.activities, component.end_time = [], _NEVER
+
+
 class FluidPool:
     """All resources that are shared by rate, and the activities that use them now.
 
-    A stalled pool (work left, all rates zero) never ends its activities. The executor reports the ranks that
-    wait for them.
+    A stalled component (work left, all rates zero) never ends its activities. The executor reports the ranks
+    that wait for them.
     """
 
     def __init__(self, env: simpy.Environment, capacity: Sequence[float]) -> None:
@@ -68,20 +105,20 @@ class FluidPool:
         self.capacity = list(capacity)
         self.num_solutions = 0
         self._profiles: list[Profile] = []
-        self._active: list[Activity] = []
+        # by resource, the activities that use it, in the order in which they started
+        self._users: list[dict[Activity, None]] = [{} for _ in self.capacity]
         self._rates: dict[tuple[int, ...], dict[int, float]] = {}
         self._isolated_rates: dict[int, float] = {}
-        self._last_change = 0.0
-        self._is_dirty = False
-        self._ending: list[Activity] = []
-        self._end_time = _NEVER  # of `_ending`
-        self._wake_up = Timer(env, self, FluidPool._finish)
-        self._end_of_instant = Timer(env, self, FluidPool._solve)
+        self._dirty: list[_Component] = []
+        self._ends: EventQueue[FluidPool, _Component] = EventQueue(env, self, FluidPool._end_due)
+        self._end_of_instant = Timer(env, self, FluidPool._solve_dirty)
 
     def profile(self, usage: Sequence[tuple[int, float]]) -> Profile:
         """Register a usage vector (resource index, weight). Zero weights are dropped."""
         positive_usage = tuple((r, w) for r, w in usage if w > 0)
-        profile = Profile(len(self._profiles), positive_usage, frozenset(r for r, _ in positive_usage))
+        profile = Profile(
+            len(self._profiles), positive_usage, tuple(dict.fromkeys(r for r, _ in positive_usage))
+        )
         self._profiles.append(profile)
         return profile
 
@@ -93,21 +130,23 @@ class FluidPool:
         activity = Activity(profile, size, self.env.now, on_end)
         if size <= 0 or not profile.usage:
             activity.remaining = 0.0
-        self._update_remaining()
-        active = self._active
-        active.append(activity)
+        component = activity.component
+        self._use(activity)
         rate = self._isolated_rates.get(profile.number)
-        if rate is not None and len(active) == 1 and not self._is_dirty and activity.remaining > 0:
-            self._run_isolated(activity, rate)
+        if rate is None or component.touched or activity.remaining <= 0:
+            self._mark_dirty(component)
         else:
-            self._mark_dirty()
+            self._run_isolated(component, rate)
         return activity
 
     def change(self, activity: Activity, profile: Profile) -> None:
         """Continue an activity under another profile from now on."""
-        self._update_remaining()
+        component = activity.component
+        component.update_remaining(self.env.now)
+        self._release(activity)
         activity.profile = profile
-        self._mark_dirty()
+        self._use(activity)
+        self._mark_dirty(component)
 
     def isolated_rate(self, profile: Profile) -> float:
         """The rate of an activity while no other is running."""
@@ -119,48 +158,82 @@ class FluidPool:
 
     @property
     def active(self) -> Sequence[Activity]:
-        return self._active
+        """The running activities that use resources."""
+        return list(dict.fromkeys(activity for users in self._users for activity in users))
 
-    def _update_remaining(self) -> None:
-        """Bring `remaining` of every activity up to date."""
-        now = self.env.now
-        elapsed = now - self._last_change
-        if elapsed > 0:
-            for activity in self._active:
-                activity.remaining -= activity.rate * elapsed
-        self._last_change = now
+    def _use(self, activity: Activity) -> None:
+        """Note the resources that an activity uses, and the components that it shares them with."""
+        users, component = self._users, activity.component
+        for resource in activity.profile.resources:
+            users_of_resource = users[resource]
+            if users_of_resource:
+                neighbor = next(reversed(users_of_resource)).component  # and with it those before
+                if neighbor is not component and neighbor not in component.touched:
+                    component.touched.append(neighbor)
+            users_of_resource[activity] = None
 
-    def _mark_dirty(self) -> None:
-        if self._is_dirty:
+    def _release(self, activity: Activity) -> None:
+        users = self._users
+        for resource in activity.profile.resources:
+            del users[resource][activity]
+
+    def _mark_dirty(self, component: _Component) -> None:
+        if component.is_dirty:
             return
-        self._is_dirty = True
-        self.env.schedule(self._end_of_instant, priority=_END_OF_INSTANT)
+        component.is_dirty = True
+        if not self._dirty:
+            self.env.schedule(self._end_of_instant, priority=_END_OF_INSTANT)
+        self._dirty.append(component)
 
-    def _run_isolated(self, activity: Activity, rate: float) -> None:
+    def _run_isolated(self, component: _Component, rate: float) -> None:
         """Set the rate of the only activity, and plan its end. The rates are solved again at the end of the
         instant if another one starts until then.
         """
-        self._end_time = _NEVER
+        component.end_time = _NEVER
+        (activity,) = component.activities
         activity.rate = rate
         if activity.remaining <= 0:
-            self._schedule_end(0.0, [activity])
+            self._schedule_end(component, 0.0, [activity])
         elif rate > 0:
-            self._schedule_end(activity.remaining / rate, [activity])
+            self._schedule_end(component, activity.remaining / rate, [activity])
 
-    def _solve(self) -> None:
-        """Set the rates of the running activities, and plan one wake-up for those that end next."""
-        self._is_dirty = False
-        self._update_remaining()
-        self._end_time = _NEVER
-        if not self._active:
+    def _solve_dirty(self) -> None:
+        """Merge the components that share resources since this instant, and solve those that changed."""
+        now, dirty, self._dirty = self.env.now, self._dirty, []
+        merged_into: dict[_Component, _Component] = {}
+        for component in dirty:
+            while component in merged_into:
+                component = merged_into[component]
+            touched, component.touched = component.touched, []
+            for neighbor in touched:
+                while neighbor in merged_into:
+                    neighbor = merged_into[neighbor]
+                if neighbor is component or not neighbor.activities:
+                    continue
+                component.update_remaining(now)
+                neighbor.update_remaining(now)
+                larger, smaller = component, neighbor
+                if len(component.activities) < len(neighbor.activities):
+                    larger, smaller = neighbor, component
+                larger.absorb(smaller)
+                merged_into[smaller] = component = larger
+        for component in dict.fromkeys([*dirty, *merged_into.values()]):
+            component.is_dirty = False
+            if component.activities:
+                component.update_remaining(now)
+                self._solve(component)
+
+    def _solve(self, component: _Component) -> None:
+        """Set the rates of the running activities of a component, and plan the end of those that end next."""
+        component.end_time = _NEVER
+        activities = component.activities
+        if len(activities) == 1:
+            self._run_isolated(component, self.isolated_rate(activities[0].profile))
             return
-        if len(self._active) == 1:
-            self._run_isolated(self._active[0], self.isolated_rate(self._active[0].profile))
-            return
-        numbers = [activity.profile.number for activity in self._active]
+        numbers = [activity.profile.number for activity in activities]
         rates = self._rates_of_profiles(tuple(sorted(numbers)))
         delays: list[float] = []  # until each ends at these rates
-        for activity, number in zip(self._active, numbers, strict=True):
+        for activity, number in zip(activities, numbers, strict=True):
             activity.rate = rate = rates[number]
             remaining = activity.remaining
             delays.append(0.0 if remaining <= 0 else remaining / rate if rate > 0 else inf)
@@ -168,47 +241,48 @@ class FluidPool:
         if soonest == inf:
             return
         # [Note: progress by construction] the activities that end next by this solution are ended at the
-        # wake-up, whatever rounding left of them; comparing clocks with a tolerance can stall or skip.
+        # planned time, whatever rounding left of them; comparing clocks with a tolerance can stall or skip.
         limit = soonest * (1 + 1e-12)
-        ending = [activity for activity, delay in zip(self._active, delays, strict=True) if delay <= limit]
-        self._schedule_end(soonest, ending)
+        ending = [activity for activity, delay in zip(activities, delays, strict=True) if delay <= limit]
+        self._schedule_end(component, soonest, ending)
 
-    def _schedule_end(self, delay: float, ending: list[Activity]) -> None:
+    def _schedule_end(self, component: _Component, delay: float, ending: list[Activity]) -> None:
         """End the activities `ending` in `delay` seconds, unless the rates are solved again before."""
-        self._ending = ending
-        self._end_time = self.env.now + delay
-        self.env.schedule(self._wake_up, delay=delay)
+        component.ending = ending
+        component.end_time = self.env.now + delay
+        self._ends.schedule(delay, component)
 
     def _rates_of_profiles(self, numbers: tuple[int, ...]) -> dict[int, float]:
         """The rates of concurrent activities of these profiles, by profile."""
         rates = self._rates.get(numbers)
         if rates is None:
             self.num_solutions += 1
-            rates = self._rates[numbers] = dict(zip(numbers, self._solve_rates(numbers), strict=True))
+            usages = [self._profiles[number].usage for number in numbers]
+            rates = dict(zip(numbers, progressive_filling(usages, self.capacity), strict=True))
+            self._rates[numbers] = rates
         return rates
 
-    def _solve_rates(self, numbers: tuple[int, ...]) -> list[float]:
-        """The rates of concurrent activities of these profiles."""
-        profiles = [self._profiles[number] for number in numbers]
-        resources = [profile.resources for profile in profiles]
-        if len(resources) > 1 and len(frozenset().union(*resources)) == sum(map(len, resources)):
-            return unshared_rates([self.isolated_rate(profile) for profile in profiles])
-        return progressive_filling([profile.usage for profile in profiles], self.capacity)
-
-    def _finish(self) -> None:
-        if self.env.now != self._end_time:
-            return  # an activity started or changed meanwhile: the later solution planned another wake-up
-        ending, self._ending, self._end_time = self._ending, [], _NEVER
-        self._update_remaining()
-        if len(ending) == len(self._active):
-            self._active = []
-        else:
-            ended = set(map(id, ending))
-            self._active = [activity for activity in self._active if id(activity) not in ended]
-            self._mark_dirty()
-        for activity in ending:
-            activity.remaining = 0.0
-            activity.on_end()
+    def _end_due(self, components: list[_Component], now: float) -> None:
+        """End the activities of components whose end was planned for now. If one of a component started,
+        ended or changed meanwhile, the later solution has planned another.
+        """
+        for component in components:
+            if component.end_time != now:
+                continue
+            ending, component.ending, component.end_time = component.ending, [], _NEVER
+            if len(ending) == len(component.activities):
+                component.activities = []
+            else:
+                component.update_remaining(now)
+                ended = set(map(id, ending))
+                component.activities = [
+                    activity for activity in component.activities if id(activity) not in ended
+                ]
+                self._mark_dirty(component)
+            for activity in ending:
+                activity.remaining = 0.0
+                self._release(activity)
+                activity.on_end()
 
 
 class Timer(simpy.Event, Generic[Owner]):

@@ -126,7 +126,9 @@ def test_what_the_file_says_is_no_change_of_the_script(make_tiny: Tiny) -> None:
     candidate = next(one for one in space if one.overrides[LOSS] == "fused_linear")
     assert list(script_changes(candidate)) == []
     (said,) = [text for text in file_settings(candidate) if "training.cross_entropy" in text]
-    assert said.startswith("the Trainer is told training.cross_entropy = fused_linear by use_liger_kernel: true")
+    assert said.startswith(
+        "the Trainer is told training.cross_entropy = fused_linear by use_liger_kernel: true"
+    )
 
 
 def test_another_strategy_than_the_files_is_said_to_be_one(make_tiny: Tiny) -> None:

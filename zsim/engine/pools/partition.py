@@ -172,19 +172,15 @@ class PoolRuns:
             replay.restart()
         order, cut = replay.order, replay.cut
         initial_state = replay.state() if replay.half else None
-        replay.make(0, cut)
+        replay.make_all(0, cut)
         segments_before, position = memory.num_segments, cut
         if replay.half:  # see [Note: a period that changes nothing] of repeats.py
-            replay.make(cut, replay.half)
+            replay.make_all(cut, replay.half)
             position = replay.half
             if replay.state() == initial_state:
                 replay.sizes *= 2
                 position = len(order)
-        for repeat in replay.repeats if position < len(order) else ():
-            replay.make(position, repeat.first)
-            replay.make_repeat(repeat)
-            position = repeat.end
-        replay.make(position, len(order))
+        replay.make_all(position, len(order))
         replay.free_remaining()
         has_grown = memory.num_segments > segments
         if has_grown:

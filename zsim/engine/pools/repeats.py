@@ -70,10 +70,10 @@ def _repeats_of_period(codes: Ints, period: int) -> Iterator[Repeat]:
     more.
     """
     is_same = np.concatenate([[False], codes[:-period] == codes[period:], [False]])
-    edges = np.flatnonzero(np.diff(is_same)).reshape(-1, 2)
-    for first, end in (edges + np.array([0, period])).tolist():
-        if end - first >= _LEAST_PERIODS * period:
-            yield Repeat(first, end, period)
+    edges = np.flatnonzero(is_same[1:] != is_same[:-1]).reshape(-1, 2) + np.array([0, period])
+    is_long = edges[:, 1] - edges[:, 0] >= _LEAST_PERIODS * period
+    for first, end in edges[is_long].tolist():
+        yield Repeat(first, end, period)
 
 
 def _gaps(repeats: Sequence[Repeat], first: int, end: int) -> list[tuple[int, int]]:

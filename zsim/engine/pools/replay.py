@@ -12,7 +12,9 @@ from zsim.arrays import Ints
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.engine.pools.repeats import Repeat, find_repeats
 
-_MAX_STATES = 24  # of a repeat: one that has not come back by then may never do
+_MAX_STATES = (
+    24  # of a repeat, kept whatever they cost; further ones are kept while they are cheap to compare
+)
 FREE = -1  # the kind of a change that frees a tensor
 
 
@@ -51,9 +53,9 @@ class PoolReplay:
     """The changes of some pools in the `order` of their positions, and the result of making them.
 
     The result is the `blocks` in use, by tensor, and the `sizes` of the blocks of all requests. A change
-    before `cut` and one from it on are made separately. `repeats` are the repeats from `cut` on, where
-    `finds_repeats` is set. `half` is the number of changes (from `cut` on) that are made twice, the second
-    time for other tensors. It is 0 where they are not.
+    before `cut` and one from it on are made separately. `repeats` are the repeats on either side of it, where
+    `finds_repeats` is set. `half` is the number of changes that are made twice, the second time for other
+    tensors, all after `cut`. It is 0 where they are not.
     """
 
     def __init__(
@@ -65,38 +67,52 @@ class PoolReplay:
         self.tensors, self.kinds = events.tensors[order], events.kinds[order]
         self.is_request = is_request = self.kinds != FREE
         self._requests = [memory.request(*request) for request in events.requests]
+        self._pools = list({id(request.pool): request.pool for request in self._requests}.values())
         is_next = self.tensors == np.append(self.tensors[1:], 0)
         is_passing = is_request & is_next & ~np.append(is_request[1:], True)
         is_passing[cut - 1 : cut] = False
         self._allocated_at = zeros_per_tensor(self.tensors)
         self._allocated_at[self.tensors[is_request]] = np.flatnonzero(is_request)
-        self.repeats = [
-            Repeat(cut + first, cut + end, period)
-            for first, end, period in (
-                find_repeats(self.kinds[cut:], self._allocated_at[self.tensors[cut:]] - cut)
-                if finds_repeats
-                else ()
-            )
-        ]
+        self.half = self._half()
+        self.repeats = self._find_repeats() if finds_repeats else []
+        if any(repeat.first < self.half < repeat.end for repeat in self.repeats):
+            self.half = 0
         for first, end, period in self.repeats:  # what ends a period is made apart from what begins the next
             is_passing[np.arange(first - 1, end, period)] = False
             is_passing[end - 1] = False
-        self.half = self._half(cut)
         is_passing[self.half - 1 : self.half] = False
-        # of each change its tensor, its kind, and whether the next change frees what it allocates
-        self._columns = self.tensors.tolist(), self.kinds.tolist(), is_passing.tolist()
+        self._is_passing = is_passing  # whether the next change frees what a change allocates
 
     def restart(self) -> None:
         """Forget the result, to make the changes again."""
         self.blocks, self.sizes = {}, []
 
-    def _half(self, cut: int) -> int:
+    def _half(self) -> int:
         half, remainder = divmod(len(self.kinds), 2)
-        if remainder or not cut <= half <= min([half, *(repeat.first for repeat in self.repeats)]):
+        if remainder or self.cut > half:
             return 0
         distance = np.arange(2 * half) - self._allocated_at[self.tensors]
         is_repeated = all(np.array_equal(column[:half], column[half:]) for column in (self.kinds, distance))
         return half if is_repeated else 0
+
+    def _find_repeats(self) -> list[Repeat]:
+        """The repeats before `cut`, and those from it on."""
+        allocated_at, cut = self._allocated_at[self.tensors], self.cut
+        later = find_repeats(self.kinds[cut:], allocated_at[cut:] - cut)
+        is_same = cut and cut == self.half
+        earlier = later if is_same else find_repeats(self.kinds[:cut], allocated_at[:cut])
+        return [*earlier, *(Repeat(cut + first, cut + end, period) for first, end, period in later)]
+
+    def make_all(self, first: int, end: int) -> None:
+        """Make the changes from index `first` to before `end`, repeats as repeats. None reaches across
+        either.
+        """
+        for repeat in self.repeats:
+            if first <= repeat.first < end:
+                self.make(first, repeat.first)
+                self.make_repeat(repeat)
+                first = repeat.end
+        self.make(first, end)
 
     def make(self, first: int, end: int) -> None:
         """Make the changes from index `first` to before `end`."""
@@ -107,7 +123,8 @@ class PoolReplay:
             memory.transient_bytes,
             self.sizes.append,
         )
-        steps = zip(*(column[first:end] for column in self._columns), strict=True)
+        columns = self.tensors, self.kinds, self._is_passing
+        steps = zip(*(column[first:end].tolist() for column in columns), strict=True)
         for tensor, kind, may_pass in steps:
             if kind == FREE:
                 free(blocks.pop(tensor))
@@ -126,9 +143,13 @@ class PoolReplay:
         """Make the changes of a repeat. See [Note: a period that changes nothing] of repeats.py."""
         position, end, period = repeat
         period_ends: dict[Hashable, _PeriodEnd] = {}  # by state, at the ends of periods
-        while position + period <= end and len(period_ends) < _MAX_STATES:
+        kept = 0  # numbers in the states
+        while position + period <= end and (
+            len(period_ends) < _MAX_STATES or kept <= position - repeat.first
+        ):
             self.make(position, position + period)
             position += period
+            kept += self.state_size()
             period_end = _PeriodEnd(position, len(self.sizes), tuple(self.blocks))
             first_equal = period_ends.setdefault(self.state(), period_end)
             if first_equal is not period_end:
@@ -142,9 +163,12 @@ class PoolReplay:
 
     def state(self) -> Hashable:
         """The blocks in use, in the order of their requests, and the free blocks of the pools."""
-        pools = {id(request.pool): request.pool for request in self._requests}
         live = tuple([(block.address, block.bytes) for block in self.blocks.values()])
-        return live, *(tuple(pool.keys) for pool in pools.values())
+        return live, *(tuple(pool.keys) for pool in self._pools)
+
+    def state_size(self) -> int:
+        """About how many numbers `state` has."""
+        return 2 * len(self.blocks) + sum(len(pool.keys) for pool in self._pools)
 
     def _reassign_blocks(self, live_before: Sequence[int], cycle: int, num_cycles: int) -> None:
         """Give the blocks in use to the tensors that have them `num_cycles` times `cycle` changes later. A

@@ -210,7 +210,7 @@ class _Changes(NamedTuple):
 def _gpu_changes(program: Program) -> _Changes:
     """The changes of GPU memory, for `Program.memoize`. What repeats is looked at once."""
     columns, origins = program.memoize(memory_columns), program.memoize(change_origins)
-    if any(device != "gpu" for device in columns.device):
+    if columns.device.count("gpu") < len(columns.device):
         gpu_changes = [change for change in program.memory if change.device == "gpu"]
         columns = MemoryColumns(*zip(*gpu_changes, strict=True)) if gpu_changes else MemoryColumns()
         origins = np.arange(len(gpu_changes))

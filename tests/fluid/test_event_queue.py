@@ -10,7 +10,7 @@ import pytest
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-from zsim.engine.event_queue import EventQueue
+from zsim.fluid.event_queue import EventQueue
 from zsim.fluid.pool import Timer
 
 LATER = EventPriority(2)  # of a pool of links, at the end of an instant
