@@ -16,6 +16,7 @@ from zsim.study.tune.axes import LOSSES
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
 from zsim.study.tune.explain import differing_axes
+from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.goals import Space
 from zsim.study.tune.refine import choose_loss, key_without_loss, refine, split_losses
 from zsim.study.tune.search import SearchResult, search
@@ -128,7 +129,12 @@ class Verifier:
         for index, start in enumerate(best[:2]):
             if values[index] > _CLOSE * values[0]:
                 continue
-            improved, seen = refine(self.evaluator, start, objective=space.objective, keep=self.keep)
+            details = tuning_of(start.candidate.base.kind).details
+            if not self.is_compared:  # the size that the goal decided holds for the kernels as they are
+                details = tuple(axis for axis in details if not axis.changes_kernels)
+            improved, seen = refine(
+                self.evaluator, start, axes=details, objective=space.objective, keep=self.keep
+            )
             measured += seen[1:]
             best[index] = improved
         return best
