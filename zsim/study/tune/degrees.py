@@ -137,7 +137,7 @@ def _experts(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _dispatchers(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """What brings tokens to experts: all that the framework has, where several ranks share them."""
+    """The dispatchers that the framework has, where several ranks share the experts."""
     split = base.job.parallelism
     if chosen.get(EXPERT, split.experts.members) == 1:
         return
