@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
 from zsim.errors import InputError
+from zsim.resources import PRESETS
 from zsim.specs.model.huggingface import FAMILIES, load_model
 from zsim.specs.model.multimodal import MULTIMODAL_FAMILIES
 from zsim.specs.presets import (
@@ -75,3 +77,27 @@ def test_topologies_and_gpus_are_found_by_name() -> None:
         topology_preset_path("dgx-h10")
     with pytest.raises(InputError, match="unknown GPU 'no-such-gpu'"):
         gpu_preset_path("no-such-gpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("h100", "dgx-h100"),
+        ("H100-SXM", "dgx-h100"),
+        ("a6000", "rtx-a6000-x8"),
+        ("3090", "rtx-3090-x8"),
+        ("p3dn", "aws-p3dn"),
+        ("dgx-h200", "hgx-h200"),
+        ("MI250", "mi300x-x8"),
+        ("gaudi", "gaudi2-x8"),
+    ],
+)
+def test_a_name_that_people_use_proposes_a_machine_of_its_kind(name: str, near: str) -> None:
+    with pytest.raises(InputError, match=f"^unknown cluster '{name}'; the nearest machine is '{near}'"):
+        topology_preset_path(name)
+
+
+def test_every_machine_that_is_proposed_for_an_absent_processor_exists() -> None:
+    content = tomllib.loads((PRESETS / "near_machines.toml").read_text())
+    assert {name for names in content.values() for name in names} <= set(topology_preset_names())
+    assert all(name.isalnum() and name == name.lower() for name in content)

@@ -251,3 +251,10 @@ def test_what_a_fields_list_does_not_have_is_an_other_setting() -> None:
     form = make_form(made())
     experiment = turned(form, 'training.lora.targets = ["c_attn"]', training__lora__rank=4)
     assert there(experiment.training.lora).targets == ("c_attn",)
+
+
+def test_typing_a_hub_id_finds_its_preset() -> None:
+    """The list holds presets, and is searched by the Hub ids of each too."""
+    options = {option["value"]: option for option in make_form(made()).fields["model"].options()}
+    assert "meta-llama/Llama-3.1-8B" in options["llama-3.1-8b"]["search"]
+    assert options["llama-3.1-8b"]["label"] == "llama-3.1-8b"

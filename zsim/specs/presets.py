@@ -7,10 +7,18 @@ and in `topologies` next to the package of a source checkout.
 from __future__ import annotations
 
 import os
+import re
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, nearest
+from zsim.reading import read_text
 from zsim.resources import PRESETS, topologies_folder
+
+_SERVERS = ("dgx", "hgx")
+_LEAST_LETTERS = 2
+_MOST_NEAR = 6
 
 
 def model_preset_names() -> tuple[str, ...]:
@@ -30,7 +38,42 @@ def topology_preset_names() -> tuple[str, ...]:
 
 def topology_preset_path(name: str) -> Path:
     """The TOML file of a cluster preset. Raises InputError for an unknown name."""
-    return _locate(topologies_folder(), ".toml", name, "cluster", "a path to a topology TOML")
+    near = near_topologies(name)
+    return _locate(topologies_folder(), ".toml", name, "cluster", "a path to a topology TOML", near)
+
+
+def near_topologies(name: str) -> tuple[str, ...]:
+    """The cluster presets that are near in kind to a name that is none, the likeliest first.
+
+    They stand for a processor without numbers (`presets/near_machines.toml`), or the parts of the name are
+    parts of theirs or of their GPU's, or, where nothing is spelt like it, theirs have it. Servers of the
+    GPU's vendor, with its fastest links, come first.
+    """
+    spelling = re.sub("|".join(_SERVERS), "", _spell(name))
+    near: list[str] = tomllib.loads(read_text(PRESETS / "near_machines.toml")).get(spelling, [])
+    if near or len(spelling) < _LEAST_LETTERS:
+        return tuple(near)
+    names = {preset: f"{preset}-{_gpu_of(preset)}" for preset in topology_preset_names()}
+    parts = {_spell(part) for part in re.split("[^A-Za-z0-9]+", name)} - {"", *_SERVERS}
+    found = [preset for preset, text in names.items() if parts <= set(text.split("-"))]
+    if not found and nearest(name, names) is None:
+        found = [preset for preset, text in names.items() if spelling in _spell(text)]
+    return tuple(sorted(found, key=lambda preset: (not preset.startswith(_SERVERS), preset)))
+
+
+def _spell(name: str) -> str:
+    """A name in small letters and digits, without vendors."""
+    return re.sub("nvidia|amd|intel|instinct|geforce|[^a-z0-9]", "", name.lower())
+
+
+def _gpu_of(preset: str) -> str:
+    """The name of a cluster preset's GPU, which may stand in a preset that it extends. "" for several."""
+    content = tomllib.loads(read_text(topologies_folder() / f"{preset}.toml"))
+    gpu = content.get("gpu", "")
+    if isinstance(gpu, dict):
+        gpu = gpu.get("extends", "")
+    base = content.get("extends")
+    return gpu or (_gpu_of(base) if base else "")
 
 
 def gpu_preset_names() -> tuple[str, ...]:
@@ -47,11 +90,18 @@ def _stems(folder: Path, suffix: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob(f"*{suffix}")))
 
 
-def _locate(folder: Path, suffix: str, name: str, kind: str, alternative: str | None) -> Path:
+def _locate(
+    folder: Path, suffix: str, name: str, kind: str, alternative: str | None, near: Sequence[str] = ()
+) -> Path:
     path = folder / f"{name}{suffix}"
     if name and Path(name).name == name and os.path.isfile(path):
         return path
     names = _stems(folder, suffix)
     examples = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    if near:
+        others = f" ({', '.join(near[1:_MOST_NEAR])})" if len(near) > 1 else ""
+        hint = f"; the nearest machine is '{near[0]}'{others}"
+    else:
+        hint = did_you_mean(name, names)
     expected = f"a preset ({examples})" + (f" or {alternative}" if alternative else "")
-    raise InputError(f"unknown {kind} '{name}'{did_you_mean(name, names)}; expected {expected}")
+    raise InputError(f"unknown {kind} '{name}'{hint}; expected {expected}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -28,6 +28,8 @@ class Field:
     """Values by their label on the page. Without choices the field is a number, and an empty box leaves the
     value open.
     """
+    other_names: Mapping[str, Sequence[str]] | None = None
+    """Further names of a choice, by which typing in the list finds it."""
     kinds: tuple[str, ...] = ()
     """The strategies that have the setting (all when empty)."""
     stages: tuple[int, ...] = ()
@@ -40,6 +42,14 @@ class Field:
     """The table that this number asks for. An empty box leaves the table out and hides its other fields."""
     sentence: str = ""
     """What the setting means, as its declaration says."""
+
+    def options(self) -> list[dict[str, str]]:
+        """The choices as a list of the page has them, each with the text that is searched."""
+        others = self.other_names or {}
+        return [
+            {"label": name, "value": name, "search": " ".join((name, *others.get(name, ())))}
+            for name in self.choices or ()
+        ]
 
     @property
     def is_of_run(self) -> bool:

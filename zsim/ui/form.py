@@ -12,10 +12,11 @@ from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.experiment.training.lora_table import merge_adapter_config
+from zsim.specs.model.hub_names import hub_ids_of
 from zsim.specs.presets import model_preset_names, topology_preset_names
 from zsim.study.experiment_source import parse_setting
 from zsim.study.tune.settings import base_of
-from zsim.ui.field import STAGE, TOKENS, Field
+from zsim.ui.field import STAGE, TOKENS, Field, identity_choices
 from zsim.ui.fields import ADAPTERS, KIND, RUN, TRAINING, degree_fields, strategy_fields
 from zsim.ui.framework import fields_of
 
@@ -164,8 +165,10 @@ def _fields() -> tuple[Field, ...]:
 
 
 def _cluster_fields() -> tuple[Field, ...]:
+    models = model_preset_names()
+    hub_ids = {name: hub_ids_of(name) for name in models}
     return (
-        Field("model", "Model", choices={name: name for name in model_preset_names()}),
+        Field("model", "Model", choices=identity_choices(*models), other_names=hub_ids),
         Field("cluster", "Cluster", choices={name: name for name in topology_preset_names()}),
         Field("nodes", "Nodes", is_half=True),
         Field("gpus", "GPUs", is_half=True),

@@ -142,13 +142,13 @@ def _row(field: Field, form: Form) -> Any:
             id=name, type="number", step="any", debounce=True, value=initial_value, placeholder=""
         )
     else:
-        names = list(field.choices)
+        options = field.options()
         box = dcc.Dropdown(
-            names,
+            options,
             initial_value,
             id=name,
             clearable=False,
-            searchable=len(names) > _MIN_SEARCHABLE,
+            searchable=len(options) > _MIN_SEARCHABLE,
             maxHeight=_LIST_PIXELS,
         )
     unit = [html.Span(field.unit, className="unit")] if field.unit else []

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 
 import zsim
+from tests.study.tune.conftest import TINY
 from zsim.errors import InputError
 from zsim.specs.experiment.load import change_experiment
-from zsim.study.tune.axis import LOSS
+from zsim.specs.experiment.resolve import resolve
+from zsim.study.tune.axis import CHECKPOINTING, LOSS
 from zsim.study.tune.candidates import candidates
 from zsim.study.tune.refine import key_without_loss, split_losses
 from zsim.study.tune.settings import base_of
@@ -35,7 +37,7 @@ def test_the_best_few_differ_otherwise_and_have_the_better_loss(make_tiny: Tiny)
     keys = [key_without_loss(measured.candidate) for measured in result.best]
     assert len(set(keys)) == len(keys) == 5
     assert result.best[0].seconds <= without.best[0].seconds
-    assert result.best[0].candidate.overrides[LOSS] != "eager"
+    assert resolve(result.best[0].candidate.experiment()).training.cross_entropy != "eager"
     assert result.search.num_candidates == without.search.num_candidates
     assert result.num_simulated <= without.num_simulated + 12
 
@@ -47,12 +49,28 @@ def test_what_fits_only_with_another_loss_is_found(make_tiny: Tiny) -> None:
     with pytest.raises(InputError, match="nothing fits"):
         tune(change_experiment(made, wide), keep=(*keep, "cross-entropy"))
     best = tune(change_experiment(made, wide), keep=keep).best[0]
-    assert best.candidate.overrides[LOSS] in ("fused", "fused_linear")
+    assert resolve(best.candidate.experiment()).training.cross_entropy in ("fused", "fused_linear")
 
 
-def test_a_gain_too_small_to_tell_says_so(make_tiny: Tiny) -> None:
-    result = tune(make_tiny({"stage": 3}, activation_checkpointing="full"), count=1)
+def test_a_gain_too_small_to_tell_is_not_in_the_best() -> None:
+    """On a node of H100 the fused loss of a large vocabulary is a few percent, which zsim cannot tell from
+    none: it is named beside the best, which keeps the loss."""
+    model = {**TINY, "n_embd": 2048, "n_head": 16, "n_layer": 8, "vocab_size": 32768}
+    made = zsim.Experiment(
+        model=model, cluster="dgx-h100", nodes=1, strategy={"kind": "fsdp2"},
+        training={"sequence_length": 512, "micro_batch_size": 8, "activation_checkpointing": "full"},
+    )  # fmt: skip
+    keep = ("compile", "precision", "replicas", "reshard", "offload", "micro-batch", "no_sync", "wrapping")
+    result = tune(made, keep=keep, count=3)
+    content = tuning_to_dict(result)
+    assert [change["key"] for step in content["steps"] for change in step["changes"]] == [CHECKPOINTING]
+    doubtful = [change["key"] for step in content["doubtful_steps"] for change in step["changes"]]
+    assert doubtful == [LOSS]
+    assert LOSS not in result.best[0].candidate.overrides or (
+        result.best[0].candidate.overrides[LOSS] == "eager"
+    )
+    assert result.best[0].seconds == result.steps[-1].after.seconds
     said = " ".join(" ".join(tuning_lines(result)).split())
-    told = [step["is_told_apart"] for step in tuning_to_dict(result)["steps"]]
-    assert False in told
-    assert "less: no difference that zsim can tell" in said
+    assert "Not in 1, since zsim cannot tell a gain of" in said
+    assert "training.cross_entropy: eager -> fused" in said
+    assert content["doubtful_steps"][-1]["is_told_apart"] is False

@@ -19,7 +19,7 @@ RECORDED = json.loads(RESULTS.read_text())
 KEEP = (
     "checkpointing", "cross-entropy", "micro-batch", "offload", "no_sync", "hpZ", "wrapping",
     "backward prefetch", "forward prefetch", "limit_all_gathers", "overlap_comm", "bucket", "prefetch",
-    "persistence", "reuse",
+    "persistence", "reuse", "compile", "precision",
 )  # fmt: skip
 CHEAP = ("Llama-3.1-8B", "Llama-2-70B", "MPT-7B")
 

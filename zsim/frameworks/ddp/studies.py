@@ -6,7 +6,7 @@ from zsim.frameworks.ddp.settings import DdpConfig, DdpTable
 from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.goodput.checkpoints.tensors import ModelStates
 from zsim.specs.experiment.job import Job
-from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES
+from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
 from zsim.study.tune.axis import key_axis
 from zsim.study.tune.framework import FrameworkTuning
 
@@ -16,7 +16,9 @@ class DdpTuning(FrameworkTuning[DdpTable]):
 
     label = "DDP"
     structure = (CHECKPOINTINGS, LOSSES, MICRO_BATCHES)
+    numerics = (RECIPES,)
     details = (
+        COMPILATIONS,
         key_axis("buckets", "strategy.bucket_cap_mb", 25.0, 100.0, 400.0),
         key_axis("bucket view", "strategy.gradient_as_bucket_view", True, False),
     )

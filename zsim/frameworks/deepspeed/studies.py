@@ -16,7 +16,7 @@ from zsim.goodput.checkpoints.framework import STATE_MEASURED, FrameworkCheckpoi
 from zsim.goodput.checkpoints.saved import SavedFiles
 from zsim.goodput.checkpoints.tensors import ModelStates
 from zsim.specs.experiment.job import Job
-from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES
+from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
 from zsim.study.tune.axis import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -158,7 +158,9 @@ class DeepSpeedTuning(FrameworkTuning[DeepSpeedTable]):
         LOSSES,
         MICRO_BATCHES,
     )
+    numerics = (RECIPES,)
     details = (
+        COMPILATIONS,
         _zero_axis("overlap_comm", "overlap_comm", True, False),
         _zero_axis("bucket", "reduce_bucket_size", 50_000_000, 200_000_000, 500_000_000),
         _zero_axis("prefetch", "prefetch_bucket_size", 0, 10**7, 50_000_000, 200_000_000),

@@ -9,7 +9,7 @@ from zsim.frameworks.torch.checkpoint import TorchCheckpoint
 from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
 from zsim.goodput.checkpoints.tensors import ModelStates
 from zsim.specs.experiment.job import Job
-from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES
+from zsim.study.tune.axes import CHECKPOINTINGS, COMPILATIONS, LOSSES, MICRO_BATCHES, RECIPES
 from zsim.study.tune.axis import AxisChoice, Chosen, TunedAxis, key_axis
 from zsim.study.tune.base import Base
 from zsim.study.tune.framework import FrameworkTuning
@@ -48,7 +48,9 @@ class Fsdp1Tuning(FrameworkTuning[Fsdp1Table]):
         MICRO_BATCHES,
         REDUCTIONS,
     )
+    numerics = (RECIPES,)
     details = (
+        COMPILATIONS,
         key_axis("backward prefetch", "strategy.backward_prefetch", *_PREFETCH),
         key_axis("forward prefetch", "strategy.forward_prefetch", True, False),
         key_axis("limit_all_gathers", "strategy.limit_all_gathers", True, False),

@@ -11,10 +11,17 @@ from zsim.frameworks.torch.parallelism import TORCH
 from zsim.frameworks.torch.tune import OFFLOAD, OFFLOADED, REDUCTIONS, replica_counts
 from zsim.goodput.checkpoints.tensors import ModelStates
 from zsim.specs.experiment.job import Job
-from zsim.study.tune.axes import CHECKPOINTINGS, LOSSES, MICRO_BATCHES, PARALLELISM
+from zsim.study.tune.axes import (
+    CHECKPOINTINGS,
+    COMPILATIONS,
+    LOSSES,
+    MICRO_BATCHES,
+    PARALLELISM,
+    RECIPES,
+)
 from zsim.study.tune.axis import AxisChoice, Chosen, TunedAxis, key_axis
 from zsim.study.tune.base import Base
-from zsim.study.tune.degrees import data_ranks
+from zsim.study.tune.degrees import DISPATCHERS, EXPERTS, LAYOUTS, data_ranks
 from zsim.study.tune.framework import FrameworkTuning
 from zsim.study.tune.framework_bounds import FrameworkBounds
 
@@ -57,7 +64,14 @@ class Fsdp2Tuning(FrameworkTuning[Fsdp2Table]):
         MICRO_BATCHES,
         REDUCTIONS,
     )
-    details = (key_axis("wrapping", "strategy.wrapping", *_WRAPPING),)
+    details = (
+        COMPILATIONS,
+        key_axis("wrapping", "strategy.wrapping", *_WRAPPING),
+        EXPERTS,
+        DISPATCHERS,
+        LAYOUTS,
+    )
+    numerics = (RECIPES,)
     schedules = TORCH.schedules
     is_usual = True
 

@@ -24,13 +24,31 @@ from zsim.goodput.checkpoints.tensors import ModelStates
 from zsim.plan.ops import CollectiveKind
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_layer import has_experts
-from zsim.study.tune.axes import MICRO_BATCHES, PARALLELISM
-from zsim.study.tune.axis import BLOCKS, CHECKPOINTING, RECOMPUTED, AxisChoice, Chosen, TunedAxis
+from zsim.study.tune.axes import MICRO_BATCHES, PARALLELISM, RECIPES
+from zsim.study.tune.axis import (
+    BLOCKS,
+    CHECKPOINTING,
+    LOSS,
+    RECOMPUTED,
+    AxisChoice,
+    Chosen,
+    TunedAxis,
+)
 from zsim.study.tune.base import Base
-from zsim.study.tune.degrees import ORDER, PIPELINE, VIRTUAL, replicas_of
+from zsim.study.tune.degrees import (
+    DISPATCHERS,
+    EXPERT,
+    EXPERTS,
+    LAYOUTS,
+    ORDER,
+    PIPELINE,
+    VIRTUAL,
+    replicas_of,
+)
 from zsim.study.tune.framework import FrameworkTuning
 from zsim.study.tune.framework_bounds import FrameworkBounds
 
+_FUSED = "megatron-fused"
 _MODULES = (0, 12)  # the release of Megatron-Core that brought --recompute-modules
 
 
@@ -80,7 +98,18 @@ def _orders(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     pipeline = chosen.get(PIPELINE, split.pipeline)
     if "parallelism" not in base.data or pipeline == 1 or replicas_of(base, chosen) == 1:
         return []
+    if chosen.get(EXPERT, split.experts.members) > 1:
+        return []  # stages of experts are on the same ranks only where the pipeline comes last
     return [AxisChoice("", {ORDER: None}), AxisChoice("order tp-cp-pp-dp", {ORDER: "tp-cp-pp-dp"})]
+
+
+def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """The configured loss, and the fused one of releases that have it, where no flag asks for another."""
+    strategy, configured = base.job.experiment.strategy, base.job.training.cross_entropy
+    assert isinstance(strategy, MegatronTable)
+    if strategy.engine != "megatron" or not is_core_since(strategy.version) or configured == _FUSED:
+        return []
+    return [AxisChoice("", {LOSS: configured}), AxisChoice(f"cross entropy {_FUSED}", {LOSS: _FUSED})]
 
 
 class MegatronTuning(FrameworkTuning[MegatronTable]):
@@ -93,7 +122,14 @@ class MegatronTuning(FrameworkTuning[MegatronTable]):
         TunedAxis("checkpointing", _recomputations),
         MICRO_BATCHES,
     )
-    details = (TunedAxis("order", _orders),)
+    details = (
+        TunedAxis("cross-entropy", _losses, changes_kernels=True),
+        TunedAxis("order", _orders),
+        EXPERTS,
+        DISPATCHERS,
+        LAYOUTS,
+    )
+    numerics = (RECIPES,)
     schedules = MEGATRON.schedules
 
     def sizes(self, table: MegatronTable, config: MegatronConfig) -> dict[str, tuple[str, float, bool]]:

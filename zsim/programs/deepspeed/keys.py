@@ -53,6 +53,9 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
     ),
     *SCRIPT_CHECKPOINTS,
     EVERY_BLOCK,
+    ConfigMapping(
+        "training.compile", "script", "block.compile() of every block", _DEEPSPEED + "runtime/engine.py"
+    ),
     ConfigMapping("training.cross_entropy", "script", LIGER, LIGER_SOURCE, ("fused_linear",)),
     ConfigMapping(
         "training.cross_entropy",

@@ -34,7 +34,7 @@ REENTRANT = ProgramKey(
 )  # fmt: skip
 COMPILE = ProgramKey(
     "torch_compile", bool, "whether torch.compile is used", "training.compile", is_plain=True,
-    values={True: True, False: None},
+    values={True: True, False: None}, tuned=(True, False), source=ARGUMENTS,
 )  # fmt: skip
 LIGER = ProgramKey(
     "use_liger_kernel", bool, "whether Liger's kernels are used", "training.liger", is_plain=True,

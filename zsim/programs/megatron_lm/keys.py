@@ -277,6 +277,16 @@ KEYS = (*ON_SWITCHES, *OFF_SWITCHES, *_FLAGS)
 CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
     *tuned_mappings(KEYS),
     ConfigMapping("training.checkpoint_every", "file", "every block", _MEGATRON, (1,)),
+    ConfigMapping("parallelism.expert_tensor", "file", "--expert-tensor-parallel-size", _MEGATRON),
+    ConfigMapping("parallelism.expert", "file", "--expert-model-parallel-size", _MEGATRON),
+    ConfigMapping(
+        "parallelism.dispatcher",
+        "file",
+        "--moe-token-dispatcher-type, --moe-flex-dispatcher-backend",
+        _MEGATRON,
+    ),
+    ConfigMapping("training.precision", "file", "--fp8-format hybrid", _MEGATRON, ("fp8",)),
+    ConfigMapping("training.fp8_recipe", "file", "--fp8-recipe, --fp4-recipe", _MEGATRON),
     *(
         ConfigMapping("training.cross_entropy", "file", flags, _MEGATRON, (value,))
         for value, flags in (

@@ -135,11 +135,11 @@ CONTEXT_KEYS = (
 EXPERT_KEYS = (
     ProgramKey(
         EXPERT_TENSOR_DEGREE, int, "ranks that share an expert's products", "parallelism.expert_tensor",
-        is_plain=True,
+        is_plain=True, tuned=(), source=_TITAN_DEGREES,
     ),
     ProgramKey(
         "parallelism.expert_parallel_comm_backend", str, "the library that dispatches tokens",
-        "parallelism.dispatcher", is_plain=True, values=COMM_BACKENDS,
+        "parallelism.dispatcher", is_plain=True, values=COMM_BACKENDS, tuned=(), source=_TITAN_DEGREES,
     ),
 )  # fmt: skip
 _DEGREES = (
@@ -213,7 +213,9 @@ _STEP_KEYS = (
         "activation_checkpoint.early_stop", bool, "whether recomputing ends with what backward needs",
         "training.checkpoint_stops_early",
     ),
-    ProgramKey("compile.enable", bool, "whether torch.compile is used", "training.compile"),
+    ProgramKey(
+        "compile.enable", bool, "whether torch.compile is used", "training.compile", tuned=(), source=_TITAN,
+    ),
     ProgramKey(
         "compile.components", list, "on the model, the loss, or both", "training.cross_entropy",
         tuned=("fused",), instruction='compile.enable with compile.components = ["loss"]',
@@ -224,13 +226,19 @@ _STEP_KEYS = (
     ProgramKey("optimizer.fused", bool, "the same, until 0.1"),
     ProgramKey("model.name", str, "the model"),
     ProgramKey("model.flavor", str, "its size"),
-    ProgramKey("model.converters", list, "what replaces its layers, such as float8"),
+    ProgramKey(
+        "model.converters", list, "what replaces its layers, such as float8", "training.precision",
+        tuned=("fp8",), instruction='model.converters = ["float8"]', source=_TITAN,
+    ),
     ProgramKey("float8.enable_float8_linear", bool, "whether products are in fp8, until 0.0"),
     ProgramKey("float8.enable_fsdp_float8_all_gather", bool, "whether weights are gathered in fp8"),
     ProgramKey(
         "float8.precompute_float8_dynamic_scale_for_fsdp", bool, "whether their scales are agreed on at once"
     ),
-    ProgramKey("float8.recipe_name", str, "the scales of fp8", "training.fp8_recipe"),
+    ProgramKey(
+        "float8.recipe_name", str, "the scales of fp8", "training.fp8_recipe",
+        tuned=("torchao-tensorwise", "torchao-rowwise"), source=_TITAN,
+    ),
     ProgramKey("mx.recipe_name", str, "the scales of mxfp8", "training.fp8_recipe"),
 )  # fmt: skip
 KEYS: Mapping[str, ProgramKey] = {
@@ -241,7 +249,14 @@ KEYS: Mapping[str, ProgramKey] = {
         *TENSOR_KEYS,
         *PIPELINE_KEYS,
         *CONTEXT_KEYS,
-        ProgramKey(EXPERT_DEGREE, int, "ranks that share the experts", "parallelism.expert"),
+        ProgramKey(
+            EXPERT_DEGREE,
+            int,
+            "ranks that share the experts",
+            "parallelism.expert",
+            tuned=(),
+            source=_TITAN_DEGREES,
+        ),
         *EXPERT_KEYS,
         *(ProgramKey(key, bool, feature) for key, feature in REFUSED_SWITCHES.items()),
     )

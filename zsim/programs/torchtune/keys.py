@@ -42,7 +42,10 @@ _READ = (
         "clip_grad_norm", (float, str), "norm that gradients are clipped to",
         "training.gradient_clipping",
     ),
-    ProgramKey("compile", (bool, dict), "whether torch.compile is used", "training.compile"),
+    ProgramKey(
+        "compile", (bool, dict), "whether torch.compile is used", "training.compile", tuned=(True, False),
+        source=_FULL,
+    ),
     ProgramKey(
         "enable_activation_checkpointing", bool, "whether backward computes every block again",
         "training.activation_checkpointing", is_plain=True, values={True: "full", False: None},

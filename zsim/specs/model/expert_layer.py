@@ -25,6 +25,12 @@ def stacked_experts(model: ModelSpec) -> Experts | None:
     return next(iter(operations_of(modules, Experts)), None)
 
 
+def num_experts(model: ModelSpec) -> int:
+    """Routed experts of a layer, 1 without any."""
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    return max((getattr(module.op_spec, "num_experts", 1) for module in modules), default=1)
+
+
 def mlp_module_range(modules: Sequence[Module]) -> tuple[int, range]:
     """The index of a block's last norm, and those of the modules from there to the residual.
 

@@ -54,6 +54,15 @@ def preset_of(name: str) -> str | None:
     return by_name.get(spelling) or by_name.get(_VARIANTS.sub("", spelling))
 
 
+def hub_ids_of(preset: str) -> tuple[str, ...]:
+    """The Hub ids that mean a preset, those of models whose language model it is included."""
+    return tuple(
+        hub_id
+        for key in ("_hub", "_language_model_of")
+        for hub_id in _hub_ids_of_presets(key).get(preset, ())
+    )
+
+
 def preset_of_folder(path: str) -> str | None:
     """The preset that a folder of another machine is named for, by its last two parts or one, or None."""
     folders = path.rstrip("/").split("/")

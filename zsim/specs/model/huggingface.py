@@ -251,10 +251,10 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
         path, name = path / "config.json", path.name
     elif path.suffix == ".json" or os.path.exists(path):
         name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-    elif preset := hub_names.preset_of(text):
-        path, name = presets.model_preset_path(preset), preset
-    elif cached_path := hub_names.cached_config_path(text):
-        path, name = cached_path, text.rpartition("/")[2]
+    elif located := hub_names.locate_model(text, ()):
+        is_preset = located in presets.model_preset_names()
+        path = presets.model_preset_path(located) if is_preset else Path(located)
+        name = located if is_preset else text.rpartition("/")[2]
     elif hub_names.is_hub_id(text):
         raise InputError(hub_names.unknown_hub_id(text))
     elif "/" in text:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+import numpy as np
+
 from zsim.errors import InputError, NotSimulatedError
 from zsim.operations.experts import Experts
 from zsim.specs.model.expert_layer import stacked_experts
@@ -25,7 +27,7 @@ from zsim.specs.strategy.expert_loads import (
     rank_loads,
 )
 from zsim.specs.strategy.experts import DEDUPLICATING_DISPATCHERS, Dispatcher, ExpertSplit
-from zsim.specs.strategy.mesh import EXPERT
+from zsim.specs.strategy.mesh import EXPERT, PIPELINE
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.sentences import alternatives, phrase
@@ -71,6 +73,7 @@ def resolve_expert_degrees(
     tensor = _expert_tensor_ranks(table, parallelism, library_split)
     split = replace(library_split, ranks=table.expert, tensor=tensor, capacity_factor=table.capacity_factor)
     _check_divides(split, parallelism, experts, model, world_size, replicas)
+    _check_order(split, parallelism, world_size)
     split = replace(split, dispatcher=_resolve_dispatcher(table, parallelism, split, default_dispatcher))
     _check_capacity(split)
     is_hybrid = split.dispatcher == "hybridep"
@@ -293,6 +296,23 @@ def _check_divides(
         raise InputError(
             f"parallelism.expert: {split.ranks} ranks x expert_tensor {split.tensor} do not divide the "
             f"{stage_ranks:,} GPUs of a pipeline stage{replica_phrase}; expected a product that does"
+        )
+
+
+def _check_order(split: ExpertSplit, parallelism: ParallelismConfig, world_size: int) -> None:
+    """Raises InputError where the ranks of a stage's experts would be those of several stages.
+
+    Megatron-Core core/parallel_state.py `initialize_model_parallel` asserts the same.
+    """
+    if parallelism.pipeline == 1:
+        return
+    expert_mesh = replace(parallelism, experts=split).expert_mesh(world_size)
+    stages = parallelism.mesh(world_size).coordinate(PIPELINE)
+    if not np.array_equal(stages, expert_mesh.coordinate(PIPELINE)):
+        ranks = parallelism.tensor * parallelism.context
+        raise InputError(
+            f"parallelism.order: {split.members} ranks share the experts and {ranks} the other layers, whose "
+            "stages are on the same ranks only where the pipeline comes last; expected 'tp-cp-dp-pp'"
         )
 
 

@@ -17,20 +17,18 @@ from zsim.specs.prices import Price
 from zsim.study.differences import verdict_of_row
 from zsim.study.rent.offer import Offer, offer_of
 from zsim.study.rent.question import RentQuestion
-from zsim.study.tune.axes import choices_of, divisors, micro_batch_choice
-from zsim.study.tune.axis import EVERY, MICRO_BATCH, AxisChoice
+from zsim.study.tune.axes import coarse_choices, divisors, micro_batch_choice
+from zsim.study.tune.axis import MICRO_BATCH, AxisChoice
 from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import Candidate, structure_of
 from zsim.study.tune.evaluate import CandidateResult, Evaluator
 
-_MICRO_BATCH_TOKENS = 8192  # of the first micro-batches: products of so many rows are near their best rate
 _MAX_COUNTS = 5  # numbers of GPUs that are tried
 _EXPOSED = 0.15  # of a step, from which on larger micro-batches are tried
 _NEAR = 0.95  # of the cheapest: a lower bound from there on is not simulated, since steps take more
 _MAX_SIMULATED = 4  # configurations of a cluster, and of these at most so many on one number of GPUs:
 _MAX_RETRIES = 3
 _WORTH = 0.01  # of the money, below which more GPUs are not cheaper
-_LEAST_LOSS = "cross entropy fused_linear"
 _SHORT = "runs short"  # a verdict: torch's allocator gives its cache back in every step
 _CHECKPOINTING, _LOSS, _BATCH, _OFFLOAD = "checkpointing", "cross-entropy", "micro-batch", "offload"
 
@@ -219,10 +217,11 @@ def _planned(evaluator: Evaluator, candidate: Candidate, limit: float) -> _Plann
 def _enlarge_micro_batches(evaluator: Evaluator, start: _Planned) -> _Planned:
     """The plan with larger micro-batches and all blocks recomputed, as long as each has a lower bound."""
     best, base = start, start.candidate.base
-    full = _choices(base, _CHECKPOINTING)[-1:]
+    choices = coarse_choices(base, structure_of(base.kind))
+    full = choices[_CHECKPOINTING][-1:]
     if not full or best.seconds < best.kernel_seconds * (1 + _EXPOSED):
         return best
-    losses = [choice for choice in _choices(base, _LOSS) if choice.label == _LEAST_LOSS]
+    losses = choices.get(_LOSS, [])[1:]
     for size in divisors(base.sequences):
         if size <= start.candidate.overrides[MICRO_BATCH]:
             continue
@@ -244,29 +243,13 @@ def _candidates(base: Base) -> list[Candidate]:
 
 
 def _choice_sets(base: Base) -> Iterator[dict[str, AxisChoice]]:
-    sizes = [size for size in divisors(base.sequences) if size * _length(base) <= _MICRO_BATCH_TOKENS]
-    batches = {max(sizes, default=1), 1}
-    checkpointings = [
-        choice for choice in _choices(base, _CHECKPOINTING) if choice.overrides.get(EVERY, 1) == 1
-    ]
-    losses = [choice for choice in _choices(base, _LOSS) if choice.label == _LEAST_LOSS]
-    for offload in _choices(base, _OFFLOAD) or [AxisChoice("", {})]:
+    choices = coarse_choices(base, structure_of(base.kind))
+    checkpointings, batches = choices[_CHECKPOINTING], choices[_BATCH]
+    for offload in choices.get(_OFFLOAD) or [AxisChoice("", {})]:
         for checkpointing in checkpointings:
-            for size in sorted(batches, reverse=True):
-                batch = micro_batch_choice(size, base.sequences // size)
+            for batch in reversed(batches):
                 yield {_OFFLOAD: offload, _CHECKPOINTING: checkpointing, _BATCH: batch}
-        for loss in losses:
+        for loss in choices.get(_LOSS, [])[1:]:
             yield {
-                _OFFLOAD: offload, _CHECKPOINTING: checkpointings[-1], _LOSS: loss,
-                _BATCH: micro_batch_choice(1, base.sequences),
+                _OFFLOAD: offload, _CHECKPOINTING: checkpointings[-1], _LOSS: loss, _BATCH: batches[0],
             }  # fmt: skip
-
-
-def _choices(base: Base, name: str) -> list[AxisChoice]:
-    """The choices of an axis of the strategy's framework, from the least to the most. None without it."""
-    axis = next((axis for axis in structure_of(base.kind) if axis.name == name), None)
-    return [] if axis is None else choices_of(axis, base, {})
-
-
-def _length(base: Base) -> int:
-    return base.job.training.sequence_length

@@ -3,7 +3,8 @@
 The structure decides where states are kept and how the batch is cut. Every combination is considered, except
 for the loss, which is varied only for the best few and where memory requires it (`zsim.study.tune.refine`).
 Details are sizes and switches that improve a good structure slightly. They are refined one after the other.
-A framework's own decisions stand in its folder.
+What changes the numbers that training computes is decided apart, for the best of a search (`numerics` of
+`FrameworkTuning`). A framework's own decisions stand in its folder.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zsim.specs.experiment.fp8.recipe import recipes_of
 from zsim.specs.experiment.programs import find_config_mapping
 from zsim.specs.strategy.registry import kinds
 from zsim.study.tune.axis import (
@@ -20,6 +22,8 @@ from zsim.study.tune.axis import (
     EVERY,
     LOSS,
     MICRO_BATCH,
+    PRECISION,
+    RECIPE,
     AxisChoice,
     Chosen,
     TunedAxis,
@@ -30,6 +34,8 @@ from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.settings import value_of
 
 _MAX_MICRO_BATCHES = 512
+COARSE_TOKENS = 8192  # of a coarse search's larger micro-batch: products of so many rows are near their best
+COMPILE = "training.compile"
 
 
 def divisors(count: int) -> list[int]:
@@ -40,16 +46,17 @@ def divisors(count: int) -> list[int]:
 def _micro_batches(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Every division of a replica's sequences into equal micro-batches."""
     sequences = base.batch_sequences // replicas_of(base, chosen)
-    for size in divisors(sequences):
-        steps = sequences // size
-        if steps <= _MAX_MICRO_BATCHES:
-            yield micro_batch_choice(size, steps)
+    length = base.job.training.sequence_length
+    sizes = [size for size in divisors(sequences) if sequences // size <= _MAX_MICRO_BATCHES]
+    largest = max((size for size in sizes if size * length <= COARSE_TOKENS), default=0)
+    for size in sizes:
+        yield micro_batch_choice(size, sequences // size, is_coarse=size in (sizes[0], largest))
 
 
-def micro_batch_choice(size: int, steps: int) -> AxisChoice:
+def micro_batch_choice(size: int, steps: int, *, is_coarse: bool = True) -> AxisChoice:
     """The choice of `steps` micro-batches of `size` sequences."""
     suffix = f" x {steps}" if steps > 1 else ""
-    return AxisChoice(f"micro-batch {size}{suffix}", {MICRO_BATCH: size, ACCUMULATION: steps})
+    return AxisChoice(f"micro-batch {size}{suffix}", {MICRO_BATCH: size, ACCUMULATION: steps}, is_coarse)
 
 
 def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
@@ -59,7 +66,8 @@ def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     reset: dict[str, Any] = {BLOCKS: {}} if base.job.training.block_checkpointing else {}
     names = ("none", intermediate, "full")
     forms = [AxisChoice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1, **reset}) for name in names]
-    forms.insert(-1, AxisChoice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2, **reset}))
+    second = {CHECKPOINTING: "full", EVERY: 2, **reset}
+    forms.insert(-1, AxisChoice("checkpointing every 2nd block", second, is_coarse=False))
     return forms
 
 
@@ -67,7 +75,24 @@ def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """The configured loss, one whose kernel saves only the logits, and one that never holds all logits."""
     configured = base.job.training.cross_entropy
     for name in dict.fromkeys((configured, "fused", "fused_linear")):
-        yield AxisChoice("" if name == configured else f"cross entropy {name}", {LOSS: name})
+        is_first, is_least = name == configured, name == "fused_linear"
+        label = "" if is_first else f"cross entropy {name}"
+        yield AxisChoice(label, {LOSS: name}, is_coarse=is_first or is_least)
+
+
+def _compilations(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """Blocks as they are, and compiled. A loss that stays is said, since its default depends on it."""
+    loss = {} if LOSS in chosen else {LOSS: base.job.training.cross_entropy}
+    return [AxisChoice("", {COMPILE: False, **loss}), AxisChoice("compiled", {COMPILE: True, **loss})]
+
+
+def _recipes(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """The recipes of 8 bits or fewer that the framework has on the GPUs, but for the job's own."""
+    experiment, training = base.job.experiment, base.job.training
+    own = training.fp8.recipe if training.precision == "fp8" else None
+    for recipe in recipes_of(experiment.training, experiment.strategy, base.job.cluster.gpus):
+        if recipe != own:
+            yield AxisChoice(f"precision {recipe}", {PRECISION: "fp8", RECIPE: recipe})
 
 
 def _degrees(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
@@ -78,7 +103,9 @@ def _degrees(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 PARALLELISM = TunedAxis("parallelism", _degrees)
 CHECKPOINTINGS = TunedAxis("checkpointing", _checkpointings)
-LOSSES = TunedAxis("cross-entropy", _losses)
+LOSSES = TunedAxis("cross-entropy", _losses, changes_kernels=True)
+COMPILATIONS = TunedAxis("compile", _compilations, changes_kernels=True)
+RECIPES = TunedAxis("precision", _recipes, changes_kernels=True)
 MICRO_BATCHES = TunedAxis("micro-batch", _micro_batches)
 
 
@@ -89,6 +116,11 @@ def choices_of(axis: TunedAxis, base: Base, chosen: Chosen) -> list[AxisChoice]:
     configuration has them already.
     """
     return [choice for choice in axis.choices(base, chosen) if _is_expressible(base, choice)]
+
+
+def coarse_choices(base: Base, axes: Iterable[TunedAxis]) -> dict[str, list[AxisChoice]]:
+    """The choices of a coarse search on each of the axes, from the least to the most."""
+    return {axis.name: [choice for choice in choices_of(axis, base, {}) if choice.is_coarse] for axis in axes}
 
 
 def _is_expressible(base: Base, choice: AxisChoice) -> bool:
@@ -102,4 +134,6 @@ def _is_expressible(base: Base, choice: AxisChoice) -> bool:
 def axis_names() -> set[str]:
     """The names of all decisions on structure and details, of all frameworks."""
     tunings = [tuning_of(kind) for kind in kinds()]
-    return {axis.name for tuning in tunings for axis in (*tuning.structure, *tuning.details)}
+    return {
+        axis.name for tuning in tunings for axis in (*tuning.structure, *tuning.details, *tuning.numerics)
+    }

@@ -13,6 +13,7 @@ CHECKPOINTING, EVERY = "training.activation_checkpointing", "training.checkpoint
 BLOCKS = "training.block_checkpointing"
 RECOMPUTED = tuple(f"training.recompute_{key}" for key in ("modules", "method", "layers"))
 LOSS = "training.cross_entropy"
+PRECISION, RECIPE = "training.precision", "training.fp8_recipe"
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class AxisChoice:
 
     label: str
     overrides: Mapping[str, Any]
+    is_coarse: bool = True
+    """Whether a coarse search, which takes the first configuration that fits, looks at it too."""
 
 
 Chosen = Mapping[str, Any]
@@ -36,6 +39,8 @@ class TunedAxis:
     """The choices, which depend on those made on earlier axes. An empty list means that there is nothing to
     decide.
     """
+    changes_kernels: bool = False
+    """Whether its choices run other kernels, so that a step may end below the bound of the one before."""
 
 
 def key_choices(key: str, name: str, *values: Any) -> Choices:

@@ -109,6 +109,21 @@ def explain(
     return steps
 
 
+def needed_steps(start: CandidateResult | None, steps: Sequence[TuningStep], best: CandidateResult) -> int:
+    """How many of the first steps from `start` it takes until zsim cannot tell what they lead to from `best`.
+    `start` is None where the experiment's own configuration does not fit.
+    """
+    results = [start, *(step.after for step in steps)]
+    return next(
+        (
+            number
+            for number, result in enumerate(results)
+            if result is not None and not is_distinguishable(best.row, result.row)
+        ),
+        len(steps),
+    )
+
+
 def _has_moved(name: str, before: Candidate, after: Candidate) -> bool:
     """Whether the choice on an axis that a step did not name has changed with it."""
     return name in after.choices and after.choices[name] != before.choices.get(name)

@@ -29,8 +29,12 @@ class FrameworkTuning(Generic[Table]):
     """The decisions on where states are kept and how the batch is cut, in order."""
     details: tuple[TunedAxis, ...] = ()
     """Sizes and switches that improve a good structure slightly."""
+    numerics: tuple[TunedAxis, ...] = ()
+    """Decisions that change the numbers that training computes. They are tried on the best of the others, and
+    shown beside it.
+    """
     quantised: tuple[TunedAxis, ...] = ()
-    """Decisions that change the numerics of training, which are made only on request."""
+    """Such decisions that are tried only on request."""
     start: Mapping[str, Any] = MappingProxyType({})
     """The keys of `[strategy]` with which a search among several frameworks begins."""
     schedules: Sequence[str] = ()

@@ -12,10 +12,9 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import divisors
 from zsim.study.tune.axis import ACCUMULATION, MICRO_BATCH, AxisChoice, TunedAxis
 from zsim.study.tune.base import Base
-from zsim.study.tune.candidates import Candidate, candidates
+from zsim.study.tune.candidates import Candidate, candidates, structure_of
 from zsim.study.tune.days import least_days
 from zsim.study.tune.evaluate import Evaluator
-from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.search import Objective, cheapest, fastest
 from zsim.study.tune.settings import base_of, change_kind, resize_base
 
@@ -44,13 +43,11 @@ class Question:
     base: Base
     kinds: Sequence[str]
     keep: Sequence[str]
-    allows_quantised: bool
     evaluator: Evaluator
 
     def axes_of(self, kind: str) -> list[TunedAxis]:
         """The axes of a kind of strategy."""
-        tuning = tuning_of(kind)
-        return [*tuning.structure, *(tuning.quantised if self.allows_quantised else ())]
+        return list(structure_of(kind))
 
     def candidates(self, base: Base, axes_of: Axes | None = None) -> list[Candidate]:
         bases = [change_kind(base, kind) for kind in self.kinds]

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from zsim.specs.model.expert_layer import num_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axis import ACCUMULATION, AxisChoice
 from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.degrees import PIPELINE, TENSOR
+from zsim.study.tune.degrees import EXPERT, PIPELINE, TENSOR
 from zsim.study.tune.framework import tuning_of
 
-EXPERT, LORA = "parallelism.expert", "training.lora.rank"
+LORA = "training.lora.rank"
 _MAX_DEGREES = 24  # each is a plan, and the first ones that fit are wanted
 _RANK = 16
 _FROZEN = "adapters"
@@ -29,7 +30,7 @@ def degree_changes(start: Candidate) -> Iterator[Candidate]:
     if not tuning_of(base.kind).schedules:
         return
     split, model = base.job.parallelism, base.job.model
-    experts = _powers(_num_experts(model), split.experts.members)
+    experts = _powers(num_experts(model), split.experts.members)
     tensors = [degree for degree in _powers(base.job.gpus_per_node, split.tensor) if _divides(model, degree)]
     pipelines = [
         degree
@@ -62,12 +63,6 @@ def _powers(total: int, minimum: int) -> list[int]:
     """The powers of two of at least `minimum` that divide `total`, and `minimum`."""
     degrees = [1 << power for power in range(max(1, total).bit_length()) if total % (1 << power) == 0]
     return [minimum, *(degree for degree in degrees if degree > minimum)]
-
-
-def _num_experts(model: ModelSpec) -> int:
-    """Routed experts of a layer, 1 without any."""
-    routers = (module.op_spec for block in model.blocks for module in block.modules)
-    return max((getattr(op_spec, "num_experts", 1) for op_spec in routers), default=1)
 
 
 def _divides(model: ModelSpec, degree: int) -> bool:

@@ -12,6 +12,7 @@ from zsim.study.tune.evaluate import CandidateResult
 from zsim.study.tune.text import (
     NEEDS_SCRIPT,
     format_change,
+    format_doubtful,
     format_step,
     label_of,
     limits_of,
@@ -32,7 +33,10 @@ def tuning_page(tuning: Tuning) -> str:
         "The best that fit",
         head=["", "configuration", "step", "80 %", "tokens/s/GPU", "MFU", "GPU memory", "GPUs", "limited by"],
         rows=[_cells(str(rank), measured, tuning.best[0]) for rank, measured in enumerate(tuning.best, 1)]
-        + ([_cells("given", tuning.given, tuning.best[0])] if tuning.given else []),
+        + ([_cells("given", tuning.given, tuning.best[0])] if tuning.given else [])
+        + (
+            [_cells("other numerics", tuning.other_numerics, tuning.best[0])] if tuning.other_numerics else []
+        ),
     )
     caption = (
         "Every simulated configuration. Down and to the left is better; the line joins those that no other "
@@ -56,7 +60,8 @@ def tuning_page(tuning: Tuning) -> str:
                 rows,
             )
         )
-    summary = ". ".join(part for part in (verdict(tuning), tuning.settled) if part)
+    doubtful = format_doubtful(tuning) if tuning.doubtful else ""
+    summary = ". ".join(part for part in (verdict(tuning), tuning.settled, doubtful) if part)
     return page(subject(tuning), "tune", sections, summary)
 
 

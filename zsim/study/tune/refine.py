@@ -4,6 +4,10 @@
 Another loss is tried where a candidate does not fit with the configured one, and for the best few. A loss
 adds about the same cost to every configuration, so the ranking does not depend on it. Varying it everywhere
 would simulate each configuration three times.
+
+# [Note: other numbers]
+Products in 8 bits, and collectives in 8 or 4, change what training computes, which no search can weigh
+against a shorter step. They are tried on the best configuration, and stand beside it.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zsim.study.differences import is_distinguishable
 from zsim.study.tune.axes import LOSSES, choices_of
 from zsim.study.tune.axis import LOSS, TunedAxis
 from zsim.study.tune.candidates import Candidate
@@ -33,16 +38,16 @@ def refine(
     """(the best result, all results simulated on the way): rounds over the axes, each set to its best value.
     The axes are the details of the strategy's framework where none are given.
 
-    Ends when a round changes nothing, or when the step is within `WORTH` of its lower bound.
+    Ends when a round changes nothing. A step within `WORTH` of its lower bound is tried only with other
+    kernels.
     """
     best, seen = start, [start]
     axes = tuning_of(start.candidate.base.kind).details if axes is None else axes
     for _ in range(_MAX_ROUNDS):
         previous_best = best
         for axis in axes:
-            if best.least_seconds >= best.seconds * (1 - WORTH):
-                return best, seen
-            if axis.name in keep:
+            is_at_bound = best.least_seconds >= best.seconds * (1 - WORTH)
+            if axis.name in keep or (is_at_bound and not axis.changes_kernels):
                 continue
             tried = variations(evaluator, best, axis)
             seen += tried
@@ -55,7 +60,10 @@ def refine(
 
 
 def variations(
-    evaluator: Evaluator, best: CandidateResult, axis: TunedAxis, only: Mapping[str, Any] | None = None
+    evaluator: Evaluator,
+    best: CandidateResult,
+    axis: TunedAxis,
+    only: Mapping[str, Any] | None = None,
 ) -> list[CandidateResult]:
     """The simulated results of `best` with every other choice of an axis that fits and could be faster. With
     `only`, just the choice that sets these overrides.
@@ -74,6 +82,22 @@ def variations(
         if memory is not None and evaluator.fits(memory) and memory.least_seconds < best.seconds
     ]
     return [measured for measured in evaluator.simulate(fitting) if measured is not None]
+
+
+def other_numerics(
+    evaluator: Evaluator, best: CandidateResult, axes: Sequence[TunedAxis], objective: Objective = fastest
+) -> CandidateResult | None:
+    """`best` with the choices of axes that change what training computes, where they gain by more than zsim's
+    error. None where none does. Of choices that cannot be told from the fastest it is the first.
+    """
+    result = best
+    for axis in axes:
+        tried = variations(evaluator, result, axis)
+        fastest_one = min(tried, key=lambda m: m.objective_value(objective), default=result)
+        if fastest_one.objective_value(objective) < result.objective_value(objective) * (1 - WORTH):
+            alike = (m for m in tried if not is_distinguishable(m.row, fastest_one.row))
+            result = next(alike, fastest_one)
+    return result if result is not best and is_distinguishable(result.row, best.row) else None
 
 
 def key_without_loss(candidate: Candidate) -> str:

@@ -10,7 +10,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.tune.axis import RECOMPUTED
+from zsim.study.tune.axis import RECIPE, RECOMPUTED
 from zsim.study.tune.base import Base
 from zsim.study.tune.framework import tuning_of
 
@@ -22,6 +22,7 @@ _UNSET = {
     "parallelism.first_stage_less_layers": 0,
     "parallelism.last_stage_less_layers": 0,
 }
+_UNRESOLVED = (*RECOMPUTED, RECIPE)  # keys of [training] that a job has in another form
 _RESOLVED = ("virtual_stages", "schedule", "sequence_parallel")
 
 
@@ -90,7 +91,7 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
     if parents[:2] == ["training", "lora"]:
         return getattr(job.experiment.training.lora, last, None)
     if parents[:1] == ["training"]:
-        return getattr(job.experiment.training if key in RECOMPUTED else job.training, last)
+        return getattr(job.experiment.training if key in _UNRESOLVED else job.training, last)
     if parents[:1] == ["parallelism"]:
         setting = getattr(job.experiment.parallelism, last)
         return (

@@ -32,7 +32,7 @@ def tuning_lines(tuning: Tuning) -> Iterator[str]:
         yield from paragraph(tuning.settled, indent=2)
     yield ""
     yield from _table(tuning)
-    if tuning.steps:
+    if tuning.steps or tuning.doubtful:
         yield ""
         yield from _changes(tuning)
     yield ""
@@ -134,6 +134,8 @@ def _table(tuning: Tuning) -> Iterator[str]:
     shown = [(str(rank), label_of(measured), measured) for rank, measured in enumerate(tuning.best, 1)]
     if tuning.given is not None and all(m.candidate is not tuning.given.candidate for m in tuning.best):
         shown.append(("-", "as given", tuning.given))
+    if tuning.other_numerics is not None:
+        shown.append(("*", other_numerics_label(tuning), tuning.other_numerics))
     heading, *lines = table(_COLUMNS, [_cells(rank, measured) for rank, _, measured in shown])
     yield heading
     for (rank, label, measured), line in zip(shown, lines, strict=True):
@@ -141,7 +143,7 @@ def _table(tuning: Tuning) -> Iterator[str]:
         sentences = [label, format_step_range(measured.row, best.row), limits_of(measured)]
         sentences += [format_days(measured.days)] if measured.days is not None else []
         sentences += verdict_notes(measured)
-        if rank != "-":
+        if rank not in "-*":
             sentences += [f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)]
         for sentence in sentences:
             yield from paragraph(sentence, first=4)
@@ -159,16 +161,38 @@ def _cells(rank: str, measured: CandidateResult) -> list[str]:
     ]
 
 
+def other_numerics_label(tuning: Tuning) -> str:
+    """E.g. "1 with precision block, which changes what training computes"."""
+    assert tuning.other_numerics is not None, "there is one"
+    before, after = tuning.best[0].candidate.choices, tuning.other_numerics.candidate.choices
+    names = [choice.label for name, choice in after.items() if choice != before.get(name)]
+    return f"1 with {', '.join(names)}, which changes what training computes"
+
+
 def label_of(measured: CandidateResult) -> str:
     return measured.candidate.label or "as given"
 
 
 def _changes(tuning: Tuning) -> Iterator[str]:
-    yield "What to change, in order of gain, each simulated:"
+    if tuning.steps:
+        yield "What to change, in order of gain, each simulated:"
     for number, step in enumerate(tuning.steps, 1):
         yield from paragraph(f"{number:>3} {format_step(step, tuning.given_verdict)}", indent=4)
         for change in step.changes:
             yield from paragraph(format_change(change), first=4)
+    if tuning.doubtful:
+        yield from paragraph(format_doubtful(tuning))
+
+
+def format_doubtful(tuning: Tuning) -> str:
+    """E.g. "Not in 1, since zsim cannot tell a gain of 1 % from none: training.compile: false -> true"."""
+    first, last = tuning.doubtful[0], tuning.doubtful[-1]
+    before = tuning.best[0].seconds if first.seconds_before is None else first.seconds_before
+    changes = "; ".join(format_change(change) for step in tuning.doubtful for change in step.changes)
+    return (
+        f"Not in 1, since zsim cannot tell a gain of {percent(1 - last.after.seconds / before)} from none: "
+        f"{changes}"
+    )
 
 
 def format_step(step: TuningStep, verdict: Verdict | None) -> str:
@@ -233,24 +257,11 @@ def tuning_to_dict(tuning: Tuning) -> dict[str, Any]:
         "given": None if tuning.given is None else _result_to_dict(tuning.given),
         "given_verdict": verdict_content(tuning.given_verdict),
         "best": [_result_to_dict(measured) for measured in tuning.best],
-        "steps": [
-            {
-                "changes": [
-                    {
-                        "key": change.key,
-                        "before": change.before,
-                        "after": change.after,
-                        "script_change": change.script or None,
-                    }
-                    for change in step.changes
-                ],
-                "before_seconds": step.seconds_before,
-                "after_seconds": step.after.seconds,
-                "gain_fraction": step.gain_fraction,
-                "is_told_apart": step.is_distinguishable,
-            }
-            for step in tuning.steps
-        ],
+        "changes_numerics": (
+            None if tuning.other_numerics is None else _result_to_dict(tuning.other_numerics)
+        ),
+        "steps": [_step_to_dict(step) for step in tuning.steps],
+        "doubtful_steps": [_step_to_dict(step) for step in tuning.doubtful],
         "configurations": search_result.num_candidates,
         "do_not_fit": search_result.num_too_large,
         "cannot_be_faster": search_result.num_too_slow,
@@ -259,6 +270,24 @@ def tuning_to_dict(tuning: Tuning) -> dict[str, Any]:
         "refused_configurations": search_result.num_refused,
         "simulated_configurations": search_result.num_simulated,
         "simulated": tuning.num_simulated,
+    }
+
+
+def _step_to_dict(step: TuningStep) -> dict[str, Any]:
+    return {
+        "changes": [
+            {
+                "key": change.key,
+                "before": change.before,
+                "after": change.after,
+                "script_change": change.script or None,
+            }
+            for change in step.changes
+        ],
+        "before_seconds": step.seconds_before,
+        "after_seconds": step.after.seconds,
+        "gain_fraction": step.gain_fraction,
+        "is_told_apart": step.is_distinguishable,
     }
 
 
@@ -300,10 +329,15 @@ def _result_to_dict(measured: CandidateResult) -> dict[str, Any]:
 
 
 def tuning_files(tuning: Tuning) -> dict[str, str]:
-    """{path below the output folder: text}: `best/`, then `2/`, `3/` ... Each folder has its NOTES.txt."""
+    """{path below the output folder: text}: `best/`, then `2/`, `3/` ..., and `other-numerics/`. Each folder
+    has its NOTES.txt.
+    """
     texts: dict[str, str] = {}
-    for rank, measured in enumerate(tuning.best, 1):
-        folder = Path("best" if rank == 1 else str(rank))
+    folders = {("best" if rank == 1 else str(rank)): measured for rank, measured in enumerate(tuning.best, 1)}
+    if tuning.other_numerics is not None:
+        folders["other-numerics"] = tuning.other_numerics
+    for name, measured in folders.items():
+        folder = Path(name)
         experiment = measured.candidate.experiment()
         exported = export_files(resolve(experiment))
         for name, text in exported.files.items():

@@ -12,22 +12,24 @@ from zsim.report.views.text.sentences import format_remedy
 from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.registry import STRATEGIES
-from zsim.study.tune.axes import PARALLELISM, axis_names
+from zsim.study.tune.axes import LOSSES, PARALLELISM, axis_names
 from zsim.study.tune.base import Base
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
-from zsim.study.tune.explain import TuningStep, explain
-from zsim.study.tune.framework import degree_kinds
+from zsim.study.tune.explain import TuningStep, differing_axes, explain, needed_steps
+from zsim.study.tune.framework import degree_kinds, tuning_of
 from zsim.study.tune.goals import GOALS, Question
+from zsim.study.tune.refine import other_numerics
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.search import SearchResult
 from zsim.study.tune.settings import base_of
-from zsim.study.tune.verify import Verifier, simulate_start, start_verdict
+from zsim.study.tune.verify import LONGEST, Verifier, simulate_start, start_verdict
 from zsim.validated.verdict import Verdict
 
 ALL_AXES = "all"  # as an axis to keep: every axis
 BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
 DAYS = "fewest-days"
+_COMPARED = ("fastest", "cheapest")  # goals whose configurations are compared by their steps
 _STEPS = 6  # configurations to simulate for the steps from the given one to the best of those
 
 _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
@@ -49,6 +51,10 @@ class Tuning:
     """The best configurations in order."""
     steps: Sequence[TuningStep]
     """The changes that lead from `given` to the best."""
+    doubtful: Sequence[TuningStep]
+    """Further changes, whose gain zsim cannot tell from none. They are not in the best."""
+    other_numerics: CandidateResult | None
+    """The best with changes to the numbers that training computes, such as fp8, where it is faster."""
     search: SearchResult
     measured: Sequence[CandidateResult]
     """All simulated configurations, for figures."""
@@ -90,7 +96,8 @@ def tune(
     on_done: Callable[[str, int], None] | None = None,
 ) -> Tuning:
     """Search sharding, offloading and the cutting of the batch, then sizes and switches. With a [parallelism]
-    table, or if `searches_parallelism`, its degrees are searched too.
+    table, or if `searches_parallelism`, its degrees are searched too. Recipes of fp8, and with
+    `allows_quantised` quantised collectives, are tried on the best, and are never in it.
 
     The global batch stays, unless the goal changes it. `kinds` are the strategies to consider (default: the
     experiment's), `keep` the axes to leave unchanged, `headroom` the fraction of GPU memory to leave free.
@@ -113,7 +120,7 @@ def tune(
         has_degrees = False
     run = (experiment.run or TrainingRunTable()) if goal == DAYS else None
     evaluator = Evaluator(jobs, cache, on_done, headroom, has_degrees, run)
-    question = Question(base, kinds, keep, allows_quantised, evaluator)
+    question = Question(base, kinds, keep, evaluator)
     try:
         space = GOALS[goal](question)
     except InputError as error:
@@ -138,12 +145,35 @@ def tune(
             best[0].candidate,
             budget=_STEPS if has_degrees else None,
         )
+    refused, measured = dict(evaluator.refused), list(verification.measured)
+    doubtful: Sequence[TuningStep] = ()
+    if goal in _COMPARED and best[0].candidate.base is base:
+        needed = needed_steps(start_result, steps, best[0])
+        simpler = evaluator.verify(steps[needed - 1].after, LONGEST) if needed else start_result
+        if simpler is not None and not simpler.may_run_out:
+            steps, doubtful = steps[:needed], steps[needed:]
+            measured += [simpler] if needed else []
+            best = [simpler, *(result for result in best if _differ(simpler, result))][:count]
+    other = None
+    if goal in _COMPARED:
+        tuning = tuning_of(best[0].candidate.base.kind)
+        axes = [*tuning.numerics, *(tuning.quantised if allows_quantised else ())]
+        axes = [axis for axis in axes if axis.name not in keep]
+        other = other_numerics(evaluator, best[0], axes, verification.space.objective)
+        measured += [] if other is None else [other]
     return Tuning(
-        goal, verification.space.remark, base, start_result, start_memory, best, steps, search,
-        verification.measured,
-        dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked, given_verdict,
+        goal, verification.space.remark, base, start_result, start_memory, best, steps, doubtful, other,
+        search, measured, refused, evaluator.num_simulated, evaluator.num_checked, given_verdict,
         budget if has_degrees else None,
     )  # fmt: skip
+
+
+def _differ(first: CandidateResult, second: CandidateResult) -> bool:
+    """Whether two results are of configurations that differ in more than the loss."""
+    one, other = first.candidate, second.candidate
+    if one.base is not other.base:
+        return True
+    return bool({*differing_axes(one, other), *differing_axes(other, one)} - {LOSSES.name})
 
 
 def _check_options(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float) -> None:

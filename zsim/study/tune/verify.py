@@ -16,6 +16,7 @@ from zsim.study.tune.axes import LOSSES
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import CandidateResult, Evaluator, MemoryBounds
 from zsim.study.tune.explain import differing_axes
+from zsim.study.tune.framework import tuning_of
 from zsim.study.tune.goals import Space
 from zsim.study.tune.refine import choose_loss, key_without_loss, refine, split_losses
 from zsim.study.tune.search import SearchResult, search
@@ -23,7 +24,7 @@ from zsim.validated.verdict import Verdict
 
 _CLOSE = 1.03  # a second structure within this ratio of the best is refined too
 _FEW = 3  # the best loss is chosen for at least this many, however few results are asked for
-_LONGEST = 64  # micro-batches up to which a step is simulated in full for verification
+LONGEST = 64  # micro-batches up to which a step is simulated in full for verification
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,12 @@ class Verifier:
         for index, start in enumerate(best[:2]):
             if values[index] > _CLOSE * values[0]:
                 continue
-            improved, seen = refine(self.evaluator, start, objective=space.objective, keep=self.keep)
+            details = tuning_of(start.candidate.base.kind).details
+            if not self.is_compared:  # the size that the goal decided holds for the kernels as they are
+                details = tuple(axis for axis in details if not axis.changes_kernels)
+            improved, seen = refine(
+                self.evaluator, start, axes=details, objective=space.objective, keep=self.keep
+            )
             measured += seen[1:]
             best[index] = improved
         return best
@@ -141,7 +147,7 @@ class Verifier:
         for _ in best:
             if not ranked:
                 break
-            ranked[0] = self.evaluator.verify(ranked[0], _LONGEST)
+            ranked[0] = self.evaluator.verify(ranked[0], LONGEST)
             if not ranked[0].may_run_out:
                 break
             ranked = _rank(ranked, space)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
-from zsim.errors import InputError
+from zsim.errors import InputError, ZsimError
 from zsim.operations.operation import Role
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.fp8_layers import mark_fp8_layers
 from zsim.specs.model.spec import Linear, ModelSpec
-from zsim.specs.strategy.fp8 import Fp8, Fp8Recipe
+from zsim.specs.strategy.fp8 import TORCHAO_RECIPES, TRANSFORMER_ENGINE_RECIPES, Fp8, Fp8Recipe
 from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.table import StrategyTable
 from zsim.specs.strategy.training import TrainingConfig
@@ -68,6 +69,24 @@ def resolve_fp8(
     fp8 = replace(framework.make_fp8(recipe, strategy), transposes=_transposes(gpu))
     fuses_norms = framework.fuses_norms(strategy)
     return fp8, mark_fp8_layers(model, first_in_bf16=first, last_in_bf16=last, fuses_norms=fuses_norms)
+
+
+def recipes_of(table: TrainingTable, strategy: StrategyTable, gpus: Sequence[Gpu]) -> list[Fp8Recipe]:
+    """The recipes that a framework has on every one of these GPUs, its default first. They are all of one
+    library, as the default is.
+    """
+    default = training_of(strategy.kind).default_recipe(strategy)
+    library = TORCHAO_RECIPES if default in TORCHAO_RECIPES else TRANSFORMER_ENGINE_RECIPES
+    recipes: list[Fp8Recipe] = []
+    for recipe in sorted(library, key=lambda name: name != default):
+        try:
+            training_of(strategy.kind).check_recipe(recipe, table, strategy)
+            for gpu in gpus:
+                _check_gpu(recipe, gpu)
+        except ZsimError:
+            continue
+        recipes.append(recipe)
+    return recipes
 
 
 def _transposes(gpu: Gpu) -> bool:
