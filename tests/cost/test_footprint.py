@@ -168,6 +168,18 @@ def test_megatrons_loss_works_in_place() -> None:
     assert loss.backward_extra_bytes(SHAPE, options) == 2 * logits
 
 
+def test_ligers_loss_in_transformers_works_in_place_on_a_cast_copy() -> None:
+    """`ForCausalLMLoss` casts the logits to fp32 (4), over which Liger writes their gradient: the 16-bit
+    logits pass forward (2), the gradient's cast backward (2)."""
+    loss = load_model("llama-3-8b").after[-1]
+    logits, options = TOKENS * 128_256, WorkOptions(loss=losses()["liger"])
+    assert loss.saved_bytes(SHAPE, options) == 4 * logits
+    assert loss.forward_extra_bytes(SHAPE, options) == 2 * logits
+    assert loss.backward_extra_bytes(SHAPE, options) == 2 * logits
+    in_fp32 = WorkOptions("fp32", loss=losses()["liger"])
+    assert loss.saved_bytes(SHAPE, in_fp32) + loss.forward_extra_bytes(SHAPE, in_fp32) == 4 * logits
+
+
 def test_unsloths_loss_in_transformers_keeps_a_shifted_copy() -> None:
     """fp32 logits and their shifted copy forward, the copy as its gradient and its shift's backward: 8."""
     loss = load_model("llama-3-8b").after[-1]

@@ -141,3 +141,35 @@ def test_a_product_reads_quantised_operands_and_writes_16_bits(recipe: Fp8Recipe
 def test_layers_at_the_ends_stay_in_16_bits() -> None:
     left_out = product(in_bf16=True)
     assert [kernel.dtype for kernel in left_out.kernels(FORWARD, SHAPE, options("current"))] == ["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "forward", "kept"),
+    [
+        ("delayed", [3 * X, 4 * W], 0),
+        ("current", [2 * X, 3 * X, 2 * W, 4 * W], 0),
+        ("mxfp8", [(2 + 33 / 32) * X, (2 + 33 / 16) * W], 0),
+        ("nvfp4", [2 * X, (2 + 9 / 16) * X, 2 * W, (2 + 9 / 8) * W], 0),
+        ("torchao-rowwise", [3 * X, 3 * W], 2 * X),
+    ],
+)
+def test_a_frozen_weights_input_is_cast_for_forward_and_not_kept(
+    recipe: Fp8Recipe, forward: list[float], kept: int
+) -> None:
+    """Only the weight's gradient reads the input in its second direction. Transformer Engine 2.17
+    pytorch/module/linear.py: `set_usage(rowwise=True, columnwise=backward_needs_input)`, and nothing is saved
+    unless the weight requires a gradient. torchao saves both operands whatever it is of (16 bits, 2 X)."""
+    frozen = replace(product(), parameters=(Parameter("weight", (96, 64), trainable=False),))
+    assert casts(frozen.kernels(FORWARD, SHAPE, options(recipe))) == forward
+    assert frozen.saved_bytes(SHAPE, options(recipe)) == kept
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "mxfp8"])
+def test_a_frozen_weight_that_is_kept_in_8_bits_is_never_cast_again(recipe: Fp8Recipe) -> None:
+    """Nothing updates it. A trained one is transposed (2 W), or cast from what was gathered (mxfp8); of
+    both only the input's casts stay."""
+    made = options(recipe, has_quantized_weights=True)
+    frozen = replace(product(), parameters=(Parameter("weight", (96, 64), trainable=False),))
+    weight = [2 * W] if recipe != "mxfp8" else [(2 + 33 / 16) * W]
+    assert casts(product().kernels(FORWARD, SHAPE, made))[-1:] == weight
+    assert not {*weight} & {*casts(frozen.kernels(FORWARD, SHAPE, made))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from zsim.specs.model.spec import (
     Parameter,
     Residual,
 )
-from zsim.specs.strategy.kernel_sets import losses
+from zsim.specs.strategy.kernel_sets import layer_kernel_sets, losses
 
 SHAPE = BatchShape(sequences=2, sequence_length=100)  # 200 tokens
 EAGER = WorkOptions()
@@ -267,6 +268,24 @@ def test_unsloths_loss_reads_once_between_transformers_copies() -> None:
     module, options = Module("loss", Loss(100)), WorkOptions(loss=losses()["unsloth"])
     assert total_bytes(module.kernels(FORWARD, SHAPE, options)) == 18 * 20_000
     assert total_bytes(module.kernels(BACKWARD, SHAPE, options)) == 26 * 20_000
+
+
+def test_torchs_own_rms_norm_is_a_layer_norms_kernel() -> None:
+    """200 tokens of 10 in bf16 under torchtitan's layers: 3 x 2 bytes in one launch and 7 x 2 in two, 2 kept;
+    a frozen one has no gradient of the weight, 2 x 2 bytes less. Compiled it is the compiler's, and norms of
+    other kinds stay as they are."""
+    titan = WorkOptions(layers=layer_kernel_sets()["torchtitan"])
+    norm = Module("norm", Norm(10, "rms"), weight(10))
+    forward, backward = norm.kernels(FORWARD, SHAPE, titan), norm.kernels(BACKWARD, SHAPE, titan)
+    assert (total_bytes(forward), total_launches(forward)) == (6 * 2000, 1)
+    assert (total_bytes(backward), total_launches(backward)) == (14 * 2000, 2)
+    assert norm.op_spec.kept_bytes(norm, SHAPE, titan) == 2 * 2000
+    frozen = Module("norm", Norm(10, "rms"), (Parameter("weight", (10,), trainable=False),))
+    assert total_bytes(frozen.kernels(BACKWARD, SHAPE, titan)) == 10 * 2000
+    compiled = replace(titan, compile=True)
+    assert norm.kernels(FORWARD, SHAPE, compiled) == norm.kernels(FORWARD, SHAPE, FUSED)
+    gemma = Module("norm", Norm(10, "gemma_rms"), weight(10))
+    assert gemma.kernels(FORWARD, SHAPE, titan) == gemma.kernels(FORWARD, SHAPE, EAGER)
 
 
 def test_ligers_norm_leaves_the_residual_add_alone() -> None:

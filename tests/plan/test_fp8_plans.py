@@ -8,6 +8,7 @@ import pytest
 
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan, PointToPoint
+from zsim.report.memory_profile import memory_profile
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -62,6 +63,28 @@ def test_fp8_parameters_are_gathered_in_8_bits_and_transposed_on_hopper(
     assert call.bytes == gathered + 2 * REST
     assert memory(made, "parameters") == parameters + 2 * REST
     assert memory(made, "buffers") == copies + WORKSPACES
+
+
+def test_a_frozen_base_stays_in_8_bits_and_its_products_keep_no_input() -> None:
+    """Adapters of rank 16 on q, k, v and o: 32 x 4 x 2 x 16 x 4,096 in 16 bits. Only they have masters, so no
+    maxima are taken of the base. Its seven products would keep 8-bit inputs of a token in each layer, 4,096
+    for q, k and v, for o, for gate and up, and 11,008 for down."""
+    adapters = 32 * 4 * 2 * 16 * 4096
+    lora = {"rank": 16, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    made = plan({**SHARDED, "fp8_param_gather": True}, cluster="hgx-b200", fp8_recipe="current", lora=lora)
+    (call,) = sent(made, "all_gather")
+    assert call.bytes == 2 * adapters
+    assert memory(made, "parameters") == BLOCKS + 2 * (REST + adapters)
+    trained = plan({**SHARDED, "fp8_param_gather": True}, cluster="hgx-b200", fp8_recipe="current")
+    maxima = [
+        any("maxima of fp8 weights" in op.name for op in one.programs[0].ops) for one in (trained, made)
+    ]
+    assert maxima == [True, False]
+    kept = [
+        memory_profile(one).kept_for_backward.get(("activations", "model.layers.0.mlp.down_proj"), 0)
+        for one in (trained, made)
+    ]
+    assert kept == [TOKENS * 11_008, 0]
 
 
 def test_weights_beside_parameters_in_16_bits_are_copies_for_two_directions() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import zsim
 from zsim.engine.simulator import Simulator
+from zsim.errors import NotSimulatedError
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.rl.table import RlTable
 from zsim.specs.experiment.tables import Experiment
@@ -133,7 +134,7 @@ def test_what_is_not_simulated_leaves_the_update(tmp_path: Path) -> None:
     for old, new in (("name: vllm", "name: hf"), ("adv_estimator: grpo", "adv_estimator: remax")):
         found = read(verl(tmp_path, VERL.replace(old, new)))
         assert found.rl is None
-        assert any("the update alone is simulated" in note for note in found.notes)
+        assert any("one update alone is simulated, one of 4 of the actor" in note for note in found.notes)
 
 
 def test_verls_command_line_is_its_file() -> None:
@@ -148,6 +149,84 @@ def test_verls_command_line_is_its_file() -> None:
     assert (table.rollout.tensor, table.rollout.max_num_seqs, table.lengths.max_response) == (2, 128, 2048)
 
 
+VERL_COMMAND = (
+    "python3 -m {target} algorithm.adv_estimator=grpo data.train_batch_size=64 actor_rollout_ref.rollout.n=8 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 "
+)
+
+
+def test_verls_engine_is_a_group_of_files() -> None:
+    """`model_engine` chooses Megatron's actor, as ppo_megatron_trainer did."""
+    command = VERL_COMMAND.format(target="verl.trainer.main_ppo")
+    found = read(
+        f"{command} model_engine=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+    )
+    assert (found.strategy.kind, found.parallelism.tensor) == ("megatron", 2)
+    with pytest.raises(NotSimulatedError, match="does not simulate 'veomni' of verl's"):
+        read(f"{command} model_engine=veomni")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "tokens"),
+    [
+        ("use_dynamic_bsz: true\n    ulysses_sequence_parallel_size: 2", "packed", 2 * 16384),
+        ("use_dynamic_bsz: true\n    ppo_max_token_len_per_gpu: 9000", "packed", 9000),
+        ("grad_clip: 1.0", "unpadded", None),
+    ],
+)
+def test_verls_micro_batches_are_by_tokens_or_by_samples(
+    tmp_path: Path, changes: str, kind: str, tokens: int | None
+) -> None:
+    table = rollout_of(read(verl(tmp_path, VERL.replace("use_kl_loss: true", changes))))
+    assert (table.micro_batches, table.micro_batch_tokens) == (kind, tokens)
+
+
+def test_verl_pads_to_the_cap_where_it_keeps_padding(tmp_path: Path) -> None:
+    text = VERL.replace("{path: meta-llama/Llama-3.1-8B}", "{path: x, use_remove_padding: false}")
+    assert rollout_of(read(verl(tmp_path, text))).micro_batches == "padded"
+
+
+def test_verls_fully_asynchronous_step_is_what_is_trained_on_between_syncs() -> None:
+    """4 times 2 mini-batches of 16 prompts, on 8 GPUs beside 4 that generate."""
+    command = VERL_COMMAND.format(target="verl.experimental.fully_async_policy.fully_async_main")
+    command = command.replace("train_batch_size=64", "train_batch_size=0") + (
+        "rollout.nnodes=1 rollout.n_gpus_per_node=4 async_training.require_batches=2 "
+        "async_training.trigger_parameter_sync_step=4 async_training.staleness_threshold=0.5 "
+    )
+    found = read(command)
+    table = rollout_of(found)
+    assert (found.gpus, table.rollout.gpus, table.placement) == (12, 4, "async")
+    assert (table.prompts_per_step, table.mini_batch_samples) == (128, 128)
+    assert (table.max_staleness, table.partial_rollout, table.old_logprobs) == (1, True, "rollout")
+    assert any("a whole step of prompts may be stale" in note for note in found.notes)
+    exact = rollout_of(read(command.replace("threshold=0.5", "threshold=0")))
+    assert (exact.max_staleness, exact.partial_rollout) == (0, None)
+
+
+def test_verls_one_step_off_generates_the_next_batch_while_one_trains() -> None:
+    command = VERL_COMMAND.format(target="verl.experimental.one_step_off_policy.main_ppo")
+    found = read(f"{command} rollout.nnodes=1 rollout.n_gpus_per_node=2 trainer.n_gpus_per_node=4")
+    table = rollout_of(found)
+    assert (found.gpus, table.rollout.gpus, table.prompts_per_step) == (6, 2, 64)
+    assert (table.placement, table.max_staleness, table.partial_rollout) == ("async", 1, False)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        (
+            "trainer.v1.trainer_mode=separate_async",
+            "trainer.v1.trainer_mode 'separate_async' is not simulated",
+        ),
+        ("distillation.enabled=True", "passes of a teacher are not simulated"),
+    ],
+)
+def test_other_loops_of_verls_leave_the_update(key: str, reason: str) -> None:
+    found = read(f"{VERL_COMMAND.format(target='verl.trainer.main_ppo')} {key}")
+    assert found.rl is None
+    assert any(reason in note for note in found.notes)
+
+
 def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) -> None:
     found = read(nemo(tmp_path))
     table = rollout_of(found)
@@ -155,6 +234,7 @@ def test_nemo_rls_units_are_samples_and_its_files_extend_others(tmp_path: Path) 
     assert (table.prompts_per_step, table.samples_per_prompt, table.mini_batch_samples) == (32, 16, 256)
     assert (table.max_staleness, table.partial_rollout, table.reference) == (2, True, "resident")
     assert table.rollout.gpu_memory_utilization == 0.8
+    assert (table.micro_batches, table.micro_batch_tokens) == ("padded", None)
     assert found.training.gradient_accumulation_steps == 16  # 256 over 8 that train, in micro-batches of 2
 
 
@@ -167,6 +247,11 @@ def test_openrlhfs_engines_have_gpus_of_their_own() -> None:
     colocated = rollout_of(read(f"{OPENRLHF} --train.colocate_all --vllm.enable_sleep --ds.enable_sleep"))
     assert (colocated.placement, colocated.rollout.gpus) == ("colocated", None)
     assert (colocated.offload.sleep_level, colocated.offload.optimizer) == (1, True)
+    assert (colocated.micro_batches, colocated.micro_batch_tokens) == (None, None)
+    packed = rollout_of(read(f"{OPENRLHF} --ds.packing_samples"))
+    dynamic = rollout_of(read(f"{OPENRLHF} --train.dynamic_batch_enable"))
+    assert (packed.micro_batches, dynamic.micro_batches) == ("unpadded", "packed")
+    assert dynamic.micro_batch_tokens == 16192
     running = rollout_of(read(f"{OPENRLHF} --train.async_enable --train.partial_rollout_enable"))
     assert (running.placement, running.max_staleness, running.partial_rollout) == ("async", 1, True)
 

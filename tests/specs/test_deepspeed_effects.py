@@ -221,7 +221,7 @@ def test_zero_plus_plus_below_stage_3_is_a_note(key: str) -> None:
             {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": True}},
             "tensor_parallel.vocab_parallel_lm_head",
         ),
-        ({"compile": {"deepcompile": True}}, "compile"),
+        ({"compile": {"deepcompile": True}}, "compile.deepcompile"),
         ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "torch_autocast"),
         ({"hybrid_engine": {"enabled": True}}, "hybrid_engine"),
         ({"data_efficiency": {"enabled": True}}, "data_efficiency"),

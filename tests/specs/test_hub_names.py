@@ -9,6 +9,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.model import hub_names
+from zsim.specs.model.hub_names import preset_of_folder
 from zsim.specs.model.huggingface import load_model, model_from_config, read_model_config
 from zsim.specs.presets import model_preset_names, model_preset_path
 
@@ -23,6 +24,12 @@ PARAMETERS = {
     "HuggingFaceTB/SmolLM2-135M": 134_515_008,
     "01-ai/Yi-1.5-34B-Chat": 34_388_917_248,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "google/gemma-7b-it": 8_537_680_896,
+    "microsoft/phi-2": 2_779_683_840,
+    "codellama/CodeLlama-34b-Instruct-hf": 33_743_970_304,
+    "bigcode/starcoder2-15b": 15_957_889_024,
+    "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
+    "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
 }
 """Totals of the model pages."""
 
@@ -40,6 +47,8 @@ def test_a_hub_id_is_a_preset_with_the_parameters_of_its_page(hub_id: str) -> No
         ("unsloth/Llama-3.2-1B-Instruct-bnb-4bit", "llama-3.2-1b"),
         ("NousResearch/Meta-Llama-3-8B", "llama-3-8b"),
         ("gemma-2-9b-it", "gemma2-9b"),
+        ("hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", "llama-3.1-405b"),
+        ("casperhansen/llama-3-70b-fp16", "llama-3-70b"),
     ],
 )
 def test_capitals_copies_and_tuned_checkpoints_are_the_model_of_their_shape(name: str, preset: str) -> None:
@@ -106,3 +115,16 @@ def test_no_other_architecture_is_proposed_for_an_unknown_one(model_type: str) -
     with pytest.raises(InputError) as refused:
         model_from_config({"model_type": model_type, "vocab_size": 8}, "m", "m.json")
     assert "did you mean" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "preset"),
+    [
+        ("${HOME}/verl/models/Qwen3-8B", "qwen3-8b"),
+        ("/data/models/Qwen/Qwen2.5-7B-Instruct/", "qwen2.5-7b"),
+        ("$HDFS_ROOT/model/nothing-known", None),
+        ("Qwen/Qwen3-8B", None),  # a Hub id, not a folder
+    ],
+)
+def test_a_folder_of_another_machine_is_named_for_its_model(path: str, preset: str | None) -> None:
+    assert preset_of_folder(path) == preset

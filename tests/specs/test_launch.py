@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.expect import of_kind
+from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
@@ -83,6 +83,18 @@ def test_accelerates_file_gives_the_engine_and_the_program_the_precision(folder:
     assert of_kind(found.strategy, Fsdp2Table).param_dtype == "bf16"
     assert (found.nodes, found.gpus, found.training.precision) == (2, 16, "bf16")
     assert found.training.gradient_accumulation_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("launcher", "stored"), [("--multi_gpu", "bf16"), ("--config_file fsdp.yaml", "fp32")]
+)
+def test_weights_loaded_in_bf16_are_kept_as_the_launchers_engine_keeps_them(
+    folder: Path, launcher: str, stored: str
+) -> None:
+    """DDP trains them in bf16. Under FSDP Accelerate casts what is trained to fp32."""
+    found = read(f"accelerate launch {launcher} train.py {FLAGS} --torch_dtype bfloat16")
+    assert found.training.stored_dtype == stored
+    assert all("DDP is simulated" not in note for note in found.notes)
 
 
 def test_a_program_that_names_an_engine_keeps_it(folder: Path) -> None:
@@ -182,3 +194,11 @@ def test_a_trainers_word_that_trains_nothing_is_named(folder: Path) -> None:
         "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --max_length 2048\nswift export --adapters x\n"
     )
     assert read("both.sh").program == "ms-swift"
+
+
+def test_uvs_extras_are_no_launchers() -> None:
+    """`uv run` starts what stands behind its flags, of which `--extra megatron` names no trainer."""
+    words = ["uv", "run", "--frozen", "--extra", "megatron", "python3", "-m", "verl.trainer.main_ppo", "a=b"]
+    launch = parse_command(words, "command line", {})
+    assert there(launch).target == "verl.trainer.main_ppo"
+    assert there(launch).words == ["a=b"]

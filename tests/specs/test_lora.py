@@ -176,7 +176,6 @@ def test_fsdp1_does_not_flatten_what_differs() -> None:
     [
         ({"kind": "fsdp2"}, {"parallelism": {"tensor": 2}}, "not simulated with tensor parallelism"),
         ({"kind": "reference"}, {}, "the reference engine trains every parameter"),
-        ({"kind": "fsdp1", "cpu_offload": True, "no_sync": True}, {}, "FSDP1 and strategy.cpu_offload"),
     ],
 )
 def test_what_zsim_lacks_is_said(strategy: dict[str, Any], more: dict[str, Any], sentence: str) -> None:

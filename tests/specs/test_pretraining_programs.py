@@ -129,6 +129,22 @@ def test_llm_foundry_is_composers_fsdp(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "old", "new", "implementation"),
+    [
+        (FOUNDRY, "", "", "for_loop"),
+        (FOUNDRY, "decoupled_adamw", "decoupled_lionw", "fused"),
+        (OLMO, "", "", "foreach"),
+    ],
+)
+def test_an_optimizer_that_says_no_kernels_has_its_programs(
+    tmp_path: Path, text: str, old: str, new: str, implementation: str
+) -> None:
+    """Composer's DecoupledAdamW updates one tensor at a time, OLMo's is torch's AdamW, which lists them."""
+    experiment = read(tmp_path, text.replace(old, new))
+    assert experiment.training.optimizer_implementation == implementation
+
+
 def test_composers_other_precisions_and_ddp(tmp_path: Path) -> None:
     default = read(tmp_path, FOUNDRY.replace("mixed_precision: PURE, ", ""))
     assert of_kind(default.strategy, Fsdp1Table).reduce_dtype == "fp32"

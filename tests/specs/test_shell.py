@@ -108,3 +108,14 @@ def test_a_script_has_the_parameters_that_it_is_started_with() -> None:
 def test_a_function_that_calls_itself_is_an_error() -> None:
     with pytest.raises(InputError, match="nested too deep"):
         run_script("f() { f; }\nf\n")
+
+
+def test_a_script_that_looks_for_a_device_finds_a_gpu() -> None:
+    """Where it asks another program, whose answer is not known."""
+    script = (
+        "DEVICE=${DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}\n"
+        'case "${DEVICE}" in\n npu) size=16 ;;\n gpu) size=8 ;;\n *) exit 1 ;;\nesac\n'
+        'if [ "$DEVICE" == "npu" ]; then run npu; elif [ "$DEVICE" = gpu ]; then run $size; fi\n'
+    )
+    assert run_script(script).commands == [["run", "8"]]
+    assert run_script(script, {"DEVICE": "npu"}).commands == [["run", "npu"]]

@@ -122,7 +122,10 @@ def test_a_trained_tower_before_a_frozen_language_model_has_a_backward() -> None
 
 
 QWEN = ImageRule(16, 2, 65_536, 16_777_216)
-TILES = {"tile": 448, "max_tiles": 12, "class_tokens": 1}
+GLM = ImageRule(14, 2, 6272, 5_880_000)
+KIMI = ImageRule(14, 2, 0, 16_384 * 14**2, resizing="never up", max_side=512 * 14)
+GEMMA4 = ImageRule(16, 3, 0, 280 * 48**2, resizing="fills")
+TILES: dict[str, Any] = {"tile": 448, "max_tiles": 12, "class_tokens": 1}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +135,11 @@ TILES = {"tile": 448, "max_tiles": 12, "class_tokens": 1}
         (QWEN, (1024, 768), (1, 64 * 48, 32 * 24)),
         (QWEN, (100, 100), (1, 256, 64)),  # enlarged to 256 x 256: 65,536 pixels at least
         (ImageRule(14, 2, 3136, 1_003_520), (4000, 3000), (1, 82 * 60, 41 * 30)),  # 1,156 x 867, then down
+        (GLM, (3100, 4000), (1, 152 * 196, 76 * 98)),  # 2,134 x 2,754 keep the area
+        (KIMI, (100, 30), (1, 8 * 4, 4 * 2)),  # padded to 112 x 56
+        (KIMI, (4000, 3000), (1, 150 * 112, 75 * 56)),  # 285 x 214 patches, scaled by 0.518, and padded
+        (GEMMA4, (500, 500), (1, 2520, 16 * 16)),  # 803 pixels a side would fill it: 16.7 tokens of 48
+        (GEMMA4.set_bounds(max_pixels=70 * 48**2), (10, 1000), (1, 630, 70)),  # 40 pixels wide: one token
         (ImageRule(14, 4, tile=896), (300, 5000), (1, 4096, 256)),  # Gemma 3: always 896 x 896
         (ImageRule(14, 2, **TILES, tiling="nearest aspect"), (448, 448), (1, 1025, 256)),
         (

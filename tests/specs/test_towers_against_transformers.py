@@ -40,6 +40,15 @@ LLAMA4_VISION = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256,
     "image_size": 336, "vision_output_dim": 96, "projector_input_dim": 96, "projector_output_dim": 96,
 }  # fmt: skip
+GEMMA4_VISION = {
+    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "head_dim": 16, "intermediate_size": 96, "use_clipped_linears": True, "standardize": True,
+}  # fmt: skip
+GLM_VISION = {
+    "depth": 3, "hidden_size": 128, "num_heads": 4, "out_hidden_size": 64, "intermediate_size": 96,
+    "image_size": 112,
+}  # fmt: skip
+MOONVIT = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
 EXPERTS = {
     "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
@@ -64,6 +73,11 @@ MULTIMODAL = {
     "Qwen3_5": VISION,
     "Qwen3_5Moe": VISION,
     "Gemma3": SIGLIP,
+    "Gemma4": GEMMA4_VISION,
+    "Glm4v": GLM_VISION,
+    "Glm4vMoe": GLM_VISION,
+    "Glm46V": GLM_VISION,
+    "Kimi_K25": MOONVIT,
     "InternVL": INTERNVIT,
     "Llama4": LLAMA4_VISION,
 }
@@ -91,7 +105,21 @@ MIXERS: dict[str, dict[str, Any]] = {
     },
     "MiniMaxConfig": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Lfm2Config": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "Gemma4TextConfig": {
+        "num_hidden_layers": 6, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "global_head_dim": 32, "enable_moe_block": True, "num_experts": 4,
+        "top_k_experts": 2, "moe_intermediate_size": 48,
+    },
+    "Gemma4TextConfig on devices": {
+        "num_hidden_layers": 12, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100,
+        "num_kv_shared_layers": 4, "use_double_wide_mlp": True, "global_head_dim": 32,
+    },
     "DeepseekV32Config": {**LATENT, **INDEXER},
+    "DeepseekV4Config": {
+        "num_attention_heads": 4, "head_dim": 16, "q_lora_rank": 24, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "o_groups": 2, "o_lora_rank": 8,
+        "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8, "compress_ratios": [0, 4, 128, 4],
+    },
     "GlmMoeDsaConfig": {**LATENT, **INDEXER},
 }  # fmt: skip
 
@@ -102,7 +130,7 @@ def named(model: Any) -> list[tuple[str, tuple[int, ...]]]:
 
 def config_of(name: str, **values: Any) -> Any:
     """A configuration of transformers, where the release has the class."""
-    kind = getattr(transformers, name, None)
+    kind = getattr(transformers, name.partition(" ")[0], None)
     if kind is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     return kind(**values)
@@ -112,8 +140,15 @@ def config_of(name: str, **values: Any) -> Any:
 def test_parameters_of_a_tower_have_the_names_and_shapes_of_transformers(family: str) -> None:
     text: dict[str, Any] = {**TEXT, **EXPERTS} if "Moe" in family else dict(TEXT)
     text |= {"model_type": "qwen2"} if family == "InternVL" else {}
+    text |= {"model_type": "glm4v_text"} if family == "Glm46V" else {}
+    text |= (
+        {**LATENT, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} if family == "Kimi_K25" else {}
+    )
+    text |= {"n_routed_experts": 4, "first_k_dense_replace": 1} if family == "Glm4vMoe" else {}
+    text |= {"num_hidden_layers": 6, "hidden_size_per_layer_input": 8} if family == "Gemma4" else {}
+    projector = {"projection_hidden_size": 128} if family == "Kimi_K25" else {}
     text |= {**DELTA} if family.startswith("Qwen3_5") else {}
-    config = config_of(f"{family}Config", text_config=text, vision_config=MULTIMODAL[family])
+    config = config_of(f"{family}Config", text_config=text, vision_config=MULTIMODAL[family], **projector)
     with torch.device("meta"):
         module = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     model = model_from_config(config.to_dict(), "tiny", "tiny.json")

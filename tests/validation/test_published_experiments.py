@@ -117,6 +117,9 @@ def test_every_rule_of_the_sources_is_of_some_row() -> None:
         "dgxc-megatron",
         "kempnerforge",
         "mlperf-",
+        "halo-b300",  # experiments
+        "titan-deepep-b200",
+        "lumen-mi300x",
     )
 
     def names(when: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from zsim.specs.strategy.registry import workflow_names
 from zsim.workflows.rl.framework import workflow_of
 from zsim.workflows.rl.job import packed_job, resolve_rl
 from zsim.workflows.rl.loop import Loop, split_turns
-from zsim.workflows.rl.packing import pack
+from zsim.workflows.rl.packing import batch_by_count, batch_padded, pack
 from zsim.workflows.rl.phases import BROADCAST_SHARE, num_tensors, phase_times, sync_seconds
 from zsim.workflows.rl.result import simulate_rl
 
@@ -206,6 +206,51 @@ def test_samples_go_into_the_first_micro_batch_with_room(replicas: int, max_toke
         else:
             fills[replica].append(int(length))
     assert pack(lengths, replicas, max_tokens).micro_batches == max(map(len, fills))
+
+
+def test_micro_batches_of_a_number_of_samples_are_padded_or_not() -> None:
+    """Two replicas have 5 and 3 samples, 2 to a micro-batch: three, of which padding to their own longest
+    makes (4, 8, 5) of both replicas at once, and padding to the cap always two of 10.
+    """
+    lengths = np.array([1, 4, 8, 2, 5, 3, 2, 1])
+    plain, own = batch_by_count(lengths[:6], 1, 2), batch_padded(lengths[:6], 1, 2)
+    assert (plain.micro_batches, plain.tokens, plain.total_tokens) == (3, 23 / 3, 23)
+    assert plain.sample_tokens == pytest.approx((1 + 16 + 64 + 4 + 25 + 9) / 23)
+    assert (own.micro_batches, own.tokens, own.sample_tokens) == (3, 2 * (4 + 8 + 5) / 3, 17 / 3)
+    both = batch_padded(lengths, 2, 2)  # (1, 4), (8, 2) beside (5, 3), (2, 1)
+    assert (both.micro_batches, both.tokens) == (2, 5 + 8)
+    cap = batch_padded(lengths, 2, 2, 10)
+    assert (cap.micro_batches, cap.tokens, cap.total_tokens) == (2, 20, 26)
+
+
+def test_padding_takes_longer_and_equal_lengths_need_none() -> None:
+    """Packing of as many samples as have room is the same where all are alike."""
+    kinds = ("packed", "unpadded", "padded")
+    tokens = [resolved(micro_batches=kind).update.tokens for kind in kinds]
+    assert tokens[2] > 1.3 * tokens[1]
+    alike = {**LENGTHS, "response": {"law": "constant", "mean": 1948}, "max_response": 1948}
+    equal = [resolved(micro_batches=kind, lengths=alike) for kind in kinds]
+    assert {(job.update.micro_batches, job.update.tokens) for job in equal} == {(8, 2048.0)}
+    with pytest.raises(
+        InputError, match=r"rl.micro_batch_tokens: found 4,096 with micro-batches of 1 sample"
+    ):
+        resolved(micro_batches="padded", micro_batch_tokens=4096)
+    assert resolved(micro_batch_tokens=16384).update.micro_batches == 1
+
+
+@pytest.mark.parametrize(
+    ("framework", "tokens"), [("trl", "sides"), ("nemo-rl", "rollout"), ("deepspeed-chat", "cap")]
+)
+def test_frameworks_pad_to_what_they_pad(framework: str, tokens: str) -> None:
+    """TRL prompts and completions each to their longest, NeMo-RL samples, DeepSpeed-Chat to the cap."""
+    lengths = {**LENGTHS, "prompt": {"low": 50, "high": 150}}
+    algorithm = "ppo" if framework == "deepspeed-chat" else "grpo"
+    asked = experiment(framework=framework, lengths=lengths, micro_batches="padded", algorithm=algorithm)
+    job = resolve_rl(asked, simulator())
+    prompts, responses = job.samples.prompts, job.samples.responses
+    sides = int(prompts.max() + responses.max())
+    expected = {"sides": sides, "rollout": int(job.samples.totals.max()), "cap": 2048}
+    assert job.update.sample_tokens == expected[tokens]
 
 
 def test_a_tensor_of_a_convolution_is_sent_once_and_each_expert_by_itself() -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from validation.kernels.__main__ import section as kernel_section
 from validation.published.check import check_published
-from validation.published.coverage import JudgedRun, leave_one_source_out
+from validation.published.coverage import JudgedRun, judge_runs, leave_one_source_out
 from validation.published.frameworks import framework_lines
-from validation.published.measured_experiments import judge_experiments, recorded_experiments
+from validation.published.measured_experiments import recorded_experiments
 from validation.published.open_settings import open_spreads, read_steps
 from validation.published.predict import shipped_tables
 from validation.published.recorded import merge_runs, recorded_runs
@@ -164,7 +164,7 @@ def write_ranges() -> None:
 def _judged_experiments(runs: Sequence[ValidatedRun]) -> list[JudgedRun]:
     """The recorded experiments, judged by the intervals that `runs` make."""
     opened = open_spreads(read_steps())
-    return judge_experiments(recorded_experiments(), runs, estimate_spread(runs, open_settings=opened))
+    return judge_runs(recorded_experiments(), runs, estimate_spread(runs, open_settings=opened))
 
 
 def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:

@@ -12,7 +12,8 @@ from statistics import fmean, median
 from validation.published.spread_fit import fit_rows, respect_rows
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, exclude_source
-from zsim.validated.validation import Validation, validation_of
+from zsim.validated.spread import SpreadEstimates
+from zsim.validated.validation import InputSpread, Validation, validation_of, widen_for_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,25 @@ def leave_one_source_out(
             continue
         estimates = fit_rows([strangers[index] for index in kept], rows[kept], opened)
         others = exclude_source(runs, source)
-        validations: dict[Features, Validation] = {}
-        for run in strangers:
-            if run.source == source:
-                if run.features not in validations:
-                    validations[run.features] = validation_of(run.features, others, estimates)
-                judged[run.row_id] = JudgedRun(run, validations[run.features])
+        own = [run for run in strangers if run.source == source]
+        for judgement in judge_runs(own, others, estimates):
+            judged[judgement.run.row_id] = judgement
     return [judged[run.row_id] for run in strangers if run.row_id in judged]
+
+
+def judge_runs(
+    judged: Iterable[ValidatedRun], runs: Sequence[ValidatedRun], estimates: SpreadEstimates
+) -> list[JudgedRun]:
+    """The runs with their validation by `runs`, which are of other sources: the interval that a report of
+    each run gives, wider by the spreads of its inputs."""
+    validations: dict[Features, Validation] = {}
+    found = []
+    for run in judged:
+        if run.features not in validations:
+            validations[run.features] = validation_of(run.features, runs, estimates)
+        spread = InputSpread("its inputs", run.input_fast, run.input_slow)
+        found.append(JudgedRun(run, widen_for_input(validations[run.features], spread)))
+    return found
 
 
 def coverage_of(

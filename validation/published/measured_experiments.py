@@ -1,13 +1,15 @@
 """Predict experiments whose steps were measured, and print the errors by source, kind of job and GPU.
 
-python -m validation.published.measured_experiments RUNS.json [--rows TEXT] [--json FILE] [--record]
+python -m validation.published.measured_experiments RUNS.json [--rows TEXT] [--studied] [--json FILE]
+                                                              [--record]
 
 RUNS.json is a list of rows, each with an `experiment` (the keys of an experiment file), a `row_id`, a
 `source` and, where they were published, `measured_step_seconds` and one of `measured_allocated_gb`,
-`measured_reserved_gb` and `measured_device_gb` (10^9 bytes). `--rows` takes rows whose names contain TEXT.
-Each row is simulated as it stands, as somebody who never saw its source would write it: no rule of
-published_sources.toml applies. `--record` writes the errors and what they depend on to `TABLE`, from which
-docs/accuracy.md is made; no interval is. Exit code 2 says what is wrong with the file.
+`measured_reserved_gb` and `measured_device_gb` (10^9 bytes), which is compared with the same figure of
+zsim's. `--rows` takes rows whose names contain TEXT. Each row is simulated as it stands, as somebody who
+never saw its source would write it: no rule of published_sources.toml applies. With `--studied` those do that
+say what was found out of its source. `--record` writes the errors and what they depend on to `TABLE`, from
+which docs/accuracy.md is made; no interval is. Exit code 2 says what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -19,17 +21,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import log
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import zsim
-from validation.published.coverage import JudgedRun
 from validation.published.shipped import format_validated_table
+from validation.published.sources import changes_of_source
 from zsim.errors import InputError, ZsimError
+from zsim.report.fit import memory_figures
+from zsim.specs.experiment.load import change_experiment
 from zsim.study.measured.statistics import error_figures
 from zsim.validated.features import Features
 from zsim.validated.runs import Settings, ValidatedRun, read_validated
-from zsim.validated.spread import SpreadEstimates
-from zsim.validated.validation import validation_of
 
 TABLE = Path(__file__).resolve().parent / "experiment_errors.csv"
 _MEMORY = ("allocated", "reserved", "device")
@@ -54,6 +57,8 @@ class ExperimentError:
     """The interval of 80 % of the step."""
     features: Features | None = None
     """The features that the interval depends on."""
+    input_ends: tuple[float, float] = (1.0, 1.0)
+    """The spread of the job's inputs, which it depends on too (`Validation.input_ends`)."""
 
     @property
     def error(self) -> float | None:
@@ -72,7 +77,7 @@ class ExperimentError:
 
     @property
     def memory_error(self) -> float | None:
-        """Predicted over measured bytes, less one. What torch reserves is compared with what it allocates."""
+        """Predicted over measured bytes of the published figure, less one."""
         if not (self.measured_bytes and self.predicted_bytes):
             return None
         return self.predicted_bytes / self.measured_bytes - 1
@@ -90,42 +95,34 @@ def read_experiments(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def predict_experiment(row: Mapping[str, Any]) -> ExperimentError:
-    """The step and memory of one row."""
+def predict_experiment(row: Mapping[str, Any], *, is_studied: bool = False) -> ExperimentError:
+    """The step and memory of one row, with what was found out of its source if it `is_studied`."""
     found = next((name for name in _MEMORY if row.get(f"measured_{name}_gb")), None)
     measured = round(row[f"measured_{found}_gb"] * 1e9) if found else None
     experiment, seconds = row["experiment"], row.get("measured_step_seconds")
     base = (row["row_id"], row["source"], _kind(experiment), str(experiment.get("cluster")), seconds)
     try:
-        report = zsim.simulate(zsim.Experiment(**experiment)).report
+        asked = zsim.Experiment(**experiment)
+        if is_studied:
+            asked = change_experiment(asked, changes_of_source(row["source"], experiment))
+        report = zsim.simulate(asked).report
     except ZsimError as error:
         return ExperimentError(*base, measured_bytes=measured, reason=str(error))
     content = report.to_dict()
-    peak = content["peak_bytes"]["gpu"]
-    own = peak["total"] - (0 if found == "device" else peak["framework"])
     return ExperimentError(
         *base,
         content["step_seconds"],
         measured,
-        own if found else None,
+        memory_figures(report)[found] if found else None,
         predicted_range_seconds=content["step_seconds_range"],
         features=None if report.validation is None else report.validation.features,
+        input_ends=(1.0, 1.0) if report.validation is None else report.validation.input_ends,
     )
 
 
 def recorded_experiments(path: Path = TABLE) -> list[ValidatedRun]:
     """The recorded errors, in the columns of validated runs. Empty without a file."""
     return list(read_validated(path.read_text(encoding="utf-8"))) if path.exists() else []
-
-
-def judge_experiments(
-    experiments: Iterable[ValidatedRun], runs: Sequence[ValidatedRun], estimates: SpreadEstimates
-) -> list[JudgedRun]:
-    """The experiments with their validation by `runs`, whose sources are others."""
-    return [
-        JudgedRun(run, validation_of(run.features, runs, estimates, excluded_source=run.source))
-        for run in experiments
-    ]
 
 
 def validated_experiments(
@@ -149,7 +146,7 @@ def validated_experiments(
         validated.append(
             ValidatedRun(
                 found.row_id, found.source, "report", row.get("tier", ""), found.features, settings,
-                error, error,
+                error, error, *found.input_ends,
             )
         )  # fmt: skip
     return validated
@@ -199,6 +196,23 @@ def lines(errors: Sequence[ExperimentError]) -> Iterable[str]:
                 )
 
 
+def memory_lines(errors: Iterable[ExperimentError]) -> Iterable[str]:
+    """The errors of memory by source, then of all rows and the mean of sources."""
+    of_source: dict[str, list[float]] = {}
+    for row in errors:
+        if row.memory_error is not None:
+            of_source.setdefault(row.source, []).append(row.memory_error)
+    if not of_source:
+        return
+    yield "\nmemory by source"
+    for name, found in (*sorted(of_source.items()), ("all", [e for own in of_source.values() for e in own])):
+        figures = error_figures(found)
+        mean, bias = _percent(figures["mean_absolute_error"], ""), _percent(figures["bias"])
+        yield f"  {name:34} {len(found):3} rows  mean {mean}  bias {bias}"
+    mean_of_sources = fmean(fmean(map(abs, found)) for found in of_source.values())
+    yield f"  {'mean of sources':34} {len(of_source):3}       mean {_percent(mean_of_sources, '')}"
+
+
 def _percent(value: float | None, sign: str = "+") -> str:
     return "-" if value is None else format(value, f"{sign}.1%")
 
@@ -209,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", type=Path, help="measured experiments")
     parser.add_argument("--rows", default="", help="rows whose names contain this text")
+    parser.add_argument("--studied", action="store_true", help="with what was found out of the sources")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--record", action="store_true", help=f"write {TABLE.name} for docs/accuracy.md")
     options = parser.parse_args(arguments)
@@ -217,8 +232,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"measured_experiments: {error}", file=sys.stderr)
         return 2
-    errors = [predict_experiment(row) for row in rows]
-    for line in lines(errors):
+    if options.record and options.studied:
+        print("measured_experiments: --record is of rows as they stand; leave --studied out", file=sys.stderr)
+        return 2
+    errors = [predict_experiment(row, is_studied=options.studied) for row in rows]
+    for line in (*lines(errors), *memory_lines(errors)):
         print(line)
     if options.record:
         TABLE.write_text(format_validated_table(validated_experiments(rows, errors)), encoding="utf-8")

@@ -25,7 +25,7 @@ from validation.published.table import PublishedRun, read_runs
 from zsim import Experiment
 from zsim.api import simulate
 from zsim.errors import ZsimError
-from zsim.report.fit import allocated_bytes
+from zsim.report.fit import memory_figures
 from zsim.report.report import Report
 from zsim.specs.experiment.load import change_experiment
 from zsim.study.measured.results import RowResult
@@ -127,10 +127,7 @@ def _measured(row: dict[str, Any]) -> dict[str, int]:
 
 
 def _of_report(row: dict[str, Any], measured: dict[str, int], report: Report) -> MemoryRun:
-    allocator, allocated = report.allocator, allocated_bytes(report)
-    reserved = allocated if allocator is None else max(allocated, allocator.reserved_bytes)
-    framework = report.peaks["gpu"].at_total.get("framework", 0)
-    predicted = {"allocated": allocated, "reserved": reserved, "device": reserved + framework}
+    allocator, predicted = report.allocator, memory_figures(report)
     kind = next((name for name in KINDS if name in measured), "")
     assert report.validation is not None
     return MemoryRun(

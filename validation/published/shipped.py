@@ -11,6 +11,7 @@ from validation.published.spread_fit import estimate_spread
 from zsim.validated.runs import (
     COLUMNS,
     FEATURE_COLUMNS,
+    INPUT_COLUMNS,
     RUN_COLUMNS,
     SETTING_COLUMNS,
     ValidatedRun,
@@ -79,17 +80,22 @@ def _table(name: str, values: Mapping[str, float]) -> str:
 
 
 def format_validated_table(runs: Iterable[ValidatedRun]) -> str:
-    """The table as CSV, with errors to five digits, finer than repeated runs differ."""
+    """The table as CSV, with errors to five digits, finer than repeated runs differ. The spreads of inputs
+    are columns where a run has any.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for run in runs:
+    rows = list(runs)
+    inputs = INPUT_COLUMNS if any(run.input_fast != 1 or run.input_slow != 1 for run in rows) else ()
+    writer.writerow([name for name in COLUMNS if name in inputs or name not in INPUT_COLUMNS])
+    for run in rows:
         run_values = [getattr(run, name) for name in RUN_COLUMNS]
         feature_values = [_cell(getattr(run.features, name)) for name in FEATURE_COLUMNS]
         settings = [f"{getattr(run.settings, name):g}" if name in _NUMBERS else getattr(run.settings, name)
                     for name in SETTING_COLUMNS]  # fmt: skip
         errors = ["" if error is None else f"{error:.5f}" for error in (run.error, run.stranger_error)]
-        writer.writerow([*run_values, *feature_values, *settings, *errors])
+        ends = ["" if (end := getattr(run, name)) == 1 else f"{end:.5f}" for name in inputs]
+        writer.writerow([*run_values, *feature_values, *settings, *errors, *ends])
     return text.getvalue()
 
 

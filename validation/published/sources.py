@@ -107,6 +107,35 @@ def _fill_cells(run: PublishedRun, cells: Mapping[str, str]) -> PublishedRun:
     return replace(run, cells={**run.cells, **cells})
 
 
+def changes_of_source(source: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of an experiment by dotted name that were found out of `source`.
+
+    They are of rules that name it, and beside it at most the kind of strategy and dotted keys of the
+    experiment, whose values they know as Python writes them.
+    """
+    changes: dict[str, Any] = {}
+    for rule in source_rules():
+        names = {column: _key_of(column) for column in rule.when if column != "source"}
+        if not re.search(rule.when.get("source", "^$"), source) or rule.unless or not all(names.values()):
+            continue
+        if all(re.search(rule.when[name], _text_of(experiment, key)) for name, key in names.items()):
+            changes |= rule.changes
+    return changes
+
+
+def _key_of(column: str) -> str:
+    """The dotted key that a condition is about. Empty for a column of tables."""
+    return "strategy.kind" if column == "kind" else column if "." in column else ""
+
+
+def _text_of(experiment: Mapping[str, Any], key: str) -> str:
+    """The value of a dotted key. Empty without one."""
+    value: Any = experiment
+    for part in key.split("."):
+        value = value.get(part, "") if isinstance(value, Mapping) else ""
+    return str(value)
+
+
 def apply_rules(run: PublishedRun, data: dict[str, Any]) -> Iterable[str]:
     """Set the rules' changes in the experiment's `data`. Returns the rules' assumptions."""
     kind = str(data["strategy"]["kind"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import copysign, log, sqrt
 from statistics import fmean, variance
 
 import numpy as np
@@ -72,7 +73,12 @@ def fit_rows(
     if unseen:
         judged, rows = [judged[index] for index in unseen], rows[unseen]
     unexplained = mean_errors(judged)
-    errors = np.array([run.error_for_others - unexplained.get(run.features.regime, 0.0) for run in judged])
+    errors = np.array(
+        [
+            _less_inputs(run, run.error_for_others - unexplained.get(run.features.regime, 0.0))
+            for run in judged
+        ]
+    )
     counts = Counter(run.source for run in judged)
     weights = np.array([1.0 / counts[run.source] for run in judged])
     shares = fit_parts(rows, np.minimum(np.abs(errors), LARGEST), weights)
@@ -92,6 +98,13 @@ def fit_rows(
     scores = errors / np.sqrt(spreads**2 + np.array(opened))
     low, high = score_quantiles(scores, weights, len(counts))
     return replace(estimates, low=low, high=high)
+
+
+def _less_inputs(run: ValidatedRun, error: float) -> float:
+    """The error without what the spread of the run's inputs explains of it, which an interval has in squares
+    (`zsim.validated.validation.widen_for_input`)."""
+    explained = log(run.input_slow if error > 0 else run.input_fast)
+    return copysign(sqrt(max(0.0, error**2 - explained**2)), error)
 
 
 def mean_errors(judged: Sequence[ValidatedRun]) -> dict[str, float]:

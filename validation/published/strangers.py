@@ -86,7 +86,11 @@ def join_strangers(runs: Iterable[ValidatedRun], strangers: Iterable[ValidatedRu
     them."""
     found = {run.row_id: run for run in strangers}
     joined = [
-        replace(run, stranger_error=found[run.row_id].stranger_error) if run.row_id in found else run
+        run
+        if (same := found.get(run.row_id)) is None
+        else replace(
+            run, stranger_error=same.stranger_error, input_fast=same.input_fast, input_slow=same.input_slow
+        )
         for run in runs
     ]
     known = {run.row_id for run in joined}

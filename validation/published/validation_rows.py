@@ -38,7 +38,10 @@ def validated_run_of(run: PublishedRun, result: RowResult) -> ValidatedRun | Non
     error = log(measured / result.predicted_seconds)
     settings = row_settings(run, row_job(run))
     features = result.validation.features
-    return ValidatedRun(run.row_id, run.source, run.role, run.text("tier"), features, settings, error)
+    return ValidatedRun(
+        run.row_id, run.source, run.role, run.text("tier"), features, settings, error, None,
+        *result.validation.input_ends,
+    )  # fmt: skip
 
 
 def row_settings(run: PublishedRun, row: RowJob) -> Settings:

@@ -175,9 +175,8 @@ def _idle_experts(block: Block) -> float:
     """Parameters of the experts of a block that a token is not routed to."""
     idle = 0.0
     for module in block.modules:
-        active_fraction = min(
-            module.op_spec.active_fraction, module.rows_per_token
-        )  # a product of one expert
+        rows = 1.0 if module.role is Role.NORM else module.rows_per_token  # fewer of a product of one expert
+        active_fraction = min(module.op_spec.active_fraction, rows)
         idle += module.numel * (1 - active_fraction) if active_fraction < 1 else 0.0
     return idle
 

@@ -80,7 +80,9 @@ class GroupedLinear(Operation):
         casts: Kernels = ()
         if self.is_fp8(options):
             input_casts = () if module.shares_input else self._casts(rows * k, options)
-            casts = (*input_casts, *fp8.weight_casts(self.num_experts * k * n, options, is_backward=False))
+            numel, is_trained = self.num_experts * k * n, module.trains_weight
+            weight_casts = fp8.weight_casts(numel, options, is_backward=False, is_trained=is_trained)
+            casts = (*input_casts, *weight_casts)
         copies_before, copies_after = self._padding_copies(shape, options, is_backward=False)
         if self._concatenates_rows:
             casts = (*casts, _elementwise(2 * rows * k * options.activation_bytes, options))

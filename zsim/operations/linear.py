@@ -199,7 +199,9 @@ class Linear(Operation):
                 product,
                 *casts_after,
             )
-        casts = self.quantized.forward_casts(m, options, shares_input=module.shares_input)
+        casts = self.quantized.forward_casts(
+            m, options, shares_input=module.shares_input, trains_weight=module.trains_weight
+        )
         return (*casts, fp8.product(m, n, k, m * n * e + bias_bytes, options.fp8))
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -277,7 +279,9 @@ class Linear(Operation):
 
     def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """The input, for the gradient of the weight alone, and under autocast (fp32 weights) also the cast
-        copy of the weight.
+        copy of the weight. Of a frozen weight Transformer Engine keeps no input (2.17
+        pytorch/module/linear.py `backward_needs_input`). torchao does
+        (0.15 float8/float8_linear.py `matmul_with_hp_or_float8_args`).
         """
         is_quantized = self.is_quantized(module, options)
         weight_bytes = self.quantized.kept_weight_bytes(options) if is_quantized else 0
@@ -285,6 +289,8 @@ class Linear(Operation):
             return weight_bytes
         local_tokens = shape.tokens // self.input_shards
         weight = self.weight_numel if options.autocast else 0
+        if is_quantized and options.fp8.is_transformer_engine and not module.trains_weight:
+            return weight_bytes  # `backward_needs_input` of Transformer Engine's linear.py
         if is_quantized:
             numel = local_tokens * self.in_features
             copy = weight * (0 if options.fp8.is_transformer_engine else options.activation_bytes)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.cost.kernels import fp8
-from zsim.cost.kernels.elementwise import autocast_cast, freeze_norm_weight, norm_cost, norm_cost_of
+from zsim.cost.kernels.elementwise import (
+    autocast_cast,
+    freeze_norm_weight,
+    native_kind,
+    norm_cost,
+    norm_cost_of,
+)
 from zsim.cost.kernels.kernel import elementwise
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import Kernels, Module, Operation, Role
@@ -34,7 +40,7 @@ class Norm(Operation):
         return replace(self, writes_fp8=False)
 
     def saves_only_its_input(self, options: WorkOptions) -> bool:
-        return self.kind == "layer" or options.fuses_kernels
+        return native_kind(self.kind, options) == "layer" or options.fuses_kernels
 
     def forward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         cost = norm_cost_of(self.kind, options)
@@ -56,7 +62,8 @@ class Norm(Operation):
     def kept_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         if module.shares_input and self.saves_only_its_input(options):
             return 0
-        cost = norm_cost(self.kind, options.stream_bytes, is_fused=options.fuses_kernels)
+        kind = native_kind(self.kind, options)
+        cost = norm_cost(kind, options.stream_bytes, is_fused=options.fuses_kernels)
         if not module.trains_weight:
             cost = freeze_norm_weight(cost, self.kind, options)
         return shape.tokens * self.width * cost.saved_bytes

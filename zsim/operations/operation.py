@@ -250,6 +250,11 @@ class Operation:
         return False
 
     @property
+    def residual_streams(self) -> int:
+        """Streams of the residual that it mixes: hyper-connections have several."""
+        return 1
+
+    @property
     def split_counts(self) -> tuple[tuple[str, int], ...]:
         """Names and counts of the heads, groups or channels that ranks divide among each other."""
         return ()

@@ -27,12 +27,14 @@ def set_rollout(
     mini_batch: int,
     prompt_cap: int,
     response_cap: int,
+    update: str,
     others: Mapping[str, Any],
 ) -> None:
     """Add a step's prompts, responses and engine to the file's settings.
 
-    Of `others`, dotted keys of `[rl]`, those without a value are left to the framework. A mini-batch of all
-    samples, or more, is one update.
+    `update` says of what the update is that commands without `[rl]` simulate. Of `others`, dotted keys of
+    `[rl]`, those without a value are left to the framework. A mini-batch of all samples, or more, is one
+    update.
     """
     total = prompts * samples
     file.settings |= {
@@ -49,11 +51,11 @@ def set_rollout(
     file.note(
         f"`zsim run` simulates the whole step: {prompts:,} prompts with {samples:,} responses. The file does "
         f"not say how long they are: {prompt:,} and {response:,} tokens in the mean unless "
-        "rl.lengths.prompt.mean and rl.lengths.response.mean do. Other commands that take no [rl] simulate "
-        "the update alone"
+        "rl.lengths.prompt.mean and rl.lengths.response.mean do. Commands that take no [rl] simulate one "
+        f"update alone: {update}"
     )
 
 
-def skip_rollout(file: TrainingFile, reason: str) -> None:
-    """Say why the rest of the step is left out."""
-    file.note(f"the update alone is simulated: {reason}")
+def skip_rollout(file: TrainingFile, reason: str, update: str) -> None:
+    """Say why the rest of the step is left out, and of what the update is that is simulated."""
+    file.note(f"one update alone is simulated, {update}: {reason}")

@@ -43,14 +43,6 @@ class ValidationRespect:
     """Whether a run vouches for a job."""
     group: Callable[[Features], Any]
     """The group of a job. An extrapolating job is taken to be of a new group."""
-    part: Callable[[Features], Any] | None = None
-    """The part that `compared_part` returns. By default as `group`."""
-
-    def compared_part(self, job: Features) -> Any:
-        """The part of a job that `vouches` reads. Runs that vouch for a job vouch for all with the
-        same part.
-        """
-        return (self.part or self.group)(job)
 
 
 RESPECTS: Mapping[str, ValidationRespect] = {
@@ -87,7 +79,6 @@ RESPECTS: Mapping[str, ValidationRespect] = {
         lambda job: True,
         lambda run, job: run.framework == job.framework and 2 * run.parameters > job.parameters,
         lambda job: job.framework,
-        lambda job: (job.framework, job.parameters),
     ),
     "binding": ValidationRespect(
         lambda job: True,

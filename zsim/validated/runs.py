@@ -60,6 +60,10 @@ class ValidatedRun:
     stranger_error: float | None = None
     """The same as a stranger would write the run, without what was found out of its source. None where it has
     not been predicted so."""
+    input_fast: float = 1.0
+    """The step with the job's inputs at the fast end of their spreads, as a multiple of the predicted one."""
+    input_slow: float = 1.0
+    """The same at their slow end."""
 
     @property
     def error_for_others(self) -> float:
@@ -102,8 +106,10 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
 RUN_COLUMNS = ("row_id", "source", "role", "tier")
 FEATURE_COLUMNS = tuple(field.name for field in fields(Features))
 SETTING_COLUMNS = tuple(field.name for field in fields(Settings))
-COLUMNS = (*RUN_COLUMNS, *FEATURE_COLUMNS, *SETTING_COLUMNS, "error", "stranger_error")
-_LATER = frozenset(("is_low_precision", "open_settings", "stranger_error"))  # older tables lack them
+INPUT_COLUMNS = ("input_fast", "input_slow")
+COLUMNS = (*RUN_COLUMNS, *FEATURE_COLUMNS, *SETTING_COLUMNS, "error", "stranger_error", *INPUT_COLUMNS)
+# Older tables lack these.
+_LATER = frozenset(("is_low_precision", "open_settings", "stranger_error", *INPUT_COLUMNS))
 _SEPARATOR = "; "
 
 
@@ -150,6 +156,7 @@ def _parse_run(row: Mapping[str, str], shared_features: dict[tuple[str, ...], Fe
     return ValidatedRun(
         row["row_id"], row["source"], row["role"], row["tier"], shared_features[key], settings,
         float(row["error"]), float(strangers) if strangers else None,
+        *(float(row.get(name) or 1.0) for name in INPUT_COLUMNS),
     )  # fmt: skip
 
 

@@ -66,6 +66,15 @@ class Validation:
         """The interval of a step that is predicted to take `step_seconds`."""
         return self.low * step_seconds, self.high * step_seconds
 
+    @property
+    def input_ends(self) -> tuple[float, float]:
+        """The step with all inputs at the fast ends of their spreads, and at the slow ones, as multiples of
+        the predicted one: their logarithms add in squares."""
+        return (
+            exp(-hypot(*(log(spread.fast) for spread in self.inputs))),
+            exp(hypot(*(log(spread.slow) for spread in self.inputs))),
+        )
+
     def extend_to_shorter(self, share: float) -> Validation:
         """The interval extended down to that of a step of `share` of the predicted one, a fraction."""
         return replace(self, low=self.low * share)

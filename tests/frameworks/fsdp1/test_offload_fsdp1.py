@@ -136,3 +136,66 @@ def test_offloading_costs_time_and_saves_memory() -> None:
     assert reports[1].step_seconds > reports[0].step_seconds
     assert reports[1].peaks["gpu"].total < reports[0].peaks["gpu"].total
     assert reports[1].offload is not None
+
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
+    "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 1000, "max_position_embeddings": 128, "tie_word_embeddings": False,
+}  # fmt: skip
+# Bytes of a quarter of two blocks' products in nf4 and their norms, of the rest, and of adapters of rank 8.
+BLOCKS, REST, ADAPTERS = (2 * 589_824 // 2 + 4 * 512) // 4, (2 * 1000 * 256 * 2 + 512) // 4, 65_536 * 2 // 4
+
+
+def qlora(**strategy: Any) -> Plan:
+    """bf16 adapters of rank 8 beside nf4 weights, under full checkpoints."""
+    training = {
+        "sequence_length": 64, "stored_dtype": "bf16", "gradient_clipping": 1.0,
+        "activation_checkpointing": "full",
+        "lora": {"rank": 8, "targets": "all-linear", "dtype": "bf16", "quantized": "nf4"},
+    }  # fmt: skip
+    given = {"kind": "fsdp1", "cpu_offload": True, "reduce_dtype": "bf16", **strategy}
+    experiment = zsim.Experiment(
+        model=LLAMA, cluster="dgx-h100", gpus=4, training=training, strategy=given
+    )  # fmt: skip
+    return make_plan(resolve(experiment))
+
+
+def test_packed_weights_wait_on_the_host_and_their_scales_on_the_gpu() -> None:
+    """Half a byte for a weight of a product, 2 bytes for the others, once as a shard and once more as pinned
+    memory for gradients, which frozen units have too. The states are two bf16 moments of the adapters. Of the
+    products' 18,432 scales in double quantization a byte each, 72 fp32 scales of scales, and 14 times the
+    maps of 16 and 256 fp32 values and a mean.
+    """
+    plan = qlora(wrapping="peft", use_orig_params=False)
+    sizes = {(memory.device, memory.category): memory.bytes for memory in plan.resident}
+    assert sizes == {
+        ("host", "parameters"): BLOCKS + REST + ADAPTERS,
+        ("host", "gradients"): BLOCKS + REST + ADAPTERS,
+        ("host", "optimizer_states"): 2 * ADAPTERS,
+        ("gpu", "parameters"): 18_432 + 72 * 4 + 14 * (64 + 1024 + 4),
+    }
+
+
+def test_only_adapters_in_units_of_their_own_go_back_and_are_updated() -> None:
+    """A checkpointed block's adapters are unsharded for forward, for its recomputation and for backward,
+    except the last of a block (8 x 256), whose pre-backward hook has run before. What is not in 4 bits or in
+    an adapter comes twice, as everywhere. torch's AdamW on the CPU reads and writes 14 bytes of an element.
+    """
+    plan = qlora(wrapping="peft", use_orig_params=False)
+    last = 2 * 8 * 256 * 2 // 4
+    assert copied(plan, "h2d") == 2 * BLOCKS + 2 * REST + 3 * ADAPTERS - last + 4
+    assert copied(plan, "d2h") == ADAPTERS + 4
+    work = {op.name: op.work.bytes for op in plan.ops if isinstance(op.work, HostWork)}
+    elements = ADAPTERS // 2
+    assert work == {
+        "gradient norm": 2 * elements,
+        "clip gradients": 4 * elements,
+        "optimizer step": 14 * elements,
+    }
+    check_plan(plan)
+
+
+def test_adapters_inside_a_blocks_unit_send_back_all_of_it() -> None:
+    """With `use_orig_params` a block is one flat parameter, whose gradient has zeros for frozen weights."""
+    assert copied(qlora(wrapping="huggingface"), "d2h") == BLOCKS + ADAPTERS + 4

@@ -14,6 +14,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
 from zsim.frameworks.fsdp1.settings import Fsdp1Table
 from zsim.frameworks.fsdp2.settings import Fsdp2Table
+from zsim.operations.experts import Experts
 
 FULL = """
 base_model: NousResearch/Meta-Llama-3-8B
@@ -126,6 +127,17 @@ def test_fsdp_in_words_is_version_1(tmp_path: Path) -> None:
     assert (strategy.sharding_strategy, strategy.cpu_offload) == ("FULL_SHARD", True)
 
 
+def test_adapters_under_fsdp1_are_wrapped_as_peft_says(tmp_path: Path) -> None:
+    """The Trainer puts PEFT's wrapping in place of the file's; a model that is trained whole keeps the
+    file's. (axolotl's examples/llama-2/qlora-fsdp.yml.)"""
+    lines = "fsdp: [full_shard, auto_wrap]\nfsdp_config:\n  fsdp_offload_params: true\n"
+    adapted = read_text(tmp_path, QLORA.replace("adamw_bnb_8bit", "adamw_torch_fused") + lines)
+    strategy = of_kind(adapted.strategy, Fsdp1Table)
+    assert (strategy.wrapping, strategy.cpu_offload) == ("peft", True)
+    whole = read_text(tmp_path, FULL.replace("paged_adamw_8bit", "adamw_torch_fused") + lines)
+    assert of_kind(whole.strategy, Fsdp1Table).wrapping == "huggingface"
+
+
 def test_a_json_is_looked_for_from_the_repositorys_root(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "deepspeed_configs").mkdir()
@@ -168,6 +180,7 @@ def test_a_json_is_looked_for_from_the_repositorys_root(tmp_path: Path) -> None:
             True,
         ),
         ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_glu_activation: true\n", "eager", True),
+        ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_cross_entropy: true\n", "liger", False),
     ],
 )
 def test_plugins_choose_the_loss(tmp_path: Path, lines: str, loss: str, liger: bool) -> None:
@@ -282,3 +295,42 @@ def test_eight_bits_are_llm_int8(tmp_path: Path) -> None:
 def test_a_reward_model_has_one_output(tmp_path: Path) -> None:
     training = read_text(tmp_path, FULL + "reward_model: true\n").training
     assert (training.labels, training.micro_batch_size) == (1, 4)
+
+
+MIXTURE = QLORA.replace("qlora", "lora").replace("load_in_4bit: true\n", "")
+
+
+def test_all_linear_layers_of_a_mixture_are_those_that_are_modules(tmp_path: Path) -> None:
+    """find_all_linear_names lists nn.Linear alone. Qwen3's experts are stacked weights and its router is a
+    class of its own, so attention alone gets adapters, where PEFT's "all-linear" adapts experts and router.
+    """
+    text = MIXTURE.replace("meta-llama/Llama-2-7b-hf", "Qwen/Qwen3-30B-A3B")
+    experiment = read_text(tmp_path, text, model=None)
+    assert there(experiment.training.lora).targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def test_experts_are_adapted_without_dropout_where_shared_experts_have_their_names(tmp_path: Path) -> None:
+    """PEFT takes gate_proj, up_proj and down_proj of DeepSeek's shared experts for the stacked weights too,
+    and axolotl leaves the dropout of 0.05 out there. PEFT alone refuses it.
+    """
+    text = MIXTURE.replace("meta-llama/Llama-2-7b-hf", "deepseek-ai/DeepSeek-V2-Lite")
+    job = read_job(tmp_path, text, model=None)
+    operations = {module.name: module.op_spec for block in job.model.blocks for module in block.modules}
+    assert there(of_kind(operations["mlp.experts"], Experts).adapters).kind == "merged"
+    assert "mlp.gate.lora_sum" not in operations
+    with pytest.raises(InputError, match="has no input to drop out"):
+        read_job(tmp_path, text, model=None, changes={"training.lora.stacked_dropout": None})
+
+
+@pytest.mark.parametrize(
+    ("lines", "epochs"), [("num_epochs: 4", 4), ("", 1), ("num_epochs: 4\nmax_steps: 1000", 1)]
+)
+def test_epochs_count_where_the_size_of_the_data_set_is_known(
+    tmp_path: Path, lines: str, epochs: float
+) -> None:
+    """1 is axolotl's default, and the experiment's own where steps say how far a run goes."""
+    experiment = read_text(tmp_path, f"{FULL}{lines}\n", changes={"cost.samples": 10_000})
+    assert there(experiment.cost).epochs == epochs
+    assert read_text(tmp_path, f"{FULL}{lines}\n").cost is None
+    given = {"cost.samples": 10_000, "cost.epochs": 2}
+    assert there(read_text(tmp_path, f"{FULL}{lines}\n", changes=given).cost).epochs == 2

@@ -63,7 +63,7 @@ def test_an_update_of_rl_has_prime_rls_defaults(tmp_path: Path) -> None:
         "foreach",
     )
     assert "optim_cpu_offload is on where left out" in notes_of(found)
-    assert "generation and rewards are not in it" in notes_of(found)
+    assert "one update alone: of the trainer, over 256 sequences of 4,096 tokens" in notes_of(found)
     assert "not read" not in notes_of(found)
 
 

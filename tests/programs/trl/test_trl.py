@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ from tests.expect import of_kind, there
 from tests.programs.reading import notes_of, read_job, read_text
 from zsim.errors import InputError, NotSimulatedError
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.rl.table import RlTable
 
 FULL = """
 model_name_or_path: meta-llama/Meta-Llama-3-8B
@@ -119,7 +122,6 @@ def test_deepspeed_has_its_own_masters(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         ("num_ppo_epochs: 4\n", "PPO"),
-        ("num_generations: 8\nuse_vllm: true\nvllm_mode: colocate\n", "an inference engine"),
         ("desirable_weight: 1.0\n", "KTO"),
         ("load_in_8bit: true\n", "quantised weights without adapters"),
         ("use_dora: true\n", "DoRA"),
@@ -173,12 +175,103 @@ def test_with_adapters_the_reference_is_their_base(tmp_path: Path) -> None:
     assert read_text(tmp_path, QLORA + "beta: 0.1\n").training.reference == "base"
 
 
-def test_grpo_is_the_update_alone(tmp_path: Path) -> None:
-    text = FULL.replace("max_length: 2048\npacking: true\n", "")
-    text += "num_generations: 8\nmax_prompt_length: 1024\nmax_completion_length: 3072\n"
-    experiment = read_text(tmp_path, text)
+GRPO = FULL.replace("max_length: 2048\npacking: true\n", "") + (
+    "num_generations: 8\nmax_prompt_length: 1024\nmax_completion_length: 3072\n"
+)
+
+
+def test_grpo_without_vllm_is_the_update_alone(tmp_path: Path) -> None:
+    experiment = read_text(tmp_path, GRPO)
+    assert experiment.rl is None
     assert (experiment.training.sequence_length, experiment.training.micro_batch_size) == (4096, 2)
-    assert "the step is the trainer's update alone" in notes_of(experiment)
+    assert "one update alone is simulated" in notes_of(experiment)
+    assert "completions without vLLM (use_vllm)" in notes_of(experiment)
+
+
+def grpo(folder: Path, lines: str, **overrides: Any) -> RlTable:
+    """The rollout of a file with vLLM, on eight GPUs with 4 micro-batches of 2 a step."""
+    path = folder / "train.yaml"
+    path.write_text(f"{GRPO}use_vllm: true\n{lines}")
+    data = {"cluster": "dgx-h100", "gpus": 8}
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    return there(build_experiment(data, {"strategy.config": str(path), **changes}, origin="test").rl)
+
+
+def test_a_rollout_is_the_micro_batches_of_an_update(tmp_path: Path) -> None:
+    """2 completions x 8 GPUs x 4 micro-batches are 64, 8 prompts with 8 each. The correction for vLLM
+    needs a pass for old log-probabilities, and a reference only a KL term.
+    """
+    table = grpo(tmp_path, "")
+    assert (table.framework, table.placement, table.algorithm) == ("trl", "colocated", "grpo")
+    assert (table.prompts_per_step, table.samples_per_prompt, table.mini_batch_samples) == (8, 8, None)
+    assert (table.old_logprobs, table.reference, table.epochs) == ("recomputed", "none", 1)
+    assert (table.lengths.max_response, table.rollout.max_num_seqs, table.offload.sleep_level) == (3072, 8, 0)
+    exact = grpo(tmp_path, "vllm_importance_sampling_correction: false\nvllm_enable_sleep_mode: true\n")
+    assert (exact.old_logprobs, exact.offload.sleep_level) == ("skipped", 2)
+
+
+def test_a_rollout_feeds_several_updates(tmp_path: Path) -> None:
+    """8 micro-batches of 16 completions are two updates of 64, in each of two passes."""
+    lines = "num_iterations: 2\nbeta: 0.04\nvllm_tensor_parallel_size: 2\n"
+    table = grpo(tmp_path, f"{lines}steps_per_generation: 8\n")
+    assert table == grpo(tmp_path, f"{lines}generation_batch_size: 128\n")
+    assert (table.prompts_per_step, table.mini_batch_samples, table.epochs) == (16, 64, 2)
+    assert (table.old_logprobs, table.reference, table.rollout.tensor) == ("recomputed", "resident", 2)
+
+
+def test_an_update_of_several_rollouts_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(f"{GRPO}use_vllm: true\nsteps_per_generation: 2\n")
+    experiment = read_text(tmp_path, path.read_text())
+    assert experiment.rl is None
+    assert "an update of 4 micro-batches takes no whole part of the 2 of a rollout" in notes_of(experiment)
+
+
+def test_a_server_has_gpus_beside_those_that_train(tmp_path: Path) -> None:
+    """Of eight GPUs one serves, and seven have 2 x 4 completions each: 7 prompts."""
+    table = grpo(tmp_path, "vllm_mode: server\n")
+    assert (table.placement, table.rollout.gpus, table.prompts_per_step) == ("split", 1, 7)
+    more = grpo(tmp_path, "vllm_mode: server\n", rl__rollout__gpus=4)
+    assert (more.rollout.gpus, more.prompts_per_step) == (4, 4)
+    with pytest.raises(InputError, match="found 8 GPUs, of which engines have 8"):
+        grpo(tmp_path, "vllm_mode: server\n", rl__rollout__gpus=8)
+
+
+def test_a_launchers_processes_all_train(tmp_path: Path) -> None:
+    command = (
+        "accelerate launch --num_processes 4 grpo.py --model_name_or_path Qwen/Qwen2.5-7B-Instruct "
+        "--dataset_name x --num_generations 8 --use_vllm true --vllm_mode server --bf16 true"
+    )
+    data = {"cluster": "dgx-h100"}
+    found = build_experiment(data, {"strategy.config": command, "rl.rollout.gpus": 2}, origin="test")
+    assert (found.gpus, there(found.rl).prompts_per_step) == (6, 4)
+
+
+def test_rloo_has_its_own_defaults(tmp_path: Path) -> None:
+    """Two completions of a prompt, and a reference."""
+    command = "trl rloo --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name x --use_vllm true"
+    found = build_experiment({"cluster": "dgx-h100"}, {"strategy.config": command}, origin="test")
+    table = there(found.rl)
+    assert (table.algorithm, table.prompts_per_step, table.samples_per_prompt) == ("rloo", 32, 2)
+    assert (table.reference, table.old_logprobs) == ("resident", "recomputed")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("num_generations: 7\n", "num_generations: found 7, expected a divisor of the 64 completions"),
+        ("generation_batch_size: 40\n", "generation_batch_size: found 40, expected a multiple of"),
+        ("generation_batch_size: 64\nsteps_per_generation: 4\n", "stands beside steps_per_generation"),
+        ("vllm_mode: colocated\n", "vllm_mode: found 'colocated', expected one of colocate, server"),
+    ],
+)
+def test_what_trl_refuses_of_a_rollout_is_refused(tmp_path: Path, lines: str, words: str) -> None:
+    text = lines if "num_generations" not in lines else ""
+    path = tmp_path / "train.yaml"
+    base = GRPO if text else GRPO.replace("num_generations: 8\n", lines)
+    path.write_text(f"{base}use_vllm: true\n{text}")
+    with pytest.raises(InputError, match=words):
+        build_experiment({"cluster": "dgx-h100", "gpus": 8}, {"strategy.config": str(path)}, origin="test")
 
 
 def test_fsdp_beside_deepspeed_is_refused(tmp_path: Path) -> None:

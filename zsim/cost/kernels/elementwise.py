@@ -71,6 +71,9 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     "scale": ActivationCost(Passes(2, 1), Passes(2, 1), saved=0),
     # Multiplied by a learned vector, whose gradient is a product (3 tensors) and its sum over rows.
     "learned_scale": ActivationCost(Passes(2, 1), Passes(6, 3), saved=1),
+    # Between bounds that are tensors; backward: a comparison with each and both joined (masks of one byte),
+    # and the gradient where the mask is.
+    "clamp": ActivationCost(Passes(2, 1), Passes(7, 4), saved=1),
     # Reads and writes the tensor and a mask of one byte, half a 16-bit tensor.
     "dropout": ActivationCost(Passes(2.5, 1), Passes(2.5, 1), saved=0.5),
 }
@@ -173,7 +176,7 @@ def freeze_norm_weight(cost: NormCost, kind: str, options: WorkOptions) -> NormC
     if options.fuses_kernels:
         return cost
     e = options.stream_bytes
-    if kind == "layer":
+    if native_kind(kind, options) == "layer":
         return replace(cost, backward_bytes=cost.backward_bytes - 2 * e, backward_launches=1)
     element = 4 if kind == "gemma_rms" else e
     return replace(
@@ -229,6 +232,19 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = Tru
     )
 
 
+def native_kind(kind: str, options: WorkOptions) -> str:
+    """The kind of norm whose kernels a norm of this kind has under `options`.
+
+    # [Note: torch's RMSNorm]
+    From 2.9 on torch has one kernel for nn.RMSNorm where its input and weight are of one type
+    (`_fused_rms_norm`, ATen/native/cuda/layer_norm_kernel.cu, pull request 153666), as under FSDP2's mixed
+    precision. It is LayerNorm's without the mean, in both directions: see [Note: LayerNorm reads twice].
+    Before, nn.RMSNorm was the operators that transformers writes out.
+    """
+    is_native = options.layers.has_native_norms and not options.fuses_kernels
+    return "layer" if is_native and kind == "rms" else kind
+
+
 def norm_cost_of(kind: str, options: WorkOptions) -> NormCost:
     """The cost of a norm under `options`.
 
@@ -243,6 +259,7 @@ def norm_cost_of(kind: str, options: WorkOptions) -> NormCost:
     forward. Backward these again, the gradient of the input 2 (4 + e) + 4, of the weight 4 + e, and the cast
     back 4 + e, 44. It keeps the stream.
     """
+    kind = native_kind(kind, options)
     if options.layers.casts_norms and options.liger:
         e = options.stream_bytes
         forward = (e + 4) + (8 + e)

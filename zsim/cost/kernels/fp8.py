@@ -46,15 +46,18 @@ def cast(numel: int, options: WorkOptions) -> list[Kernel]:
     return _engine_casts(numel, _directions(options.fp8), options)
 
 
-def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list[Kernel]:
+def weight_casts(
+    numel: int, options: WorkOptions, *, is_backward: bool, is_trained: bool = True
+) -> list[Kernel]:
     """Kernels that make a weight's quantised copies. Kept ones are made once a step, of which a micro-batch
-    has its part. Quantised weights of one scale, or in squares, are transposed. mxfp8's are gathered in 16
-    bits and cast (`post_all_gather_processing`; `_copy_main_params_to_param_buffer` of Megatron-Core 0.16.1
+    has its part. A weight that arrives quantised and is never updated needs none. Quantised weights of one
+    scale, or in squares, are transposed. mxfp8's are gathered in 16 bits and cast
+    (`post_all_gather_processing`; `_copy_main_params_to_param_buffer` of Megatron-Core 0.16.1
     core/optimizer/distrib_optimizer.py).
     """
     fp8 = options.fp8
     if fp8.keeps_weights or fp8.has_quantized_weights:
-        if is_backward:
+        if is_backward or (fp8.has_quantized_weights and not is_trained):
             return []
         part = numel // options.micro_batches
         if not fp8.has_quantized_weights or fp8.recipe in ("mxfp8", "nvfp4"):
@@ -96,12 +99,15 @@ def _cast_parts(num_ranks: int, fp8: Fp8) -> int:
     return num_ranks if fp8.gathers_quantized else 1
 
 
-def _operand_casts(numel: int, num_parts: int, options: WorkOptions, *, is_gradient: bool) -> list[Kernel]:
+def _operand_casts(
+    numel: int, num_parts: int, options: WorkOptions, *, is_gradient: bool, has_wgrad: bool = True
+) -> list[Kernel]:
     """Casts of an input, or of an output's gradient, of which `num_parts` ranks each cast a part and gather
-    it. An operand gathered along one direction is transposed afterwards.
+    it. An operand gathered along one direction is transposed afterwards. An input is cast for forward alone
+    where its weight has no gradient.
     """
     fp8 = options.fp8
-    is_single = fp8.has_one_scale and (not fp8.transposes or num_parts > 1)
+    is_single = not has_wgrad or (fp8.has_one_scale and (not fp8.transposes or num_parts > 1))
     casts = _engine_casts(numel // num_parts, 1 if is_single else 2, options)
     if is_gradient and num_parts > 1 and fp8.has_one_scale and fp8.transposes:
         casts.append(_elementwise(2 * numel, options))
@@ -154,7 +160,9 @@ class QuantizedProduct:
     follows_norm: bool
     """The norm before writes what the product reads."""
 
-    def forward_casts(self, tokens: int, options: WorkOptions, *, shares_input: bool) -> list[Kernel]:
+    def forward_casts(
+        self, tokens: int, options: WorkOptions, *, shares_input: bool, trains_weight: bool
+    ) -> list[Kernel]:
         """Kernels before a product: those of its input, unless an earlier product has cast it, and of its
         weight."""
         fp8 = options.fp8
@@ -167,8 +175,11 @@ class QuantizedProduct:
                 *input_casts,
                 *([] if fp8.has_quantized_weights else _torchao_casts(weight, options, is_row=True)),
             ]
-        input_casts = [] if shares_input else self._engine_input_casts(numel, options)
-        return [*input_casts, *weight_casts(weight, options, is_backward=False)]
+        input_casts = [] if shares_input else self._engine_input_casts(numel, options, trains_weight)
+        return [
+            *input_casts,
+            *weight_casts(weight, options, is_backward=False, is_trained=trains_weight),
+        ]
 
     def backward_casts(self, tokens: int, options: WorkOptions) -> MarkedKernels:
         """Kernels before the two products of backward, each with whether it is for the weight's gradient."""
@@ -224,12 +235,15 @@ class QuantizedProduct:
             return 0
         return fp8.weight_copy_bytes(self.in_features * self.out_features)
 
-    def _engine_input_casts(self, numel: int, options: WorkOptions) -> list[Kernel]:
-        """Casts of an input, which a fused norm has begun."""
+    def _engine_input_casts(self, numel: int, options: WorkOptions, trains_weight: bool) -> list[Kernel]:
+        """Casts of an input, which a fused norm has begun. Without a gradient of the weight it is cast for
+        forward alone (`backward_needs_input` of pytorch/module/linear.py)."""
         fp8 = options.fp8
         if not self.follows_norm or fp8.recipe not in ("delayed", "current"):
-            return _operand_casts(numel, self.input_ranks, options, is_gradient=False)
-        needs_both_directions = fp8.transposes and self.input_ranks == 1
+            return _operand_casts(
+                numel, self.input_ranks, options, is_gradient=False, has_wgrad=trains_weight
+            )
+        needs_both_directions = fp8.transposes and self.input_ranks == 1 and trains_weight
         if fp8.recipe == "delayed":
             return [_elementwise(2 * numel, options)] if needs_both_directions else []
         part = numel // self.input_ranks

@@ -19,6 +19,8 @@ class LayerKernelSet:
     """
     has_two_pass_layer_norm: bool = False
     """Compiled, LayerNorm is a kernel that goes over a row as torch's own does."""
+    has_native_norms: bool = False
+    """Without `compile`, RMSNorm is torch's own kernel. See [Note: torch's RMSNorm]."""
     casts_norms: bool = False
     """Beside Liger's kernels, norms cast the stream to fp32 and run again before backward."""
     splits_gates: bool = False

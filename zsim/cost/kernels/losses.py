@@ -167,8 +167,23 @@ UNSLOTH = LossKernelSet(
     kept=LossTensors((4,), (4,)),
 )
 
-# The kernels of torch.compile, flash-attn, Apex and Liger. Forward reads the logits twice (maximum and sum,
-# then the label). Backward reads once and writes the gradient. Keeps the logits.
+# Liger's kernel inside transformers, which casts the logits to fp32 before any loss (`ForCausalLMLoss` of
+# transformers 4.46 to 5.13, loss/loss_utils.py; the labels are shifted, not the logits). Forward reads the
+# fp32 logits twice and writes their gradient over them. Backward scales it in place (`element_mul_kernel`, as
+# Trainer divides the sum by the tokens of all micro-batches) and casts it. The 16-bit logits pass forward,
+# their gradient backward. Source: linkedin/Liger-Kernel
+# 0.5 to 0.8, ops/cross_entropy.py, and `apply_liger_kernel_to_...(cross_entropy=True,
+# fused_linear_cross_entropy=False)` of transformers/monkey_patch.py.
+LIGER = LossKernelSet(
+    "liger",
+    forward=LossPasses(1, fp32=3, casts=1, temporaries=LossTensors((2,), ())),
+    backward=LossPasses(1, fp32=2, casts=1, temporaries=LossTensors((2,), ())),
+    kept=LossTensors((4,), (4,)),
+)
+
+# The kernels of torch.compile, flash-attn and Apex, and Liger's called on 16-bit logits. Forward reads the
+# logits twice (maximum and sum, then the label). Backward reads once and writes the gradient. Keeps the
+# logits.
 FUSED = LossKernelSet(
     "fused",
     forward=LossPasses(2, logits=2),
@@ -184,4 +199,4 @@ FUSED_LINEAR = LossKernelSet(
 # The same in tiles of about 1 GiB of fp32 logits, each of `EAGER`'s kernels.
 TILED = LossKernelSet("tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True)
 
-LOSSES = {loss.name: loss for loss in (EAGER, AUTOCAST, UNSLOTH, FUSED, FUSED_LINEAR, TILED)}
+LOSSES = {loss.name: loss for loss in (EAGER, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)}

@@ -39,6 +39,10 @@ class DeepSpeedHooks(FrameworkHooks[DeepSpeedConfig]):
             from zsim.frameworks.deepspeed.stage3.mics import MicsSchedule
 
             return MicsSchedule(stage, config)
+        if config.deep_compile is not None and config.optimizer_wrapper == "zero3":
+            from zsim.frameworks.deepspeed.stage3.deep_compile import make_deep_compile
+
+            return make_deep_compile(stage, config)
         if config.optimizer_wrapper == "zero3":
             from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 

@@ -19,6 +19,7 @@ from zsim.frameworks.deepspeed.activation_checkpoints import check_checkpoints, 
 from zsim.frameworks.deepspeed.parallelism import SPLIT_LAYERS
 from zsim.frameworks.deepspeed.settings.autotp import set_tensor_grain, uneven_shards_note
 from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig, TrainingValues
+from zsim.frameworks.deepspeed.settings.deep_compile import allowed_bytes, check_deep_compile
 from zsim.frameworks.deepspeed.settings.degrees import (
     check_degrees,
     disable_overlap_in_pipeline,
@@ -170,6 +171,11 @@ def _resolve_json(
             f"strategy.fetches_one_by_one: found true with stage {resolved.stage}, which fetches no "
             "parameters; expected stage 3"
         )
+    if resolved.deep_compile is not None:
+        check_deep_compile(resolved, parallelism)
+        capacity = min(gpu.memory.capacity for gpu in cluster.gpus)
+        limit = allowed_bytes(capacity, cluster.framework_memory.context)
+        resolved = replace(resolved, deep_compile=replace(resolved.deep_compile, tensor_bytes=limit))
     return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=table.fetches_one_by_one)
 
 

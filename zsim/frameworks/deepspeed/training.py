@@ -55,6 +55,13 @@ class DeepSpeedTraining(FrameworkTraining[DeepSpeedTable, DeepSpeedConfig]):
             changes["compile"] = True
             if not training.liger and training.cross_entropy is None:
                 changes["cross_entropy"] = "megatron-before-0.8"
+        if config.deep_compile is not None:
+            if "compile" in training.model_fields_set and not training.compile:
+                raise InputError(
+                    f"training.compile: found false, but {config.name} says compile.deepcompile, which acts "
+                    "where the script calls engine.compile(); expected true, or the block left out"
+                )
+            changes["compile"] = True
         return training.model_copy(update=changes)
 
     def layer_kernels(self, table: DeepSpeedTable, parallelism: ParallelismConfig) -> LayerKernels:

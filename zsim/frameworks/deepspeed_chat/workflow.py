@@ -26,5 +26,7 @@ WORKFLOW = RlFramework(
     controllers={"colocated": ControllerRates(0.5, 0.0)},
     trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},
     enforces_eager=True,
+    micro_batches="padded",
+    padding="cap",
     sources=SOURCES,
 )

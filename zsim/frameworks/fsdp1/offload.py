@@ -6,6 +6,10 @@ shard of a unit is copied from pinned memory on the pre-unshard stream and cast 
 still unsharded. A reduced gradient is copied on the stream that computed it, and its GPU memory stays until
 the end of backward, when the host waits for all copies. The copy of NO_SHARD blocks. The optimizer runs on
 the CPU.
+
+Every flat parameter is in its own type, so that 4-bit weights cross PCIe packed. Their scales are attributes
+of the weights that FSDP does not know, and stay where they were made, on the GPU (bitsandbytes 0.50.2
+nn/modules.py `Linear4bit.quant_state`, which `fix_4bit_weight_quant_state_from_module` gives to the views).
 """
 
 from __future__ import annotations
@@ -42,26 +46,26 @@ class Fsdp1OffloadedShards:
     def __init__(self, builder: PlanBuilder, units: Sequence[FlatUnit], training: TrainingConfig) -> None:
         self.builder, self.training = builder, training
         self.host = HostSide(builder)
-        self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
-        self.numel = sum(unit.shard_numel for unit in units)
-        trained_units = [unit for unit in units if unit.trainable_numel]
-        self.reduced_numel = sum(unit.shard_numel for unit in trained_units)
-        self.trained_numel = sum(unit.trained_shard_numel for unit in trained_units)
+        self.units = units
+        self.trained_units = [unit for unit in units if unit.trainable_numel]
 
     def resident(self, states: Memory) -> list[Memory]:
-        """Parameters and gradients in pinned memory, both allocated from the start, and the optimizer's
-        `states`.
+        """Parameters and gradients in pinned memory, both allocated from the start, the optimizer's `states`,
+        and on the GPU the scales of 4-bit weights.
         """
-        total = self.stored_bytes * self.numel
-        return [
+        total = sum(unit.stored_shard_bytes for unit in self.units)
+        scales = sum(unit.scale_bytes for unit in self.units)
+        resident = [
             Memory("parameters", total, "host", is_pinned=True),
             Memory("gradients", total, "host", is_pinned=True),
             Memory("optimizer_states", states.bytes, "host"),
+            Memory("parameters", scales),
         ]
+        return [memory for memory in resident if memory.bytes]
 
     def bring(self, unit: FlatUnit, stream: str) -> int:
         """Copy a unit's shard to the GPU and return the copy's event."""
-        size = self.stored_bytes * unit.shard_numel
+        size = unit.stored_shard_bytes
         self.builder.allocate("buffers", size)
         event = self.host.copy(f"shard of {unit.name}", "h2d", size, stream, module=unit.path)
         assert event is not None
@@ -69,7 +73,7 @@ class Fsdp1OffloadedShards:
 
     def drop(self, unit: FlatUnit, last_use: int) -> None:
         """Free the shard on the GPU, which is not needed after event `last_use`."""
-        self.builder.free_when_done("buffers", self.stored_bytes * unit.shard_numel, last_use)
+        self.builder.free_when_done("buffers", unit.stored_shard_bytes, last_use)
 
     def keep_gradient(self, unit: FlatUnit, size: int, stream: str, *, is_blocking: bool = False) -> None:
         """Copy a reduced gradient of `size` bytes to host memory. Its GPU memory stays until `wait`."""
@@ -83,7 +87,7 @@ class Fsdp1OffloadedShards:
         for stream in streams:
             self.builder.host_wait(self.builder.record(stream))
         self.builder.host("gradients in host memory")
-        self.builder.free("gradients", self.stored_bytes * self.reduced_numel)
+        self.builder.free("gradients", sum(unit.stored_shard_bytes for unit in self.trained_units))
 
     def step(self, shard: str | None) -> None:
         """Run torch's AdamW on the CPU.
@@ -93,22 +97,27 @@ class Fsdp1OffloadedShards:
         `clip_grad_norm_` reduces it and moves it back). `shard` is None under NO_SHARD, whose norms are
         identical on all ranks.
         """
-        training, numel = self.training, self.trained_numel
+        training, numels = self.training, self._trained_numels()
         if training.gradient_clipping > 0:
-            norm = HostWork("copy", self.stored_bytes * numel, numel)
-            self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
+            for dtype, numel in numels.items():
+                norm = HostWork("copy", DTYPE_BYTES[dtype] * numel, numel)
+                self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
             if shard is not None:
                 self.host.copy("gradient norm to GPU", "h2d", _NORM_BYTES, COMPUTE, is_pinned=False)
                 self.builder.collective(
                     "all_reduce", _NORM_BYTES, "fp32", shard, stream=COMPUTE, name="all_reduce gradient norm"
                 )
                 self.host.copy("gradient norm to host", "d2h", _NORM_BYTES, COMPUTE, is_pinned=False)
-            self.host.scale("clip gradients", numel, training.stored_dtype)
-        self.host.optimizer(
-            "optimizer step",
-            numel,
-            training.optimizer,
-            training.optimizer_implementation,
-            training.stored_dtype,
-        )
+            for dtype, numel in numels.items():
+                self.host.scale("clip gradients", numel, dtype)
+        for dtype, numel in numels.items():
+            implementation = training.optimizer_implementation
+            self.host.optimizer("optimizer step", numel, training.optimizer, implementation, dtype)
         self.builder.host("end of step")
+
+    def _trained_numels(self) -> dict[str, int]:
+        """Elements of this rank that are updated, by their type."""
+        numels: dict[str, int] = {}
+        for unit in self.trained_units:
+            numels[unit.types.stored] = numels.get(unit.types.stored, 0) + unit.trained_shard_numel
+        return numels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.frameworks.fsdp1.settings import Fsdp1Config, Fsdp1Table
 from zsim.frameworks.torch.expert_libraries import KEMPNERFORGE
 from zsim.frameworks.torch.fsdp_resolver import check_replicate, fsdp_dtypes, launch_ranks
@@ -15,7 +15,6 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.strategy.optimizers import Optimizer
-from zsim.specs.strategy.parallelism import ParallelismConfig
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.style import ModelParallelStyle
 from zsim.specs.strategy.training import TrainingConfig
@@ -98,15 +97,6 @@ class Fsdp1Training(FsdpTraining[Fsdp1Table, Fsdp1Config]):
         if table.no_sync and table.sharding_strategy == "HYBRID_SHARD":
             return max(1, replicas // (table.replicate or nodes))
         return super().synchronized_replicas(table, config, replicas, nodes)
-
-    def check_partial_training(
-        self, key: str, table: Fsdp1Table, config: Fsdp1Config | None, parallelism: ParallelismConfig
-    ) -> None:
-        super().check_partial_training(key, table, config, parallelism)
-        if table.cpu_offload and key == "training.lora":
-            raise NotSimulatedError(
-                f"{key}: not simulated with FSDP1 and strategy.cpu_offload yet; expected strategy 'fsdp2'"
-            )
 
     def check_merged_adapters(self, where: str, config: Fsdp1Config | None) -> None:
         raise InputError(

@@ -112,7 +112,7 @@ class Fsdp1Schedule(Hooks):
 
     def resident(self) -> list[Memory]:
         """Shards of the flat parameters in the stored type, and the optimizer's states."""
-        shards = sum(unit.types.stored_bytes * unit.shard_numel for unit in self.units)
+        shards = sum(unit.stored_shard_bytes for unit in self.units)
         scales = sum(unit.scale_bytes for unit in self.units)
         tensors = UpdatedTensor.flat(self._trained)
         states = lazy_states(self.training, tensors)
@@ -378,8 +378,7 @@ class Fsdp1Schedule(Hooks):
             clip_gradients(self.builder, self.training, numels, sums)
             update(self.builder, self.training, UpdatedTensor.flat(numels))
             trained_units = (unit for unit in self.units if unit.trainable_numel)
-            size = sum(unit.types.stored_bytes * unit.shard_numel for unit in trained_units)
-            self.builder.free("gradients", size)
+            self.builder.free("gradients", sum(unit.stored_shard_bytes for unit in trained_units))
         self.limiter.apply(self.builder.ops)
 
 

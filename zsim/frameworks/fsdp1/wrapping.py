@@ -64,6 +64,10 @@ class FlatUnit:
     def padded_numel(self) -> int:
         return self.shard_numel * self.shard_size
 
+    @property
+    def stored_shard_bytes(self) -> int:
+        return self.types.stored_bytes * self.shard_numel
+
 
 @dataclass(frozen=True, slots=True)
 class FlatTypes:

@@ -11,4 +11,5 @@ ROLES = {  # the module of each role: see zsim.specs.strategy.registry
     "checkpoint": "studies",
     "fields": "faces",
     "ranges": "ranges",
+    "kernels": "kernels",
 }

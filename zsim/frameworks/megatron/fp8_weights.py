@@ -28,8 +28,11 @@ class Fp8Weights:
         self.recipe = training.fp8
         self.is_primary = is_primary
         is_fp8 = training.precision == "fp8" and training.fp8.is_transformer_engine
-        named = model.named_parameters() if is_fp8 else []
-        self.numels = {name: parameter.numel for name, parameter in named if parameter.in_fp8}
+        named = [*model.named_parameters()] if is_fp8 else []
+        quantised = [(name, parameter) for name, parameter in named if parameter.in_fp8]
+        self.numels = {name: parameter.numel for name, parameter in quantised}
+        self.updated_numels = [parameter.numel for _, parameter in quantised if parameter.trainable]
+        """Elements of those that have masters: a frozen weight is quantised once, before the first step."""
 
     @cached_property
     def numel(self) -> int:
@@ -71,8 +74,8 @@ def quantize_masters(
     """Compute the scales of the fp32 masters of which a rank has its part: each weight's maximum (with blocks
     each block's), all-reduced. The cast is part of the update. Delayed scales are known.
     """
-    recipe, count = training.fp8.recipe, sum(len(stage.numels) for stage in stages)
-    numel = sum(stage.numel for stage in stages)
+    recipe, count = training.fp8.recipe, sum(len(stage.updated_numels) for stage in stages)
+    numel = sum(sum(stage.updated_numels) for stage in stages)
     if not count or recipe not in ("current", "block"):
         return
     scales = count if recipe == "current" else numel // 128**2

@@ -117,7 +117,10 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
         return [note for note in notes if note]
 
     def check_split(self, model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
-        """Checks as `validate_args` of Megatron-Core 0.16.1 training/arguments.py does."""
+        """Checks as `validate_args` of Megatron-Core 0.16.1 training/arguments.py does, and those of
+        hyper-connections (d98e8a64 core/transformer/transformer_config.py, `enable_hyper_connections`).
+        """
+        _check_streams(model, training, parallelism)
         is_cut = parallelism.async_tensor and parallelism.tensor > 1
         if parallelism.style == styles.MEGATRON and is_cut and not parallelism.sequence_parallel:
             raise InputError(
@@ -138,6 +141,27 @@ class MegatronResolver(FrameworkResolver[MegatronTable, MegatronConfig]):
         launch = request.cluster, request.placement.gpus_per_node
         cluster, notes = launch_ranks(*launch, updates_on_cpu=config.offload is not None)
         return Resolution(config, cluster, notes)
+
+
+def _check_streams(model: ModelSpec, training: TrainingConfig, parallelism: ParallelismConfig) -> None:
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    if all(module.op_spec.residual_streams == 1 for module in modules):
+        return
+    refused = {
+        "parallelism.pipeline": (parallelism.pipeline > 1, parallelism.pipeline, "1"),
+        "training.activation_checkpointing": (
+            training.activation_checkpointing == "full",
+            "'full'",
+            "'selective' or 'none'",
+        ),
+        _PREDICTIONS: (model.num_prediction_layers > 0, model.num_prediction_layers, "0"),
+    }
+    for key, (is_given, value, expected) in refused.items():
+        if is_given:
+            raise InputError(
+                f"{key}: found {value} with the hyper-connections of '{model.name}', which Megatron-Core "
+                f"refuses; expected {expected}"
+            )
 
 
 RESOLVER = MegatronResolver()

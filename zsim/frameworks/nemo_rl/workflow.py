@@ -56,6 +56,7 @@ WORKFLOW = RlFramework(
     algorithms=("grpo", "dapo", "rloo"),
     placements=("colocated", "split", "async"),
     limits_prompts_in_flight=True,
+    padding="rollout",
     controllers={
         "colocated": ControllerRates(5.0, 2.0),
         "split": ControllerRates(5.0, 2.0),

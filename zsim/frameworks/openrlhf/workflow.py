@@ -16,7 +16,8 @@ SOURCES = {
     "defaults": "OpenRLHF 3c3be623 openrlhf/cli/train_ppo_ray.py",
     "syncs": "every parameter gathered and sent by itself (openrlhf/trainer/ray/ppo_actor.py); 1 ms each "
     "is assumed",
-    "loop": "openrlhf/trainer/ppo_trainer.py",
+    "loop": "openrlhf/trainer/ppo_trainer.py; samples are padded to the longest of a micro-batch unless "
+    "packing_samples is on (openrlhf/models/actor.py)",
     "controllers": "assumed as verl's before its workers fetched data themselves",
 }
 
@@ -38,5 +39,6 @@ WORKFLOW = RlFramework(
     controllers={placement: ControllerRates(3.0, 1.0) for placement in ("colocated", "split", "async")},
     trainer={"deepspeed": TrainerDefaults(training={"activation_checkpointing": "full"})},
     continues_rollouts=True,
+    micro_batches="padded",
     sources=SOURCES,
 )

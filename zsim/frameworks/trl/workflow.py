@@ -16,6 +16,8 @@ from zsim.workflows.rl.framework import (
 SOURCES = {
     "defaults": "huggingface/trl f2cd5771 trl/trainer/grpo_config.py; max_num_batched_tokens: "
     "trl/generation/vllm_generation.py",
+    "loop": "trl/trainer/grpo_trainer.py: prompts and completions of a generation are padded each to their "
+    "longest, and with vLLM old log-probabilities are computed for the correction of its own",
     "syncs": "parameter by parameter with a gather each (trl/generation/vllm_generation.py); 1 ms each is "
     "assumed, "
     "as verl's old path takes 0.8 to 1.6 ms (docs/advance/fully_async.md)",
@@ -44,6 +46,7 @@ WORKFLOW = RlFramework(
         for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed")
     },
     has_reference=False,
-    recomputes_logprobs=False,
+    micro_batches="padded",
+    padding="sides",
     sources=SOURCES,
 )

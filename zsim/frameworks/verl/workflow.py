@@ -58,6 +58,7 @@ WORKFLOW = RlFramework(
     },
     has_reference=False,
     recomputes_caches=True,
+    padding="cap",
     tensor=2,
     sources=SOURCES,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from zsim.cost.kernels.kernel import elementwise
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.attention import context
 from zsim.operations.attention.core import AttentionCore
@@ -58,8 +59,13 @@ class Attention(AttentionCore, Operation):
         return core_forward(self, shape, options)
 
     def backward_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+        """Gradients of keys and values that several layers read are added up, in a kernel for each."""
         assert self.context is None, "zsim.plan.workload.context issues it in parts"
-        return core_backward(self, shape, options)
+        kernels = core_backward(self, shape, options)
+        if not self.reads_keys:
+            return kernels
+        elements = shape.tokens * self.key_value_elements * options.activation_bytes
+        return (*kernels, elementwise(3 * elements, options.kernel_dtype, 2))
 
     def recomputed_kernels(self, module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
         """The rotary embedding."""
@@ -81,7 +87,7 @@ class Attention(AttentionCore, Operation):
         """
         if self.context is not None:
             return sum(context.saved_tensors(self, shape, options))
-        e, inputs = options.activation_bytes, self.input_elements
+        e, inputs = options.activation_bytes, self.query_elements + self.kept_key_value_elements
         if options.attention == "flash":
             is_doubled = self.keeps_fused_projection(options)
             rotated = (self.num_heads + self.num_kv_heads) * self.qk_head_dim if is_doubled else 0
@@ -99,7 +105,8 @@ class Attention(AttentionCore, Operation):
 
     def selective_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """The core keeps q, k and v and is run again in backward."""
-        return shape.tokens * self.input_elements * options.activation_bytes
+        elements = self.query_elements + self.kept_key_value_elements
+        return shape.tokens * elements * options.activation_bytes
 
     def forward_extra_bytes(self, module: Module, shape: BatchShape, options: WorkOptions) -> int:
         """The kernel of rows without padding is FlashAttention's first, which sums its output in fp32
@@ -143,6 +150,8 @@ class Attention(AttentionCore, Operation):
         """
         if not self.rotary or self.keeps_fused_projection(options):
             return output_bytes
+        if self.reads_keys:
+            return 0
         values = self.num_kv_heads * self.v_head_dim * options.activation_bytes
         return shape.tokens * values if is_last else 0
 
@@ -175,7 +184,8 @@ class Attention(AttentionCore, Operation):
             inputs, summed = tokens * self.input_elements * e, tokens * self.output_elements * max(e, 4)
             return ModuleTensors((inputs, out), (inputs, summed), (out, inputs))
         expanded = (q, q) if self._expands_groups(options) else ()
-        return ModuleTensors((q, k, k, q, k), (out, q, q), (out, q, k, k, *expanded))
+        kept = (q, q) if self.reads_keys else (q, k, k, q, k)
+        return ModuleTensors(kept, (out, q, q), (out, q, k, k, *expanded))
 
     def keeps_fused_projection(self, options: WorkOptions) -> bool:
         """Whether the full fused projection stays alive for the sake of v, its slice, next to the new q and k

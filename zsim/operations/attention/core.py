@@ -58,6 +58,8 @@ class AttentionCore:
     """
     scales_rotary: bool = False
     """Cosines and sines are multiplied by a factor other than 1 (YaRN's)."""
+    reads_keys: bool = False
+    """Keys and values are those of an earlier layer, which has rotated and keeps them."""
 
     @property
     def query_elements(self) -> int:
@@ -73,6 +75,11 @@ class AttentionCore:
     def input_elements(self) -> int:
         """Elements of q, k and v per token."""
         return self.query_elements + self.key_value_elements
+
+    @property
+    def kept_key_value_elements(self) -> int:
+        """Elements of k and v per token that no earlier layer keeps."""
+        return 0 if self.reads_keys else self.key_value_elements
 
     @property
     def output_elements(self) -> int:

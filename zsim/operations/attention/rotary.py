@@ -37,16 +37,18 @@ def _rotary(
         ]
         return tuple(kernel for kernels in kernels_per_tensor for kernel in kernels)
     passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]
-    elements = (spec.num_heads + spec.num_kv_heads) * spec.qk_head_dim
-    launches = passes.launches if options.fuses_kernels else 2 * passes.launches
+    groups = 0 if spec.reads_keys else spec.num_kv_heads
+    elements = (spec.num_heads + groups) * spec.qk_head_dim
+    tensors = 1 if options.fuses_kernels or spec.reads_keys else 2
+    launches = tensors * passes.launches
     moved_elements = passes.tensors * elements
     if spec.rotary_width is not None and not options.fuses_kernels:
-        keys = 1 if spec.is_latent else spec.num_kv_heads
+        keys = 1 if spec.is_latent else groups
         full_head = (LATENT_HEADS if spec.is_latent else PARTLY_ROTATED)[direction]
         moved_elements = (
             passes.tensors * (spec.num_heads + keys) * spec.rotary_width + full_head.tensors * elements
         )
-        launches += full_head.launches if spec.is_latent else 2 * full_head.launches
+        launches += full_head.launches if spec.is_latent else tensors * full_head.launches
     num_bytes = shape.tokens * moved_elements * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 

@@ -30,6 +30,9 @@ _READ = (
         "training.gradient_accumulation_steps", is_plain=True, default=1, tuned=(),
         source=_SCHEMAS + "training.py",
     ),
+    ProgramKey(
+        "num_epochs", float, "passes over a data set whose size is said (1 where left out)", "cost.epochs"
+    ),
     ProgramKey("batch_size", int, "sequences of a rank's step, where no accumulation is said"),
     ProgramKey(
         "sequence_len", int, "tokens of a sequence", "training.sequence_length", is_plain=True, default=512
@@ -200,7 +203,7 @@ KEYS: Mapping[str, ProgramKey] = {
 SILENT = silent_keys(
     """
     output_dir datasets test_datasets val_set_size learning_rate lr_scheduler lr_scheduler_kwargs
-    num_epochs max_steps warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_beta3
+    max_steps warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_beta3
     adam_epsilon adam_epsilon2 adam_eps lr_div_factor lr_groups cosine_min_lr_ratio
     cosine_constant_lr_ratio lr_quadratic_warmup embedding_lr embedding_lr_scale tf32 seed strict
     special_tokens chat_template chat_template_jinja tokenizer_type tokenizer_config

@@ -7,6 +7,13 @@ loaders/adapter.py, core/builders/base.py, utils/trainer.py (`setup_fsdp_envs`),
 The model is loaded in the type of `bf16`, `bfloat16` or `fp16` (`resolve_dtype`), also where all of it is
 trained. PEFT's preparation casts to fp32, and axolotl casts embedding, norms and head back afterwards
 (`_configure_embedding_dtypes`), so that the residual stream stays in 16 bits.
+
+# [Note: linear layers of a mixture]
+With `lora_target_linear` axolotl gives PEFT the last names of all linear layers beside `lora_target_modules`
+(loaders/adapter.py `find_all_linear_names`), where PEFT's own "all-linear" adds the names that experts had in
+transformers 4. Experts then get adapters only if another layer, such as a shared expert, has their names. It
+lets PEFT's adapters on stacked weights go without the dropout that the others have
+(`_patch_peft_param_wrapper_dropout`).
 """
 
 from __future__ import annotations
@@ -15,12 +22,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.operations.operation import Role
 from zsim.programs.accelerate.fsdp_keys import read_fsdp
 from zsim.programs.axolotl.keys import ADAPTERS, KEYS, RELEASE, SILENT
 from zsim.programs.huggingface.adapters import write_adapters, write_quantisation
 from zsim.programs.huggingface.job import (
     note_full_length,
     read_attention,
+    read_epochs,
     read_preferences,
     read_rewards,
 )
@@ -30,6 +39,9 @@ from zsim.programs.huggingface.strategies import read_strategy
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.expert_layer import stacked_experts
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import ModelSpec
 
 _OPTIMIZERS = {
     "ao_adamw_8bit": ("adamw-8bit-torchao", "fused"),
@@ -82,7 +94,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_attention(values)
     _read_plugins(values)
     _read_degrees(values)
-    write_types(values, precision, weights, has_adapters=bool(adapter))
+    write_types(values.file, precision, weights, has_adapters=bool(adapter))
     if adapter:
         _read_adapters(values, is_quantised=is_quantised)
         if is_int8:
@@ -90,6 +102,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     _read_preferences(values, has_adapters=bool(adapter))
     if values.flag("reward_model"):
         read_rewards(values, has_adapters=bool(adapter))
+    read_epochs(values, "num_epochs", 1)
     values.finish(RELEASE)
     return file
 
@@ -201,7 +214,7 @@ def _read_plugins(values: FileValues) -> None:
             settings["training.liger"] = True
             settings["training.cross_entropy"] = "eager"
         if values.flag("liger_cross_entropy"):
-            settings["training.cross_entropy"] = "fused"
+            settings["training.cross_entropy"] = "liger"
         if values.flag("liger_fused_linear_cross_entropy"):
             settings["training.cross_entropy"] = "fused_linear"
     has_cut = _CUT_PLUGIN in plugins and values.flag("cut_cross_entropy", True)
@@ -249,11 +262,20 @@ def _read_degrees(values: FileValues) -> None:
 
 
 def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
+    """Read the adapters, see [Note: linear layers of a mixture]."""
     is_linear = values.flag("lora_target_linear")
     write_adapters(values, ADAPTERS)
     settings = values.file.settings
+    targets = values.words("lora_target_modules") if is_linear else ()
+    name = values.file.defaults.get("model")
+    model = load_model(name) if isinstance(name, str) else None
+    is_mixture = model is not None and stacked_experts(model) is not None
     if is_linear:
         settings["training.lora.targets"] = "all-linear"
+    if is_linear and model is not None and is_mixture:
+        settings["training.lora.targets"] = [*dict.fromkeys((*targets, *_product_names(model)))]
+    if is_mixture and settings["training.lora.dropout"] and not values.has("lora_target_parameters"):
+        settings["training.lora.stacked_dropout"] = 0
     if layers := values.get("peft_layers_to_transform"):
         settings["training.lora.layers"] = list(layers) if isinstance(layers, list) else [layers]
     if ranks := values.table("lora_rank_pattern"):
@@ -261,3 +283,13 @@ def _read_adapters(values: FileValues, *, is_quantised: bool) -> None:
     if is_quantised:
         double = values.table("bnb_config_kwargs").get("bnb_4bit_use_double_quant", True)
         write_quantisation(values, double=bool(double))
+
+
+def _product_names(model: ModelSpec) -> list[str]:
+    """The last names of the linear layers of a model's blocks."""
+    return [
+        module.name.rpartition(".")[2]
+        for block in model.unique_blocks
+        for module in block.modules
+        if module.role is Role.PRODUCT and module.parameters
+    ]

@@ -30,8 +30,14 @@ class AdapterKeys:
 
 
 def write_adapters(values: FileValues, keys: AdapterKeys, default_targets: str | None = None) -> None:
-    """Write `[training.lora]`. `default_targets` are the program's, None for PEFT's of the model's family."""
+    """Write `[training.lora]`. `default_targets` are the program's, None for PEFT's of the model's family.
+
+    Under FSDP1 the Trainer puts PEFT's wrapping in place of the file's (transformers 5.24 trainer.py
+    `_fsdp_qlora_plugin_updates`), whose adapters, which PEFT casts to fp32, are units of their own.
+    """
     settings = values.file.settings
+    if settings.get("strategy.kind") == "fsdp1":
+        settings["strategy.wrapping"] = "peft"
     rank, alpha = values.count(keys.rank), values.number(keys.alpha)
     settings["training.lora.rank"] = rank or values.assume(keys.rank, keys.default_rank)
     settings["training.lora.alpha"] = alpha if alpha is not None else keys.default_alpha

@@ -40,6 +40,9 @@ LIGER = ProgramKey(
     "use_liger_kernel", bool, "whether Liger's kernels are used", "training.liger", is_plain=True,
     values={True: True, False: None},
 )  # fmt: skip
+EPOCHS = ProgramKey(
+    "num_train_epochs", float, "passes over a data set whose size is said (3 where left out)", "cost.epochs"
+)
 BUCKET = ProgramKey(
     "ddp_bucket_cap_mb", float, "MiB of gradients in a bucket of DDP", "strategy.bucket_cap_mb",
     is_plain=True, tuned=(), source=ARGUMENTS,
@@ -49,6 +52,7 @@ _READ = (
     BATCH,
     ACCUMULATION,
     CLIPPING,
+    EPOCHS,
     ProgramKey("bf16", bool, "whether products are in bf16", "training.precision"),
     ProgramKey("fp16", bool, "whether products are in fp16", "training.precision"),
     ProgramKey("optim", str, "the optimizer and its kernels", "training.optimizer"),
@@ -119,7 +123,7 @@ SILENT_ARGUMENTS = silent_keys(
     """
     output_dir overwrite_output_dir do_train do_eval do_predict evaluation_strategy
     prediction_loss_only per_device_eval_batch_size per_gpu_train_batch_size per_gpu_eval_batch_size
-    max_eval_samples learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon num_train_epochs
+    max_eval_samples learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
     max_steps lr_scheduler_type lr_scheduler_kwargs warmup_ratio warmup_steps log_level
     log_level_replica log_on_each_node nan_inf_filter seed data_seed jit_mode_eval bf16_full_eval
     fp16_full_eval fp16_opt_level half_precision_backend tf32 local_rank ddp_backend ddp_timeout

@@ -17,17 +17,27 @@ _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
 def read_batch(values: FileValues) -> None:
-    """Read the micro-batch and the accumulation, except where DeepSpeed's JSON says them."""
+    """Read the micro-batch and the accumulation, except where DeepSpeed's JSON says them, and the epochs."""
     for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if values.get(key) != "auto":
             values.read(key)
     if "per_device_train_batch_size" not in values.values:
         size = values.keys["per_device_train_batch_size"].default
         values.assumptions.append(f"per_device_train_batch_size {size}")
+    read_epochs(values, "num_train_epochs", 3)
     if values.has("max_grad_norm") and values.number("max_grad_norm") == 0:
         values.file.settings["training.gradient_clipping"] = 0.0
     else:
         values.read("max_grad_norm")
+
+
+def read_epochs(values: FileValues, key: str, default: float, steps: str = "max_steps") -> None:
+    """Read how often a data set is trained on. Steps say how far a run goes where the file has them."""
+    if (values.number(steps) or -1) <= 0:
+        epochs = values.number(key)
+        if epochs is not None and epochs <= 0:
+            raise values.error(key, "a number above 0")
+        values.file.epochs = default if epochs is None else epochs
 
 
 def precision_of(values: FileValues, default: str = "fp32") -> str:
@@ -65,10 +75,10 @@ def read_liger(values: FileValues, key: str = "use_liger_kernel") -> None:
     if not config or len(chosen) > 1 or not chosen & set(_LIGER_LOSSES):
         values.file.settings["training.liger"] = True
         if config.get("fused_linear_cross_entropy") is False:
-            loss = "fused" if config.get("cross_entropy") else "eager"
+            loss = "liger" if config.get("cross_entropy") else "eager"
             values.file.settings["training.cross_entropy"] = loss
         return
-    loss = "fused_linear" if "fused_linear_cross_entropy" in chosen else "fused"
+    loss = "fused_linear" if "fused_linear_cross_entropy" in chosen else "liger"
     values.file.settings["training.cross_entropy"] = loss
 
 

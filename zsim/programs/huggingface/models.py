@@ -17,8 +17,9 @@ from typing import Any
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.formats.file_values import FileValues
+from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.model import hub_names
-from zsim.specs.model.hub_names import is_hub_id, unknown_hub_id
+from zsim.specs.model.hub_names import hub_id_of_path, missing_model
 from zsim.specs.model.huggingface import load_model
 
 _QUANTISED = re.compile(
@@ -37,19 +38,12 @@ def locate_model(name: str, folder: Path) -> str | None:
     The name is a path from there or from the working folder, a preset's, or ends in an id of the Hub. None
     if there is neither.
     """
-    return hub_names.locate_model(name, (folder, Path()), "/".join(name.strip("/").split("/")[-2:]))
+    return hub_names.locate_model(name, (folder, Path()), hub_id_of_path(name))
 
 
 def is_quantised_name(name: str) -> bool:
     """Whether a model's name says that its weights are stored quantised."""
     return _QUANTISED.search(name.rpartition("/")[2]) is not None
-
-
-def missing_model(key: str, name: str) -> str:
-    """The sentence about a model that a file names at `key` and that cannot be had here."""
-    if is_hub_id(name):
-        return f"{key}: {unknown_hub_id(name)} (--model config.json)"
-    return f"{key}: '{name}' is no preset and no folder with a config.json; give one (--model config.json)"
 
 
 def read_model(values: FileValues, key: str, *, is_quantised: bool) -> None:
@@ -104,13 +98,14 @@ def weights_type(values: FileValues, *keys: str) -> str:
     return ""
 
 
-def write_types(values: FileValues, precision: str, weights: str, *, has_adapters: bool) -> None:
+def write_types(file: TrainingFile, precision: str, weights: str, *, has_adapters: bool) -> None:
     """Write the types of products and of weights. `weights` is the type that is loaded, "" for the product's.
 
     The strategy stands in the file's settings already. Raises NotSimulatedError for weights in fp16 that are
     trained, which torch's GradScaler refuses ("Attempting to unscale FP16 gradients").
     """
-    settings, kind = values.file.settings, values.file.settings["strategy.kind"]
+    settings, kind = file.settings, file.settings["strategy.kind"]
+    file.weight_types = (precision, weights, has_adapters)
     is_cast = precision in _LOW
     if not is_cast and weights in _LOW:
         precision = weights
@@ -125,7 +120,7 @@ def write_types(values: FileValues, precision: str, weights: str, *, has_adapter
         return
     if weights == "fp16" and (kind == "ddp" or not is_cast):
         raise NotSimulatedError(
-            f"{values.file.name}: asks to train weights that are kept in fp16, whose gradients "
+            f"{file.name}: asks to train weights that are kept in fp16, whose gradients "
             "torch refuses to "
             "scale; zsim does not simulate it; expected weights in bf16 or fp32"
         )
@@ -133,5 +128,5 @@ def write_types(values: FileValues, precision: str, weights: str, *, has_adapter
         settings["training.stored_dtype"] = "bf16"
         if precision == "fp16":
             raise NotSimulatedError(
-                f"{values.file.name}: fp16: zsim does not simulate products in fp16 of weights in bf16"
+                f"{file.name}: fp16: zsim does not simulate products in fp16 of weights in bf16"
             )

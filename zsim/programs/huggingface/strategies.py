@@ -23,6 +23,11 @@ _COMPARED = {
     "gradient_clipping": ("max_grad_norm",),
 }
 
+NO_ENGINE = (
+    "names neither deepspeed nor fsdp, so DDP is simulated; where a launcher brings another strategy, "
+    "give it (--set strategy.kind=fsdp2)"
+)
+
 
 def read_strategy(
     values: FileValues, presets: Mapping[str, Mapping[str, Any]] | None = None, *, fsdp: Any = None
@@ -51,10 +56,7 @@ def _read_ddp(values: FileValues) -> None:
     if values.has("fsdp_config"):
         values.file.note("fsdp_config: no effect without fsdp, so the strategy is DDP")
         return
-    values.file.note(
-        "names neither deepspeed nor fsdp, so DDP is simulated; where a launcher brings another strategy, "
-        "give it (--set strategy.kind=fsdp2)"
-    )
+    values.file.note(NO_ENGINE)
 
 
 def _read_deepspeed(values: FileValues, presets: Mapping[str, Mapping[str, Any]]) -> None:

@@ -31,6 +31,8 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
 }
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _LAUNCHERS = ("deepspeed", "accelerate", "torchrun", "python", "python3", *TRAINERS)
+# Flags of `uv run` with one.
+_UV_OPTIONS = ("--extra", "--group", "--with", "--python", "-p", "--project", "--package", "--directory")
 # Flags of launchers without a value.
 _SWITCHES = {
     "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_cpu", "cpu", "quiet", "debug",
@@ -109,7 +111,8 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
 
     Words before the launcher are variables, or programs that start it (`srun`, `nohup`).
     """
-    index = next((n for n, word in enumerate(words) if Path(word).name in _LAUNCHERS), None)
+    begin = _after_uv(words)
+    index = next((n for n, word in enumerate(words) if n >= begin and Path(word).name in _LAUNCHERS), None)
     if index is None or is_command_line(words):
         return None
     variables = {**variables, **dict(word.partition("=")[::2] for word in words[:index] if "=" in word)}
@@ -132,6 +135,14 @@ def parse_command(words: Sequence[str], where: str, variables: Mapping[str, str]
     if not rest or not (rest[0].endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*", rest[0])):
         return None
     return Launch(where, launcher, options, rest[0], rest[1:], variables)
+
+
+def _after_uv(words: Sequence[str]) -> int:
+    """The position behind the flags of `uv run`, whose extras may be named as launchers are."""
+    position = next((n + 2 for n in range(len(words) - 1) if list(words[n : n + 2]) == ["uv", "run"]), 0)
+    while position and position < len(words) and words[position].startswith("-"):
+        position += 1 + (words[position] in _UV_OPTIONS)
+    return position
 
 
 def _options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -15,6 +15,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.accelerate.read import read_values as read_accelerate_values
 from zsim.programs.axolotl.program import PROGRAM as AXOLOTL
 from zsim.programs.environment import read_environment
+from zsim.programs.huggingface.models import write_types
+from zsim.programs.huggingface.strategies import NO_ENGINE
 from zsim.programs.launch.commands import TRAINERS, Launch, flag_values
 from zsim.programs.llama_factory.program import PROGRAM as LLAMA_FACTORY
 from zsim.programs.megatron_lm.recipe import read_fields
@@ -158,6 +160,10 @@ def _verl(launch: Launch, loose: list[str], values: Mapping[str, Any]) -> Traini
                 below = table.setdefault(parent, {})
                 table = below if isinstance(below, dict) else {}
             table[last] = None if value in ("null", "None") else _typed(value.strip("'\""))
+    if "fully_async" in launch.target:
+        overrides.setdefault("async_training", {}).setdefault("require_batches", 1)
+    elif "one_step_off" in launch.target:
+        overrides.setdefault("rollout", {}).setdefault("nnodes", 1)
     if "megatron" in str(values.get("config_name", "")):
         actor = overrides.setdefault("actor_rollout_ref", {}).setdefault("actor", {})
         actor.setdefault("strategy", "megatron")
@@ -279,7 +285,8 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
     if "deepspeed_config" in values and "distributed_type" not in values:
         values["distributed_type"] = "DEEPSPEED"
     values.setdefault("distributed_type", "MULTI_GPU")
-    precision = file.settings.get("training.precision", "fp32")
+    types = file.weight_types
+    precision = types[0] if types else file.settings.get("training.precision", "fp32")
     if precision != "fp32":  # TrainingArguments write theirs over the launcher's, where they have one
         values["mixed_precision"] = precision
     accelerate = read_accelerate_values(name, values)
@@ -294,9 +301,12 @@ def _add_accelerate(file: TrainingFile, launch: Launch) -> None:
         for key, value in added.items():
             if not (stays and key.startswith("strategy.") and own_kind is not None):
                 table.setdefault(key, value)
-    file.notes = [
-        note for note in file.notes if stays or not re.search(r"names no deepspeed and no fsdp", note)
-    ] + accelerate.notes
+    if not stays and types is not None:  # what it keeps in which type was said for DDP
+        for key in ("training.stored_dtype", "training.frozen_dtype"):
+            file.settings.pop(key, None)
+        precision = accelerate.settings.get("training.precision", precision)
+        write_types(file, precision, types[1], has_adapters=types[2])
+    file.notes = [note for note in file.notes if not note.endswith(NO_ENGINE)] + accelerate.notes
 
 
 def _typed(value: Any) -> Any:

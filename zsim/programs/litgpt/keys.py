@@ -48,6 +48,7 @@ _READ = (
     ProgramKey("train.max_norm", float, "norm that gradients are clipped to", "training.gradient_clipping"),
     ProgramKey("optimizer", (str, dict), "the optimizer", "training.optimizer"),
     ProgramKey("optimizer.class_path", str, "the optimizer", "training.optimizer"),
+    ProgramKey("train.epochs", float, "passes over a data set whose size is said", "cost.epochs"),
     ProgramKey("model_config", dict, "another model's shapes", treatment="refused"),
     ProgramKey("train.tie_embeddings", bool, "an embedding that is the head as well", treatment="noted"),
     ProgramKey("adapter_prompt_length", int, "LLaMA-Adapter", treatment="refused"),
@@ -57,7 +58,7 @@ SILENT = silent_keys(
     """
     out_dir resume logger_name seed access_token tokenizer_dir initial_checkpoint_dir data
     train.save_interval train.log_interval train.lr_warmup_steps train.lr_warmup_fraction
-    train.epochs train.max_tokens train.max_steps train.max_time train.min_lr
+    train.max_tokens train.max_steps train.max_time train.min_lr
     """,
     "data.",
     "eval.",

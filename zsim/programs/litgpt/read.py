@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_parts_of_phi
-from zsim.programs.huggingface.job import note_full_length
-from zsim.programs.huggingface.models import locate_model, missing_model
+from zsim.programs.huggingface.job import note_full_length, read_epochs
+from zsim.programs.huggingface.models import locate_model
 from zsim.programs.litgpt.keys import KEYS, RELEASE, SILENT, TARGETS
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.hub_names import missing_model
 
 _PRECISIONS = {
     "bf16-true": ("bf16", True), "bf16-mixed": ("bf16", False), "16-mixed": ("fp16", False),
@@ -104,6 +105,7 @@ def _read_batch(values: FileValues, *, is_pretraining: bool) -> None:
     else:
         file.note("train.max_seq_length: none, so a sequence is as long as the experiment says")
     note_full_length(values, "train.max_seq_length", is_packed=is_pretraining)
+    read_epochs(values, "train.epochs", 1 if is_pretraining else 5, "train.max_steps")
     norm = values.number("train.max_norm", 1.0 if is_pretraining else 0.0)
     file.settings["training.gradient_clipping"] = norm if is_pretraining else 0.0
 

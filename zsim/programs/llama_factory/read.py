@@ -180,9 +180,9 @@ def _precision(values: FileValues) -> str:
 def _write_types(values: FileValues, precision: str, *, is_full: bool) -> None:
     """Write the types, see [Note: the types of LLaMA-Factory's weights]."""
     if values.flag("pure_bf16"):
-        write_types(values, "fp32" if is_full else "bf16", "bf16", has_adapters=not is_full)
+        write_types(values.file, "fp32" if is_full else "bf16", "bf16", has_adapters=not is_full)
     else:
-        write_types(values, precision, "fp32" if is_full else precision, has_adapters=not is_full)
+        write_types(values.file, precision, "fp32" if is_full else precision, has_adapters=not is_full)
 
 
 def _read_attention(values: FileValues) -> None:

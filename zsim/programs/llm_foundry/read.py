@@ -55,6 +55,9 @@ def read_llm_foundry(source: ProgramSource) -> TrainingFile:
     file = TrainingFile(source.text, program="llm-foundry")
     keys = NestedKeys(file, source.content, KEYS, IDLE)
     keys.read("max_seq_len", "optimizer.name")
+    if keys.get("optimizer.name", "decoupled_adamw") == "decoupled_adamw":
+        # Composer's updates one tensor at a time (optim/decoupled_weight_decay.py)
+        file.defaults["training.optimizer_implementation"] = "for_loop"
     word = keys.get("precision", "amp_bf16")
     if word not in _PRECISIONS:
         raise NotSimulatedError(f"{file.name}: precision: zsim does not simulate '{word}' of composer's")

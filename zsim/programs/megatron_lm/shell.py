@@ -19,6 +19,7 @@ _NUMBERS = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
     "-le": lambda a, b: a <= b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
 }  # fmt: skip
+_DEVICES = ("gpu", "cuda", "nvidia")  # what a script finds out of its machine, where it asks another program
 _LOOPS = ("for", "while", "until", "select")
 
 
@@ -52,6 +53,13 @@ def run_script(
         script.variables.set_parameters(parameters)
     _Runner(script, 0).run(tokenize(text))
     return script
+
+
+def _matches(text: str, pattern: str) -> bool:
+    """Whether a text is of a shell pattern. What another program says of the machine is that it has GPUs."""
+    if text.startswith("$(") and pattern != "*":
+        return pattern in _DEVICES
+    return fnmatchcase(text, pattern)
 
 
 class _Runner:
@@ -154,7 +162,7 @@ class _Runner:
             return None
         left, sign, right = texts
         if sign in ("=", "==", "!="):
-            return fnmatchcase(left, right) == (sign != "!=")
+            return _matches(left, right) == (sign != "!=")
         if sign in _NUMBERS and all(re.fullmatch(r"-?\d{1,15}", operand) for operand in (left, right)):
             return bool(_NUMBERS[sign](int(left), int(right)))
         return None
@@ -170,7 +178,7 @@ class _Runner:
                 self.position += 1
                 continue
             patterns = [token.text for token in self._take_until(")") if token.text != "|"]
-            is_taken = not is_done and any(fnmatchcase(value, pattern.strip("'\"")) for pattern in patterns)
+            is_taken = not is_done and any(_matches(value, pattern.strip("'\"")) for pattern in patterns)
             self._run_statements(is_active=is_taken, ends=(";;", "esac"))
             is_done = is_done or is_taken
         self.position += 1

@@ -115,7 +115,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     read_optimizer(values, "optim")
     read_synchronisation(values)
     _read_attention(values)
-    write_types(values, precision, weights, has_adapters=not is_full)
+    write_types(values.file, precision, weights, has_adapters=not is_full)
     if frozen := values.words("freeze_parameters"):
         file.settings["training.frozen"] = [f"{beginning}*" for beginning in frozen]
     if not is_full:
@@ -220,7 +220,12 @@ def _read_length(values: FileValues) -> None:
     key = "packing_length" if is_packed and values.has("packing_length") else "max_length"
     if length := values.count(key):
         values.file.settings["training.sequence_length"] = length
-    note_full_length(values, key, is_packed=is_packed)
+        note_full_length(values, key, is_packed=is_packed)
+        return
+    values.file.note(
+        f"{key}: none, so documents are as long as they are, up to the model's; training.sequence_length "
+        "says what is simulated"
+    )
 
 
 def _change_json(values: FileValues) -> None:

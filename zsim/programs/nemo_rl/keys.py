@@ -36,6 +36,10 @@ _KEYS = (
     ProgramKey("policy.optimizer.kwargs.foreach", bool, "the same"),
     ProgramKey("policy.dynamic_batching.enabled", bool, "micro-batches by tokens"),
     ProgramKey("policy.sequence_packing.enabled", bool, "several responses in a sequence"),
+    *(
+        ProgramKey(f"policy.{name}.train_mb_tokens", int, "their tokens", "rl.micro_batch_tokens")
+        for name in ("dynamic_batching", "sequence_packing")
+    ),
     ProgramKey(f"{GENERATION}.colocated.enabled", bool, "generation on the same GPUs", "rl.placement"),
     ProgramKey(
         f"{GENERATION}.colocated.resources.num_nodes", int, "nodes of generation alone", "rl.rollout.gpus",

@@ -6,7 +6,7 @@ Read in NeMo-RL 7ea279ab: `utils/config.py` (`load_config_with_inheritance`), `m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from zsim.specs.formats.safe_yaml import load_yaml, resolve_references
 from zsim.specs.formats.training_file import TrainingFile
 
 _MAX_FILES = 20
+_UPDATE = "of the policy, over sequences of the longest length"
 _OVERRIDE = "_override_"  # a section with it replaces the one that it extends
 _ENGINE_TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8"}
 _MEGATRON_SECTIONS = ("optimizer", "distributed_data_parallel_config")
@@ -70,19 +71,12 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     packs = [
         name for name in ("dynamic_batching", "sequence_packing") if keys.get(f"policy.{name}.enabled", False)
     ]
-    if packs:
-        file.note(
-            f"{', '.join(packs)}: micro-batches are simulated as full, of sequences of the longest length"
-        )
-    file.note(
-        "simulated is one update of the policy over train_global_batch_size sequences, the longest; "
-        "generation, "
-        "log-probabilities and rewards are not in it"
-    )
     if keys.has("grpo"):
-        _read_rollout(keys)
+        _read_rollout(keys, packs)
     elif file.rollout_gpus:
         _leave_rollout(keys, "a step without grpo")
+    else:
+        file.note(f"one update is simulated, {_UPDATE}")
     keys.note_unread()
     return file
 
@@ -144,7 +138,7 @@ def _read_machines(keys: NestedKeys) -> None:
     keys.file.settings |= {"nodes": nodes, "gpus": gpus}
 
 
-def _read_rollout(keys: NestedKeys) -> None:
+def _read_rollout(keys: NestedKeys, packs: Sequence[str]) -> None:
     """The whole step of GRPO (nemo_rl/algorithms/grpo.py), with the defaults of grpo_math_1B.yaml."""
     file = keys.file
     engine, stages = keys.get(f"{GENERATION}.backend", "vllm"), keys.get(f"{VLLM}.pipeline_parallel_size", 1)
@@ -173,9 +167,12 @@ def _read_rollout(keys: NestedKeys) -> None:
         mini_batch=file.global_batch_size or prompts * samples,
         prompt_cap=prompt_cap,
         response_cap=min(cap, total - prompt_cap),
+        update=_UPDATE,
         others={
             "algorithm": "grpo",
             "placement": "async" if is_async else "split" if file.rollout_gpus else "colocated",
+            "micro_batches": "packed" if packs else "padded",
+            "micro_batch_tokens": keys.get(f"policy.{packs[-1]}.train_mb_tokens") if packs else None,
             "reference": "resident" if penalty else "none",
             "old_logprobs": "skipped" if is_on_policy else None,
             "max_staleness": keys.get("grpo.async_grpo.max_trajectory_age_steps", 1) if is_async else None,
@@ -200,7 +197,7 @@ def _read_rollout(keys: NestedKeys) -> None:
 def _leave_rollout(keys: NestedKeys, feature: str) -> None:
     """Leave the update on the GPUs that train."""
     file = keys.file
-    skip_rollout(file, f"{feature} is not simulated")
+    skip_rollout(file, f"{feature} is not simulated", _UPDATE)
     gpus = file.settings["gpus"] - file.rollout_gpus
     per_node = keys.count("cluster.gpus_per_node", 8)
     file.settings |= {"nodes": -(-gpus // per_node), "gpus": gpus}

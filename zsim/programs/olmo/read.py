@@ -42,6 +42,8 @@ def read_olmo(source: ProgramSource) -> TrainingFile:
         "training.attention": "flash2" if keys.get("model.flash_attention", False) else "flash",
         "training.cross_entropy": "fused" if keys.get("fused_loss", False) else "eager",
     }
+    if keys.get("optimizer.name", "adamw") == "adamw":
+        file.defaults["training.optimizer_implementation"] = "foreach"  # torch's own choice (optim.py)
     if keys.has("compile"):
         file.settings["training.compile"] = True
         keys.ignore("compile")

@@ -51,6 +51,8 @@ _KEYS = (
     ProgramKey("rollout.n_samples_per_prompt", int, "responses to each", "rl.samples_per_prompt"),
     ProgramKey("rollout.max_new_tokens", int, "the cap of a response", "rl.lengths.max_response"),
     ProgramKey("train.max_epochs", int, "passes over the responses", "rl.epochs"),
+    ProgramKey("train.dynamic_batch_enable", bool, "micro-batches by tokens", "rl.micro_batches"),
+    ProgramKey("train.max_tokens_per_gpu", int, "tokens of such a micro-batch", "rl.micro_batch_tokens"),
     ProgramKey("train.colocate_all", bool, "actor and engines on the same GPUs", "rl.placement"),
     ProgramKey("train.async_enable", bool, "rollouts beside training", "rl.placement"),
     ProgramKey("train.async_queue_size", int, "batches that wait for training", "rl.max_staleness"),
@@ -94,6 +96,8 @@ RENAMED = {
     "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
     "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
     "vllm_enable_sleep": "vllm.enable_sleep", "deepspeed_enable_sleep": "ds.enable_sleep",
+    "use_dynamic_batch": "train.dynamic_batch_enable",
+    "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
     "advantage_estimator": "algo.advantage.estimator", "init_kl_coef": "algo.kl.init_coef",
 }  # fmt: skip
 # Flags of other phases, or without effect on an update.

@@ -21,6 +21,7 @@ _ALGORITHMS = {
     "gae": "ppo", "reinforce": "rloo", "rloo": "rloo", "reinforce_baseline": "rloo", "group_norm": "grpo",
     "dr_grpo": "grpo",
 }  # fmt: skip
+_UPDATE = "of the actor, over sequences of the longest length"
 _ATTENTION = {"flash_attention_2": "flash2", "flash_attention_3": "flash3", "eager": "math", "sdpa": "flash"}
 
 
@@ -63,12 +64,10 @@ def read_values(name: str, target: str, values: Mapping[str, Any]) -> TrainingFi
     if is_ppo:
         nodes, per_node = keys.count("actor.num_nodes", 1), keys.count("actor.num_gpus_per_node", 8)
         file.settings |= {"nodes": nodes, "gpus": nodes * per_node}
-        file.note(
-            "simulated is one update of the actor, over sequences of the longest length; rollouts, critic, "
-            "reward and reference are not in it"
-        )
-        _read_rollout(keys)
-    if keys.get("ds.packing_samples", False):
+    is_packed = keys.get("ds.packing_samples", False) or keys.get("train.dynamic_batch_enable", False)
+    if is_ppo:
+        _read_rollout(keys, is_packed=is_packed)
+    elif is_packed:
         file.note("packing_samples: micro-batches are simulated as full, of sequences of the longest length")
     keys.note_unread()
     return file
@@ -84,27 +83,32 @@ def _length(keys: NestedKeys, values: Mapping[str, Any], *, is_ppo: bool) -> int
     return keys.count("data.max_len", 2048)
 
 
-def _read_rollout(keys: NestedKeys) -> None:
-    """The whole step (openrlhf/trainer/ppo_trainer.py): the actor's GPUs, and those of the engines."""
+def _read_rollout(keys: NestedKeys, *, is_packed: bool) -> None:
+    """The whole step (openrlhf/trainer/ppo_trainer.py): the actor's GPUs, and those of the engines.
+
+    A dynamic batch turns packing on (openrlhf/cli/train_ppo_ray.py), without which micro-batches are padded.
+    """
     file, estimator = keys.file, keys.get("algo.advantage.estimator", "gae")
     engines, tensor = keys.get("vllm.num_engines"), keys.count("vllm.tensor_parallel_size", 1)
     if engines is None or estimator not in _ALGORITHMS:
         reason = "rollouts without vLLM" if engines is None else f"advantages by '{estimator}'"
-        skip_rollout(file, f"{reason}: not simulated")
+        skip_rollout(file, f"{reason} are not simulated", _UPDATE)
         return
     length, training_gpus = file.settings["training.sequence_length"], file.settings["gpus"]
     is_async, is_colocated = keys.get("train.async_enable", False), keys.get("train.colocate_all", False)
     is_colocated = is_colocated and not is_async
     gpus = engines * tensor
     if is_colocated and gpus != training_gpus:
-        skip_rollout(file, f"engines on {gpus} of {training_gpus} GPUs of the actor are not simulated")
+        skip_rollout(
+            file, f"engines on {gpus} of {training_gpus} GPUs of the actor are not simulated", _UPDATE
+        )
         return
     if not is_colocated:
         file.rollout_gpus = gpus
         file.settings |= {"gpus": training_gpus + gpus}
         file.settings.pop("nodes")
     prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
-    sleeps = keys.get("ds.enable_sleep", False)
+    sleeps, is_dynamic = keys.get("ds.enable_sleep", False), keys.get("train.dynamic_batch_enable", False)
     set_rollout(
         file,
         "openrlhf",
@@ -113,11 +117,14 @@ def _read_rollout(keys: NestedKeys) -> None:
         mini_batch=file.global_batch_size or 128,
         prompt_cap=prompt_cap,
         response_cap=min(keys.get("rollout.max_new_tokens", length), length - prompt_cap),
+        update=_UPDATE,
         others={
             "algorithm": _ALGORITHMS[estimator],
             "placement": "async" if is_async else "colocated" if is_colocated else "split",
             "epochs": keys.count("train.max_epochs", 1),
             "reference": "resident" if keys.get("algo.kl.init_coef", 0.01) else "none",
+            "micro_batches": "packed" if is_dynamic else "unpadded" if is_packed else None,
+            "micro_batch_tokens": keys.get("train.max_tokens_per_gpu", 16192) if is_dynamic else None,
             "max_staleness": keys.get("train.async_queue_size", 1) if is_async else None,
             "partial_rollout": keys.get("train.partial_rollout_enable", False) if is_async else None,
             "rollout.gpus": None if is_colocated else gpus,

@@ -57,6 +57,8 @@ def read_prime_rl(source: ProgramSource) -> TrainingFile:
     _read_adapters(keys)
     if not is_sft and keys.has("orchestrator", "inference"):
         _read_rollout(keys)
+    elif not is_sft:
+        file.note(f"one update is simulated, {_update_of(file)}")
     keys.note_unread()
     return file
 
@@ -186,27 +188,29 @@ def _read_batch(keys: NestedKeys, *, is_sft: bool) -> None:
     tokens = keys.get("orchestrator.token_batch_size")
     rollouts = keys.count("orchestrator.batch_size", _ROLLOUTS)
     file.global_batch_size = rollouts if tokens is None else max(1, tokens // length)
-    file.note(
-        f"simulated is one update of the trainer over {file.global_batch_size:,} sequences of {length:,} "
-        "tokens, the longest, and shorter rollouts are packed; generation and rewards are not in it"
-    )
+
+
+def _update_of(file: TrainingFile) -> str:
+    length = file.settings["training.sequence_length"]
+    return f"of the trainer, over {file.global_batch_size:,} sequences of {length:,} tokens, the longest"
 
 
 def _read_rollout(keys: NestedKeys) -> None:
     """The whole step, whose engines have GPUs of their own (packages/prime-rl-configs `orchestrator.py`)."""
     file, training_gpus = keys.file, keys.file.settings["gpus"]
+    length, samples = file.settings["training.sequence_length"], keys.count("orchestrator.group_size", 1)
+    rollouts = file.global_batch_size or _ROLLOUTS
+    update = _update_of(file)
     if keys.get("orchestrator.token_batch_size") is not None:
-        skip_rollout(file, "a batch of tokens, not of rollouts, is not simulated")
+        skip_rollout(file, "a batch of tokens, not of rollouts, is not simulated", update)
         return
     per_node = keys.count("deployment.gpus_per_node", 8)
     if keys.get("deployment.type") == "multi_node" or keys.has("deployment.num_train_nodes"):
         gpus = keys.count("deployment.num_infer_nodes", 1) * per_node
     else:
         gpus = keys.count("deployment.num_infer_gpus", 1)
-    length, samples = file.settings["training.sequence_length"], keys.count("orchestrator.group_size", 1)
-    rollouts = file.global_batch_size or _ROLLOUTS
     if rollouts % samples:
-        skip_rollout(file, f"{rollouts} rollouts are no whole groups of {samples}")
+        skip_rollout(file, f"{rollouts} rollouts are no whole groups of {samples}", update)
         return
     prompt_cap = min(PROMPT_TOKENS, max(1, length // 2))
     transport = keys.get("weight_broadcast.type", "filesystem")
@@ -220,6 +224,7 @@ def _read_rollout(keys: NestedKeys) -> None:
         mini_batch=rollouts,
         prompt_cap=prompt_cap,
         response_cap=length - prompt_cap,
+        update=update,
         others={
             "algorithm": "grpo",
             "placement": "async",

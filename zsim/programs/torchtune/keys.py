@@ -62,6 +62,7 @@ _READ = (
     ProgramKey("custom_sharded_layers", list, "layers that are units of their own", "strategy.wrapping"),
     ProgramKey("data_parallel_shard_dim", int, "ranks that shard the model"),
     ProgramKey("data_parallel_replicate_dim", int, "replicas of the sharded model", "strategy.replicate"),
+    ProgramKey("epochs", float, "passes over a data set whose size is said", "cost.epochs"),
     ProgramKey("tensor_parallel_dim", int, "ranks that share a layer's products", "parallelism.tensor"),
     ProgramKey("context_parallel_dim", int, "ranks that share a sequence", "parallelism.context"),
 )  # fmt: skip
@@ -95,7 +96,7 @@ KEYS: Mapping[str, ProgramKey] = {
 }
 SILENT = silent_keys(
     """
-    output_dir seed shuffle device resume_from_checkpoint save_adapter_weights_only epochs
+    output_dir seed shuffle device resume_from_checkpoint save_adapter_weights_only
     max_steps_per_epoch log_every_n_steps log_peak_memory_stats log_level low_cpu_ram
     run_val_every_n_steps batch_size_val name enable_async_checkpointing save_every_n_epochs
     save_every_n_steps keep_last_n_checkpoints collate_fn cudnn_deterministic_mode optimizer.lr

@@ -17,12 +17,13 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.programs.huggingface.adapters import keep_adapters_in_bf16, refuse_parts_of_phi
-from zsim.programs.huggingface.job import note_full_length, read_preferences
-from zsim.programs.huggingface.models import locate_model, missing_model
+from zsim.programs.huggingface.job import note_full_length, read_epochs, read_preferences
+from zsim.programs.huggingface.models import locate_model
 from zsim.programs.torchtune.keys import KEYS, RELEASE, SILENT
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.hub_names import missing_model
 from zsim.specs.presets import model_preset_names
 
 _OPTIMIZERS = {
@@ -67,6 +68,7 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     values.read("batch_size", "gradient_accumulation_steps")
     if not values.has("batch_size"):
         raise InputError(f"{name}: batch_size: missing, which torchtune's recipes need")
+    read_epochs(values, "epochs", 1, "max_steps_per_epoch")
     _read_length(values)
     _read_strategy(values, is_single=_SINGLE in name or _SINGLE in str(data.get("output_dir", "")))
     has_adapters = builder.startswith(("lora_", "qlora_"))

@@ -49,7 +49,7 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = (
     ),
     ConfigMapping(
         "training.cross_entropy", "file", "use_liger_kernel: true, of liger_kernel_config only cross_entropy",
-        _LIGER, ("fused",),
+        _LIGER, ("liger",),
     ),
     ConfigMapping(
         "strategy.reshard_after_forward", "file", "fsdp_config.reshard_after_forward", ARGUMENTS,

@@ -52,7 +52,7 @@ def read_arguments(name: str, data: Mapping[str, Any]) -> TrainingFile:
     read_synchronisation(values)
     read_attention(values, "attn_implementation")
     write_types(
-        values, precision_of(values), weights_type(values, "dtype", "torch_dtype"), has_adapters=False
+        values.file, precision_of(values), weights_type(values, "dtype", "torch_dtype"), has_adapters=False
     )
     values.finish("transformers 5.23")
     return file

@@ -1,4 +1,5 @@
-"""A YAML of TRL's scripts -> an experiment: SFT as it is, other trainers by name where zsim has their step.
+"""A YAML of TRL's scripts -> an experiment: SFT as it is, other trainers by name where zsim has their step,
+GRPO and RLOO with their rollouts.
 
 Read in TRL 1.10.0.dev0 (f2cd5771): scripts/sft.py and dpo.py, trainer/*_config.py, trainer/sft_trainer.py.
 """
@@ -26,12 +27,12 @@ from zsim.programs.huggingface.optimizers import read_optimizer
 from zsim.programs.huggingface.strategies import read_strategy
 from zsim.programs.trl import keys as trl_keys
 from zsim.programs.trl.keys import ADAPTERS, KEYS, RELEASE, SILENT
+from zsim.programs.trl.rollout import ROLLOUTS, read_lengths, read_rollout
 from zsim.specs.formats.config_file import read_file
 from zsim.specs.formats.file_values import FileValues
 from zsim.specs.formats.training_file import TrainingFile
 
 _LENGTH = 1024
-_PROMPT, _COMPLETION = 512, 256
 PREFERENCES = {"dpo": "DPO", "orpo": "ORPO", "cpo": "CPO"}
 
 
@@ -53,6 +54,7 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     values.refuse()
     trainer = trainer or trainer_of(values)
     _refuse_trainer(values, trainer)
+    has_rollout = trainer in ROLLOUTS
     is_preference = trainer in PREFERENCES
     is_int8 = values.flag("load_in_8bit")
     is_quantised = values.flag("load_in_4bit") or is_int8
@@ -69,8 +71,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     read_liger(values)
     if trainer == "sft":
         _read_loss(values)
-    if trainer == "grpo":
-        _read_update(values)
+    if has_rollout:
+        read_lengths(values)
     else:
         _read_length(values)
     read_strategy(values)
@@ -80,7 +82,7 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
     weights = weights_type(values, "dtype", "torch_dtype")
     if not values.has("dtype") and not values.has("torch_dtype"):
         weights = "" if is_quantised else values.assume("dtype", "float32") and "fp32"
-    write_types(values, precision, weights, has_adapters=has_adapters)
+    write_types(values.file, precision, weights, has_adapters=has_adapters)
     if has_adapters:
         _read_adapters(values, is_quantised=is_quantised)
     elif is_quantised:
@@ -95,6 +97,8 @@ def read_arguments(name: str, data: Mapping[str, Any], trainer: str = "") -> Tra
         read_preferences(values, PREFERENCES[trainer], reference=reference)
     if trainer == "reward":
         read_rewards(values, has_adapters=has_adapters)
+    if has_rollout:
+        read_rollout(values, trainer)
     values.finish(RELEASE)
     return file
 
@@ -134,21 +138,6 @@ def _refuse_trainer(values: FileValues, trainer: str) -> None:
         raise values.lack(
             key, f"{_STEPS[trainer]}, yet; expected a file of SFT, DPO, ORPO, CPO, GRPO or rewards"
         )
-    if trainer == "grpo" and values.flag("use_vllm") and values.get("vllm_mode") == "colocate":
-        raise values.lack(
-            "vllm_mode", "an inference engine on the trainer's GPUs yet; expected vllm_mode server"
-        )
-
-
-def _read_update(values: FileValues) -> None:
-    """Read GRPO's update: prompts and their completions, on which one step trains."""
-    prompt = values.count("max_prompt_length") or values.assume("max_prompt_length", _PROMPT)
-    completion = values.count("max_completion_length") or values.assume("max_completion_length", _COMPLETION)
-    values.put("training.sequence_length", prompt + completion, "max_prompt_length", "max_completion_length")
-    values.file.note(
-        "GRPO: the step is the trainer's update alone, of completions at their longest; rollouts, rewards "
-        "and scores of a reference are not in it"
-    )
 
 
 def _read_loss(values: FileValues) -> None:

@@ -40,6 +40,7 @@ _KEYS = (
     ProgramKey(f"{ACTOR}.ppo_micro_batch_size", int, "the same, of all ranks"),
     ProgramKey(f"{ACTOR}.use_dynamic_bsz", bool, "micro-batches by tokens instead of sequences"),
     ProgramKey(f"{ACTOR}.ppo_max_token_len_per_gpu", int, "tokens of such a micro-batch"),
+    ProgramKey(f"{MODEL}.use_remove_padding", bool, "samples without padding", "rl.micro_batches"),
     ProgramKey(f"{MODEL}.use_fused_kernels", bool, "the same, of actor and reference"),
     ProgramKey(f"{ACTOR}.use_fused_kernels", bool, "the head and the log-probabilities in one kernel"),
     ProgramKey(
@@ -95,6 +96,15 @@ _KEYS = (
     ProgramKey(f"{ACTOR}.use_kl_loss", bool, "a reference model", "rl.reference"),
     ProgramKey("actor_rollout_ref.ref.fsdp_config.param_offload", bool, "which is in host memory"),
     ProgramKey("critic.model.path", str, "the critic", "rl.critic.model"),
+    ProgramKey("rollout.nnodes", int, "nodes of engines apart", "rl.rollout.gpus"),
+    ProgramKey("rollout.n_gpus_per_node", int, "their GPUs of a node", "rl.rollout.gpus"),
+    ProgramKey("async_training.staleness_threshold", (int, float), "stale prompts", "rl.max_staleness"),
+    ProgramKey("async_training.trigger_parameter_sync_step", int, "batches between syncs"),
+    ProgramKey("async_training.require_batches", int, "mini-batches of a batch"),
+    ProgramKey("async_training.partial_rollout", bool, "responses go on over syncs", "rl.partial_rollout"),
+    ProgramKey("distillation.enabled", bool, "a teacher whose probabilities are learned"),
+    ProgramKey("trainer.v1.trainer_mode", str, "how rollouts and updates take turns"),
+    ProgramKey("model_engine", str, "the engine that trains, as Hydra's group of files", "strategy.kind"),
     ProgramKey("trainer.nnodes", int, "nodes", "nodes"),
     ProgramKey("trainer.n_gpus_per_node", int, "GPUs of a node", "gpus"),
 )  # fmt: skip
@@ -103,8 +113,9 @@ CONFIG_MAPPINGS: Sequence[ConfigMapping] = tuned_mappings(KEYS.values())
 # Sections of other phases than the update of the actor, and keys without effect on a step.
 PHASES = ("actor_rollout_ref.rollout", "actor_rollout_ref.ref", "critic", "reward_model", "reward_manager")
 IDLE = (
-    *PHASES, "algorithm", "custom_reward_function", "ray_kwargs", "ray_init", "global_profiler", "trainer",
-    "transfer_queue", "data", "hydra", "defaults", "actor_rollout_ref.hybrid_engine",
+    *PHASES, "rollout", "distillation", "algorithm", "custom_reward_function", "reward", "ray_kwargs",
+    "ray_init", "global_profiler", "trainer", "transfer_queue", "data", "hydra", "defaults",
+    "actor_rollout_ref.hybrid_engine",
     "actor_rollout_ref.nccl_timeout",
     *(
         f"{ACTOR}.{key}"
@@ -120,7 +131,7 @@ IDLE = (
         for key in (
             "_target_", "use_shm", "trust_remote_code", "external_lib", "tokenizer_path",
             "custom_chat_template",
-            "hf_config_path", "use_remove_padding",
+            "hf_config_path",
         )
     ),
     *(f"{FSDP}.{key}" for key in ("_target_", "seed", "full_determinism", "use_orig_params", "forward_only")),

@@ -7,6 +7,7 @@ Read in verl b178a3cd: `workers/fsdp_workers.py` (`_build_model_optimizer`, the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     keys.read(f"{MODEL}.use_liger", f"{ACTOR}.grad_clip")
     keys.refuse(f"{MODEL}.enable_activation_offload", "checkpoints on the host")
     file.settings["training.precision"] = "bf16"
-    strategy = keys.get(f"{ACTOR}.strategy", "fsdp")
+    group = keys.get("model_engine", "dp")
+    strategy = keys.get(f"{ACTOR}.strategy", "fsdp" if group == "dp" else group)
     if strategy not in _STRATEGIES:
         raise NotSimulatedError(
             f"{file.name}: {ACTOR}.strategy: zsim does not simulate '{strategy}' of verl's; expected "
@@ -70,27 +72,23 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
         _read_megatron(keys)
     else:
         _read_fsdp(keys, strategy, gpus)
-    _read_batch(keys, gpus)
+    update = _read_batch(keys, gpus)
     _read_adapters(keys)
     is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
     if keys.get(f"{ACTOR}.use_fused_kernels", is_fused):
         file.settings["training.cross_entropy"] = "fused_linear"
-    _read_rollout(keys)
+    _read_rollout(keys, update)
     keys.note_unread()
     return file
 
 
-def _read_rollout(keys: NestedKeys) -> None:
+def _read_rollout(keys: NestedKeys, update: str) -> None:
     """The whole step, whose phases are on all GPUs in turn (verl/trainer/ppo/ray_trainer.py `fit`)."""
     file = keys.file
     estimator = keys.get("algorithm.adv_estimator", "gae")
     engine = keys.get(f"{ROLLOUT}.name", "vllm")
-    stages = keys.get(f"{ROLLOUT}.pipeline_model_parallel_size", 1)
-    if engine not in _ENGINES or estimator not in _ALGORITHMS or stages > 1:
-        reason = f"{ROLLOUT}.name '{engine}'" if engine not in _ENGINES else f"advantages by '{estimator}'"
-        return skip_rollout(
-            file, f"{reason if stages == 1 else 'engines of several stages'} is not simulated"
-        )
+    if reason := _unsimulated(keys, engine, estimator):
+        return skip_rollout(file, f"{reason} not simulated", update)
     samples = keys.count(f"{ROLLOUT}.n", 1)
     tensor = keys.count(f"{ROLLOUT}.tensor_model_parallel_size", 2)
     groups = keys.count(f"{ROLLOUT}.data_parallel_size", 1)
@@ -100,21 +98,29 @@ def _read_rollout(keys: NestedKeys) -> None:
     section = MEGATRON if file.settings["strategy.kind"] == "megatron" else FSDP
     offloads = {name: keys.values.get(f"{section}.{name}") is True for name in _OFFLOADS}
     sleeps = keys.get(f"{ROLLOUT}.free_cache_engine", True)
-    is_bypassed = keys.get("algorithm.rollout_correction.bypass_mode", False)
+    is_bypassed = keys.get("algorithm.rollout_correction.bypass_mode", keys.has("async_training"))
+    is_unpadded = keys.get(f"{MODEL}.use_remove_padding", True)
+    tokens = _dynamic_tokens(keys)
+    mini_prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size", 256)
+    prompts, separate = _read_apart(keys, mini_prompts)
     critic = keys.get("critic.model.path") if estimator == "gae" else None
     set_rollout(
         file,
         "verl",
-        prompts=keys.count("data.train_batch_size", 1024),
+        prompts=prompts,
         samples=samples,
-        mini_batch=keys.count(f"{ACTOR}.ppo_mini_batch_size", 256) * samples,
+        mini_batch=mini_prompts * samples,
         prompt_cap=keys.get("data.max_prompt_length", 512),
         response_cap=keys.get("data.max_response_length", 512),
+        update=update,
         others={
             "algorithm": _ALGORITHMS[estimator],
             "epochs": keys.count(f"{ACTOR}.ppo_epochs", 1),
+            "micro_batches": "packed" if tokens else "unpadded" if is_unpadded else "padded",
+            "micro_batch_tokens": tokens,
             "reference": "none" if not has_reference else "host" if is_host else "resident",
             "old_logprobs": "rollout" if is_bypassed else None,
+            **separate,
             "rollout.engine": engine,
             "rollout.tensor": tensor,
             "rollout.expert": expert if expert > tensor and groups > 1 else None,
@@ -123,16 +129,79 @@ def _read_rollout(keys: NestedKeys) -> None:
             "rollout.max_num_batched_tokens": keys.get(f"{ROLLOUT}.max_num_batched_tokens"),
             "rollout.enforce_eager": keys.get(f"{ROLLOUT}.enforce_eager"),
             "rollout.prefix_caching": keys.get(f"{ROLLOUT}.enable_prefix_caching"),
-            "offload.parameters": offloads["param_offload"],
-            "offload.optimizer": offloads["optimizer_offload"],
-            "offload.sleep_level": None if sleeps else 0,
+            "offload.parameters": None if separate else offloads["param_offload"],
+            "offload.optimizer": None if separate else offloads["optimizer_offload"],
+            "offload.sleep_level": None if sleeps or separate else 0,
             "critic.model": None if critic is None else locate_model(critic, [Path(file.name).parent]),
         },
     )
 
 
-def _read_batch(keys: NestedKeys, gpus: int) -> None:
-    """An update takes `ppo_mini_batch_size` prompts with `rollout.n` responses each, cut over the ranks."""
+def _unsimulated(keys: NestedKeys, engine: str, estimator: str) -> str:
+    """The part of the step that zsim does not simulate, with its verb. Empty for none."""
+    mode = keys.get("trainer.v1.trainer_mode", "sync")
+    if mode != "sync":
+        return f"trainer.v1.trainer_mode '{mode}' is"
+    if keys.get("distillation.enabled", False):
+        return "distillation.enabled: passes of a teacher are"
+    if engine not in _ENGINES:
+        return f"{ROLLOUT}.name '{engine}' is"
+    if estimator not in _ALGORITHMS:
+        return f"advantages by '{estimator}' are"
+    return (
+        "engines of several stages are" if keys.get(f"{ROLLOUT}.pipeline_model_parallel_size", 1) > 1 else ""
+    )
+
+
+def _read_apart(keys: NestedKeys, mini_prompts: int) -> tuple[int, dict[str, Any]]:
+    """Prompts of a step, and what `[rl]` says of engines on GPUs of their own.
+
+    One step off policy the next batch is generated while one trains. In the fully asynchronous loop a step is
+    what is trained on between two syncs (verl 1dda039b verl/experimental/one_step_off_policy,
+    fully_async_policy/config and docs/advance/fully_async.md).
+    """
+    file = keys.file
+    is_streamed = keys.has("async_training")
+    if not is_streamed and not keys.has("rollout"):
+        return keys.count("data.train_batch_size", 1024), {}
+    gpus = keys.count("rollout.nnodes", 1) * keys.count("rollout.n_gpus_per_node", 8)
+    file.rollout_gpus = gpus
+    file.settings["gpus"] += gpus
+    file.settings.pop("nodes")
+    separate: dict[str, Any] = {"placement": "async", "max_staleness": 1, "rollout.gpus": gpus}
+    if not is_streamed:
+        return keys.count("data.train_batch_size", 1024), {**separate, "partial_rollout": False}
+    threshold = keys.get("async_training.staleness_threshold", 0.1)
+    syncs = keys.count("async_training.trigger_parameter_sync_step", 4)
+    batches = keys.count("async_training.require_batches", 1)
+    file.note(
+        f"a step is what is trained on between two syncs: {syncs} times {batches} mini-batches"
+        + (
+            f"; staleness_threshold {threshold:g}: a whole step of prompts may be stale"
+            if threshold not in (0, 1)
+            else ""
+        )
+    )
+    separate |= {
+        "max_staleness": ceil(threshold),
+        "partial_rollout": keys.get("async_training.partial_rollout", True) if threshold else None,
+    }
+    return syncs * batches * mini_prompts, separate
+
+
+def _dynamic_tokens(keys: NestedKeys) -> int | None:
+    """The tokens of a micro-batch that takes as many samples as they hold."""
+    if not keys.get(f"{ACTOR}.use_dynamic_bsz", False):
+        return None
+    tokens: int = keys.get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+    return tokens * int(keys.file.settings.get("parallelism.context", 1))
+
+
+def _read_batch(keys: NestedKeys, gpus: int) -> str:
+    """An update takes `ppo_mini_batch_size` prompts with `rollout.n` responses each, cut over the ranks.
+
+    Returns of what it is.
+    """
     file = keys.file
     length = keys.get("data.max_prompt_length", 512) + keys.get("data.max_response_length", 512)
     file.settings["training.sequence_length"] = length
@@ -143,15 +212,8 @@ def _read_batch(keys: NestedKeys, gpus: int) -> None:
     replicas = max(1, gpus // model_ranks)
     micro = keys.get(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     whole = keys.get(f"{ACTOR}.ppo_micro_batch_size")
-    if keys.get(f"{ACTOR}.use_dynamic_bsz", False):
-        tokens = keys.get(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384) * file.settings.get(
-            "parallelism.context", 1
-        )
+    if (tokens := _dynamic_tokens(keys)) is not None:
         micro = _whole_sequences(tokens // length, max(1, sequences // replicas))
-        file.note(
-            f"use_dynamic_bsz: micro-batches of {tokens:,} tokens are simulated as {micro} of the longest "
-            f"sequences"
-        )
     elif micro is None and whole is not None:
         micro = max(1, whole // replicas)
     if micro is None:
@@ -163,11 +225,7 @@ def _read_batch(keys: NestedKeys, gpus: int) -> None:
     updates = max(1, keys.get("data.train_batch_size", 1024) // prompts) * keys.count(
         f"{ACTOR}.ppo_epochs", 1
     )
-    file.note(
-        f"simulated is one update of the actor over {sequences:,} sequences of {length:,} tokens, the "
-        f"longest; "
-        f"verl makes {updates} of a step, whose rollouts, log-probabilities and rewards are not in it"
-    )
+    return f"one of {updates} of the actor, over {sequences:,} sequences of {length:,} tokens, the longest"
 
 
 def _whole_sequences(limit: int, sequences: int) -> int:

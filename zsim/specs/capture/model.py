@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zsim.errors import InputError
 from zsim.operations.operation import Role, operations_of
-from zsim.operations.traced import CaptureInfo, Extent, TracedModule
+from zsim.operations.traced import CaptureInfo, Extent
 from zsim.specs.capture.assembly import ModuleAssembler
 from zsim.specs.capture.formula_matcher import FormulaMatcher
 from zsim.specs.capture.groups import groups_of
@@ -199,16 +199,6 @@ def _notes(recording: ModuleRecording, unused: Sequence[Module]) -> tuple[str, .
             "updated like the others"
         )
     return tuple(notes)
-
-
-def traced_modules(model: ModelSpec) -> list[Module]:
-    """The modules of a model whose work was traced."""
-    all_modules = [
-        *model.before,
-        *(module for block in model.blocks for module in block.modules),
-        *model.after,
-    ]
-    return [module for module in all_modules if isinstance(module.op_spec, TracedModule)]
 
 
 def _segments_of(

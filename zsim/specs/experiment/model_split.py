@@ -34,6 +34,7 @@ def check_split(
     _check_loss(parallelism)
     _check_gathers(parallelism)
     _check_encoder_decoder(model, parallelism)
+    _check_stages(model, parallelism)
     framework.check_split(model, training, parallelism)
     if parallelism.tensor > 1 and not parallelism.style.cuts_unevenly:
         cut_blocks = list(model.unique_blocks)
@@ -73,6 +74,17 @@ def _check_encoder_decoder(model: ModelSpec, parallelism: ParallelismConfig) -> 
         raise NotSimulatedError(
             f"parallelism.{axis}: found {degrees[axis]}, but '{model.name}' is an encoder with a decoder, "
             "of which zsim simulates data parallelism only; expected 1"
+        )
+
+
+def _check_stages(model: ModelSpec, parallelism: ParallelismConfig) -> None:
+    """A stage sends its residual stream alone to the next."""
+    modules = (module for block in model.unique_blocks for module in block.modules)
+    reads_keys = any(work.reads_keys for work in operations_of(modules, Attention))
+    if parallelism.pipeline > 1 and reads_keys:
+        raise NotSimulatedError(
+            f"parallelism.pipeline: found {parallelism.pipeline}, but layers of '{model.name}' read keys and "
+            "values of earlier layers, which zsim does not simulate being sent between stages; expected 1"
         )
 
 

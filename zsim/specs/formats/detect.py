@@ -127,6 +127,8 @@ def merge_training_file(
         _fill(merged, dotted, value, remaining_overrides, f"{origin}: {dotted}", file.name)
     for dotted, value in file.defaults.items():
         _fill(merged, dotted, value, remaining_overrides)
+    if file.epochs is not None and _has_length(merged.get("cost"), remaining_overrides):
+        _fill(merged, "cost.epochs", file.epochs, remaining_overrides)
     if file.resolve_stages is not None and remaining_overrides.get("model", merged.get("model")) is not None:
         for dotted, value in file.resolve_stages(_num_layers(merged, remaining_overrides)).items():
             _fill(merged, dotted, value, remaining_overrides, f"{origin}: {dotted}", file.name)
@@ -140,6 +142,12 @@ def merge_training_file(
                 raise InputError(f"{file.name}: {file.missing_model}")
             raise InputError(f"{file.name} names no {key}: give it (--{key})")
     return merged, remaining_overrides
+
+
+def _has_length(cost: Any, overrides: Mapping[str, Any]) -> bool:
+    """Whether the experiment says how large the data set is."""
+    table = cost if isinstance(cost, Mapping) else {}
+    return any(overrides.get(f"cost.{key}", table.get(key)) is not None for key in ("tokens", "samples"))
 
 
 def _fill(
@@ -179,14 +187,25 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
     model_ranks = math.prod(degrees.values())
     if file.shard_degree is not None:
         shape.setdefault("gpus", file.shard_degree * replicate * model_ranks)
+    rollout_gpus = _rollout_gpus(file, data, overrides)
+    if file.resolve_rollout is not None and rollout_gpus and "gpus" in shape:
+        shape = {"gpus": shape["gpus"] + rollout_gpus}
     if all(overrides.get(key, data.get(key)) is None for key in ("nodes", "gpus")):
         data.update(shape)
     if file.micro_batches_per_pass is not None:
         file.settings["training.gradient_accumulation_steps"] = file.micro_batches_per_pass
-    if file.shard_degree is None and file.global_batch_size is None and "gpus" not in shape:
+    is_open = file.shard_degree is None and file.global_batch_size is None and "gpus" not in shape
+    if is_open and file.resolve_rollout is None:
         return
     total = _world_size(data, overrides)
-    world_size = total - file.rollout_gpus
+    world_size = total - rollout_gpus
+    if world_size < 1:
+        raise InputError(
+            f"{file.name}: {rollout_gpus} GPUs generate, but the experiment has {total}; expected more, "
+            f"as --gpus {total + rollout_gpus}, or fewer of rl.rollout.gpus"
+        )
+    if file.resolve_rollout is not None:
+        file.resolve_rollout(world_size)
     if file.shard_degree is not None and file.shard_degree * replicate * model_ranks != world_size:
         factors = "".join(f", {key} {degree}" for key, degree in degrees.items() if degree > 1)
         raise InputError(
@@ -197,6 +216,15 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
         file.note(f"written for {shape['gpus']} GPUs; the experiment's {total} are simulated")
     if file.global_batch_size is not None and world_size % model_ranks == 0:
         _set_accumulation(file, data, overrides, world_size // model_ranks)
+
+
+def _rollout_gpus(file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
+    """GPUs that generate and do not train: as the experiment requests them, else as the file says."""
+    table: Any = data.get("rl")
+    for key in ("rollout", "gpus"):
+        table = table.get(key) if isinstance(table, Mapping) else None
+    requested = overrides.get("rl.rollout.gpus", table)
+    return requested if file.rollout_gpus and isinstance(requested, int) else file.rollout_gpus
 
 
 def _parallel_degree(
@@ -226,6 +254,11 @@ def _set_accumulation(
             "least 1, to "
             f"divide the global batch of {file.global_batch_size} by"
         )
+    if file.settings.get("rl.micro_batches") == "packed":
+        # the samples of a whole step are dealt out by their tokens, and what simulates the update alone takes
+        # the replica with most
+        each = micro_batch_size * micro_batches_per_pass * replicas
+        file.global_batch_size = -(-file.global_batch_size // each) * each
     if file.global_batch_size % (micro_batch_size * micro_batches_per_pass * replicas):
         batch_text = (
             f"{micro_batches_per_pass} micro-batches of {micro_batch_size}"

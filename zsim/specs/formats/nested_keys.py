@@ -10,7 +10,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.formats.program_key import ProgramKey
 from zsim.specs.formats.training_file import TrainingFile
-from zsim.specs.model.hub_names import locate_model
+from zsim.specs.model.hub_names import hub_id_of_path, locate_model, missing_model, preset_of_folder
 
 _NOUNS: Mapping[type, str] = {
     int: "a whole number",
@@ -84,15 +84,13 @@ class NestedKeys:
         name = self.get(key)
         if name is None:
             return
-        model = locate_model(name, [Path(self.file.name).parent])
+        model = locate_model(name, [Path(self.file.name).parent], hub_id_of_path(name))
+        if model is None and (model := preset_of_folder(name)):
+            self.file.note(f"{key}: '{name}' is not here; by its name it is {model} (--model says otherwise)")
         if model is not None:
             self.file.defaults["model"] = model
         else:
-            self.file.missing_model = (
-                f"{key}: '{name}' is no preset, no folder here, and not in the Hub's cache: give its "
-                f"config.json, or "
-                "a preset (--model)"
-            )
+            self.file.missing_model = missing_model(key, name)
 
     def refuse(self, key: str, feature: str, *neutral: Any) -> None:
         """Raises NotSimulatedError if the file has a key with another value than false or `neutral`."""

@@ -24,6 +24,12 @@ class TrainingFile:
     """Ranks that shard the model states. It is resolved once the number of GPUs is known."""
     global_batch_size: int | None = None
     """Sequences of a step. It is resolved once the number of GPUs is known."""
+    weight_types: tuple[str, str, bool] | None = None
+    """The type of products, that in which weights are loaded ("" for the products'), and whether adapters are
+    trained. None where the program does not say.
+    """
+    epochs: float | None = None
+    """How often a data set is trained on, where its size is known. None if steps say how far a run goes."""
     rollout_gpus: int = 0
     """GPUs that generate and do not train, of those that it has."""
     program: str | None = None
@@ -32,6 +38,10 @@ class TrainingFile:
     """Micro-batches of a pipeline that runs from start to end for each accumulation step."""
     resolve_stages: Callable[[int], Mapping[str, Any]] | None = None
     """Maps the number of layers to settings. It is called once the model is known."""
+    resolve_rollout: Callable[[int], None] | None = None
+    """Adds the rollout that belongs to a number of GPUs that train, of a program whose batches are by the
+    GPU. The GPUs that a launcher or the file says train all, and those of engines are beside them.
+    """
 
     missing_model: str = ""
     """Why the model that it names cannot be had here. Empty if it names none, or one that can."""

@@ -67,12 +67,12 @@ class ConfigReader:
             raise self.error(f"'{spelling}' is {value!r}; expected a whole number of at least {minimum}")
         return value
 
-    def num_blocks(self, key: str) -> int:
+    def num_blocks(self, key: str, default: int | None = None) -> int:
         """The number of blocks.
 
         Raises InputError above the maximum, before a list of blocks would fill the memory.
         """
-        count = self.integer(key)
+        count = self.integer(key, default)
         if count > MAX_BLOCKS:
             raise self.error(f"'{self.find(key)[0]}' is {count:,}; expected at most {MAX_BLOCKS:,} layers")
         return count

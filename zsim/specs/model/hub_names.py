@@ -14,13 +14,25 @@ from zsim.reading import read_text
 from zsim.specs import presets
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_VARIANTS = re.compile(r"(-(instruct|base|chat|it|pt|hf|bf16|unsloth|bnb-4bit))+$")
+_VARIANTS = re.compile(r"(-(instruct|base|chat|it|pt|hf|bf16|fp16|unsloth|bnb|nf4|4bit))+$")
 """Endings of names of checkpoints whose tensors have the shapes of the model without them."""
 
 
 def is_hub_id(text: str) -> bool:
     """Whether a text has the form `organisation/model`."""
     return _HUB_ID.fullmatch(text) is not None and not text.endswith(".json")
+
+
+def hub_id_of_path(path: str) -> str:
+    """The Hub id that a path to a downloaded model may end in, its last two names."""
+    return "/".join(path.strip("/").split("/")[-2:])
+
+
+def missing_model(key: str, name: str) -> str:
+    """The sentence about a model that a file names at `key` and that cannot be had here."""
+    if is_hub_id(name):
+        return f"{key}: {unknown_hub_id(name)} (--model config.json)"
+    return f"{key}: '{name}' is no preset and no folder with a config.json; give one (--model config.json)"
 
 
 def preset_of(name: str) -> str | None:
@@ -40,6 +52,14 @@ def preset_of(name: str) -> str | None:
     spelling = last.lower()
     by_name = _presets_by_spelling()
     return by_name.get(spelling) or by_name.get(_VARIANTS.sub("", spelling))
+
+
+def preset_of_folder(path: str) -> str | None:
+    """The preset that a folder of another machine is named for, by its last two parts or one, or None."""
+    folders = path.rstrip("/").split("/")
+    if len(folders) < 2 or is_hub_id(path):
+        return None
+    return preset_of("/".join(folders[-2:])) if is_hub_id("/".join(folders[-2:])) else preset_of(folders[-1])
 
 
 def cached_config_path(hub_id: str) -> Path | None:

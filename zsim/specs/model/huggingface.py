@@ -22,9 +22,11 @@ from zsim.specs.model import hub_names
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families import (
     classic,
+    deepseek_v4,
     delta,
     encoders,
     gemma,
+    gemma4,
     gpt,
     grouped_query,
     kimi_linear,
@@ -92,9 +94,12 @@ _FAMILIES: dict[str, ModelFamily] = {
     "phimoe": ModelFamily(moe_variants.phimoe, _MOE_NAMES),
     "granitemoe": ModelFamily(moe_variants.granitemoe, _MOE_NAMES),
     "glm4_moe": ModelFamily(moe_variants.glm4_moe, {"n_routed_experts": ("num_local_experts",)}),
+    "glm4v_moe_text": ModelFamily(moe_variants.glm4v_moe, {"n_routed_experts": ("num_local_experts",)}),
     "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
+    "gemma": ModelFamily(gemma.gemma),
     "gemma2": ModelFamily(gemma.gemma2),
     "gemma3_text": ModelFamily(gemma.gemma3),
+    "gemma4_text": ModelFamily(gemma4.gemma4),
     "phi3": ModelFamily(variants.phi3),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
@@ -102,6 +107,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "gpt_neo": ModelFamily(
         gpt.gpt_neo, {"num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",)}
     ),
+    "phi": ModelFamily(gpt.phi),
     "gpt_neox": ModelFamily(gpt.gpt_neox),
     "falcon": ModelFamily(
         classic.falcon,
@@ -136,6 +142,7 @@ _FAMILIES: dict[str, ModelFamily] = {
     "olmo3": ModelFamily(post_norm.olmo3),
     "exaone4": ModelFamily(post_norm.exaone4),
     "glm4": ModelFamily(post_norm.glm4),
+    "glm4v_text": ModelFamily(post_norm.glm4v),
     "smollm3": ModelFamily(nope.smollm3),
     "cohere2": ModelFamily(nope.cohere2),
     "exaone": ModelFamily(nope.exaone, {"num_layers": ("num_hidden_layers",)}),
@@ -173,6 +180,7 @@ _FAMILIES: dict[str, ModelFamily] = {
         {"num_local_experts": ("num_experts",), "n_shared_experts": ("num_shared_experts",)},
     ),
     "deepseek_v32": ModelFamily(sparse.deepseek_v32, {"n_routed_experts": ("num_local_experts",)}),
+    "deepseek_v4": ModelFamily(deepseek_v4.deepseek_v4, {"n_routed_experts": ("num_local_experts",)}),
     "glm_moe_dsa": ModelFamily(sparse.glm_moe_dsa, {"n_routed_experts": ("num_local_experts",)}),
     "minimax": ModelFamily(minimax.minimax, _MOE_NAMES),
     "minimax_m2": ModelFamily(minimax.minimax_m2, _MOE_NAMES),

@@ -1,7 +1,9 @@
 """How the processors of multimodal models cut images into patches, tiles and tokens.
 
 Read in transformers 5.24: image_processing_qwen2_vl.py `smart_resize` (Qwen2-VL to Qwen 3.6, with the bounds
-of each), image_processing_got_ocr2.py `get_optimal_tiled_canvas` (InternVL), image_processing_llama4.py
+of each), image_processing_glm4v.py (the same, of an image taken as two frames),
+image_processing_kimi_k25.py `navit_resize`, image_processing_gemma4.py `get_aspect_ratio_preserving_size`,
+image_processing_got_ocr2.py `get_optimal_tiled_canvas` (InternVL), image_processing_llama4.py
 `get_best_fit`, processing_gemma3.py.
 """
 
@@ -15,6 +17,7 @@ from zsim.errors import InputError
 from zsim.specs.strategy.images import ImageSize
 
 Tiling = Literal["none", "nearest aspect", "largest scale"]
+Resizing = Literal["nearest", "never up", "fills"]
 _MAX_ASPECT = 200
 
 
@@ -38,6 +41,21 @@ class ImageRule:
     """The grid of tiles has the nearest aspect ratio, or the largest scale that fits the image."""
     class_tokens: int = 0
     """Rows of the tower in each tile besides patches."""
+    resizing: Resizing = "nearest"
+    """Sides are rounded to whole tokens, or scaled down alone and padded to whole tokens, or scaled so that
+    the image fills `max_pixels`. In the last case the tower always has rows for so many.
+    """
+    max_side: int = 0
+    """Pixels that a side has at most. 0 without such a bound."""
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The bounds that users may set."""
+        if self.tiling != "none":
+            return ("max_tiles",)
+        if self.tile:
+            return ()
+        return ("min_pixels", "max_pixels") if self.resizing == "nearest" else ("max_pixels",)
 
     @property
     def factor(self) -> int:
@@ -58,7 +76,11 @@ class ImageRule:
             tiles = self._tiles(width, height)
             patches = (self.tile // self.patch) ** 2
             return ImageSize(tiles, patches + self.class_tokens, tiles * (self.tile // self.factor) ** 2)
-        width, height = self._resize(width, height)
+        if self.resizing == "fills":
+            width, height = self._fill(width, height)
+            return ImageSize(1, self.max_pixels // self.patch**2, width * height // self.factor**2)
+        resize = self._resize if self.resizing == "nearest" else self._shrink
+        width, height = resize(width, height)
         patches = (width // self.patch) * (height // self.patch)
         window = (self.window // self.factor * self.merge) ** 2 if self.window else 0
         return ImageSize(1, patches, patches // self.merge**2, min(window, patches))
@@ -77,6 +99,8 @@ class ImageRule:
     def smallest(self) -> ImageSize:
         """The smallest image, as trainers give the tower one where a micro-batch has none."""
         side = self.tile or self.factor
+        if self.resizing == "fills":
+            return self.size_of(side, side)
         return replace(self, min_pixels=0, max_pixels=side * side).size_of(side, side)
 
     def _resize(self, width: int, height: int) -> tuple[int, int]:
@@ -90,6 +114,26 @@ class ImageRule:
             scale = sqrt(self.min_pixels / area)
             resized = [ceil(side * scale / factor) * factor for side in (width, height)]
         return resized[0], resized[1]
+
+    def _shrink(self, width: int, height: int) -> tuple[int, int]:
+        """Sides scaled down to the bounds, and padded to whole tokens."""
+        patches = max(1, width // self.patch) * max(1, height // self.patch)
+        scale = min(1.0, sqrt(self.max_pixels // self.patch**2 / patches))
+        if self.max_side:
+            scale = min(scale, self.max_side / width, self.max_side / height)
+        factor = self.factor
+        resized = [ceil(max(1, int(side * scale)) / factor) * factor for side in (width, height)]
+        return resized[0], resized[1]
+
+    def _fill(self, width: int, height: int) -> tuple[int, int]:
+        """Sides in whole tokens with the largest area that is not above `max_pixels`."""
+        factor, scale = self.factor, sqrt(self.max_pixels / (width * height))
+        resized = [floor(side * scale / factor) * factor for side in (width, height)]
+        if 0 not in resized:
+            return resized[0], resized[1]
+        longest = self.max_pixels // factor**2
+        tokens = min(max(width, height) // min(width, height), longest)
+        return (factor, tokens * factor) if width < height else (tokens * factor, factor)
 
     def _tiles(self, width: int, height: int) -> int:
         """Tiles of an image, and one of the whole image where there are several."""

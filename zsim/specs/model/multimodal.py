@@ -14,7 +14,7 @@ from typing import Any, cast
 from zsim.errors import NotSimulatedError
 from zsim.operations.image_features import ImageFeatures
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import towers
+from zsim.specs.model.families import qwen_towers, towers
 from zsim.specs.model.spec import Block, ModelSpec, Module, Tower
 
 TEXT_ONLY = "text_only"
@@ -35,13 +35,21 @@ class MultimodalFamily:
 
 
 MULTIMODAL_FAMILIES: Mapping[str, MultimodalFamily] = {
-    "qwen2_vl": MultimodalFamily(towers.qwen2_vl_tower, "qwen2_vl_text"),
-    "qwen2_5_vl": MultimodalFamily(towers.qwen2_5_vl_tower, "qwen2_5_vl_text"),
-    "qwen3_vl": MultimodalFamily(towers.qwen3_vl_tower, "qwen3_vl_text"),
-    "qwen3_vl_moe": MultimodalFamily(towers.qwen3_vl_tower, "qwen3_vl_moe_text"),
-    "qwen3_5": MultimodalFamily(towers.qwen3_vl_tower, "qwen3_5_text"),
-    "qwen3_5_moe": MultimodalFamily(towers.qwen3_vl_tower, "qwen3_5_moe_text"),
+    "qwen2_vl": MultimodalFamily(qwen_towers.qwen2_vl_tower, "qwen2_vl_text"),
+    "qwen2_5_vl": MultimodalFamily(qwen_towers.qwen2_5_vl_tower, "qwen2_5_vl_text"),
+    "qwen3_vl": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_vl_text"),
+    "qwen3_vl_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_vl_moe_text"),
+    "qwen3_5": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_text"),
+    "qwen3_5_moe": MultimodalFamily(qwen_towers.qwen3_vl_tower, "qwen3_5_moe_text"),
     "gemma3": MultimodalFamily(towers.siglip_tower, "gemma3_text"),
+    "gemma4": MultimodalFamily(towers.gemma4_tower, "gemma4_text"),
+    "glm4v": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_text"),
+    "glm46v": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_text"),
+    "glm4v_moe": MultimodalFamily(qwen_towers.glm4v_tower, "glm4v_moe_text"),
+    "kimi_k25": MultimodalFamily(qwen_towers.kimi_k25_tower, "deepseek_v3"),
+    "kimi_vl": MultimodalFamily(
+        qwen_towers.kimi_vl_tower, "deepseek_v3", "language_model.model", "language_model.lm_head"
+    ),
     "internvl": MultimodalFamily(towers.internvit_tower, "qwen2"),
     "llama4": MultimodalFamily(
         towers.llama4_tower, "llama4_text", "language_model.model", "language_model.lm_head"
@@ -98,6 +106,14 @@ def split_config(config: Mapping[str, Any], name: str, source: str, known_types:
             f"{', '.join(MULTIMODAL_FAMILIES)}. Its language model alone is asked for by "
             f"model.{TEXT_ONLY} = true"
         )
+    if isinstance(config.get("audio_config"), dict):
+        raise NotSimulatedError(
+            f"{source}: model type '{model_type}' has an audio_config, of whose tower zsim knows nothing; "
+            "expected null, for the model without that tower (its images alone), or "
+            f"model.{TEXT_ONLY} = true"
+        )
+    if config.get("vision_config", {}) is None:
+        return ModelParts(text, where)
     vision = ConfigReader(config, name, source, model_type).nested("vision_config")
     return ModelParts(text, where, vision, family)
 
@@ -117,7 +133,15 @@ def add_tower(model: ModelSpec, config: ModelParts) -> ModelSpec:
             module, name=rename(module.name), parameter_owner=None if owner is None else rename(owner)
         )
 
-    deep = towers.num_deep_features(config.vision) if config.family.tower is towers.qwen3_vl_tower else 0
+    deep = (
+        qwen_towers.num_deep_features(config.vision)
+        if config.family.tower is qwen_towers.qwen3_vl_tower
+        else 0
+    )
+
+    def rename_all(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if names is None else tuple(map(rename, names))
+
     return replace(
         model,
         family=config.vision.family,
@@ -125,6 +149,8 @@ def add_tower(model: ModelSpec, config: ModelParts) -> ModelSpec:
         blocks=_add_deep_features(model, deep),
         after=tuple(map(rename_module, model.after)),
         block_prefix=rename(model.block_prefix),
+        registered_before_blocks=rename_all(model.registered_before_blocks),
+        registered_after_blocks=rename_all(model.registered_after_blocks),
         tower=family.tower(config.vision, model.hidden_size),
     )
 

@@ -276,7 +276,7 @@ class ModelSpec:
             for module in block.registered_modules:
                 yield from _named_parameters_of(self.block_name(index), module)
         listed = {module.name for module in early}
-        late = list(self.after)
+        late = [*self.before, *self.after]
         if self.registered_after_blocks is not None:
             late.sort(key=lambda module: _registration_index(module.name, self.registered_after_blocks or ()))
         for module in late:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from zsim.cost.inference.iteration import HostRates
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.experiment.rl.table import Algorithm, Placement, Transport
+from zsim.specs.experiment.rl.table import Algorithm, MicroBatches, Placement, Transport
 from zsim.specs.strategy.registry import role_of, workflow_names
 
 if TYPE_CHECKING:
@@ -165,6 +165,12 @@ class RlFramework:
     """At most as many prompts are under way at once as a step has, times the staleness that is allowed."""
     recomputes_caches: bool = False
     """After new weights, the caches of responses that go on are computed again."""
+    micro_batches: MicroBatches = "packed"
+    """How samples become micro-batches of the trainer."""
+    padding: Literal["micro-batch", "rollout", "sides", "cap"] = "micro-batch"
+    """The tokens of a padded sample: those of the longest of its micro-batch, of the longest of the rollout,
+    of the rollout's longest prompt and longest response, or as many as a sample may have.
+    """
     tensor: int = 1
     """Tensor ranks of an engine where nobody says how many."""
     sources: Mapping[str, str] = field(default_factory=dict)

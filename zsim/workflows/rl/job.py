@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
+from zsim.arrays import Ints
 from zsim.cost.inference.iteration import EAGER_KERNEL_SECONDS, HostRates, IterationPricer, Speculation
 from zsim.cost.inference.layers import EngineLayout, ServedModel, served_model
 from zsim.engine.simulator import Simulator
@@ -15,7 +16,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.rl.table import RlTable, Transport
 from zsim.specs.experiment.tables import Experiment
 from zsim.workflows.rl.framework import Offloads, RlFramework, SyncRates, workflow_of
-from zsim.workflows.rl.packing import PackedBatch, pack
+from zsim.workflows.rl.packing import PackedBatch, batch_by_count, batch_padded, pack
 from zsim.workflows.rl.samples import Samples, draw_samples
 from zsim.workflows.rollout.engine import tensor_all_reduce
 from zsim.workflows.rollout.limits import BLOCK_TOKENS, EngineLimits, engine_limits
@@ -190,9 +191,9 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
             f"rl.mini_batch_samples: found {mini_batch:,}, fewer than the trainer's {replicas:,} replicas; "
             f"expected at least {replicas:,}"
         )
-    max_tokens = update_base.training.micro_batch_tokens
-    update = pack(totals[:mini_batch], replicas, max_tokens)
-    whole_pass = pack(totals, replicas, max_tokens)
+    dealt = _Batching(table, framework, update_base, samples)
+    update = dealt.batch(totals[:mini_batch])
+    whole_pass = dealt.batch(totals)
     has_adapters = experiment.training.lora is not None
     layout = EngineLayout(
         table.rollout.tensor, table.rollout.expert, table.rollout.precision, table.rollout.kv_dtype
@@ -221,7 +222,7 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         rollout_gpus,
         update_base.training.sequence_length,
         samples,
-        max_tokens,
+        dealt.max_tokens,
         update,
         updates,
         whole_pass,
@@ -240,22 +241,63 @@ def resolve_rl(experiment: Experiment, simulator: Simulator) -> RlJob:
         has_adapters,
         _staleness(table),
         _continues_rollouts(table, framework),
-        (*notes, *_packing_notes(experiment, update, max_tokens), *update_base.notes),
+        (*notes, *_batch_notes(experiment, update, dealt), *update_base.notes),
     )
 
 
-def _packing_notes(experiment: Experiment, update: PackedBatch, max_tokens: int) -> Iterator[str]:
+class _Batching:
+    """How samples become micro-batches of the trainer."""
+
+    def __init__(self, table: RlTable, framework: RlFramework, job: Job, samples: Samples) -> None:
+        self.kind = table.micro_batches or framework.micro_batches
+        self.size = job.training.micro_batch_size
+        self.max_tokens = table.micro_batch_tokens or job.training.micro_batch_tokens
+        if table.micro_batch_tokens and self.kind != "packed":
+            raise InputError(
+                f"rl.micro_batch_tokens: found {table.micro_batch_tokens:,} with micro-batches of "
+                f'{self.size} samples; expected rl.micro_batches = "packed", or training.micro_batch_size'
+            )
+        self._replicas = job.data_parallel_size
+        observed = (table.environment.turns - 1) * table.environment.observation_tokens
+        cap = job.training.sequence_length
+        longest = {
+            "micro-batch": None,
+            "rollout": int(samples.totals.max()) + observed,
+            "sides": min(cap, int(samples.prompts.max() + samples.responses.max()) + observed),
+            "cap": cap,
+        }
+        self._longest = longest[framework.padding]
+
+    def batch(self, lengths: Ints) -> PackedBatch:
+        """The micro-batches of samples of `lengths` tokens."""
+        if self.kind == "packed":
+            return pack(lengths, self._replicas, self.max_tokens)
+        if self.kind == "unpadded":
+            return batch_by_count(lengths, self._replicas, self.size)
+        return batch_padded(lengths, self._replicas, self.size, self._longest)
+
+
+def _batch_notes(experiment: Experiment, update: PackedBatch, dealt: _Batching) -> Iterator[str]:
     """Notes on the micro-batches of an update, and on the keys of the trainer that do not count for them."""
     plural = "" if update.micro_batches == 1 else "es"
-    yield (
-        f"samples are packed: an update is {update.micro_batches:,} micro-batch{plural} a replica of "
-        f"{update.tokens:,.0f} tokens on average, at most {max_tokens:,} (training.sequence_length x "
-        "training.micro_batch_size)"
-    )
+    count = f"an update is {update.micro_batches:,} micro-batch{plural} a replica of"
+    said = experiment.rl is not None and experiment.rl.micro_batch_tokens is not None
+    if dealt.kind == "packed":
+        yield (
+            f"samples are packed: {count} {update.tokens:,.0f} tokens on average, at most "
+            f"{dealt.max_tokens:,} ("
+            + ("rl.micro_batch_tokens)" if said else "training.sequence_length x training.micro_batch_size)")
+        )
+    elif dealt.kind == "unpadded":
+        yield f"{count} {dealt.size:,} samples without padding, {update.tokens:,.0f} tokens on average"
+    else:
+        yield f"{count} {dealt.size:,} samples, padded to {update.sample_tokens:,.0f} tokens"
     for key in ("gradient_accumulation_steps", "global_batch_size"):
-        if key in experiment.training.model_fields_set and getattr(experiment.training, key) is not None:
+        value = getattr(experiment.training, key)
+        is_same = key == "gradient_accumulation_steps" and value == update.micro_batches
+        if key in experiment.training.model_fields_set and value is not None and not is_same:
             yield (
-                f"training.{key} = {getattr(experiment.training, key):,} does not count: the samples of an "
+                f"training.{key} = {value:,} does not count: the samples of an "
                 "update are rl.mini_batch_samples"
             )
     if "lengths" in experiment.training.model_fields_set and experiment.training.lengths is not None:

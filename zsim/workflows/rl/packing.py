@@ -1,14 +1,16 @@
-"""Samples dealt out to the trainer's replicas, and packed into micro-batches.
+"""Samples dealt out to the trainer's replicas, and put into micro-batches.
 
 Frameworks that pack give a micro-batch samples up to a number of tokens, each of which sees its own tokens
 alone. The samples of an update are dealt out so that all replicas have about as many tokens (verl
-`balance_batch`, Karmarkar and Karp), and replicas run as many micro-batches as the one with most.
+`balance_batch`, Karmarkar and Karp), and replicas run as many micro-batches as the one with most. Others give
+each a number of samples, with padding or without.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapreplace
+from math import ceil
 
 import numpy as np
 
@@ -46,6 +48,34 @@ def pack(lengths: Ints, replicas: int, max_tokens: int) -> PackedBatch:
     count = max(1, max(batches.count for batches in bins))
     squares = float((lengths.astype(np.float64) ** 2).sum())
     return PackedBatch(count, total / replicas / count, total, squares / total)
+
+
+def batch_by_count(lengths: Ints, replicas: int, size: int) -> PackedBatch:
+    """Samples of `lengths` tokens on `replicas`, in micro-batches of `size` samples without padding."""
+    total = int(lengths.sum())
+    count = _micro_batches(lengths, replicas, size)
+    squares = float((lengths.astype(np.float64) ** 2).sum())
+    return PackedBatch(count, total / replicas / count, total, squares / total)
+
+
+def batch_padded(lengths: Ints, replicas: int, size: int, longest: int | None = None) -> PackedBatch:
+    """Samples of `lengths` tokens on `replicas`, in micro-batches of `size` that are padded to `longest`.
+
+    Without it each is padded to its own longest. As replicas wait for each other in every micro-batch, the
+    longest of those that run at once counts.
+    """
+    count = _micro_batches(lengths, replicas, size)
+    padded = float(longest or 0)
+    if longest is None:
+        slots = np.zeros(replicas * count * size, dtype=lengths.dtype)
+        slots[: len(lengths)] = lengths
+        padded = float(slots.reshape(replicas, count, size).max(axis=(0, 2)).mean())
+    return PackedBatch(count, size * padded, int(lengths.sum()), padded)
+
+
+def _micro_batches(lengths: Ints, replicas: int, size: int) -> int:
+    """Micro-batches of the replica with most samples."""
+    return ceil(ceil(len(lengths) / replicas) / size)
 
 
 class _MicroBatches:

@@ -129,6 +129,18 @@ class TrainingValues:
 
 
 @dataclass(frozen=True, slots=True)
+class DeepCompile:
+    """DeepCompile at stage 3, with the passes of its own schedule: after the fifth step the gathers are
+    issued ahead, and some parameters stay gathered.
+    """
+
+    num_buckets: int
+    """Buffers of gradients, which are reduced in turns."""
+    tensor_bytes: int = 0
+    """GPU bytes that the passes let tensors take."""
+
+
+@dataclass(frozen=True, slots=True)
 class UnsimulatedSetting:
     """A key that DeepSpeed would act on and zsim does not simulate yet."""
 
@@ -195,6 +207,8 @@ class DeepSpeedConfig(StrategyConfig):
     """Stage 3 gathers as before release 0.6, for runs published then."""
     one_bit: OneBit | None = None
     """The simulated step of 1-bit Adam, 1-bit LAMB or 0/1 Adam."""
+    deep_compile: DeepCompile | None = None
+    """DeepCompile, where it is on."""
     tp_grain_size: int = 1
     """AutoTP's grain: the number of features of which its parts are multiples."""
 

@@ -20,6 +20,7 @@ from zsim.frameworks.deepspeed.settings.config import (
     Dtype,
     TrainingValues,
 )
+from zsim.frameworks.deepspeed.settings.deep_compile import deep_compile_notes, deep_compile_of
 from zsim.frameworks.deepspeed.settings.effects import (
     ineffective_key_notes,
     sequence_notes,
@@ -137,6 +138,7 @@ class _Resolver:
         )
         checks.check_optimizer(reading, zero, release)
         optimizer = resolve.resolve_optimizer(file, zero)
+        deep_compile = deep_compile_of(file.compile, zero)
         one_bit, one_bit_notes = resolve_one_bit(reading, wrapper, self.optimizer_step)
         clipping = self._gradient_clipping()
         checks.check_gradient_norm(reading, zero, clipping, wrapper)
@@ -161,6 +163,7 @@ class _Resolver:
             *one_bit_notes,
             *super_offload_notes(reading, zero, clipping),
             *zenflow.zenflow_notes(where, zero),
+            *deep_compile_notes(where, deep_compile),
         ]
         sizes = None if file.tensor_parallel is None else file.tensor_parallel.tensor_parallel
         return DeepSpeedConfig(
@@ -188,6 +191,7 @@ class _Resolver:
             notes=tuple(notes),
             origins=tuple(self.origins.items()),
             one_bit=one_bit,
+            deep_compile=deep_compile,
             tp_grain_size=sizes.tp_grain_size if sizes is not None else 1,
         )
 

@@ -31,10 +31,6 @@ GONE_0_19_7, GONE_0_19_8 = Key(until=(0, 19, 7)), Key(until=(0, 19, 8))
 MEASURES = Key(is_measuring=True)
 
 
-def _is_deep_compile(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("deepcompile") is True
-
-
 class Bf16Block(JsonBlock):
     enabled: bool | None = None
     immediate_grad_update: bool = False
@@ -151,6 +147,25 @@ class ExpertParallelBlock(JsonBlock):
     validate_folding_routing: Any = None
 
 
+class CompileBlock(JsonBlock):
+    """`compile`: DeepCompile (0.19.6 `compile/config.py`). Keys of earlier releases have no effect."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    deepcompile: bool = False
+    free_activation: bool = False
+    offload_activation: bool = False
+    offload_opt_states: bool = False
+    offload_parameters: bool = False
+    double_buffer: bool = True
+    symmetric_memory: bool = False
+    sync_before_reduce: bool = False
+    sync_after_reduce: bool = False
+    sync_before_allgather: bool = False
+    sync_after_allgather: bool = False
+    passes: list[str] | None = None
+
+
 class PipelineBlock(JsonBlock):
     """`pipeline`, as `get_pipeline_config` fills it. The number of stages is the script's own, too."""
 
@@ -195,7 +210,7 @@ class DeepSpeedFile(JsonBlock):
     checkpoint: Any = None
     comet: Any = None
     comms_logger: Annotated[Any, MEASURES] = None
-    compile: Annotated[Any, UnsimulatedBehavior("DeepCompile's schedules", _is_deep_compile)] = None
+    compile: Lazy[CompileBlock] | None = None
     compression_training: Annotated[
         Any, GONE_0_19_7, UnsimulatedBehavior("quantising or pruning while training", is_any_enabled)
     ] = None

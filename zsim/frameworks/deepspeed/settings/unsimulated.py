@@ -9,6 +9,7 @@ from zsim.frameworks.deepspeed.settings.config import (
     UnsimulatedSetting,
     ZeroConfig,
 )
+from zsim.frameworks.deepspeed.settings.deep_compile import find_unsimulated_deep_compile
 from zsim.frameworks.deepspeed.settings.keys import is_enabled
 from zsim.frameworks.deepspeed.settings.one_bit import ONE_BIT_OPTIMIZERS
 from zsim.frameworks.deepspeed.settings.reader import Reading
@@ -39,6 +40,10 @@ def find_unsimulated(
         if block.is_on(getattr(file, key)):
             unsimulated.append(UnsimulatedSetting(key, block.what))
     unsimulated += _find_in_tensor_parallel(file.tensor_parallel)
+    unsimulated += [
+        UnsimulatedSetting(key, feature)
+        for key, feature in find_unsimulated_deep_compile(file.compile, zero, release)
+    ]
     if not file.managed_gradient_accumulation:
         unsimulated.append(
             UnsimulatedSetting("managed_gradient_accumulation", "accumulation that the script manages")
@@ -108,7 +113,7 @@ def unmodelled_notes(reading: Reading) -> list[str]:
         notes.append(
             f"{reading.where}: {', '.join(costly)}: DeepSpeed waits for the GPU to measure; left out here"
         )
-    if reading.file.compile:
+    if reading.file.compile is not None and not reading.file.compile.deepcompile:
         notes.append(
             f"{reading.where}: compile: compiles nothing by itself: a script that calls engine.compile() is "
             "simulated with training.compile = true"

@@ -93,7 +93,7 @@ def _record_trace(workload: Workload, zero: ZeroConfig) -> FetchTrace:
     """The trace without its parameters: it is the same for any number of ranks."""
     named = list(workload.model.named_parameters())
     numels = [flat_numel(parameter) for _, parameter in named]
-    parameters_per_module = _parameters_per_module(
+    parameters_per_module = parameters_of_calls(
         workload, {name: number for number, (name, _) in enumerate(named)}
     )
     external = parameters_per_module.pop(workload.fused_head, ()) if workload.fused_head else ()
@@ -152,7 +152,7 @@ def _parameters(
     return parameters
 
 
-def _parameters_per_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
+def parameters_of_calls(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
     """The parameters that each module call uses. A tied head uses the embedding's weight."""
     parameters_per_module: dict[str, tuple[int, ...]] = {}
     embedding: tuple[int, ...] = ()

@@ -105,7 +105,6 @@ class Zero3Schedule(Zero3Gradients):
             else sum(partition_states(self.training, self._group_numel(group), config.optimizer_states_dtype))
             for number, group in enumerate(self.sub_groups)
         )
-        bucket = self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
         gathered_bytes = persistent_numel * self.param_bytes if self.world_size > 1 else 0
         trained_numel = sum(parameter.trained_shard_numel for parameter in self.trace.parameters)
         states = [
@@ -114,13 +113,18 @@ class Zero3Schedule(Zero3Gradients):
         ]
         scales = sum(quantisation_bytes(parameter) for _, parameter in self.workload.model.named_parameters())
         states += [Memory("parameters", scales)] if scales else []
-        buffers = [Memory("buffers", gathered_bytes), Memory("buffers", bucket)]
+        buffers = [Memory("buffers", gathered_bytes), Memory("buffers", self.bucket_bytes)]
         copies = self.secondary.resident() if self.secondary else []
         errors = self.quantized.resident() if self.quantized else []
         if self.offload is None and self.store.is_on_gpu:
             return [Memory("parameters", shard * self.param_bytes), *states, *buffers, *copies, *errors]
         states = states if self.offload is None else self.offload.resident()
         return [*buffers, *errors, *self.store.resident(), *copies, *states]
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes of the flat buffers that gradients are collected in."""
+        return self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
 
     @property
     def startup_bytes(self) -> int:

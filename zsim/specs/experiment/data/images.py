@@ -106,9 +106,7 @@ def image_size(table: ImagesTable, model: ModelSpec) -> ImageSize:
         for name in ("min_pixels", "max_pixels", "max_tiles")
         if getattr(table, name) is not None
     }
-    bound_names = (
-        ("max_tiles",) if rule.tiling != "none" else () if rule.tile else ("min_pixels", "max_pixels")
-    )
+    bound_names = rule.bounds
     for name in bounds:
         if name not in bound_names:
             expected = (

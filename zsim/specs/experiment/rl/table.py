@@ -25,6 +25,7 @@ from zsim.units import Bytes, Duration
 Algorithm = Literal["grpo", "ppo", "dapo", "rloo", "dpo", "online-dpo"]
 Placement = Literal["colocated", "split", "async"]
 Transport = Literal["ipc", "broadcast", "reshard", "filesystem", "host"]
+MicroBatches = Literal["packed", "unpadded", "padded"]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -163,6 +164,15 @@ class RlTable(StrictTable):
         default=None, description="responses of one update; left out: all of the rollout"
     )
     epochs: Count = Field(default=1, description="times that a rollout is trained on")
+    micro_batches: MicroBatches | None = Field(
+        default=None,
+        description="samples of a micro-batch of the trainer: up to the tokens of training.micro_batch_size "
+        "sequences, or micro_batch_size of them without padding or with it; left out: the framework's",
+    )
+    micro_batch_tokens: Count | None = Field(
+        default=None,
+        description="tokens of a packed micro-batch; left out: those of training.micro_batch_size sequences",
+    )
     reference: Literal["none", "resident", "host"] | None = Field(
         default=None,
         description="the reference model: none, on the GPUs, or in host memory between its passes; left out: "

@@ -66,7 +66,7 @@ def adapt_experts(
         return adapters  # its experts are no products that PEFT finds
     adapters = _move_targets_to_parameters(adapters, lora, model)
     if adapters.parameters:
-        _check_merged_adapters(adapters, framework, split, config)
+        _check_merged_adapters(adapters, lora, framework, split, config)
     return adapters
 
 
@@ -112,13 +112,14 @@ def _move_targets_to_parameters(adapters: Adapters, lora: LoraTable, model: Mode
 
 def _check_merged_adapters(
     adapters: Adapters,
+    lora: LoraTable,
     framework: FrameworkTraining[Any, Any],
     split: ExpertSplit,
     config: StrategyConfig | None,
 ) -> None:
     """Raises for adapters merged into stacked weights that are read by code other than transformers'."""
     where = f"training.lora: {adapters.parameters[0]!r} is a weight of routed experts"
-    if adapters.dropout:
+    if adapters.dropout and lora.stacked_dropout is None:
         raise InputError(
             f"training.lora.dropout: found {adapters.dropout:g} with adapters on {adapters.parameters[0]!r}, "
             "a stacked weight, which PEFT merges and so has no input to drop out; expected 0"

@@ -61,6 +61,11 @@ class LoraTable(BaseModel):
         f"({phrase('training.lora.share_expert_adapters')})",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
+    stacked_dropout: Literal[0] | None = Field(
+        default=None,
+        description="0 where a program leaves dropout out before adapters on stacked weights, which PEFT "
+        "refuses to have there; left out: `dropout`",
+    )
     quantized: Literal["nf4", "int8"] | None = Field(
         default=None,
         description="the frozen products' weights in bitsandbytes' 4 bits, or its 8 (LLM.int8); left out: "

@@ -141,11 +141,15 @@ def pre_norm_block(
     *,
     dropout: float = 0.0,
     scales: bool = False,
+    norm: str = "rms",
     registration: Sequence[str] = REGISTRATION,
 ) -> Block:
     """Norm, attention, add, then norm, MLP (default: the gated one), add."""
     mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act) if mlp is None else mlp
-    norms = rms_norm("input_layernorm", shape.hidden), rms_norm("post_attention_layernorm", shape.hidden)
+    norms = (
+        rms_norm("input_layernorm", shape.hidden, kind=norm),
+        rms_norm("post_attention_layernorm", shape.hidden, kind=norm),
+    )
     adds = (
         residual("self_attn.residual", shape.hidden, dropout, scales=scales),
         residual("mlp.residual", shape.hidden, dropout, scales=scales),

@@ -167,6 +167,16 @@ def glm4_moe(config: ConfigReader) -> ModelSpec:
     return count_prediction_modules(config, model, sparse_block)
 
 
+def glm4v_moe(config: ConfigReader) -> ModelSpec:
+    """The text models of GLM-4.5V and GLM-4.6V: GLM-4.5 Air with biases (`modeling_glm4v_moe.py`, 5.24)."""
+    return glm4_moe(
+        config.add_defaults(
+            vocab_size=151_424, hidden_size=4096, intermediate_size=10_944, num_hidden_layers=46,
+            num_attention_heads=96, attention_bias=True,
+        )
+    )  # fmt: skip
+
+
 def llama4(config: ConfigReader) -> ModelSpec:
     """The text models of Llama 4.
 

@@ -100,7 +100,19 @@ def glm4(config: ConfigReader) -> ModelSpec:
     """GLM 4 has norms before and after attention and MLP. Half of a head is rotated, and one projection makes
     gate and up.
     """
-    shape = Shape.read(config, kv_default=2, head_dim=128)
+    return _glm4(config, Shape.read(config, kv_default=2, head_dim=128), "Glm4DecoderLayer", 131_072)
+
+
+def glm4v(config: ConfigReader) -> ModelSpec:
+    """The text models of GLM-4.1V and GLM-4.6V Flash: GLM 4 with biases (`modeling_glm4v.py`, 5.24)."""
+    config = config.add_defaults(
+        vocab_size=151_552, hidden_size=4096, intermediate_size=13_696, num_hidden_layers=40,
+        num_attention_heads=32, attention_bias=True,
+    )  # fmt: skip
+    return _glm4(config, Shape.read(config, kv_default=2), "Glm4vTextDecoderLayer", 32_768)
+
+
+def _glm4(config: ConfigReader, shape: Shape, kind: str, max_positions: int) -> ModelSpec:
     has_bias = config.boolean("attention_bias", False)
     core = [
         replace_op_fields(module, rotary_width=partial_rotary(config, shape.head_dim))
@@ -124,12 +136,15 @@ def glm4(config: ConfigReader) -> ModelSpec:
         *REGISTRATION[:4], "mlp.gate_up_proj", "mlp.down_proj", "input_layernorm",
         "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm",
     )  # fmt: skip
-    block = set_registration(Block("Glm4DecoderLayer", modules), *order)
-    return decoder(config, shape, [block] * shape.layers, max_positions=131_072)
+    block = set_registration(Block(kind, modules), *order)
+    return decoder(config, shape, [block] * shape.layers, max_positions=max_positions)
 
 
 def partial_rotary(config: ConfigReader, head_dim: int, default: float = 0.5) -> int | None:
     """Features of a head that are rotated. None for all."""
+    rope = config.values.get("rope_parameters")
+    if isinstance(rope, dict):
+        default = rope.get("partial_rotary_factor", default)
     factor = config.values.get("partial_rotary_factor", default)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise config.error(f"'partial_rotary_factor' is {factor!r}; expected a number above 0 up to 1")

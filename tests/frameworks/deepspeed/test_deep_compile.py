@@ -1,0 +1,207 @@
+"""DeepCompile at stage 3: where its passes put gathers, what stays gathered, how gradients are reduced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.errors import InputError, NotSimulatedError
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.stage3.compiled_graph import (
+    CompiledGraphs,
+    gathers_ahead,
+    kept_gathered,
+)
+from zsim.plan.checks import check_plan
+from zsim.plan.make import plan_basis, plan_of
+from zsim.plan.ops import Collective, Plan
+from zsim.specs.experiment.resolve import resolve
+
+MODEL = {
+    "model_type": "gpt2", "n_embd": 1024, "n_layer": 2, "n_head": 16, "n_positions": 128, "vocab_size": 4096,
+}  # fmt: skip
+NUMEL = 29_519_872  # two blocks of 12,596,224, the rest 4,327,424 with a tied head; all divide by four
+GB = 10**9
+
+
+def job(
+    steps: int = 1, *, experiment: dict[str, Any] | None = None, training: dict[str, Any] | None = None,
+    block: dict[str, Any] | None = None, **zero: Any,
+) -> Any:  # fmt: skip
+    config = {
+        "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": steps,
+        "zero_optimization": {"stage": 3, "param_persistence_threshold": 0, **zero},
+        "compile": {"deepcompile": True, **(block or {})},
+    }  # fmt: skip
+    given: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100", "gpus": 4, **(experiment or {})}
+    strategy = {"kind": "deepspeed", "config": config, **given.pop("strategy", {})}
+    table = {"sequence_length": 128, **(training or {})}
+    return resolve(zsim.Experiment(**given, training=table, strategy=strategy))
+
+
+def plan(steps: int = 1, tensor_bytes: int | None = None, **changes: Any) -> Plan:
+    """The plan, on GPUs where tensors may take `tensor_bytes`."""
+    resolved = job(steps, **changes)
+    basis = plan_basis(resolved)
+    config = resolved.strategy
+    assert isinstance(config, DeepSpeedConfig)
+    assert config.deep_compile is not None
+    if tensor_bytes is not None:
+        config = replace(config, deep_compile=replace(config.deep_compile, tensor_bytes=tensor_bytes))
+    return plan_of(replace(basis, strategy=config))
+
+
+def calls(
+    found: Plan, kind: str, phases: tuple[str, ...] = ("forward", "recompute", "backward")
+) -> list[int]:
+    ops = found.programs[0].ops
+    works = [op.work for op in ops if op.phase in phases and isinstance(op.work, Collective)]
+    return [work.bytes for work in works if work.kind == kind]
+
+
+def test_with_room_every_parameter_is_gathered_once_a_step() -> None:
+    """80 GB hold all of 59 MB: forward of the first micro-batch gathers them in groups, nobody else does."""
+    for steps in (1, 3):
+        found = plan(steps)
+        assert sum(calls(found, "all_gather")) == 2 * NUMEL
+        assert calls(found, "all_gather", ("backward",)) == []
+        check_plan(found)
+
+
+def test_without_room_each_graph_gathers_what_it_reads() -> None:
+    """Forward reads all. Backward reads neither the positions (128 x 1024) nor, but for the tied head, the
+    embedding. Nothing is carried ahead of where it is needed, so every parameter has its own call.
+    """
+    found = plan(2, tensor_bytes=0)
+    assert sum(calls(found, "all_gather")) == 2 * (2 * 2 * NUMEL - 2 * 128 * 1024)
+    sizes = calls(found, "all_gather", ("forward",))
+    assert max(sizes) == 2 * 4 * 1024 * 1024  # an MLP's matrix, by itself
+    check_plan(found)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("tensor_bytes", [0, 400_000_000, None])
+def test_a_step_gives_back_what_it_takes(tensor_bytes: int | None, checkpointing: str) -> None:
+    found = plan(2, tensor_bytes, training={"activation_checkpointing": checkpointing})
+    left: dict[str, int] = {}
+    for change in found.programs[0].memory:
+        left[change.category] = left.get(change.category, 0) + change.bytes
+    assert {category: size for category, size in left.items() if size} == {}
+
+
+def test_a_checkpointed_block_stays_gathered_from_recomputation_to_backward() -> None:
+    """So that recomputation gathers a block's weights and backward has no gather of its own but the head's,
+    which are in it before."""
+    found = plan(1, tensor_bytes=0, training={"activation_checkpointing": "full"})
+    ops = [op for op in found.programs[0].ops if isinstance(op.work, Collective)]
+    names = [op.name for op in ops if op.phase == "backward" and op.work.kind == "all_gather"]  # type: ignore[union-attr]
+    assert names
+    assert not [name for name in names if ".h." in name and "mlp.c_fc" in name]
+
+
+def test_gradients_take_turns_in_two_buckets_and_the_host_waits_once_a_backward() -> None:
+    """Buckets of 13 million elements: the final norm (2,048), the second block (12,596,224) and the last bias
+    of the first (1,024), then what is left of that block and the positions (131,072), then the embedding.
+    """
+    found = plan(2, reduce_bucket_size=13_000_000)
+    scatters = calls(found, "reduce_scatter")
+    assert scatters == 2 * [2 * 12_599_296, 2 * 12_726_272, 2 * 4_194_304]
+    waits = [op for op in found.programs[0].ops if op.name == "end of backward"]
+    assert len(waits) == 2
+    assert all(op.host_waits for op in waits)
+    buffers = [memory.bytes for memory in found.resident if memory.category == "buffers"]
+    assert 2 * 2 * 13_000_000 in buffers
+    single = plan(2, reduce_bucket_size=13_000_000, block={"double_buffer": False})
+    assert 2 * 13_000_000 in [memory.bytes for memory in single.resident]
+
+
+def test_a_gradient_larger_than_a_bucket_makes_it_as_large() -> None:
+    buffers = [m.bytes for m in plan(reduce_bucket_size=1000).resident if m.category == "buffers"]
+    assert 2 * 2 * 4096 * 1024 in buffers
+
+
+FORWARD = tuple(("forward", name) for name in "abcd")
+
+
+def graphs(gathers: tuple[tuple[int, ...], ...]) -> CompiledGraphs:
+    return CompiledGraphs(FORWARD, 4, gathers, gathers)  # type: ignore[arg-type]
+
+
+def test_gathers_go_to_the_start_of_a_graph_where_there_is_room() -> None:
+    """Equal sizes are not cheaper in one call: 1.2 x 1 GB is below 2 GB. A tenth of the size joins the call
+    of its reader, 1.2 x 1 above 1.1."""
+    equal = graphs(((0,), (1,), (2,), ()))
+    assert gathers_ahead(equal, [0] * 4, [GB // 2] * 3, 80 * GB) == {0: ((0,), (1,), (2,))}
+    small = graphs(((0,), (1, 2), (), ()))
+    assert gathers_ahead(small, [0] * 4, [GB // 2, GB // 20, GB // 2], 80 * GB) == {0: ((0,), (1, 2))}
+
+
+def test_gathers_wait_where_memory_or_four_gigabytes_say_so() -> None:
+    """Node b has 79 of 80 GB at most, so that the 2 and 1 GB of c and d stay behind it. Of three times 1.5 GB
+    only two are carried to the start."""
+    tight = graphs(((), (), (0,), (1,)))
+    assert gathers_ahead(tight, [0, 79 * GB, 0, 0], [2 * GB, 1 * GB], 80 * GB) == {2: ((0,), (1,))}
+    many = graphs(((), (0,), (1,), (2,)))
+    found = gathers_ahead(many, [0] * 4, [3 * GB // 2] * 3, 80 * GB)
+    assert found == {0: ((0,), (1,)), 1: ((2,),)}
+
+
+def test_the_smallest_parameters_stay_gathered_until_one_does_not_fit() -> None:
+    """In order of size 2 + 3 fit into 9, 5 does not, and nothing behind it is tried."""
+    found = kept_gathered(graphs(((0, 1), (2,), (3,), ())), [5, 2, 3, 7], 9)
+    assert found == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"stage": 2}, "DeepCompile at stage 2, only at stage 3,"),
+        ({"offload_optimizer": {"device": "cpu"}}, "DeepCompile with offload_optimizer"),
+        (
+            {"mics_shard_size": 2, "experiment": {"strategy": {"version": "0.19.6"}}},
+            "DeepCompile with MiCS",
+        ),
+        (
+            {"block": {"offload_opt_states": True}},
+            "compile.offload_opt_states: .* optimizer states on the host",
+        ),
+        ({"block": {"passes": ["autotp"]}}, "compile.passes: .* passes of DeepCompile that a file chooses"),
+        ({"experiment": {"strategy": {"version": "0.17.0"}}}, "DeepCompile before 0.19.5"),
+        ({"experiment": {"parallelism": {"tensor": 2}}}, "DeepCompile with model parallelism"),
+        ({"training": {"compile": False}}, "training.compile: found false, but .* compile.deepcompile"),
+    ],
+)
+def test_what_is_not_simulated_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((InputError, NotSimulatedError), match=sentence):
+        job(**changes)
+
+
+def test_stage_0_is_left_to_torchs_compiler() -> None:
+    config = job(stage=0).strategy
+    assert isinstance(config, DeepSpeedConfig)
+    assert config.deep_compile is None
+
+
+def test_a_compiled_step_is_faster_and_takes_more_memory() -> None:
+    """Both compile their kernels. What is off is Python's hooks, and gathers for backward."""
+
+    def report(*, deep: bool) -> Any:
+        config = {
+            "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4,
+            "zero_optimization": {"stage": 3}, "compile": {"deepcompile": deep},
+        }  # fmt: skip
+        return zsim.simulate(
+            zsim.Experiment(
+                model="llama-3-8b", cluster="dgx-h100", nodes=1,
+                training={"sequence_length": 1024, "compile": True},
+                strategy={"kind": "deepspeed", "config": config},
+            )
+        ).report  # fmt: skip
+
+    eager, compiled = report(deep=False), report(deep=True)
+    assert compiled.step_seconds < eager.step_seconds
+    assert compiled.peaks["gpu"].total > eager.peaks["gpu"].total
+    assert any("engine.compile()" in note for note in compiled.to_dict()["notes"])

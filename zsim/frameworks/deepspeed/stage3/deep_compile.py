@@ -1,0 +1,241 @@
+"""DeepSpeed ZeRO stage 3 under DeepCompile: gathers, releases and reductions that the compiled graph issues.
+
+Transcribed from DeepSpeed 0.19.6 `compile/init_z3.py`, `csrc/compile/z3.cpp` and
+`csrc/includes/deepcompile.h` (arXiv 2504.09983). The passes are in compiled_graph.py. The plan is of a step
+after the fifth, from which on all passes are in force.
+
+# [Note: a compiled gather]
+Python's hooks are gone, and with them their host time, the queue of fetches and the limits on it. A gather is
+an operator of the graph: one NCCL call for a group of parameters, each into its own buffer, on a stream that
+first waits for all kernels that were issued before. Its reader waits for it alone. The buffers of a gather
+that is issued ahead are memory of the compute stream (`prefetchParamsFused` allocates them without a guard),
+so that `record_stream` of their readers' stream defers nothing, and the next gather may have them at once.
+
+# [Note: a compiled reduction]
+Gradients are copied into a bucket on a stream of their own. A bucket that would overflow is reduced in one
+group of NCCL calls, from the bucket into the rank's gradients, or where they hold a sum or are of another
+type into a temporary tensor that is added. The next gradients go to a second bucket. The host waits for the
+last reduction of every backward. A gradient larger than the bucket makes it as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from zsim.cost.kernels.update import accumulate_kernels
+from zsim.dtypes import DTYPE_BYTES
+from zsim.frameworks.deepspeed.settings.config import DeepSpeedConfig
+from zsim.frameworks.deepspeed.stage3.bucket import GradientBucket
+from zsim.frameworks.deepspeed.stage3.compiled_graph import (
+    Groups,
+    compiled_graphs,
+    gathers_ahead,
+    kept_gathered,
+)
+from zsim.frameworks.deepspeed.stage3.fetch_trace import parameters_of_calls
+from zsim.frameworks.deepspeed.stage3.schedule import Zero3Schedule
+from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.ops import Memory
+from zsim.plan.stage import Stage
+from zsim.plan.walk import Walk
+from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
+
+GATHER, REDUCE, COPY = "all_gather", "reduce_scatter", "gradient_copy"
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlacement:
+    """The decisions of the passes."""
+
+    launches: dict[int, Groups] = field(default_factory=dict)
+    """The gathers that are issued before a node, by its number."""
+    persistent: frozenset[int] = frozenset()
+    """The parameters that stay gathered to the end of a step."""
+
+
+class DeepCompileSchedule(Zero3Schedule):
+    """Stage 3 whose gathers and reductions are operators of graphs. See the module's notes."""
+
+    def __init__(self, stage: Stage, config: DeepSpeedConfig, passes: GatherPlacement) -> None:
+        super().__init__(stage, config)
+        assert config.deep_compile is not None
+        self.passes, self.compiled = passes, config.deep_compile
+        self.gather_stream, self.reduce_stream = GATHER, REDUCE
+        self.reduce_bytes = self.param_bytes  # the gradients' own type, whatever the file says
+        self.graphs = compiled_graphs(
+            stage.workload, parameters_of_calls(stage.workload, dict(self._number_of))
+        )
+        self.node_changes: list[int] = []  # of the builder's memory, those before each node
+        self._node = 0
+        self._events: dict[int, int] = {}  # by gathered parameter, the event of its gather
+        self._bucket_events: list[int | None] = [None] * self.compiled.num_buckets
+
+    # -- sizes ------------------------------------------------------------------------------------------
+
+    @property
+    def bucket_bytes(self) -> int:
+        largest = max(parameter.numel for parameter in self.trace.parameters)
+        return self.compiled.num_buckets * max(self.zero.reduce_bucket_size, largest) * self.param_bytes
+
+    @property
+    def gathered_sizes(self) -> list[int]:
+        """Bytes of each gathered parameter."""
+        return [parameter.padded_numel * self.param_bytes for parameter in self.trace.parameters]
+
+    def resident(self) -> list[Memory]:
+        kept = sum(self.gathered_sizes[number] for number in self.passes.persistent)
+        return [*super().resident(), *([Memory("buffers", kept)] if kept else [])]
+
+    # -- gathers ----------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        self._events = {}
+
+    def begin_forward(self, micro_batch: int) -> None:
+        self._node = 0
+
+    def begin_backward(self, micro_batch: int, *, is_last: bool, schedule_manages_sharding: bool) -> None:
+        self._node = self.graphs.num_forward
+        self._micro_batch, self._is_boundary = micro_batch, is_last
+
+    def pre_backward(self, segment: Segment) -> None: ...
+
+    def pre_module(self, call: ModuleCall) -> None:
+        """Issue the gathers that stand before the node, and wait for those of its own parameters."""
+        node = self._node
+        assert self.graphs.nodes[node] == (self.builder.phase, call.name)
+        self._node += 1
+        self.node_changes.append(len(self.builder.memory))
+        for group in self.passes.launches.get(node, ()):
+            self._launch(group, COMPUTE)
+        for number in self.graphs.gathers[node]:
+            self._launch((number,), GATHER)
+            self.builder.stream_wait(COMPUTE, self._events[number])
+
+    def _launch(self, numbers: Sequence[int], allocation_stream: str) -> None:
+        """`prefetch_params_fused` or `allgather_param`: gather those that are not gathered."""
+        builder, sizes = self.builder, self.gathered_sizes
+        missing = [number for number in numbers if number not in self._events]
+        if not missing:
+            return
+        size = sum(sizes[number] for number in missing)
+        builder.wait_stream(GATHER, COMPUTE)
+        allocated = tuple(sizes[number] for number in missing if number not in self.passes.persistent)
+        builder.allocate("buffers", sum(allocated), tensors=allocated, stream=allocation_stream)
+        name = self.trace.parameters[missing[0]].name
+        suffix = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        if self.world_size > 1:
+            event = builder.collective(
+                "all_gather", size, self.config.param_dtype, self.group.name, stream=GATHER,
+                name=f"all_gather {name}{suffix}", module=name,
+            )  # fmt: skip
+        else:
+            event = builder.move(f"copy {name}{suffix}", size, size, stream=GATHER, module=name)
+        self._events |= dict.fromkeys(missing, event)
+
+    def post_module(self, call: ModuleCall) -> None:
+        """`release_param` of the parameters that no later node of the graph reads."""
+        released = [
+            number for number in self.graphs.releases[self._node - 1] if number not in self.passes.persistent
+        ]
+        for number in released:
+            del self._events[number]
+        size, last = sum(self.gathered_sizes[number] for number in released), self.builder.record(COMPUTE)
+        if self.passes.launches or last is None:
+            self.builder.free("buffers", size)
+        else:
+            self.builder.free_when_done("buffers", size, last)
+
+    # -- gradients --------------------------------------------------------------------------------------
+
+    def _add_gradient(self, number: int, name: str) -> None:
+        """`reduceGrad`."""
+        builder, bucket = self.builder, self._bucket
+        numel = self.trace.parameters[number].numel
+        size = numel * self.param_bytes
+        builder.allocate("buffers", size)
+        if bucket.elements and bucket.elements + numel > self.zero.reduce_bucket_size:
+            self._reduce()
+            bucket = self._bucket
+        builder.stream_wait(COMPUTE, self._bucket_events[0])
+        builder.wait_stream(COPY, COMPUTE)
+        builder.move(f"bucket {name}", size, size, stream=COPY, module=name)
+        bucket.loose_bytes += size  # kept until the bucket is reduced
+        bucket.elements += numel
+        bucket.shard_elements += self.trace.parameters[number].shard_numel
+        bucket.parameters.append(number)
+
+    def _reduce(self) -> None:
+        """`flushReduceBucket`."""
+        builder, bucket, config = self.builder, self._bucket, self.config
+        if not bucket.elements:
+            return
+        builder.wait_stream(REDUCE, COPY)
+        is_added = self._micro_batch > 0
+        is_temporary = is_added or config.grad_accum_dtype != config.param_dtype
+        shard = bucket.shard_elements * self.param_bytes
+        temporary_bytes = shard if is_temporary else 0
+        builder.allocate("buffers", temporary_bytes)
+        if self.world_size > 1:
+            size, dtype = shard * self.world_size, config.param_dtype
+            builder.collective("reduce_scatter", size, dtype, self.group.name, stream=REDUCE)
+        if is_added:
+            kernels = accumulate_kernels(bucket.shard_elements, config.grad_accum_dtype, config.param_dtype)
+            builder.kernels("add gradients", kernels, stream=REDUCE)
+        elif is_temporary or self.world_size == 1:
+            sums = bucket.shard_elements * DTYPE_BYTES[config.grad_accum_dtype]
+            builder.move("copy gradients", shard, sums, bucket.num_tensors, stream=REDUCE)
+        builder.free("buffers", temporary_bytes)
+        self._bucket_events = [*self._bucket_events[1:], builder.record(REDUCE)]
+        builder.wait_stream(COMPUTE, COPY)
+        builder.free("buffers", bucket.loose_bytes)
+        self._bucket = GradientBucket()
+
+    def end_backward(self) -> None:
+        """`endBackward`: the host waits for the last reduction."""
+        self._reduce()
+        self.builder.host_wait(self.builder.record(REDUCE))
+        self.builder.host("end of backward")
+
+
+def make_deep_compile(stage: Stage, config: DeepSpeedConfig) -> DeepCompileSchedule:
+    """The hooks with what the passes decide, each by a profile of one micro-batch with the passes before it.
+
+    The profile before `selective_gather` has the gathers that `schedule_prefetch` has moved.
+    """
+    assert config.deep_compile is not None
+    limit = config.deep_compile.tensor_bytes
+    plain = _profile(stage, config, GatherPlacement())
+    launches = gathers_ahead(plain.graphs, _node_peaks(plain), plain.gathered_sizes, limit)
+    moved = _profile(stage, config, GatherPlacement(launches))
+    persistent = kept_gathered(moved.graphs, moved.gathered_sizes, limit - max(_node_peaks(moved)))
+    return DeepCompileSchedule(stage, config, GatherPlacement(launches, persistent))
+
+
+def _profile(stage: Stage, config: DeepSpeedConfig, passes: GatherPlacement) -> DeepCompileSchedule:
+    """Hooks that one micro-batch has been walked with, on a builder of their own."""
+    training = replace(stage.training, gradient_accumulation_steps=1)
+    workload = make_workload(stage.workload.model, training)
+    groups = list(stage.builder.groups.values())
+    hooks = DeepCompileSchedule(
+        replace(stage, builder=PlanBuilder(groups), workload=workload), config, passes
+    )
+    walk = Walk(hooks, 0)
+    walk.forward()
+    walk.backward(is_last=True, schedule_manages_sharding=False)
+    return hooks
+
+
+def _node_peaks(hooks: DeepCompileSchedule) -> list[int]:
+    """GPU bytes that tensors have at most while each node runs."""
+    level = sum(memory.bytes for memory in hooks.resident() if memory.device == "gpu")
+    changes, ends = hooks.builder.memory, [*hooks.node_changes[1:], len(hooks.builder.memory)]
+    peaks = []
+    for start, end in zip(hooks.node_changes, ends, strict=True):
+        peak = level
+        for change in changes[start:end]:
+            level += change.bytes if change.device == "gpu" else 0
+            peak = max(peak, level)
+        peaks.append(peak)
+    return peaks

@@ -1,0 +1,84 @@
+"""Parts that vision towers are built from: their blocks, patch embeddings and projectors.
+
+Products stay in 16 bits under fp8 training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zsim.operations.image_features import ImageFeatures
+from zsim.operations.operation import Parameter
+from zsim.specs.model.families.builders import activation, attention, linear, replace_op_fields
+from zsim.specs.model.spec import Block, Linear, Module
+from zsim.specs.strategy.images import ImageRows
+
+_CHANNELS = 3
+
+
+def on_rows(module: Module, rows: ImageRows) -> Module:
+    """The module on rows of images, in 16 bits."""
+    return replace(module, op_spec=module.op_spec.keep_in_bf16(), image_rows=rows)
+
+
+def tower_block(kind: str, modules: Sequence[Module], rows: ImageRows) -> Block:
+    """A block whose attention sees `rows` that see each other."""
+    return Block(
+        kind,
+        tuple(on_rows(module, rows if module.name.endswith(".core") else "patches") for module in modules),
+    )
+
+
+def tower_core(
+    name: str,
+    heads: int,
+    hidden: int,
+    *,
+    rotary: bool = True,
+    splits_fused_qkv: bool = False,
+    groups: int | None = None,
+    head_dim: int | None = None,
+) -> Module:
+    """Attention that sees all patches, by default with `hidden / heads` features a head and no groups."""
+    core = attention(
+        name, heads, groups or heads, head_dim or hidden // heads, rotary=rotary,
+        splits_fused_qkv=splits_fused_qkv,
+    )  # fmt: skip
+    return replace_op_fields(core, is_causal=False)
+
+
+def patch_embedding(
+    name: str, kernel: tuple[int, ...], hidden: int, *, bias: bool = True, is_flat: bool = False
+) -> Module:
+    """A convolution whose windows do not overlap: a product of each patch. Pixels need no gradient."""
+    features = _CHANNELS
+    for side in kernel:
+        features *= side
+    shape = (hidden, features) if is_flat else (hidden, _CHANNELS, *kernel)
+    parameters = [Parameter("weight", shape)]
+    if bias and not is_flat:
+        parameters.append(Parameter("bias", (hidden,)))
+    return on_rows(Module(name, Linear(features, hidden), tuple(parameters), input_gradient=False), "patches")
+
+
+def two_products(names: tuple[str, str, str], inputs: int, inner: int, outputs: int) -> list[Module]:
+    return [
+        linear(names[0], inputs, inner, bias=True),
+        activation(names[1], inner, "gelu"),
+        linear(names[2], inner, outputs, bias=True),
+    ]
+
+
+def projector_modules(modules: Sequence[Module], width: int, on_patches: Sequence[str]) -> tuple[Module, ...]:
+    """The projector's modules, all but those `on_patches` on merged rows, and the scatter among the
+    tokens.
+    """
+    projected = [on_rows(module, "patches" if module.name in on_patches else "merged") for module in modules]
+    return (*projected, Module("image_features", ImageFeatures(width)))
+
+
+def learned_scale(name: str, width: int) -> Module:
+    """A branch times a learned vector, which is a parameter of the block."""
+    scale = activation(name, width, "learned_scale")
+    return replace(scale, parameters=(Parameter(name, (width,)),), parameter_owner="")
