@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import simpy
 
 import zsim
 from tests.benchmarks.test_speed import in_timeouts, median_timeouts, raw_timeout_seconds
 from zsim.engine.simulate import simulate_job
+from zsim.plan.columns import original_ops
+from zsim.plan.make import make_plan
 from zsim.specs.experiment.resolve import resolve
 
 pytestmark = pytest.mark.speed
@@ -36,12 +39,27 @@ def of_405b(nodes: int = 2048, micro_batches: int = 16, pipeline: int = 16) -> z
     )  # fmt: skip
 
 
+def deepseek_v3(micro_batches: int = 120) -> zsim.Experiment:
+    """Pipeline 16, expert 64, full checkpointing, embedding and loss as layers."""
+    return zsim.Experiment(
+        model="deepseek-v3", cluster="dgx-h100", gpus=2048,
+        strategy={"kind": "megatron", "distributed_optimizer": True},
+        parallelism={
+            "pipeline": 16, "expert": 64, "first_stage_less_layers": 1, "last_stage_less_layers": 2,
+        },
+        training={
+            "sequence_length": 4096, "gradient_accumulation_steps": micro_batches,
+            "activation_checkpointing": "full",
+        },
+    )  # fmt: skip
+
+
 def step(**sizes: int) -> float:
     return simulate_job(resolve(of_405b(**sizes))).trace.step_seconds
 
 
 def test_a_step_of_405b_on_16384_gpus(benchmark: Any) -> None:
-    """16 pipeline ranks are 16 classes: 2.9 to 3.7 million raw timeouts. Without checkpointing its tensors do
+    """16 pipeline ranks are 16 classes: 1.9 to 2.6 million raw timeouts. Without checkpointing its tensors do
     not fit, so that torch's allocators are not simulated."""
     stats = simulate_job(resolve(of_405b())).stats
     assert stats.rank_classes == 16
@@ -49,27 +67,50 @@ def test_a_step_of_405b_on_16384_gpus(benchmark: Any) -> None:
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"\n{peak_bytes / 1e9:.2f} GB")
     assert peak_bytes < 1.5e9
-    assert ratio < 4e6
+    assert ratio < 3e6
 
 
 def test_a_step_of_deepseek_v3_on_2048_gpus(benchmark: Any) -> None:
-    """120 micro-batches over 16 pipeline ranks, experts over 64 GPUs: 693,000 ops in 16 classes. 18 to 21
-    million raw timeouts, a third for the plan, a quarter for the clock, a quarter for torch's allocators."""
-    job = resolve(
-        zsim.Experiment(
-            model="deepseek-v3", cluster="dgx-h100", gpus=2048,
-            strategy={"kind": "megatron", "distributed_optimizer": True},
-            parallelism={
-                "pipeline": 16, "expert": 64, "first_stage_less_layers": 1, "last_stage_less_layers": 2,
-            },
-            training={
-                "sequence_length": 4096, "gradient_accumulation_steps": 120,
-                "activation_checkpointing": "full",
-            },
-        )
-    )  # fmt: skip
+    """120 micro-batches over 16 pipeline ranks, experts over 64 GPUs: 714,000 ops in 16 classes. 10 to 12
+    million raw timeouts, a quarter for the clock, a third for torch's allocators, a quarter for the plan, its
+    prices and checks. The goal is 12 million."""
+    job = resolve(deepseek_v3())
     ratio = in_timeouts(benchmark, lambda: simulate_job(job).trace.step_seconds, rounds=1)
-    assert ratio < 24e6
+    assert ratio < 14e6
+
+
+def test_a_transfer_that_nothing_disturbs_costs_the_clock_two_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events, not seconds: those of SimPy, of DeepSeek-V3's pipeline with 24 micro-batches. A transfer's
+    latency and its end are two, and so are the launch and the end of kernels. They were more than three per
+    op that ends on the clock while every transfer was solved together with all others."""
+    steps = 0
+    step = simpy.Environment.step
+
+    def counted(env: simpy.Environment) -> None:
+        nonlocal steps
+        steps += 1
+        step(env)
+
+    monkeypatch.setattr(simpy.Environment, "step", counted)
+    outcome = simulate_job(resolve(deepseek_v3(micro_batches=24)))
+    print(f"\n{steps:,} events of SimPy for {outcome.stats.events:,} of the engine")
+    assert steps < 0.45 * outcome.stats.events
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"kind": "ddp"}, {"kind": "fsdp2"}, {"stage": 2}], ids=["ddp", "fsdp2", "zero-2"]
+)
+def test_one_micro_batch_of_data_parallelism_is_walked_for_all(strategy: dict[str, Any]) -> None:
+    """Ops, not seconds: 128 micro-batches of Llama 3 8B have the original ops of 8."""
+
+    def original(micro_batches: int) -> int:
+        experiment = zsim.Experiment(
+            model="llama-3-8b", cluster="dgx-h100", nodes=1, strategy=strategy,
+            training={"sequence_length": 4096, "gradient_accumulation_steps": micro_batches},
+        )  # fmt: skip
+        return len(original_ops(make_plan(resolve(experiment)).program))
+
+    assert original(128) == original(8)
 
 
 def test_a_job_on_racks_of_gb200_has_the_classes_of_one_on_nodes() -> None:

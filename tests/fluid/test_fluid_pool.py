@@ -71,6 +71,53 @@ def test_a_late_arrival_slows_the_one_under_way() -> None:
     assert clock.run() == {"a": 8.0, "b": 10.0}
 
 
+def test_what_shares_nothing_is_not_solved_again_when_others_start_and_end() -> None:
+    """Ten on resource 0, one after the other beside a long one on resource 1: one solution of each profile,
+    and two events of SimPy for each activity (its start and its end) beside a first solution of each."""
+    clock = Clock(1.0, 1.0)
+    short, long = clock.pool.profile([(0, 1.0)]), clock.pool.profile([(1, 1.0)])
+    ends: list[float] = []
+
+    def begin(_event: object = None) -> None:
+        clock.pool.start(short, 1.0, end)
+
+    def end() -> None:
+        ends.append(clock.env.now)
+        if len(ends) < 10:
+            simpy.Timeout(clock.env, 0.5).callbacks = [begin]
+
+    clock.pool.start(long, 100.0, lambda: ends.append(clock.env.now))
+    begin()
+    events = 0
+    while clock.env.peek() < float("inf"):
+        clock.env.step()
+        events += 1
+    assert ends == [1.0 + 1.5 * number for number in range(10)] + [100.0]
+    assert clock.pool.num_solutions == 2
+    assert events == 9 + 10 + 1 + 1  # starts, ends, the end of the long one, the solver once
+
+
+def test_one_that_shares_with_two_slows_both_until_it_ends() -> None:
+    """a and b have 50 of 100 left at 5; c, on both resources, has its 10 done at 7 at half of each; the 40
+    that are left take 4 more."""
+    clock = Clock(10.0, 10.0)
+    clock.start("a", 100.0, (0, 1.0))
+    clock.start("b", 100.0, (1, 1.0))
+    clock.start("c", 10.0, (0, 1.0), (1, 1.0), at=5.0)
+    assert clock.run() == {"c": 7.0, "a": 11.0, "b": 11.0}
+
+
+def test_an_activity_that_moves_to_a_resource_in_use_shares_it() -> None:
+    """Both have 80 of 100 left at 2, and then 5 a second: 18."""
+    clock = Clock(10.0, 10.0)
+    first, second = clock.pool.profile([(0, 1.0)]), clock.pool.profile([(1, 1.0)])
+    moving = clock.pool.start(first, 100.0, lambda: clock.ended.update(a=clock.env.now))
+    clock.pool.start(second, 100.0, lambda: clock.ended.update(b=clock.env.now))
+    later = simpy.Timeout(clock.env, 2.0)
+    later.callbacks = [lambda _event: clock.pool.change(moving, second)]
+    assert clock.run() == {"a": 18.0, "b": 18.0}
+
+
 def test_weights_are_units_of_the_resource_per_unit_of_size() -> None:
     """Weight 2 on 10: 5 per second, alone."""
     clock = Clock(10.0)

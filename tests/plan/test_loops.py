@@ -7,27 +7,33 @@ from typing import Any
 import pytest
 
 import zsim
+from zsim.frameworks.ddp.schedule import DdpSchedule
+from zsim.frameworks.deepspeed.stage12.schedule import Zero12Schedule
+from zsim.frameworks.fsdp2.schedule import Fsdp2Schedule
 from zsim.frameworks.megatron.nanotron import NanotronSchedule
 from zsim.frameworks.megatron.schedule import MegatronSchedule
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.resolve import resolve
 
-SCHEDULES = (MegatronSchedule, NanotronSchedule)
+SCHEDULES = (MegatronSchedule, NanotronSchedule, DdpSchedule, Fsdp2Schedule, Zero12Schedule)
+MEGATRON = {
+    "kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True,
+    "overlap_param_gather": True,
+}  # fmt: skip
 
 
-def plan_of(training: dict[str, Any], parallelism: dict[str, Any], model: str = "llama-3-8b") -> Plan:
+def plan_of(
+    training: dict[str, Any], parallelism: dict[str, Any], strategy: dict[str, Any] = MEGATRON
+) -> Plan:
     experiment = zsim.Experiment(
-        model=model,
+        model="llama-3-8b",
         cluster="dgx-h100",
         gpus=32,
         training={"sequence_length": 1024, "gradient_accumulation_steps": 8, **training},
-        strategy={
-            "kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True,
-            "overlap_param_gather": True,
-        },
+        strategy=strategy,
         parallelism=parallelism,
-    )  # fmt: skip
+    )
     return make_plan(resolve(experiment))
 
 
@@ -40,12 +46,54 @@ def plan_of(training: dict[str, Any], parallelism: dict[str, Any], model: str = 
 def test_repeats_are_what_a_walk_issues(
     monkeypatch: pytest.MonkeyPatch, parallelism: dict[str, Any], checkpointing: str
 ) -> None:
-    training = {"activation_checkpointing": checkpointing}
-    plan = plan_of(training, parallelism)
+    assert_repeats_equal_walks(
+        monkeypatch, {"activation_checkpointing": checkpointing}, parallelism, MEGATRON
+    )
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "ddp"},
+        {"kind": "ddp", "no_sync": False},
+        {"kind": "ddp", "gradient_as_bucket_view": True},
+        {"kind": "fsdp2"},
+        {"kind": "fsdp2", "no_sync": True},
+        {"kind": "fsdp2", "replicate": 4, "wrapping": "huggingface"},
+        {"kind": "fsdp2", "reshard_after_forward": False, "reduce_dtype": "bf16"},
+        {"kind": "deepspeed", "stage": 1},
+        {"kind": "deepspeed", "stage": 2},
+    ],
+    ids=lambda strategy: "-".join(str(value) for value in strategy.values()),
+)
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_repeats_of_data_parallelism_are_what_a_walk_issues(
+    monkeypatch: pytest.MonkeyPatch, strategy: dict[str, Any], checkpointing: str
+) -> None:
+    assert_repeats_equal_walks(monkeypatch, {"activation_checkpointing": checkpointing}, {}, strategy)
+
+
+def test_repeats_under_torchs_pipelines_are_what_a_walk_issues(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_repeats_equal_walks(monkeypatch, {}, {"pipeline": 4, "schedule": "1f1b"}, {"kind": "ddp"})
+
+
+def test_checkpoints_in_host_memory_are_walked() -> None:
+    """What is copied out of a forward is remembered until its backward."""
+    plan = plan_of({"activation_checkpointing": "full", "checkpoint_offload": "pinned"}, {}, {"kind": "ddp"})
+    assert not plan.program.repeats
+
+
+def assert_repeats_equal_walks(
+    monkeypatch: pytest.MonkeyPatch,
+    training: dict[str, Any],
+    parallelism: dict[str, Any],
+    strategy: dict[str, Any],
+) -> None:
+    plan = plan_of(training, parallelism, strategy)
     assert any(program.repeats for program in plan.programs)
     for schedule in SCHEDULES:
-        monkeypatch.setattr(schedule, "action_state", lambda self: None)
-    walked = plan_of(training, parallelism)
+        monkeypatch.setattr(schedule, "action_state", lambda self, micro_batch: None)
+    walked = plan_of(training, parallelism, strategy)
     assert not any(program.repeats for program in walked.programs)
     for program, walked_program in zip(plan.programs, walked.programs, strict=True):
         assert program.ops == walked_program.ops

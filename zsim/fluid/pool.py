@@ -15,6 +15,7 @@ no longer share anything has the same rates as its parts.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -106,7 +107,7 @@ class FluidPool:
         self.num_solutions = 0
         self._profiles: list[Profile] = []
         # by resource, the activities that use it, in the order in which they started
-        self._users: list[dict[Activity, None]] = [{} for _ in self.capacity]
+        self._users: defaultdict[int, dict[Activity, None]] = defaultdict(dict)
         self._rates: dict[tuple[int, ...], dict[int, float]] = {}
         self._isolated_rates: dict[int, float] = {}
         self._dirty: list[_Component] = []
@@ -159,7 +160,7 @@ class FluidPool:
     @property
     def active(self) -> Sequence[Activity]:
         """The running activities that use resources."""
-        return list(dict.fromkeys(activity for users in self._users for activity in users))
+        return list(dict.fromkeys(activity for users in self._users.values() for activity in users))
 
     def _use(self, activity: Activity) -> None:
         """Note the resources that an activity uses, and the components that it shares them with."""

@@ -31,6 +31,9 @@ class CheckpointStore:
     does nothing.
     """
 
+    repeats: bool = True
+    """Whether it does the same for every micro-batch, without remembering which."""
+
     def enter(self, segment: Segment) -> None:
         """Before the forward of a segment, whose checkpoint is allocated."""
 
@@ -132,10 +135,17 @@ class Hooks:
 
     # -- micro-batches as repeats, see zsim.plan.pipeline.run_actions ----------------------------------
 
-    def action_state(self) -> Hashable | None:
-        """All that forwards and backwards (but the last) depend on and may change, except for their
-        micro-batch. None where they are not to be repeated.
+    def action_state(self, micro_batch: int) -> Hashable | None:
+        """All that the forward or backward (but the last) of a micro-batch depends on and may change, except
+        for its number. None where it is not to be repeated.
         """
+
+    restores_action_state: ClassVar[bool] = False
+    """Whether `restore_action_state` is there, so that actions that change the state can be repeated too."""
+
+    def restore_action_state(self, state: Any) -> None:
+        """Go on as from a state that `action_state` gave."""
+        raise NotImplementedError
 
     # -- actions of a pipeline's schedule -----------------------------------------------------------------
 

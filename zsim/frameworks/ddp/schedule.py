@@ -17,7 +17,7 @@ embeddings use their fp32 weights directly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.dtypes import DTYPE_BYTES
@@ -134,6 +134,10 @@ class DdpSchedule(Hooks):
             # With `gradient_as_bucket_view` the gradients are views of the buckets.
             Memory("gradients" if self.has_views else "buffers", buckets),
         ]
+
+    def action_state(self, micro_batch: int) -> Hashable | None:
+        """Whether there are gradients to add to, and what of them and of the casts waits."""
+        return micro_batch > 0, self._tied_bytes, self._cached_cast_bytes
 
     # -- autocast: see [Note: autocast's casts] ---------------------------------------------------------
 

@@ -67,6 +67,7 @@ class SynchronizedCheckpoints(CheckpointStore):
 
     def __init__(self, builder: PlanBuilder, store: CheckpointStore) -> None:
         self.builder, self.store = builder, store
+        self.repeats = store.repeats
 
     def _synchronize(self, segment: Segment) -> None:
         if segment.is_checkpointed:
@@ -104,6 +105,7 @@ class DeepSpeedPartitions(PartitionedCheckpoints):
         self.device: Device = "host" if block.cpu_checkpointing else "gpu"
         self.capacity = block.number_checkpoints if block.contiguous_memory_optimization else None
         self._num_used = 0  # of the contiguous buffers
+        self.repeats = self.capacity is None
 
     def enter(self, segment: Segment) -> None:
         super().enter(segment)

@@ -39,6 +39,11 @@ class Fsdp2Reducer:
         self._inputs: list[tuple[str, int, int]] = []  # (unit, bytes, the reduce-scatter's event)
         self._last_post_reduce: dict[str, int] = {}
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a reduction is waited for."""
+        return bool(self._inputs or self._last_post_reduce)
+
     def accumulate(self, group: ParamGroup, gradient: ParamGroupGradient, *, is_syncing: bool) -> None:
         """Add unsharded gradients up in the reduce dtype, as with `requires_gradient_sync=False`."""
         if is_syncing and not gradient.accumulated_bytes:

@@ -7,7 +7,8 @@ gradients reduce-scattered, as a whole. Every parameter is sharded on dim 0 and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any
 
 from zsim.cost.memory.parameters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
@@ -70,6 +71,30 @@ class Fsdp2Schedule(Hooks):
         self._scheduled_unshards: list[ParamGroup] = []  # unsharded by the schedule, and not waited for yet
         self._is_syncing = self._reshards = self._all_reduces = True
         self._tied_bytes = 0
+
+    def action_state(self, micro_batch: int) -> Hashable | None:
+        """The groups that are gathered, their order, and the gradients that they have. None where an event of
+        this action is waited for in another one, and with offloaded shards.
+        """
+        is_pending = self._all_gather_state or self._scheduled_unshards or self.reducer.is_pending
+        if is_pending or self.offload is not None:
+            return None
+        states, gradients = self.states.values(), self.gradients.values()
+        if any(state.has_event for state in states) or any(gradient.has_event for gradient in gradients):
+            return None
+        order = tuple(group.name for group in self._post_forward_order)
+        gathered, reduced = (tuple(item.summary for item in items) for items in (states, gradients))
+        return gathered, reduced, order, self._tied_bytes
+
+    restores_action_state = True
+
+    def restore_action_state(self, state: Any) -> None:
+        gathered, reduced, order, self._tied_bytes = state
+        for group_state, summary in zip(self.states.values(), gathered, strict=True):
+            group_state.restore(summary)
+        for gradient, summary in zip(self.gradients.values(), reduced, strict=True):
+            gradient.restore(summary)
+        self._post_forward_order = [self._group_of_name[name] for name in order]
 
     # -- sizes ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 
@@ -19,6 +20,28 @@ class ParamGroupState:
     takes the last, which is the newest.
     """
 
+    @property
+    def has_event(self) -> bool:
+        """Whether an event is waited for."""
+        return self.reshard_event is not None or bool(self.all_gather and self.all_gather >= 0)
+
+    @property
+    def summary(self) -> Hashable:
+        """All but the events."""
+        is_pending = self.all_gather is not None
+        return (
+            self.is_unsharded,
+            self.is_sharded_post_forward,
+            is_pending,
+            tuple(self.post_forward_indices),
+        )
+
+    def restore(self, summary: tuple[bool, bool, bool, tuple[int, ...]]) -> None:
+        """Go on as from a `summary`, without an event."""
+        self.is_unsharded, self.is_sharded_post_forward, is_pending, indices = summary
+        self.all_gather, self.all_gather_bytes, self.reshard_event = -1 if is_pending else None, 0, None
+        self.post_forward_indices = list(indices)
+
 
 @dataclass
 class ParamGroupGradient:
@@ -34,3 +57,18 @@ class ParamGroupGradient:
     """Bytes of the shard's sum over micro-batches, which is not summed over the replicas yet."""
     has_shard: bool = False
     post_reduce_event: int | None = None
+
+    @property
+    def has_event(self) -> bool:
+        """Whether an event is waited for."""
+        return self.post_reduce_event is not None
+
+    @property
+    def summary(self) -> Hashable:
+        """All but the event."""
+        return self.unsharded_bytes, self.accumulated_bytes, self.all_reduce_bytes, self.has_shard
+
+    def restore(self, summary: tuple[int, int, int, bool]) -> None:
+        """Go on as from a `summary`, without an event."""
+        self.unsharded_bytes, self.accumulated_bytes, self.all_reduce_bytes, self.has_shard = summary
+        self.post_reduce_event = None

@@ -42,8 +42,8 @@ class NanotronSchedule(MegatronSchedule):
         self._gradient_bytes = 0  # bytes of the gradients in `.grad`
         self._wraps = not strategy.distributed_optimizer and self.ranks > 1
 
-    def action_state(self) -> Hashable | None:
-        state = super().action_state()
+    def action_state(self, micro_batch: int) -> Hashable | None:
+        state = super().action_state(micro_batch)
         return None if state is None else (state, self._tied_bytes, self._gradient_bytes)
 
     @property

@@ -134,7 +134,7 @@ class MegatronSchedule(BlockTimedHooks):
         )
         return GroupBuffer(layout, ranks, shard, full_group, replicate, holds_experts=True)
 
-    def action_state(self) -> Hashable | None:
+    def action_state(self, micro_batch: int) -> Hashable | None:
         """The gathered and the reduced buckets, and the gradients that wait. Without a contiguous buffer the
         first micro-batch allocates the gradients.
         """

@@ -4,9 +4,10 @@
 A forward of one micro-batch issues the ops of the forward before it if it starts from the same state. The
 state is the builder's (which streams have work, which waits are open, and which of these are the same op, but
 not how long ago they were issued) and what a framework's hooks declare (`Hooks.action_state`). An action that
-leaves the hooks as it found them is walked once. Later ones are repeats of it: the same ops, whose waits are
-counted from the repeat, and the same memory changes, for another micro-batch. An action that nothing
-declares, or that changes its hooks (the first that gathers, the last that reduces), is walked.
+leaves the hooks as it found them, or in a state that they can restore, is walked once. Later ones are repeats
+of it: the same ops, whose waits are counted from the repeat, and the same memory changes, for another
+micro-batch. An action that nothing declares, or that changes its hooks otherwise (the first that gathers, the
+last that reduces), is walked.
 """
 
 from __future__ import annotations
@@ -187,21 +188,24 @@ class ActionLoops:
 
     def __init__(self, builder: PlanBuilder) -> None:
         self._builder = builder
-        self._bodies: dict[Hashable, ActionBody] = {}
+        self._bodies: dict[Hashable, tuple[ActionBody, Hashable]] = {}  # and the hooks' state after it
 
     def issue(self, action: Hashable, hooks: Hooks, micro_batch: int, walk: Callable[[], None]) -> None:
         """Issue an action, which `walk` issues, for a micro-batch. Actions that are equal walk alike from
         equal states. See [Note: a micro-batch as a repeat].
         """
-        builder, hooks_state = self._builder, hooks.action_state()
-        if hooks_state is None or hooks.stage.workload.logs is not None:
+        builder, hooks_state = self._builder, hooks.action_state(micro_batch)
+        has_logs = hooks.stage.workload.logs is not None
+        if hooks_state is None or has_logs or not hooks.checkpoints.repeats:
             walk()
             return
         before = builder.relative_state()
         key = action, hooks_state, before.pattern
-        body = self._bodies.get(key)
-        if body is not None:
+        if key in self._bodies:
+            body, state_after = self._bodies[key]
             builder.repeat(body, before, micro_batch)
+            if state_after != hooks_state:
+                hooks.restore_action_state(state_after)
             return
         first_op, first_change = len(builder.ops), len(builder.memory)
         walk()
@@ -210,7 +214,8 @@ class ActionLoops:
             first_change, first_change, len(builder.memory) - first_change,
             micro_batch, micro_batch,
         )  # fmt: skip
-        if hooks.action_state() == hooks_state:
-            body = builder.body_since(source, before)
-            if body is not None:
-                self._bodies[key] = body
+        state_after = hooks.action_state(micro_batch)
+        if state_after == hooks_state or (state_after is not None and hooks.restores_action_state):
+            new_body = builder.body_since(source, before)
+            if new_body is not None:
+                self._bodies[key] = new_body, state_after

@@ -31,6 +31,8 @@ _PARTITION = "partition"
 class HostCheckpoints(CheckpointStore):
     """Checkpoints in host memory. See [Note: checkpoints in host memory]."""
 
+    repeats = False
+
     def __init__(self, host: HostSide, copies: CheckpointOffload) -> None:
         self.host = host
         self.copies = copies

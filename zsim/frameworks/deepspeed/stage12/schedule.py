@@ -7,6 +7,7 @@ parameters per step, where the ZeRO paper says 2.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cached_property
 
@@ -78,6 +79,13 @@ class Zero12Schedule(DeepSpeedEngine):
         shard = -(-group.numel // (_ALIGNMENT * ranks)) * _ALIGNMENT
         is_dealt_out = self.zero.round_robin_gradients
         return FlatGroup(group.numels, ranks, shard, is_round_robin=is_dealt_out, group=group.group.name)
+
+    def action_state(self, micro_batch: int) -> Hashable | None:
+        """Whether there are gradients to add to, and those that wait. None with offloaded states."""
+        if self.offload is not None:
+            return None
+        waiting = self._elements, tuple(self._tensors), self._loose_bytes, frozenset(self._pending_gradients)
+        return micro_batch > 0, waiting
 
     # -- sizes ------------------------------------------------------------------------------------------
 
