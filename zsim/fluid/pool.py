@@ -167,9 +167,9 @@ class FluidPool:
         for resource in activity.profile.resources:
             users_of_resource = users[resource]
             if users_of_resource:
-                other = next(reversed(users_of_resource)).component  # and with it those before
-                if other is not component and other not in component.touched:
-                    component.touched.append(other)
+                neighbor = next(reversed(users_of_resource)).component  # and with it those before
+                if neighbor is not component and neighbor not in component.touched:
+                    component.touched.append(neighbor)
             users_of_resource[activity] = None
 
     def _release(self, activity: Activity) -> None:
@@ -205,16 +205,16 @@ class FluidPool:
             while component in merged_into:
                 component = merged_into[component]
             touched, component.touched = component.touched, []
-            for other in touched:
-                while other in merged_into:
-                    other = merged_into[other]
-                if other is component or not other.activities:
+            for neighbor in touched:
+                while neighbor in merged_into:
+                    neighbor = merged_into[neighbor]
+                if neighbor is component or not neighbor.activities:
                     continue
                 component.update_remaining(now)
-                other.update_remaining(now)
-                larger, smaller = component, other
-                if len(component.activities) < len(other.activities):
-                    larger, smaller = other, component
+                neighbor.update_remaining(now)
+                larger, smaller = component, neighbor
+                if len(component.activities) < len(neighbor.activities):
+                    larger, smaller = neighbor, component
                 larger.absorb(smaller)
                 merged_into[smaller] = component = larger
         for component in dict.fromkeys([*dirty, *merged_into.values()]):

@@ -71,8 +71,8 @@ class Validation:
         """The step with all inputs at the fast ends of their spreads, and at the slow ones, as multiples of
         the predicted one: their logarithms add in squares."""
         return (
-            exp(-hypot(*(log(spread.fast) for spread in self.inputs))),
-            exp(hypot(*(log(spread.slow) for spread in self.inputs))),
+            exp(-hypot(*(log(each.fast) for each in self.inputs))),
+            exp(hypot(*(log(each.slow) for each in self.inputs))),
         )
 
     def extend_to_shorter(self, share: float) -> Validation:

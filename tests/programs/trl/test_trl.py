@@ -233,7 +233,7 @@ def test_a_server_has_gpus_beside_those_that_train(tmp_path: Path) -> None:
     assert (table.placement, table.rollout.gpus, table.prompts_per_step) == ("split", 1, 7)
     more = grpo(tmp_path, "vllm_mode: server\n", rl__rollout__gpus=4)
     assert (more.rollout.gpus, more.prompts_per_step) == (4, 4)
-    with pytest.raises(InputError, match="found 8 GPUs, of which engines have 8"):
+    with pytest.raises(InputError, match="8 GPUs generate, but the experiment has 8"):
         grpo(tmp_path, "vllm_mode: server\n", rl__rollout__gpus=8)
 
 
