@@ -72,9 +72,12 @@ def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """The configured loss, one whose kernel saves only the logits, and one that never holds all logits."""
+    """The configured loss, one that is one kernel, and one that never holds all logits. Where the program
+    casts the logits before every loss, as transformers does, the one kernel is Liger's on the cast copy.
+    """
     configured = base.job.training.cross_entropy
-    for name in dict.fromkeys((configured, "fused", "fused_linear")):
+    has_fused = find_config_mapping(base.program, base.kind, LOSS, "fused") is not None
+    for name in dict.fromkeys((configured, "fused" if has_fused else "liger", "fused_linear")):
         is_first, is_least = name == configured, name == "fused_linear"
         label = "" if is_first else f"cross entropy {name}"
         yield AxisChoice(label, {LOSS: name}, is_coarse=is_first or is_least)
