@@ -288,7 +288,16 @@ def test_other_parallelisms_are_refused_by_name(make_tiny: Tiny, kind: str) -> N
 
 def test_the_given_configuration_stands_in_the_table_once(make_tiny: Tiny) -> None:
     """Everything kept: all that is left is what was given."""
-    keep = ("checkpointing", "cross-entropy", "micro-batch", "offload", "reshard", "no_sync", "wrapping")
+    keep = (
+        "checkpointing",
+        "compile",
+        "cross-entropy",
+        "micro-batch",
+        "offload",
+        "reshard",
+        "no_sync",
+        "wrapping",
+    )
     result = tune(make_tiny({"kind": "fsdp2"}, nodes=1), keep=keep)
     assert len(result.best) == 1
     assert not result.steps
