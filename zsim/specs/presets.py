@@ -54,11 +54,11 @@ def near_topologies(name: str) -> tuple[str, ...]:
     if near or len(spelling) < _LEAST_LETTERS:
         return tuple(near)
     names = {preset: f"{preset}-{_gpu_of(preset)}" for preset in topology_preset_names()}
-    parts = {_spell(part) for part in re.split("[^A-Za-z0-9]+", name)} - {"", *_SERVERS}
-    found = [preset for preset, text in names.items() if parts <= set(text.split("-"))]
-    if not found and nearest(name, names) is None:
-        found = [preset for preset, text in names.items() if spelling in _spell(text)]
-    return tuple(sorted(found, key=lambda preset: (not preset.startswith(_SERVERS), preset)))
+    words = {_spell(word) for word in re.split("[^A-Za-z0-9]+", name)} - {"", *_SERVERS}
+    matches = [preset for preset, text in names.items() if words <= set(text.split("-"))]
+    if not matches and nearest(name, names) is None:
+        matches = [preset for preset, text in names.items() if spelling in _spell(text)]
+    return tuple(sorted(matches, key=lambda preset: (not preset.startswith(_SERVERS), preset)))
 
 
 def _spell(name: str) -> str:

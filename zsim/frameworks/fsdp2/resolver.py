@@ -92,11 +92,11 @@ def _resolve_fsdp2(
             "param_dtype 'fp8'"
         )
     if table.defer_all_reduce and (replicate == 1 or table.no_sync):
-        found = (
+        contradiction = (
             "one replica" if replicate == 1 else "no_sync, which reduces nothing before the last micro-batch"
         )
         raise InputError(
-            f"strategy.defer_all_reduce: found true with {found}; expected it left out, or "
+            f"strategy.defer_all_reduce: found true with {contradiction}; expected it left out, or "
             "strategy.replicate above 1 and no_sync false"
         )
     if table.offload_states and table.cpu_offload:

@@ -92,9 +92,9 @@ def _compilations(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 def _recipes(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """The recipes of 8 bits or fewer that the framework has on the GPUs, but for the job's own."""
     experiment, training = base.job.experiment, base.job.training
-    own = training.fp8.recipe if training.precision == "fp8" else None
+    job_recipe = training.fp8.recipe if training.precision == "fp8" else None
     for recipe in recipes_of(experiment.training, experiment.strategy, base.job.cluster.gpus):
-        if recipe != own:
+        if recipe != job_recipe:
             yield AxisChoice(f"precision {recipe}", {PRECISION: "fp8", RECIPE: recipe})
 
 

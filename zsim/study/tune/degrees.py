@@ -68,8 +68,8 @@ def replicas_of(base: Base, chosen: Mapping[str, Any]) -> int:
 
 def _expert_degrees(base: Base, ranks: int) -> list[int]:
     """Ranks of a stage that may share the experts: one, those of a node, or all that experts divide among."""
-    whole = max(power for power in _powers(ranks) if num_experts(base.job.model) % power == 0)
-    return sorted({1, min(whole, base.job.gpus_per_node), whole})
+    most_ranks = max(power for power in _powers(ranks) if num_experts(base.job.model) % power == 0)
+    return sorted({1, min(most_ranks, base.job.gpus_per_node), most_ranks})
 
 
 def _powers(largest: int) -> list[int]:

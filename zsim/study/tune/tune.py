@@ -154,26 +154,26 @@ def tune(
             steps, doubtful = steps[:needed], steps[needed:]
             measured += [simpler] if needed else []
             best = [simpler, *(result for result in best if _differ(simpler, result))][:count]
-    other = None
+    changed_numerics = None
     if goal in _COMPARED:
         tuning = tuning_of(best[0].candidate.base.kind)
         axes = [*tuning.numerics, *(tuning.quantised if allows_quantised else ())]
         axes = [axis for axis in axes if axis.name not in keep]
-        other = other_numerics(evaluator, best[0], axes, verification.space.objective)
-        measured += [] if other is None else [other]
+        changed_numerics = other_numerics(evaluator, best[0], axes, verification.space.objective)
+        measured += [] if changed_numerics is None else [changed_numerics]
     return Tuning(
-        goal, verification.space.remark, base, start_result, start_memory, best, steps, doubtful, other,
-        search, measured, refused, evaluator.num_simulated, evaluator.num_checked, given_verdict,
+        goal, verification.space.remark, base, start_result, start_memory, best, steps, doubtful,
+        changed_numerics, search, measured, refused, evaluator.num_simulated, evaluator.num_checked, given_verdict,
         budget if has_degrees else None,
     )  # fmt: skip
 
 
 def _differ(first: CandidateResult, second: CandidateResult) -> bool:
     """Whether two results are of configurations that differ in more than the loss."""
-    one, other = first.candidate, second.candidate
-    if one.base is not other.base:
+    before, after = first.candidate, second.candidate
+    if before.base is not after.base:
         return True
-    return bool({*differing_axes(one, other), *differing_axes(other, one)} - {LOSSES.name})
+    return bool({*differing_axes(before, after), *differing_axes(after, before)} - {LOSSES.name})
 
 
 def _check_options(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float) -> None:
