@@ -163,8 +163,8 @@ def tune(
         measured += [] if changed_numerics is None else [changed_numerics]
     return Tuning(
         goal, verification.space.remark, base, start_result, start_memory, best, steps, doubtful,
-        changed_numerics, search, measured, refused, evaluator.num_simulated, evaluator.num_checked, given_verdict,
-        budget if has_degrees else None,
+        changed_numerics, search, measured, refused, evaluator.num_simulated, evaluator.num_checked,
+        given_verdict, budget if has_degrees else None,
     )  # fmt: skip
 
 
