@@ -96,5 +96,5 @@ def test_what_a_run_of_rl_has_not_is_refused(
 
 
 def test_the_update_alone_is_no_run() -> None:
-    with pytest.raises(InputError, match=r"found \[rl\], whose whole steps"):
+    with pytest.raises(InputError, match=r"found \[rl\]; expected none here"):
         prepare(run_of({"run.steps": 5}))

@@ -352,7 +352,10 @@ def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun
     not say how far it goes.
     """
     if experiment.rl is not None:
-        raise InputError("run: found [rl], whose whole steps `zsim goodput` and `zsim.simulate_run` simulate")
+        raise InputError(
+            "run: found [rl]; expected none here, since `zsim goodput` and `zsim.simulate_run` simulate its "
+            "whole steps"
+        )
     table, cost = run_length(experiment)
     simulator = Simulator()
     phases = []
