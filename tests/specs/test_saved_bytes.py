@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install zsim
 import torch
 import transformers
 
+from tests.saved_bytes import saved_bytes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.huggingface import model_from_config
 
@@ -83,18 +84,8 @@ def test_a_layer_keeps_the_bytes_of_transformers(case: str) -> None:
     layer = model.model.layers[index]
     arguments, keywords = _inputs_of(model, layer)
     shared = (*layer.parameters(), *keywords["position_embeddings"])  # of all layers
-    known = {tensor.untyped_storage().data_ptr() for tensor in shared}
-    sizes: dict[int, tuple[int, Any]] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            sizes[storage.data_ptr()] = storage.nbytes(), storage  # held, so that no address comes twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        layer(*arguments, **keywords)
+    measured = saved_bytes(shared, lambda: layer(*arguments, **keywords))
     block = model_from_config(config.to_dict(), "tiny", "tiny.json").blocks[index]
     shape, options = BatchShape(1, TOKENS), WorkOptions(attention="math")
     kept = sum(module.saved_bytes(shape.seen_by(module), options) for module in block.modules)
-    assert kept == pytest.approx(sum(size for size, _ in sizes.values()), rel=0.01)
+    assert kept == pytest.approx(measured, rel=0.01)

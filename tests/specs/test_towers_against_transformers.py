@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.saved_bytes import saved_bytes
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.operations.operation import FORWARD
 from zsim.specs.model.huggingface import model_from_config
@@ -166,22 +166,6 @@ def test_parameters_of_a_mixer_have_the_names_and_shapes_of_transformers(name: s
     assert named(model_from_config(config.to_dict(), "tiny", "tiny.json")) == named(module)
 
 
-def _saved_bytes(module: torch.nn.Module, run: Callable[[], Any]) -> int:
-    """Bytes of the storages that autograd keeps, parameters aside."""
-    sizes: dict[int, tuple[int, Any]] = {}
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            sizes[storage.data_ptr()] = storage.nbytes(), storage  # held, so that no address comes twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        run()
-    return sum(size for size, _ in sizes.values())
-
-
 def _work(model: ModelSpec, width: int, height: int) -> tuple[float, int]:
     """FLOPs of the tower's products and the bytes that it keeps, of one image."""
     assert model.tower is not None
@@ -216,4 +200,6 @@ def test_a_tower_has_the_flops_and_keeps_the_bytes_of_transformers(family: str) 
     assert flops == counter.get_total_flops()
     tower.set_attn_implementation("sdpa")
     copies = VISION["depth"] * rows * columns * VISION["hidden_size"] * 2
-    assert kept + copies == pytest.approx(_saved_bytes(tower, lambda: tower(pixels, grid)), rel=0.01)
+    assert kept + copies == pytest.approx(
+        saved_bytes(tower.parameters(), lambda: tower(pixels, grid)), rel=0.01
+    )

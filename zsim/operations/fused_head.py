@@ -34,7 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.cost.kernels.kernel import Kernel, elementwise, gemm
-from zsim.cost.kernels.losses import TILED
+from zsim.cost.kernels.losses import TILED, LossKernelSet
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, fill_kernels, scale_kernels
 from zsim.dtypes import DTYPE_BYTES
@@ -171,19 +171,8 @@ def _checkpointed_head(
     copied = tuple(weight * size for size in copies) if e < 4 else ()
     temporaries = (logits * e, *loss.kept_sizes(logits, e), *copied)
     gradient = (weight * e,) if is_trained else ()
-    return FusedHead(
-        forward=tuple(forward),
-        backward=tuple(backward),
-        tensors=ModuleTensors(
-            saved=(tokens * hidden * e,),
-            forward=(*temporaries, *loss.temporary_sizes(logits, e, is_backward=False)),
-            backward=(
-                *temporaries,
-                *loss.temporary_sizes(logits, e, is_backward=True),
-                *gradient,
-            ),
-        ),
-    )
+    tensors = _chunk_tensors(loss, tokens * hidden * e, logits, e, temporaries, gradient)
+    return FusedHead(forward=tuple(forward), backward=tuple(backward), tensors=tensors)
 
 
 def _chunked_head(head: Module, tokens: int, options: WorkOptions) -> FusedHead:
@@ -216,19 +205,26 @@ def _chunked_head(head: Module, tokens: int, options: WorkOptions) -> FusedHead:
                 ]
     logits = chunk * words
     temporaries = (logits * e, *loss.kept_sizes(logits, e))
-    return FusedHead(
-        forward=tuple(forward),
-        backward=tuple(backward),
-        tensors=ModuleTensors(
-            saved=(tokens * hidden * e,),
-            forward=(*temporaries, *loss.temporary_sizes(logits, e, is_backward=False)),
-            backward=(
-                *temporaries,
-                *loss.temporary_sizes(logits, e, is_backward=True),
-                tokens * hidden * e,
-                *weight_gradient,
-            ),
-        ),
+    gradients = tokens * hidden * e, *weight_gradient
+    tensors = _chunk_tensors(loss, tokens * hidden * e, logits, e, temporaries, gradients)
+    return FusedHead(forward=tuple(forward), backward=tuple(backward), tensors=tensors)
+
+
+def _chunk_tensors(
+    loss: LossKernelSet,
+    input_bytes: int,
+    logits: int,
+    element_bytes: int,
+    temporaries: tuple[int, ...],
+    gradients: tuple[int, ...],
+) -> ModuleTensors:
+    """The tensors of a head that keeps its input alone and makes the `logits` elements of a chunk in both
+    directions. `temporaries` are those of both, `gradients` those of backward, in bytes.
+    """
+    return ModuleTensors(
+        saved=(input_bytes,),
+        forward=(*temporaries, *loss.temporary_sizes(logits, element_bytes, is_backward=False)),
+        backward=(*temporaries, *loss.temporary_sizes(logits, element_bytes, is_backward=True), *gradients),
     )
 
 
