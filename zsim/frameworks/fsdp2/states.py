@@ -66,9 +66,21 @@ class ParamGroupGradient:
     @property
     def summary(self) -> Hashable:
         """All but the event."""
-        return self.unsharded_bytes, self.accumulated_bytes, self.all_reduce_bytes, self.has_shard
+        return (
+            self.unsharded_bytes,
+            self.accumulated_bytes,
+            self.all_reduce_bytes,
+            self.partial_bytes,
+            self.has_shard,
+        )
 
-    def restore(self, summary: tuple[int, int, int, bool]) -> None:
+    def restore(self, summary: tuple[int, int, int, int, bool]) -> None:
         """Go on as from a `summary`, without an event."""
-        self.unsharded_bytes, self.accumulated_bytes, self.all_reduce_bytes, self.has_shard = summary
+        (
+            self.unsharded_bytes,
+            self.accumulated_bytes,
+            self.all_reduce_bytes,
+            self.partial_bytes,
+            self.has_shard,
+        ) = summary
         self.post_reduce_event = None
