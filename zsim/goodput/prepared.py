@@ -87,6 +87,13 @@ class SimulatedPhase:
         return 1 if self.outer is None else self.outer.replicas
 
     @property
+    def step_seconds_range(self) -> tuple[float, float] | None:
+        """The interval of 80 % of a step, without the part of an outer one. None where it is not judged."""
+        return (
+            self.result.report.step_seconds_range if self.full_step is None else self.full_step.seconds_range
+        )
+
+    @property
     def step_tokens(self) -> float:
         return self.result.report.step_tokens if self.full_step is None else self.full_step.tokens
 

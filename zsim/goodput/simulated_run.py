@@ -231,19 +231,12 @@ class SimulatedRun:
             for name, source_table in tables.items()
         }
 
-    @property
-    def _step_seconds_range(self) -> list[float] | None:
-        first = self.prepared.first
-        if first.full_step is not None:
-            return [*first.full_step.seconds_range]
-        report = first.result.report
-        return None if report.validation is None else [*report.validation.range_of(report.step_seconds)]
-
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim goodput --json` writes."""
         prepared, runs, curve = self.prepared, self.runs, self.curve
         report, checkpoint = prepared.first.result.report, self.checkpoint
         low, high = self.days_range
+        interval = prepared.first.step_seconds_range
         repairs = estimate_repairs(runs)
         short = self.tightest_report.out_of_memory
         return {
@@ -254,7 +247,7 @@ class SimulatedRun:
             "out_of_memory": None if short is None else asdict(short),
             **verdict_content(self.verdict),
             "step_seconds": prepared.first.step_seconds,
-            "step_seconds_range": self._step_seconds_range,
+            "step_seconds_range": None if interval is None else [*interval],
             "outer_step": None if prepared.first.outer is None else asdict(prepared.first.outer),
             "steps": self.steps,
             "ideal_days": self.ideal_days,

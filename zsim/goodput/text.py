@@ -165,7 +165,7 @@ def proportional_days(run: SimulatedRun) -> str:
     """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
     report, days = run.prepared.first.result.report, run.expected_days
     first = run.prepared.first
-    interval = report.step_seconds_range if first.full_step is None else first.full_step.seconds_range
+    interval = first.step_seconds_range
     step = report.step_seconds if first.full_step is None else first.full_step.seconds
     if interval is None or days is None or run.prepared.table.days is not None:
         return ""

@@ -12,9 +12,8 @@ from zsim.arrays import Ints
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.engine.pools.repeats import Repeat, find_repeats
 
-_MAX_STATES = (
-    24  # of a repeat, kept whatever they cost; further ones are kept while they are cheap to compare
-)
+# States of a repeat that are kept whatever they cost. Further ones are kept while they are cheap to compare.
+_MAX_STATES = 24
 FREE = -1  # the kind of a change that frees a tensor
 
 
