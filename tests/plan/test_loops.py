@@ -22,6 +22,11 @@ MEGATRON = {
     "overlap_param_gather": True,
 }  # fmt: skip
 
+DEEP_COMPILE = {
+    "compile": {"deepcompile": True}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 8,
+}  # fmt: skip
+
 
 def plan_of(
     training: dict[str, Any], parallelism: dict[str, Any], strategy: dict[str, Any] = MEGATRON
@@ -60,9 +65,12 @@ def test_repeats_are_what_a_walk_issues(
         {"kind": "fsdp2"},
         {"kind": "fsdp2", "no_sync": True},
         {"kind": "fsdp2", "replicate": 4, "wrapping": "huggingface"},
+        {"kind": "fsdp2", "replicate": 4, "defer_all_reduce": True},
         {"kind": "fsdp2", "reshard_after_forward": False, "reduce_dtype": "bf16"},
         {"kind": "deepspeed", "stage": 1},
         {"kind": "deepspeed", "stage": 2},
+        {"kind": "deepspeed", "config": DEEP_COMPILE | {"zero_optimization": {"stage": 1}}},
+        {"kind": "deepspeed", "config": DEEP_COMPILE | {"zero_optimization": {"stage": 2}}},
     ],
     ids=lambda strategy: "-".join(str(value) for value in strategy.values()),
 )

@@ -84,8 +84,11 @@ class NestedKeys:
         name = self.get(key)
         if name is None:
             return
-        model = locate_model(name, [Path(self.file.name).parent], hub_id_of_path(name))
-        if model is None and (model := preset_of_folder(name)):
+        folders = [Path(self.file.name).parent]
+        model = locate_model(name, folders)
+        if model is None and (
+            model := locate_model(name, (), hub_id_of_path(name)) or preset_of_folder(name)
+        ):
             self.file.note(f"{key}: '{name}' is not here; by its name it is {model} (--model says otherwise)")
         if model is not None:
             self.file.defaults["model"] = model
