@@ -82,6 +82,8 @@ _FAMILIES: dict[str, ModelFamily] = {
     "qwen2_5_vl_text": ModelFamily(variants.qwen2),
     "qwen3_vl_text": ModelFamily(variants.qwen3),
     "qwen3_vl_moe_text": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
+    "qwen2_5_omni_text": ModelFamily(variants.qwen2),
+    "qwen3_omni_moe_text": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
     "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
     "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
     "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
@@ -205,9 +207,17 @@ class _Families(Mapping[str, ModelFamily]):
 FAMILIES: Mapping[str, ModelFamily] = _Families()
 
 _STATE_SPACES = "most of its layers are state spaces, of a kind that has no price in zsim"
+_RWKV = "its layers are RWKV's recurrence, which has no price in zsim"
 REFUSED_TYPES = {
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
+    "falcon_mamba": _STATE_SPACES,
+    "rwkv": _RWKV,
+    "rwkv7": _RWKV,
+    "zamba": "blocks of attention that several layers share have no plan in zsim",
+    "zamba2": "blocks of attention that several layers share, each with adapters, have no plan in zsim",
+    "phi4_multimodal": "its adapters by modality have no plan in zsim; its language model alone is a phi3",
+    "whisper": "an encoder of sound has no plan in zsim",
 }
 
 _MIN_SIMILARITY = 0.8  # of spellings: a slip of the finger, not another architecture
