@@ -23,7 +23,14 @@ from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
 from zsim.workflows.rl.loop import RlStepTimes, run_loop
-from zsim.workflows.rl.memory import PhaseMemory, engine_bytes, memory_by_phase, remedies
+from zsim.workflows.rl.memory import (
+    PhaseMemory,
+    engine_bytes,
+    host_memory_by_phase,
+    host_remedies,
+    memory_by_phase,
+    remedies,
+)
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
 from zsim.workflows.rollout.limits import BLOCK_TOKENS
 
@@ -77,14 +84,24 @@ class RlResult(Displayable):
         """The fullest GPU of each phase."""
         return memory_by_phase(self.job, self.times)
 
+    @cached_property
+    def host_memory(self) -> Mapping[str, PhaseMemory]:
+        """A node's host in each phase."""
+        return host_memory_by_phase(self.job, self.times)
+
     @property
     def capacity_bytes(self) -> int:
         """Usable bytes of a GPU."""
         return usable_bytes(self.job.cluster)
 
+    @property
+    def host_capacity_bytes(self) -> int:
+        """Bytes of a node's host."""
+        return min(host.memory for host in self.job.cluster.hosts)
+
     @cached_property
     def verdicts(self) -> Mapping[str, Verdict]:
-        """The verdict on each phase. That on training counts the host and torch's allocator too."""
+        """The verdict on each phase. That on training counts torch's allocator too."""
         report = self.times.update.report
         features = None if report.validation is None else report.validation.features
         framework, is_mixture = ("", False) if features is None else (features.framework, features.is_mixture)
@@ -96,6 +113,10 @@ class RlResult(Displayable):
         verdicts["training"] = min(
             verdicts["training"], report.verdict, key=lambda verdict: verdict.probability
         )
+        for name, phase in self.host_memory.items():
+            if phase.total > self.host_capacity_bytes:
+                load = phase.total / self.host_capacity_bytes
+                verdicts[name] = verdict_of(load, framework, errors=_CERTAIN)
         return verdicts
 
     def _rollout_verdict(self, framework: str, is_mixture: bool) -> Verdict:
@@ -122,7 +143,10 @@ class RlResult(Displayable):
     @property
     def remedies(self) -> list[str]:
         """Sentences that name the keys with which the phases fit that do not."""
-        return remedies(self.job, self.memory, self.capacity_bytes)
+        return [
+            *remedies(self.job, self.memory, self.capacity_bytes),
+            *host_remedies(self.job, self.host_memory, self.host_capacity_bytes),
+        ]
 
     @property
     def step_seconds_range(self) -> tuple[float, float]:
@@ -182,6 +206,7 @@ class RlResult(Displayable):
             "notes": list(self.job.notes),
             "remedies": self.remedies,
             "peak_bytes_by_phase": {name: phase.to_dict() for name, phase in self.memory.items()},
+            "host_bytes_by_phase": {name: phase.to_dict() for name, phase in self.host_memory.items()},
             "training": self.times.update.report.to_dict(),
         }
 
@@ -263,13 +288,14 @@ class RlResult(Displayable):
             [
                 name.replace("_", " "),
                 format_bytes(phase.total),
+                format_bytes(self.host_memory[name].total),
                 phase_verdict.word,
                 f"{100 * phase_verdict.probability:.0f} %",
             ]
             for name, phase in self.memory.items()
             for phase_verdict in [self.verdicts[name]]
         ]
-        yield from table(named_columns("Memory of a GPU", "bytes", "verdict", "likely"), rows)
+        yield from table(named_columns("Memory", "a GPU", "a node's host", "verdict", "likely"), rows)
         verdict = self.verdict
         yield from paragraph(
             f"{verdict.word.upper()}: a GPU has {format_bytes(self.capacity_bytes)} that can be used, "
