@@ -15,6 +15,7 @@ from tests.workflows.test_replica import requests, run
 from zsim.cost.inference.layers import EngineLayout, served_model
 from zsim.engine.micro_batches import simulate_step
 from zsim.engine.simulator import Simulator
+from zsim.frameworks.verl.workflow import RELOAD_BANDWIDTH
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.rl.lengths import RlLengthsTable
 from zsim.specs.library import Library
@@ -24,6 +25,7 @@ from zsim.workflows.rl.memory import host_memory_by_phase, memory_by_phase
 from zsim.workflows.rl.phases import model_bytes, num_tensors, sync_seconds
 from zsim.workflows.rl.result import RlResult, simulate_rl
 from zsim.workflows.rl.samples import draw_samples
+from zsim.workflows.rl.spread import phase_spread
 from zsim.workflows.rollout.limits import (
     BLOCK_TOKENS,
     BUDGET_OVERHEAD,
@@ -147,6 +149,28 @@ def test_what_leaves_the_gpus_is_on_the_host_until_it_is_back() -> None:
         host_memory_by_phase(replace(job, offloads=Offloads(False, False, level)), times) for level in (2, 0)
     )
     assert all(phase.total == 0 for phases in (two, none) for phase in phases.values())
+
+
+def test_verl_moves_offloaded_parameters_for_every_pass() -> None:
+    """There and back, before and after log-probabilities, reference and updates, and for the sync."""
+    kept, moved = (
+        simulate_rl(
+            experiment(framework="verl", reference="host", offload={"parameters": value}), simulator()
+        )
+        for value in (False, True)
+    )
+    seconds = 2 * moved.times.update.report.peaks["gpu"].by_category["parameters"] / RELOAD_BANDWIDTH
+    for phase in ("old_logprobs", "reference", "training"):
+        assert moved.phases_seconds[phase] - kept.phases_seconds[phase] == pytest.approx(seconds)
+    assert moved.phases_seconds["weight_sync"] == kept.phases_seconds["weight_sync"]
+
+
+def test_intervals_hold_what_is_simulated() -> None:
+    """And those of a sync are of its transport."""
+    result = result_of()
+    for name, (low, high) in result.phases_seconds_range.items():
+        assert low <= result.phases_seconds[name] <= high
+    assert phase_spread("weight_sync", "reshard") != phase_spread("weight_sync", result.job.transport)
 
 
 def test_a_reference_is_either_on_the_gpus_or_on_the_host() -> None:

@@ -19,6 +19,7 @@ from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.tables import Experiment
 from zsim.units import format_bytes, format_gpus, format_seconds
 from zsim.validated.memory import MemoryErrors
+from zsim.validated.validation import format_range
 from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 from zsim.version import __version__
 from zsim.workflows.rl.job import RlJob, resolve_rl
@@ -32,6 +33,7 @@ from zsim.workflows.rl.memory import (
     remedies,
 )
 from zsim.workflows.rl.phases import PhaseTimes, phase_times
+from zsim.workflows.rl.spread import STEP, phase_spread
 from zsim.workflows.rollout.limits import BLOCK_TOKENS
 
 PHASES = (
@@ -39,12 +41,7 @@ PHASES = (
 )  # fmt: skip
 
 _THOUSAND = 1000  # steps of a bill
-
-STEP_SPREAD = 1.41
-"""Factor within which a new step lies of what is simulated in 80 %, by the errors of the 13 published steps
-to which constants were fitted: the twelfth, in order (`python -m validation.rl.calibration`). Of 18 steps
-that nothing was fitted to 13 lie in it (docs/rl.md)."""
-
+_LONG_TAIL = 0.3  # of a rollout, and of a step
 
 _CERTAIN = MemoryErrors(np.empty(0), np.empty(0), 0, 0, 0.0, 0)
 """No errors: an engine fills what `gpu_memory_utilization` gives it."""
@@ -150,8 +147,16 @@ class RlResult(Displayable):
 
     @property
     def step_seconds_range(self) -> tuple[float, float]:
-        """The interval about the step by the errors of published ones, see `STEP_SPREAD`."""
-        return self.step.seconds / STEP_SPREAD, self.step.seconds * STEP_SPREAD
+        """The interval about the step by the errors of published ones."""
+        return STEP.range_of(self.step.seconds)
+
+    @cached_property
+    def phases_seconds_range(self) -> dict[str, tuple[float, float]]:
+        """The intervals about the phases by the errors of published ones."""
+        return {
+            name: phase_spread(name, self.job.transport).range_of(seconds)
+            for name, seconds in self.phases_seconds.items()
+        }
 
     @property
     def _cache_bytes(self) -> int:
@@ -181,6 +186,7 @@ class RlResult(Displayable):
             "step_seconds": step.seconds,
             "step_seconds_range": self.step_seconds_range,
             "phases_seconds": self.phases_seconds,
+            "phases_seconds_range": self.phases_seconds_range,
             "exposed_seconds": self.exposed_seconds,
             "rollout": {
                 "tail_seconds": step.tail,
@@ -268,6 +274,7 @@ class RlResult(Displayable):
             [
                 name.replace("_", " "),
                 format_seconds(seconds),
+                format_range(self.phases_seconds_range[name]),
                 format_seconds(exposed),
                 f"{100 * exposed / step.seconds:.0f} %",
             ]
@@ -275,11 +282,11 @@ class RlResult(Displayable):
             for exposed in [self.exposed_seconds[name]]
             if seconds
         ]
-        yield from table(named_columns("Phase", "time", "exposed", "exposed of step"), shares)
+        yield from table(named_columns("Phase", "time", "in 80 %", "exposed", "exposed of step"), shares)
         yield ""
         yield from paragraph(
             f"The last tenth of the samples takes {format_seconds(step.tail)} of the rollout's "
-            f"{format_seconds(step.rollout)}. The rollout's GPUs run iterations in "
+            f"{format_seconds(step.rollout)}{_tail_advice(self)}. The rollout's GPUs run iterations in "
             f"{100 * step.busy_rollout:.0f} % of the time, the trainer's train in "
             f"{100 * step.busy_training:.0f} %."
         )
@@ -310,6 +317,21 @@ class RlResult(Displayable):
             yield ""
         for note in job.notes:
             yield from paragraph(note, first="note: ", indent=2)
+
+
+def _tail_advice(result: RlResult) -> str:
+    """What shortens the tail of a rollout that is mostly tail, and that the step waits for."""
+    step, table = result.step, result.job.table
+    if step.tail < _LONG_TAIL * step.rollout or step.exposed_rollout < _LONG_TAIL * step.seconds:
+        return ""
+    keys = ["a lower rl.lengths.max_response"]
+    if not result.job.is_synchronous:
+        keys.insert(0, "a higher rl.max_staleness")
+    elif table.environment.turns == 1:
+        keys.insert(0, "rl.over_sampling = 1.3")
+        if "async" in result.job.framework.placements:
+            keys.insert(1, 'rl.placement = "async"')
+    return f", which {' or '.join(keys)} would shorten, and more GPUs do not"
 
 
 def _mean_running(result: RlResult) -> float:

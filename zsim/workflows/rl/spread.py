@@ -1,0 +1,48 @@
+"""The intervals of 80 % of an RL step and of its phases, by errors of published ones.
+
+Each end is one of split conformal prediction: of n factors in order, that of place 0.9 (n + 1), or the last
+where there are too few. Only rows to which constants may be fitted are counted, so that rows that are there
+to report errors tell whether the intervals hold (docs/rl.md). `python -m validation.rl.calibration` prints
+the factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Spread(NamedTuple):
+    """Factors from what is simulated to the ends of its interval."""
+
+    below: float
+    """What is simulated, over the least that is to be expected."""
+    above: float
+    """The most that is to be expected, over what is simulated."""
+
+    def range_of(self, seconds: float) -> tuple[float, float]:
+        """The interval about `seconds`."""
+        return seconds / self.below, seconds * self.above
+
+
+STEP = Spread(1.41, 1.41)
+"""13 steps, of NeMo-RL and of verl."""
+ROLLOUT = Spread(1.28, 1.27)
+"""Seven rollouts of verl."""
+TRAINER = Spread(1.5, 1.5)
+"""21 phases of verl's trainer: updates, old log-probabilities and the reference."""
+SYNCS: Mapping[str, Spread] = {
+    "ipc": Spread(1.56, 4.3), "broadcast": Spread(1.56, 4.3), "reshard": Spread(1.29, 1.47),
+    "host": Spread(1.14, 1.14), "filesystem": Spread(1.56, 4.3),
+}  # fmt: skip
+"""By transport: 19 syncs by handles or broadcasts of several releases of verl, 13 of NeMo-RL from shard to
+shard, 6 of checkpoint-engine from host memory. A file system, of which there are none, is as the first."""
+
+
+def phase_spread(phase: str, transport: str) -> Spread:
+    """The spread of a phase. Those without published times have the step's."""
+    if phase == "weight_sync":
+        return SYNCS[transport]
+    if phase in ("training", "old_logprobs", "reference", "values"):
+        return TRAINER
+    return ROLLOUT if phase == "rollout" else STEP
