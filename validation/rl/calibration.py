@@ -108,7 +108,8 @@ def _spreads(predictions: Mapping[str, RowPrediction], rows: Sequence[RlRow]) ->
     kinds: dict[str, list[tuple[float, str]]] = {}
     for row in rows:
         prediction = predictions[row.row_id]
-        pairs = {"step": (prediction.predicted_seconds, prediction.measured_seconds)}
+        pairs: dict[str, tuple[float | None, float | None]] = {}
+        pairs["step"] = (prediction.predicted_seconds, prediction.measured_seconds)
         for phase, measured in prediction.measured_phases.items():
             kind = "trainer" if phase in _TRAINER else f"{phase} of {row.text('source')}"
             pairs[f"{kind}: {phase}"] = prediction.predicted_phases.get(phase), measured

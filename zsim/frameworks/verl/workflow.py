@@ -13,7 +13,7 @@ from zsim.workflows.rl.framework import (
     TrainerDefaults,
 )
 
-PHASES = {"training": 3.5, "old_logprobs": 1.3}
+PHASES = {"training": 3.6, "old_logprobs": 1.4}
 """Seconds of the trainer's phases besides its passes: medians of what seven runs took more than those passes
 and reloads, 7 to 72 billion parameters with states offloaded to the host (eric-haibin-lin/verl-data gsm8k and
 math, of the summer of 2025, on 8 GPUs), as `python -m validation.rl.calibration` prints them."""
