@@ -113,9 +113,9 @@ def _spreads(predictions: Mapping[str, RowPrediction], rows: Sequence[RlRow]) ->
         for phase, measured in prediction.measured_phases.items():
             kind = "trainer" if phase in _TRAINER else f"{phase} of {row.text('source')}"
             pairs[f"{kind}: {phase}"] = prediction.predicted_phases.get(phase), measured
-        for name, (predicted, measured) in pairs.items():
-            if predicted and measured:
-                kinds.setdefault(name.partition(":")[0], []).append((predicted / measured, row.row_id))
+        for name, (simulated, found) in pairs.items():
+            if simulated and found:
+                kinds.setdefault(name.partition(":")[0], []).append((simulated / found, row.row_id))
     for kind, ratios in kinds.items():
         place = min(len(ratios), ceil(_COVERED * (len(ratios) + 1))) - 1
         ordered = sorted(ratio for ratio, _ in ratios)

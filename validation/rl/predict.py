@@ -17,7 +17,7 @@ from zsim.specs.library import Library
 from zsim.workflows.rl.job import resolve_rl
 from zsim.workflows.rl.phases import TRAINED_BYTES, sync_seconds
 from zsim.workflows.rl.result import simulate_rl
-from zsim.workflows.rl.spread import TRAINER, phase_spread
+from zsim.workflows.rl.spread import PASSES, phase_spread
 
 # Column of a measured phase -> its name.
 PHASE_COLUMNS = {
@@ -131,7 +131,7 @@ def _predict_step(asked: RowExperiment, simulator: Simulator) -> dict[str, Any]:
         cluster, numel = step.job.cluster, step.job.model.numel
         gather = TRAINED_BYTES * numel / cluster.offload.pageable_bandwidth if asked.gathers_weights else 0.0
         seconds = step.seconds + gather
-        return _phases({"training": (seconds, TRAINER.range_of(seconds))})
+        return _phases({"training": (seconds, PASSES.range_of(seconds))})
     if asked.phase == "weight_sync":
         job = resolve_rl(asked.experiment, simulator)
         seconds = sync_seconds(job)

@@ -72,17 +72,17 @@ def host_memory_by_phase(job: RlJob, times: PhaseTimes) -> dict[str, PhaseMemory
     what leaves the GPUs."""
     peaks = times.update.report.peaks
     gpu, ranks = peaks["gpu"].at_total, min(job.training_gpus, job.cluster.gpus_per_node)
-    own = {name: int(size) for name, size in peaks["host"].at_total.items() if size}
+    trainer = {name: int(size) for name, size in peaks["host"].at_total.items() if size}
     if job.has_reference and job.table.reference != "resident" and not job.has_adapters:
-        own["reference"] = ranks * _shard_bytes(job, int(gpu.get("parameters", 0)))
+        trainer["reference"] = ranks * _shard_bytes(job, int(gpu.get("parameters", 0)))
     offloads = job.offloads
     states = ("optimizer_states",) * offloads.optimizer, ("parameters",) * offloads.parameters
     optimizer, parameters = ({name: ranks * int(gpu.get(name, 0)) for name in names} for names in states)
     asleep = {"rollout_weights": ranks * job.model.weight_bytes} if offloads.sleep_level == 1 else {}
     return {
-        "rollout": PhaseMemory(_sum(own, optimizer, parameters)),
-        "training": PhaseMemory(_sum(own, asleep)),
-        "weight_sync": PhaseMemory(_sum(own, optimizer)),
+        "rollout": PhaseMemory(_sum(trainer, optimizer, parameters)),
+        "training": PhaseMemory(_sum(trainer, asleep)),
+        "weight_sync": PhaseMemory(_sum(trainer, optimizer)),
     }
 
 

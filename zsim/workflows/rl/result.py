@@ -320,7 +320,7 @@ class RlResult(Displayable):
 
 
 def _tail_advice(result: RlResult) -> str:
-    """What shortens the tail of a rollout that is mostly tail, and that the step waits for."""
+    """The keys that shorten a rollout that is mostly tail, and that the step waits for."""
     step, table = result.step, result.job.table
     if step.tail < _LONG_TAIL * step.rollout or step.exposed_rollout < _LONG_TAIL * step.seconds:
         return ""

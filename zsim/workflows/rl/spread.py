@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Spread(NamedTuple):
+class PhaseSpread(NamedTuple):
     """Factors from what is simulated to the ends of its interval."""
 
     below: float
@@ -26,28 +26,28 @@ class Spread(NamedTuple):
         return seconds / self.below, seconds * self.above
 
 
-STEP = Spread(1.38, 1.38)
+STEP = PhaseSpread(1.38, 1.38)
 """13 steps, of NeMo-RL and of verl."""
-TRAINER = Spread(1.38, 1.38)
+PASSES = PhaseSpread(1.38, 1.38)
 """21 phases of verl's trainer: updates, old log-probabilities and the reference."""
-ROLLOUT = Spread(1.28, 1.28)
+ROLLOUT = PhaseSpread(1.28, 1.28)
 """Seven rollouts of verl."""
-_COPIED = Spread(1.56, 4.4)
-SYNCS: Mapping[str, Spread] = {
+_COPIED = PhaseSpread(1.56, 4.4)
+SYNCS: Mapping[str, PhaseSpread] = {
     "ipc": _COPIED,
     "broadcast": _COPIED,
     "filesystem": _COPIED,
-    "reshard": Spread(1.29, 1.48),
-    "host": Spread(1.14, 1.13),
+    "reshard": PhaseSpread(1.29, 1.48),
+    "host": PhaseSpread(1.14, 1.13),
 }
 """By transport: 22 syncs by handles or broadcasts of several releases of verl, 13 of NeMo-RL from shard to
 shard, 6 of checkpoint-engine from host memory. A file system, of which there are none, is as the first."""
 
 
-def phase_spread(phase: str, transport: str) -> Spread:
+def phase_spread(phase: str, transport: str) -> PhaseSpread:
     """The spread of a phase. Those without published times have the step's."""
     if phase == "weight_sync":
         return SYNCS[transport]
     if phase in ("training", "old_logprobs", "reference", "values"):
-        return TRAINER
+        return PASSES
     return ROLLOUT if phase == "rollout" else STEP
