@@ -29,7 +29,8 @@ def step_page(result: RlResult) -> str:
         if seconds
     ]
     memory = [
-        [name.replace("_", " "), format_bytes(phase.total), result.verdicts[name].word,
+        [name.replace("_", " "), format_bytes(phase.total),
+         format_bytes(result.host_memory[name].total), result.verdicts[name].word,
          ", ".join(f"{what.replace('_', ' ')} {format_bytes(size)}"
                    for what, size in phase.by_category.items() if size)]
         for name, phase in result.memory.items()
@@ -50,7 +51,7 @@ def step_page(result: RlResult) -> str:
                 ("cache", "Caches of these replicas: GB in use on a GPU.", _caches(result)),
             ],
         ),
-        Section("Memory of a GPU", (), ["phase", "bytes", "verdict", "what"], memory),
+        Section("Memory", (), ["phase", "a GPU", "a node's host", "verdict", "what a GPU has"], memory),
     ]  # fmt: skip
     low, high = map(format_seconds, result.step_seconds_range)
     summary = f"A step takes {format_seconds(result.step.seconds)}, {low} to {high} in 80 %."
