@@ -44,7 +44,7 @@ class Ddp(Framework[DdpTable, DdpConfig]):
     table = DdpTable
     title = "DDP"
     order = 1
-    unread_keys = MODEL_PARALLEL_KEYS | {"training.autocast"}
+    unread_keys = (MODEL_PARALLEL_KEYS | {"training.autocast"}) - {"parallelism.context"}
 
 
 FRAMEWORK = Ddp()

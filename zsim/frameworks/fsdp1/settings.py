@@ -79,7 +79,9 @@ class Fsdp1(Framework[Fsdp1Table, Fsdp1Config]):
     table = Fsdp1Table
     title = "FSDP"
     order = 2
-    unread_keys = MODEL_PARALLEL_KEYS | PIPELINE_KEYS | {"training.lora.preparation"}
+    unread_keys = (MODEL_PARALLEL_KEYS | PIPELINE_KEYS | {"training.lora.preparation"}) - {
+        "parallelism.context"
+    }
 
 
 FRAMEWORK = Fsdp1()
