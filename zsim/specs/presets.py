@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zsim.errors import InputError, did_you_mean, nearest
@@ -38,8 +38,8 @@ def topology_preset_names() -> tuple[str, ...]:
 
 def topology_preset_path(name: str) -> Path:
     """The TOML file of a cluster preset. Raises InputError for an unknown name."""
-    near = near_topologies(name)
-    return _locate(topologies_folder(), ".toml", name, "cluster", "a path to a topology TOML", near)
+    alternative = "a path to a topology TOML"
+    return _locate(topologies_folder(), ".toml", name, "cluster", alternative, near_topologies)
 
 
 def near_topologies(name: str) -> tuple[str, ...]:
@@ -91,12 +91,17 @@ def _stems(folder: Path, suffix: str) -> tuple[str, ...]:
 
 
 def _locate(
-    folder: Path, suffix: str, name: str, kind: str, alternative: str | None, near: Sequence[str] = ()
+    folder: Path,
+    suffix: str,
+    name: str,
+    kind: str,
+    alternative: str | None,
+    near_names: Callable[[str], Sequence[str]] = lambda name: (),
 ) -> Path:
     path = folder / f"{name}{suffix}"
     if name and Path(name).name == name and os.path.isfile(path):
         return path
-    names = _stems(folder, suffix)
+    names, near = _stems(folder, suffix), near_names(name)
     examples = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     if near:
         others = f" ({', '.join(near[1:_MOST_NEAR])})" if len(near) > 1 else ""
