@@ -41,8 +41,8 @@ def test_what_only_some_scripts_do_breaks_nothing(make_step_report: Callable[...
     assert found.verdict.word == "fits"
     (note,) = moment_notes(found)
     assert note == (
-        "a script that also does this runs out of memory: saving, 1.20 TB on a node's host (`zsim memory` says "
-        "why)"
+        "a script that also does this runs out of memory: saving, 1.20 TB on a node's host (`zsim memory` "
+        "says why)"
     )
 
 
