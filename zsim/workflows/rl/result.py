@@ -306,7 +306,7 @@ class RlResult(Displayable):
         verdict = self.verdict
         yield from paragraph(
             f"{verdict.word.upper()}: a GPU has {format_bytes(self.capacity_bytes)} that can be used, "
-            f"{verdict.odds}."
+            f"{verdict.chance}."
         )
         report = self.times.update.report
         if report.out_of_memory is not None and self.memory["training"].total <= self.capacity_bytes:
