@@ -35,7 +35,7 @@ WRITER = YamlWriter()
 
 
 class _Engine:
-    """What the YAML says of one engine of training, by `strategy.kind` in `_ENGINES`.
+    """One engine of training in the YAML, by `strategy.kind` in `_ENGINES`.
 
     The answers here are those of an engine that Accelerate does not run.
     """
@@ -56,7 +56,7 @@ class _Engine:
         yield from ()
 
     def note(self, job: Job, strategy: Any) -> str:
-        """What the user of the file must do."""
+        """The note on what the user of the file must do."""
         return f"the script's: {', '.join((*_calls(job), *self.calls(job, strategy)))}"
 
 
