@@ -81,7 +81,7 @@ class _DeepSpeed(_Engine):
 
 
 class _Ddp(_Engine):
-    """torch's DDP, and what its three engines share."""
+    """DDP, and the answers that all of torch's engines share."""
 
     def why_not(self, job: Job, strategy: Any) -> str | None:
         if job.training.gradient_accumulation_steps > 1 and not strategy.no_sync:
@@ -122,7 +122,7 @@ class _Ddp(_Engine):
 
 
 class _Fsdp(_Ddp):
-    """What both FSDPs share."""
+    """Both FSDPs, in their shared answers."""
 
     def why_not(self, job: Job, strategy: Any) -> str | None:
         training = job.training
