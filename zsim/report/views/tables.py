@@ -113,7 +113,7 @@ def _rate(bytes_per_second: float | None) -> str:
 
 
 def traffic_table(report: Report) -> Table:
-    """What a GPU sends over each class of links, and how busy the fullest link of it is."""
+    """Bytes that a GPU sends over each class of links, and how busy the fullest link of it is."""
     rows = [
         (
             row.link_class,
@@ -127,7 +127,7 @@ def traffic_table(report: Report) -> Table:
 
 
 def sent_table(report: Report) -> Table:
-    """What a GPU sends by phase and collective, within nodes and between them."""
+    """Bytes that a GPU sends by phase and collective, within nodes and between them."""
     rows = [
         (
             f"{row.phase} {span_meaning(row.kind).label} ({row.group}, {row.group_size})",
@@ -163,7 +163,7 @@ def moved_table(section: OffloadSection) -> Table:
 
 
 def cost_table(report: Report) -> Table:
-    """What training costs, as `[cost]` asks for it. It has no rows without `[cost]`."""
+    """The costs of training, as `[cost]` asks for it. It has no rows without `[cost]`."""
     columns = columns_of("", "run", "per 1e9 tokens", "per parameter", "")
     return Table("What training costs", columns, list(cost_rows(report)))
 

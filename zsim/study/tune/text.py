@@ -160,7 +160,7 @@ def _format_mfu(fraction: float | None) -> str:
 
 
 def _remarks(rank: str, _: str, measured: CandidateResult) -> Iterator[str]:
-    """What limits a configuration, its run of days, its verdict, and the changes of the script for it."""
+    """The limits of a configuration, its run of days, its verdict, and the changes of the script for it."""
     yield limits_of(measured)
     if measured.days is not None:
         yield format_days(measured.days)
