@@ -55,9 +55,14 @@ def memory_table(report: Report, device: str) -> Table:
     for category, highest in peak.by_category.items():
         if highest:
             meaning = MEMORY.get(category) or Meaning(category, "", "white")
-            held = peak.at_total[category]
+            peak_bytes = peak.at_total[category]
             rows.append(
-                (meaning, format_bytes(highest), format_bytes(held), Bar(held / scale, meaning.terminal))
+                (
+                    meaning,
+                    format_bytes(highest),
+                    format_bytes(peak_bytes),
+                    Bar(peak_bytes / scale, meaning.terminal),
+                )
             )
     is_over = capacity is not None and peak.total > capacity
     total = format_bytes(peak.total)
