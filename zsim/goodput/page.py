@@ -22,7 +22,7 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.report.views.result import Column, Section, Table, columns_of
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.units import format_seconds
 
 _DAY = 86_400.0
@@ -53,7 +53,7 @@ def goodput_page(run: SimulatedRun) -> str:
     sections = [
         Section("Where the days go", [
             ("waterfall", "Mean of all runs.", waterfall(run)),
-        ], Table("", _DEFINITIONS, _definitions(run))),
+        ], ResultTable("", _DEFINITIONS, _definitions(run))),
         Section("A run with its failures", [
             ("progress", "The run of the median's days: steps done over time; dotted: without stops. Marked: "
              "failures, by cause.", progress(run)),
@@ -71,7 +71,7 @@ def goodput_page(run: SimulatedRun) -> str:
                         interval(run),
                     ),
                 ],
-                Table("", _MODES, _modes(run)) if run.modes else None,
+                ResultTable("", _MODES, _modes(run)) if run.modes else None,
             )
         )
     if len(run.spares) > 1:
@@ -89,10 +89,10 @@ def goodput_page(run: SimulatedRun) -> str:
         )
     causes_plot = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
     columns = columns_of("cause", "in a run", "lost GPU-hours")
-    sections.append(Section("Failures", [causes_plot], Table("", columns, _causes(run))))
+    sections.append(Section("Failures", [causes_plot], ResultTable("", columns, _causes(run))))
     unit = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
     sections.append(Section("All runs", [("days", f"{unit} of every run.", days(run))]))
-    sections.append(Section("Should I believe this?", table=Table("", _TRUST, [*trust_rows(run)])))
+    sections.append(Section("Should I believe this?", table=ResultTable("", _TRUST, [*trust_rows(run)])))
     summary = [verdict_sentence(run), *([diverging_sentence(run)] if run.is_diverging else [])]
     summary += shortening_sentences(run)
     return page(headline(run), "goodput", sections, " ".join([*summary, *detail_sentences(run)]))

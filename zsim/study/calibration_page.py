@@ -7,7 +7,7 @@ from zsim.calibrate.robust_fit import CurveFit
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page
-from zsim.report.views.result import Column, Section, Table, columns_of
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
 
 _MEASURED, _FITTED, _ERROR = "#1f77b4", "#d95f02", "#7f7f7f"
 _UPPER, _LOWER = (0.342, 1.0), (0.0, 0.282)  # of the height
@@ -24,7 +24,7 @@ def _section(number: int, fit: CurveFit) -> Section:
     rows = [[name, f"{value:.4g}", fit.units.get(name, "")] for name, value in fit.values.items()]
     if fit.at_bound:
         rows.append(["not told by these points", ", ".join(fit.at_bound), ""])
-    values = Table("", columns_of("number", "value", Column("unit", is_left=True)), rows)
+    values = ResultTable("", columns_of("number", "value", Column("unit", is_left=True)), rows)
     if not fit.points:
         return Section(fit.title, table=values)
     caption = (

@@ -17,7 +17,7 @@ from zsim.report.views.displayable import Displayable, Figures
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
-from zsim.report.views.result import Column, Field, Table, table_of
+from zsim.report.views.result import Column, ItemColumn, ResultTable, table_of
 from zsim.report.views.text.plain import paragraph, shell, table, text_table
 from zsim.report.views.text.sentences import headline
 from zsim.units import format_seconds
@@ -231,12 +231,12 @@ class Trust(Displayable):
         )
 
 
-_NEAREST: tuple[Field[NearRun], ...] = (
-    Field("run", lambda near_run: near_run.run.row_id, is_left=True),
-    Field("ratio", lambda near_run: _format_ratio(near_run)),
-    Field("GPUs", lambda near_run: f"{near_run.run.features.gpus:,}"),
-    Field("GPU", lambda near_run: near_run.run.features.gpu, is_left=True),
-    Field("strategy", lambda near_run: near_run.run.features.strategy, is_left=True),
+_NEAREST: tuple[ItemColumn[NearRun], ...] = (
+    ItemColumn("run", lambda near_run: near_run.run.row_id, is_left=True),
+    ItemColumn("ratio", lambda near_run: _format_ratio(near_run)),
+    ItemColumn("GPUs", lambda near_run: f"{near_run.run.features.gpus:,}"),
+    ItemColumn("GPU", lambda near_run: near_run.run.features.gpu, is_left=True),
+    ItemColumn("strategy", lambda near_run: near_run.run.features.strategy, is_left=True),
 )
 
 
@@ -244,7 +244,7 @@ def _format_ratio(near_run: NearRun) -> str:
     return f"{near_run.measured_over_predicted:.2f}"
 
 
-def near_table(runs: Sequence[NearRun]) -> Table:
+def near_table(runs: Sequence[NearRun]) -> ResultTable:
     """A row for each validated run, the nearest first."""
     return table_of("", _NEAREST, runs, "text")
 

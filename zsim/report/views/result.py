@@ -44,7 +44,7 @@ Medium = Literal["page", "text"]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     """A title, columns, and rows of cells. A row may lack its last cells."""
 
     title: str
@@ -55,7 +55,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Field(Generic[Item]):
+class ItemColumn(Generic[Item]):
     """A column of a table whose rows are items: its title, and its cell of an item."""
 
     title: str
@@ -65,11 +65,13 @@ class Field(Generic[Item]):
     """The only medium that shows it. None for both."""
 
 
-def table_of(title: str, fields: Iterable[Field[Item]], items: Iterable[Item], medium: Medium) -> Table:
+def table_of(
+    title: str, fields: Iterable[ItemColumn[Item]], items: Iterable[Item], medium: Medium
+) -> ResultTable:
     """A row for each item, with the fields that the medium shows."""
     shown = [column for column in fields if column.where in (None, medium)]
     columns = [Column(column.title, is_left=column.is_left) for column in shown]
-    return Table(title, columns, [[column.cell(item) for column in shown] for item in items])
+    return ResultTable(title, columns, [[column.cell(item) for column in shown] for item in items])
 
 
 def columns_of(first: str, *more: str | Column) -> list[Column]:
@@ -87,4 +89,4 @@ class Section:
     title: str
     figures: Sequence[tuple[str, str, Figure]] = ()
     """(id, caption, figure), with ids that are unique on a page."""
-    table: Table | None = None
+    table: ResultTable | None = None

@@ -12,7 +12,7 @@ from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.traffic import CollectiveRow
 from zsim.report.views.meanings import DATA_LOADING, MEMORY, WHOLE_STEP, Meaning, span_meaning
-from zsim.report.views.result import Bar, Cell, Field, Medium, Table, Tone, columns_of, table_of
+from zsim.report.views.result import Bar, Cell, ItemColumn, Medium, ResultTable, Tone, columns_of, table_of
 from zsim.units import format_amount, format_bytes, format_rate, format_seconds
 
 Row = tuple[str, ...]
@@ -29,7 +29,7 @@ def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction * 100:.1f} %"
 
 
-def breakdown_table(report: Report, *, is_full: bool = True) -> Table:
+def breakdown_table(report: Report, *, is_full: bool = True) -> ResultTable:
     """Where the step goes. Unless it `is_full`, without the causes that took nothing."""
     rows = []
     for name, meaning in WHOLE_STEP.items():
@@ -38,10 +38,10 @@ def breakdown_table(report: Report, *, is_full: bool = True) -> Table:
             continue
         share = seconds / report.step_seconds
         rows.append((meaning, format_seconds(seconds), percent(share), Bar(share, meaning.terminal)))
-    return Table("Where the step goes", columns_of("", "time", "share", ""), rows)
+    return ResultTable("Where the step goes", columns_of("", "time", "share", ""), rows)
 
 
-def memory_table(report: Report, device: str) -> Table:
+def memory_table(report: Report, device: str) -> ResultTable:
     """The memory of a kind of device by category: each one's own maximum, and what it holds at the peak."""
     peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
     scale = max(capacity or 0, peak.total)
@@ -78,25 +78,25 @@ def memory_table(report: Report, device: str) -> Table:
         add("aside", "allocated by torch", "", format_bytes(allocated_bytes(report)), "")
         add("aside", "reserved by torch", format_bytes(row.reserved_bytes), limit_text, "")
     columns = columns_of("", "own peak", "at the peak", "")
-    return Table(_DEVICES.get(device, "NVMe, fullest node"), columns, rows, tones)
+    return ResultTable(_DEVICES.get(device, "NVMe, fullest node"), columns, rows, tones)
 
 
-_COLLECTIVES: tuple[Field[CollectiveRow], ...] = (
-    Field(
+_COLLECTIVES: tuple[ItemColumn[CollectiveRow], ...] = (
+    ItemColumn(
         "", lambda row: f"{span_meaning(row.kind).label} ({row.group or 'world'}, {row.group_size})",
         is_left=True,
     ),
-    Field("calls", lambda row: f"{row.count:,}"),
-    Field("tensor", lambda row: format_bytes(row.bytes)),
-    Field("dtype", lambda row: row.dtype),
-    Field("busy", lambda row: format_seconds(row.busy_seconds)),
-    Field("exposed", lambda row: format_seconds(row.exposed_seconds), where="page"),
-    Field("algorithm bandwidth", lambda row: _rate(row.algorithm_bytes_per_second), where="page"),
-    Field("bus bandwidth", lambda row: _rate(row.bus_bytes_per_second)),
+    ItemColumn("calls", lambda row: f"{row.count:,}"),
+    ItemColumn("tensor", lambda row: format_bytes(row.bytes)),
+    ItemColumn("dtype", lambda row: row.dtype),
+    ItemColumn("busy", lambda row: format_seconds(row.busy_seconds)),
+    ItemColumn("exposed", lambda row: format_seconds(row.exposed_seconds), where="page"),
+    ItemColumn("algorithm bandwidth", lambda row: _rate(row.algorithm_bytes_per_second), where="page"),
+    ItemColumn("bus bandwidth", lambda row: _rate(row.bus_bytes_per_second)),
 )  # fmt: skip
 
 
-def collective_table(report: Report, medium: Medium) -> Table:
+def collective_table(report: Report, medium: Medium) -> ResultTable:
     """The collectives of a rank and step. In text the busiest kinds stand for themselves, the others are one
     row.
     """
@@ -117,7 +117,7 @@ def _rate(bytes_per_second: float | None) -> str:
     return "-" if bytes_per_second is None else format_rate(bytes_per_second)
 
 
-def traffic_table(report: Report) -> Table:
+def traffic_table(report: Report) -> ResultTable:
     """Bytes that a GPU sends over each class of links, and how busy the fullest link of it is."""
     rows = [
         (
@@ -128,10 +128,10 @@ def traffic_table(report: Report) -> Table:
         )
         for row in report.traffic
     ]
-    return Table("Traffic per GPU and step", columns_of("", "bytes", "utilisation", ""), rows)
+    return ResultTable("Traffic per GPU and step", columns_of("", "bytes", "utilisation", ""), rows)
 
 
-def sent_table(report: Report) -> Table:
+def sent_table(report: Report) -> ResultTable:
     """Bytes that a GPU sends by phase and collective, within nodes and between them."""
     rows = [
         (
@@ -141,10 +141,10 @@ def sent_table(report: Report) -> Table:
         )
         for row in report.sent
     ]
-    return Table("Sent per GPU and step", columns_of("", "within nodes", "between nodes"), rows)
+    return ResultTable("Sent per GPU and step", columns_of("", "within nodes", "between nodes"), rows)
 
 
-def offload_table(report: Report, section: OffloadSection) -> Table:
+def offload_table(report: Report, section: OffloadSection) -> ResultTable:
     """The stall by cause, then each tier's traffic."""
     rows: list[tuple[Cell, ...]] = []
     for cause, seconds in section.stall_seconds.items():
@@ -156,21 +156,21 @@ def offload_table(report: Report, section: OffloadSection) -> Table:
         used = row.utilisation_fraction
         rows.append((row.tier, moved, percent(used), Bar(used, "red")))
     columns = columns_of("", "stall, bytes", "of step, in use", "")
-    return Table("Offloading per GPU and step", columns, rows)
+    return ResultTable("Offloading per GPU and step", columns, rows)
 
 
-def moved_table(section: OffloadSection) -> Table:
+def moved_table(section: OffloadSection) -> ResultTable:
     """Bytes of one rank and step by kind of work, then page-locked bytes of a node."""
     rows = [(_MOVED[kind], format_bytes(size)) for kind, size in section.moved_bytes.items()]
     if section.pinned_bytes:
         rows.append(("page-locked on each node", format_bytes(section.pinned_bytes)))
-    return Table("Bytes", columns_of("work", "bytes"), rows)
+    return ResultTable("Bytes", columns_of("work", "bytes"), rows)
 
 
-def cost_table(report: Report) -> Table:
+def cost_table(report: Report) -> ResultTable:
     """The costs of training, as `[cost]` asks for it. It has no rows without `[cost]`."""
     columns = columns_of("", "run", "per 1e9 tokens", "per parameter", "")
-    return Table("What training costs", columns, list(cost_rows(report)))
+    return ResultTable("What training costs", columns, list(cost_rows(report)))
 
 
 def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
@@ -207,18 +207,20 @@ def _format_optional(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def irregular_tables(report: Report) -> Iterator[Table]:
+def irregular_tables(report: Report) -> Iterator[ResultTable]:
     """The tables for which the report has rows."""
     if report.jobs:
         rows = [_job(row) for row in report.jobs]
-        yield Table("Jobs on this fabric", columns_of("", "GPUs", "alone", "together", "longer", ""), rows)
+        yield ResultTable(
+            "Jobs on this fabric", columns_of("", "GPUs", "alone", "together", "longer", ""), rows
+        )
     if report.gpu_types:
         yield _gpu_types(report.gpu_types)
     jitter = report.jitter
     if jitter is not None:
         title = f"{jitter.steps:,} steps with jitter, seed {jitter.seed}"
         has_bubbles = report.pipeline is not None
-        yield Table(
+        yield ResultTable(
             title,
             columns_of("", *jitter.step_seconds, "without"),
             _jitter_rows(jitter, has_bubbles=has_bubbles),
@@ -226,13 +228,13 @@ def irregular_tables(report: Report) -> Iterator[Table]:
     if report.ranks:
         rows = [_rank(row) for row in report.ranks]
         columns = columns_of("", "ranks", "kernels", "exposed communication", "slowed")
-        yield Table("Ranks that differ", columns, rows)
+        yield ResultTable("Ranks that differ", columns, rows)
 
 
-def _gpu_types(types: Sequence[GpuTypeRow]) -> Table:
+def _gpu_types(types: Sequence[GpuTypeRow]) -> ResultTable:
     is_uneven = len({row.micro_batch_size for row in types}) > 1
     columns = columns_of("", "GPUs", "kernels", "waits", "lost", "GPU-h/day", "GPU memory")
-    return Table("Types of GPUs", columns, [_gpu_type(row, is_uneven=is_uneven) for row in types])
+    return ResultTable("Types of GPUs", columns, [_gpu_type(row, is_uneven=is_uneven) for row in types])
 
 
 def _gpu_type(row: GpuTypeRow, *, is_uneven: bool) -> Row:

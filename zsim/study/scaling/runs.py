@@ -8,7 +8,7 @@ from typing import Any
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.report.views.result import Column, Section, Table
+from zsim.report.views.result import Column, ResultTable, Section
 from zsim.report.views.text.plain import paragraph, table
 from zsim.study.scaling.scaling import Scaling, ScalingPoint
 from zsim.units import format_duration
@@ -48,7 +48,7 @@ def run_section(scaling: Scaling) -> list[Section]:
          _days_figure(answers)),
     ]  # fmt: skip
     rows = [[*_cells(point, answer), answer["run_error"] or ""] for point, answer in answers]
-    return [Section("Whole runs", figures, Table("", [*_COLUMNS, Column("", is_left=True)], rows))]
+    return [Section("Whole runs", figures, ResultTable("", [*_COLUMNS, Column("", is_left=True)], rows))]
 
 
 def run_dict(point: ScalingPoint) -> dict[str, Any]:

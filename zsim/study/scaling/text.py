@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from zsim.report.critical.causes import cause_meaning, cause_noun
-from zsim.report.views.result import Cell, Field, Medium, Table, table_of
+from zsim.report.views.result import Cell, ItemColumn, Medium, ResultTable, table_of
 from zsim.report.views.text.plain import paragraph, text_table
 from zsim.study.scaling.scaling import KNEE, EfficiencyChange, Scaling, ScalingPoint
 from zsim.units import format_bytes, format_seconds
@@ -35,10 +35,10 @@ def scaling_lines(scaling: Scaling) -> Iterator[str]:
         yield from paragraph(sentence)
 
 
-def point_table(scaling: Scaling, medium: Medium) -> Table:
+def point_table(scaling: Scaling, medium: Medium) -> ResultTable:
     """A row for each number of GPUs. One without a step has its error in the page's last column."""
-    gpus: Field[ScalingPoint] = Field("GPUs", lambda point: f"{point.gpus:,}")
-    causes: Field[ScalingPoint] = Field(
+    gpus: ItemColumn[ScalingPoint] = ItemColumn("GPUs", lambda point: f"{point.gpus:,}")
+    causes: ItemColumn[ScalingPoint] = ItemColumn(
         "mostly waiting for", lambda point: point.error or _format_causes(point), is_left=True, where="page"
     )
     fields = [replace(field, cell=partial(_cell_of_run, field.cell)) for field in _fields(scaling)]
@@ -49,17 +49,19 @@ def _cell_of_run(cell: Callable[[ScalingPoint], Cell], point: ScalingPoint) -> C
     return "" if point.error is not None else cell(point)
 
 
-def _fields(scaling: Scaling) -> Sequence[Field[ScalingPoint]]:
+def _fields(scaling: Scaling) -> Sequence[ItemColumn[ScalingPoint]]:
     return (
-        Field("nodes", lambda point: f"{point.nodes:,}", where="page"),
-        Field("batch", lambda point: f"{point.micro_batch_size}x{point.gradient_accumulation_steps}"),
-        Field("step", lambda point: format_seconds(point.step_seconds)),
-        Field("80 %", _format_ends, where="page"),
-        Field("tokens/s", lambda point: f"{point.tokens_per_second:,.0f}"),
-        Field("linear", lambda point: f"{scaling.efficiency(point) * 100:.1f}%"),
-        Field("MFU", lambda point: "-" if point.mfu_fraction is None else f"{point.mfu_fraction * 100:.1f}%"),
-        Field("memory", lambda point: format_bytes(point.gpu_peak_bytes)),
-        Field("80 %", _format_range),
+        ItemColumn("nodes", lambda point: f"{point.nodes:,}", where="page"),
+        ItemColumn("batch", lambda point: f"{point.micro_batch_size}x{point.gradient_accumulation_steps}"),
+        ItemColumn("step", lambda point: format_seconds(point.step_seconds)),
+        ItemColumn("80 %", _format_ends, where="page"),
+        ItemColumn("tokens/s", lambda point: f"{point.tokens_per_second:,.0f}"),
+        ItemColumn("linear", lambda point: f"{scaling.efficiency(point) * 100:.1f}%"),
+        ItemColumn(
+            "MFU", lambda point: "-" if point.mfu_fraction is None else f"{point.mfu_fraction * 100:.1f}%"
+        ),
+        ItemColumn("memory", lambda point: format_bytes(point.gpu_peak_bytes)),
+        ItemColumn("80 %", _format_range),
     )
 
 

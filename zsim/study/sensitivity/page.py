@@ -9,7 +9,7 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.result import Section, Table, columns_of
+from zsim.report.views.result import ResultTable, Section, columns_of
 from zsim.study.sensitivity.requirements import Requirement
 from zsim.study.sensitivity.runs import RunSensitivity, run_bar_dict, run_bar_section
 from zsim.study.sensitivity.sensitivity import Sensitivity, SensitivityBar
@@ -50,7 +50,9 @@ def sensitivity_page(
             for need in needs
         ]
         rows += [[name, "", f"left out: {why}", ""] for name, why in (excluded or {}).items()]
-        sections.append(Section(f"What would have to be true for {target}", table=Table("", columns, rows)))
+        sections.append(
+            Section(f"What would have to be true for {target}", table=ResultTable("", columns, rows))
+        )
     sections += [] if run_study is None else [run_bar_section(run_study)]
     summary = f"{format_seconds(study.step_seconds)} per step; most depends on {_largest_effects(study)}."
     return page(study.title, "sensitivity", sections, summary)

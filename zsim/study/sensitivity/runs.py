@@ -19,7 +19,7 @@ from zsim.goodput.search import best_interval, run_comparable, starting_interval
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.result import Column, Section, Table
+from zsim.report.views.result import Column, ResultTable, Section
 from zsim.report.views.text.plain import paragraph, text_table
 from zsim.specs.experiment.run.storage import resolve_storage
 from zsim.specs.experiment.tables import Experiment
@@ -321,9 +321,9 @@ def run_bar_lines(study: RunSensitivity) -> Iterator[str]:
             yield from paragraph(f"{bar.name}: {bar.error}", indent=2)
 
 
-def _table(bars: Sequence[RunBar], study: RunSensitivity) -> Table:
+def _table(bars: Sequence[RunBar], study: RunSensitivity) -> ResultTable:
     rows = [(b.name, b.value, _change(b.low_days, study), _change(b.high_days, study)) for b in bars]
-    return Table("", _COLUMNS, rows)
+    return ResultTable("", _COLUMNS, rows)
 
 
 def _change(days: float | None, study: RunSensitivity) -> str:

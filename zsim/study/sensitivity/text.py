@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from zsim.report.views.result import Field, Medium, Table, table_of
+from zsim.report.views.result import ItemColumn, Medium, ResultTable, table_of
 from zsim.report.views.text.plain import WIDTH, paragraph, text_table
 from zsim.study.sensitivity.requirements import Requirement
 from zsim.study.sensitivity.sensitivity import Sensitivity, SensitivityBar
@@ -39,15 +39,15 @@ def _table(bars: Sequence[SensitivityBar], step_seconds: float) -> list[str]:
     return lines
 
 
-def bar_table(bars: Sequence[SensitivityBar], step_seconds: float, medium: Medium) -> Table:
+def bar_table(bars: Sequence[SensitivityBar], step_seconds: float, medium: Medium) -> ResultTable:
     """A row for each number that is turned down and up."""
-    fields: list[Field[SensitivityBar]] = [
-        Field("", lambda bar: bar.variation.name, is_left=True),
-        Field("kind", lambda bar: bar.variation.kind, is_left=True, where="page"),
-        Field("value", lambda bar: f"{_format_number(bar)} {bar.variation.unit}".strip()),
-        Field("turned, %", _format_factors),
-        Field("step, %", lambda bar: bar.error or _format_changes(bar, step_seconds)),
-        Field("key", _format_keys, is_left=True, where="page"),
+    fields: list[ItemColumn[SensitivityBar]] = [
+        ItemColumn("", lambda bar: bar.variation.name, is_left=True),
+        ItemColumn("kind", lambda bar: bar.variation.kind, is_left=True, where="page"),
+        ItemColumn("value", lambda bar: f"{_format_number(bar)} {bar.variation.unit}".strip()),
+        ItemColumn("turned, %", _format_factors),
+        ItemColumn("step, %", lambda bar: bar.error or _format_changes(bar, step_seconds)),
+        ItemColumn("key", _format_keys, is_left=True, where="page"),
     ]
     return table_of("", fields, bars, medium)
 

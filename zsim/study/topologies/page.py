@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.figure import script_json
 from zsim.report.views.html.page import page, plot, render
-from zsim.report.views.result import Section, Table, columns_of, table_of
+from zsim.report.views.result import ResultTable, Section, columns_of, table_of
 from zsim.specs.cluster.files import load_cluster
 from zsim.study.topologies import figures
 from zsim.study.topologies.animation import (
@@ -45,7 +45,7 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
         ]  # fmt: skip
         drawings = [(f"d{number}", _drawing_caption(facts), figures.fabric_figure(name, nodes))]
         sections.append(
-            Section(facts["description"], drawings, Table("", columns_of("", "count", "each"), rows))
+            Section(facts["description"], drawings, ResultTable("", columns_of("", "count", "each"), rows))
         )
     return page(title, _KICKER, sections)
 
@@ -124,7 +124,9 @@ def curves_page(points: Sequence[CurvePoint]) -> str:
         columns = columns_of("curve", "points from 64 KiB to 4 GiB", "median absolute error", "worst")
         sections.append(
             Section(
-                cluster, [(f"c{number}", caption, figures.curves(cluster_points))], Table("", columns, table)
+                cluster,
+                [(f"c{number}", caption, figures.curves(cluster_points))],
+                ResultTable("", columns, table),
             )
         )
     total = median_error(points)

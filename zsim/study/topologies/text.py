@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zsim.report.views.result import Column, Field, Table, table_of
+from zsim.report.views.result import Column, ItemColumn, ResultTable, table_of
 from zsim.report.views.text.plain import named_columns, paragraph, table, text_table
 from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
 from zsim.study.topologies.routings import NUM_DRAWS, Routing, explain_routing
@@ -94,7 +94,7 @@ def order_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
         for order in sorted(row.orders, key=lambda mesh_order: mesh_order.step_seconds)
     ]
     columns = named_columns("cluster", "order", *axes, "step", "")
-    yield from text_table(Table("", columns, cells), is_split=True)
+    yield from text_table(ResultTable("", columns, cells), is_split=True)
 
 
 def _format_nodes(nodes: int | None) -> str:
@@ -132,26 +132,26 @@ def _is_distinguishable(first: TopologyComparison, second: TopologyComparison) -
     return is_ratio_significant(*steps, kinds, is_shared=first.report.is_shared)
 
 
-CLUSTER: Field[TopologyComparison] = Field("cluster", lambda row: row.cluster, is_left=True)
-STEP: Sequence[Field[TopologyComparison]] = (
-    Field("step", lambda row: format_seconds(row.report.step_seconds)),
-    Field("exposed", lambda row: format_seconds(row.exposed_seconds)),
-    Field("tokens/s/GPU", lambda row: _count(row.report.tokens_per_second_per_gpu), where="page"),
-    Field("MFU", lambda row: _percent(row.report.mfu_fraction)),
-    Field("fullest", lambda row: _fullest(row)),
+CLUSTER: ItemColumn[TopologyComparison] = ItemColumn("cluster", lambda row: row.cluster, is_left=True)
+STEP: Sequence[ItemColumn[TopologyComparison]] = (
+    ItemColumn("step", lambda row: format_seconds(row.report.step_seconds)),
+    ItemColumn("exposed", lambda row: format_seconds(row.exposed_seconds)),
+    ItemColumn("tokens/s/GPU", lambda row: _count(row.report.tokens_per_second_per_gpu), where="page"),
+    ItemColumn("MFU", lambda row: _percent(row.report.mfu_fraction)),
+    ItemColumn("fullest", lambda row: _fullest(row)),
 )
-FABRIC: Sequence[Field[TopologyComparison]] = (
-    Field("switches", lambda row: _count(row.facts["num_switches"])),
-    Field("cables", lambda row: _count(row.facts["num_cables"])),
-    Field("bisection", lambda row: _rate(row.facts["bisection_bytes_per_second"])),
+FABRIC: Sequence[ItemColumn[TopologyComparison]] = (
+    ItemColumn("switches", lambda row: _count(row.facts["num_switches"])),
+    ItemColumn("cables", lambda row: _count(row.facts["num_cables"])),
+    ItemColumn("bisection", lambda row: _rate(row.facts["bisection_bytes_per_second"])),
 )
-ROUTING: Sequence[Field[TopologyComparison]] = (
-    Field("as given", lambda row: row.routing.configured),
-    Field("ideal", lambda row: format_seconds(row.routing.ideal_seconds)),
-    Field("hashed", lambda row: format_seconds(row.routing.hashed_seconds)),
-    Field("hashed p95", lambda row: format_seconds(row.routing.hashed_p95_seconds)),
-    Field("collectives", lambda row: _slowdowns(row.routing)),
-    Field("why", lambda row: explain_routing(row.routing), is_left=True, where="page"),
+ROUTING: Sequence[ItemColumn[TopologyComparison]] = (
+    ItemColumn("as given", lambda row: row.routing.configured),
+    ItemColumn("ideal", lambda row: format_seconds(row.routing.ideal_seconds)),
+    ItemColumn("hashed", lambda row: format_seconds(row.routing.hashed_seconds)),
+    ItemColumn("hashed p95", lambda row: format_seconds(row.routing.hashed_p95_seconds)),
+    ItemColumn("collectives", lambda row: _slowdowns(row.routing)),
+    ItemColumn("why", lambda row: explain_routing(row.routing), is_left=True, where="page"),
 )
 
 

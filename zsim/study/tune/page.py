@@ -6,7 +6,7 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.html.page import page
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION, TOTAL
-from zsim.report.views.result import Column, Section, Table, columns_of
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.study.tune.evaluate import CandidateResult
 from zsim.study.tune.text import (
     best_table,
@@ -44,7 +44,7 @@ def tuning_page(tuning: Tuning) -> str:
             Section(
                 "What to change",
                 [("steps", "Each change on top of those above it, each simulated.", steps_figure(tuning))],
-                Table("", columns_of("", Column("change", is_left=True), "step time"), rows),
+                ResultTable("", columns_of("", Column("change", is_left=True), "step time"), rows),
             )
         )
     doubtful = format_doubtful(tuning) if tuning.doubtful else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.report.views.meanings import BREAKDOWN
-from zsim.report.views.result import Field, Medium, Table, table_of
+from zsim.report.views.result import ItemColumn, Medium, ResultTable, table_of
 from zsim.report.views.text.plain import paragraph, text_table
 from zsim.specs.experiment.labels import gpus_label
 from zsim.specs.experiment.resolve import resolve
@@ -138,19 +138,21 @@ def _ranked(tuning: Tuning) -> list[_Ranked]:
     return ranked
 
 
-def best_table(tuning: Tuning, medium: Medium) -> Table:
+def best_table(tuning: Tuning, medium: Medium) -> ResultTable:
     """A row for each of the best configurations and for the experiment's."""
     best = tuning.best[0]
-    fields: list[Field[_Ranked]] = [
-        Field("", lambda entry: entry[0]),
-        Field("configuration", lambda entry: entry[1], is_left=True, where="page"),
-        Field("step", lambda entry: format_seconds(entry[2].seconds)),
-        Field("80 %", lambda entry: format_step_range(entry[2].row, best.row), is_left=True, where="page"),
-        Field("tokens/s/GPU", lambda entry: f"{entry[2].row['tokens_per_second_per_gpu'] or 0.0:,.0f}"),
-        Field("MFU", lambda entry: _format_mfu(entry[2].row["mfu_fraction"])),
-        Field("GPU memory", lambda entry: format_bytes(entry[2].gpu_bytes)),
-        Field("GPUs", lambda entry: f"{entry[2].gpus:,}"),
-        Field("limited by", lambda entry: "; ".join(_remarks(*entry)), is_left=True, where="page"),
+    fields: list[ItemColumn[_Ranked]] = [
+        ItemColumn("", lambda entry: entry[0]),
+        ItemColumn("configuration", lambda entry: entry[1], is_left=True, where="page"),
+        ItemColumn("step", lambda entry: format_seconds(entry[2].seconds)),
+        ItemColumn(
+            "80 %", lambda entry: format_step_range(entry[2].row, best.row), is_left=True, where="page"
+        ),
+        ItemColumn("tokens/s/GPU", lambda entry: f"{entry[2].row['tokens_per_second_per_gpu'] or 0.0:,.0f}"),
+        ItemColumn("MFU", lambda entry: _format_mfu(entry[2].row["mfu_fraction"])),
+        ItemColumn("GPU memory", lambda entry: format_bytes(entry[2].gpu_bytes)),
+        ItemColumn("GPUs", lambda entry: f"{entry[2].gpus:,}"),
+        ItemColumn("limited by", lambda entry: "; ".join(_remarks(*entry)), is_left=True, where="page"),
     ]
     return table_of("", fields, _ranked(tuning), medium)
 

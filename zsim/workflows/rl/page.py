@@ -8,7 +8,7 @@ from typing import Any
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import page
-from zsim.report.views.result import Column, Section, Table, columns_of
+from zsim.report.views.result import Column, ResultTable, Section, columns_of
 from zsim.units import format_bytes, format_seconds
 from zsim.workflows.rl.result import RlResult
 from zsim.workflows.rollout.limits import BLOCK_TOKENS
@@ -40,7 +40,7 @@ def step_page(result: RlResult) -> str:
         Section(
             "Phases",
             [("phases", "What the step waits for, one phase after the other.", _waterfall(result))],
-            Table("", columns_of("phase", "time", "exposed"), rows),
+            ResultTable("", columns_of("phase", "time", "exposed"), rows),
         ),
         Section(
             "Both sides over time",
@@ -51,7 +51,7 @@ def step_page(result: RlResult) -> str:
                 ("cache", "Caches of these replicas: GB in use on a GPU.", _caches(result)),
             ],
         ),
-        Section("Memory of a GPU", table=Table("", columns_of("phase", "bytes", *_VERDICTS), memory)),
+        Section("Memory of a GPU", table=ResultTable("", columns_of("phase", "bytes", *_VERDICTS), memory)),
     ]  # fmt: skip
     low, high = map(format_seconds, result.step_seconds_range)
     summary = f"A step takes {format_seconds(result.step.seconds)}, {low} to {high} in 80 %."

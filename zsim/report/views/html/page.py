@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.figure import Figure
-from zsim.report.views.result import Bar, Section, Table
+from zsim.report.views.result import Bar, ResultTable, Section
 from zsim.resources import TEMPLATES
 from zsim.version import __version__
 
@@ -79,7 +79,7 @@ def page(title: str, kicker: str, sections: Sequence[Section], summary: str = ""
     return render("page.html.j2", title=title, kicker=kicker, sections=cards, summary=summary)
 
 
-def _without_bars(table: Table) -> Table:
+def _without_bars(table: ResultTable) -> ResultTable:
     """The table without its columns of bars."""
     bars = {n for row in table.rows for n, cell in enumerate(row) if isinstance(cell, Bar)}
     columns = [column for n, column in enumerate(table.columns) if n not in bars]

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from zsim.report.views.meanings import Meaning
-from zsim.report.views.result import Bar, Cell, Column, Table
+from zsim.report.views.result import Bar, Cell, Column, ResultTable
 
 WIDTH = 80
 _GAP = "  "
@@ -32,7 +32,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]
     return lines
 
 
-def text_table(values: Table, *, is_split: bool = False) -> list[str]:
+def text_table(values: ResultTable, *, is_split: bool = False) -> list[str]:
     """The lines of a table, below its title if it has one.
 
     If it `is_split`, columns without room follow below. Bars are left out.

@@ -10,7 +10,7 @@ from zsim.report.fit import allocator_sentences, fit_of, moment_notes
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
 from zsim.report.views.meanings import EVIDENCE, Meaning
-from zsim.report.views.result import Bar, Cell, Table
+from zsim.report.views.result import Bar, Cell, ResultTable
 from zsim.report.views.tables import (
     breakdown_table,
     collective_table,
@@ -219,8 +219,8 @@ def _bar(fraction: float, style: str, is_plain: bool) -> Text:
     return Text("█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip(), style=style)
 
 
-def _table(table: Table, is_plain: bool) -> RichTable:
-    """A table without lines. Only its first column wraps."""
+def _table(table: ResultTable, is_plain: bool) -> RichTable:
+    """The table without lines. Only its first column wraps."""
     from rich.table import Table as RichTable
 
     shown = RichTable(
