@@ -59,8 +59,8 @@ class MicroBatchLoop(NamedTuple):
 
 
 def find_period(prepared: PreparedJob, ranks: Sequence[SimulatedRank]) -> Period | None:
-    """What a further micro-batch adds to the step that `ranks` have run. None where that is not known. See
-    [Note: micro-batches that repeat].
+    """The part of the step that `ranks` have run which a further micro-batch repeats. None where none is known
+    to. See [Note: micro-batches that repeat].
     """
     plan, periods, begins = prepared.plan, [], {}
     origin = begin_seconds(ranks[0], len(plan.program_on(ranks[0].number).ops))
@@ -71,12 +71,14 @@ def find_period(prepared: PreparedJob, ranks: Sequence[SimulatedRank]) -> Period
         if loop is None:
             return None
         times = _Times(rank, num_ops)
-        of_runs = [_period_of_run(times, loop, first) for first in range(0, times.num_ops, num_ops)]
-        known = [period for period in of_runs if period is not None]
+        run_periods = [_period_of_run(times, loop, first) for first in range(0, times.num_ops, num_ops)]
+        seconds = [period for period in run_periods if period is not None]
         launch_queue = host_of(prepared.job, plan, number).launch_queue
-        if len(known) < len(of_runs) or not _is_independent_of_queue(times, loop, launch_queue, known):
+        if len(seconds) < len(run_periods) or not _is_independent_of_queue(
+            times, loop, launch_queue, seconds
+        ):
             return None
-        periods.append(known)
+        periods.append(seconds)
         last_run = times.num_ops - num_ops
         launch = last_run + loop.second + int(np.argmax(times.is_launch[last_run + loop.second :]))
         begins[rank.number] = float(times.start[launch]) - origin
@@ -116,7 +118,9 @@ def _find_loop(program: Program) -> MicroBatchLoop | None:
         list(zip(changes.category[a:b], changes.bytes[a:b], changes.device[a:b], strict=True))
         for a, b in pairwise(edges)
     ]
-    is_same = all(other == issued[0] for other in issued) and all(other == changed[0] for other in changed)
+    is_same = all(
+        rows == columns_of_ops[0] for columns_of_ops in (issued, changed) for rows in columns_of_ops
+    )
     return loop if is_same and sum(size for _, size, _ in changed[0]) == 0 else None
 
 

@@ -42,7 +42,7 @@ def full_step(step: SimulatedStep) -> TracedStep:
     begin, count = period.begins[traced.rank], step.micro_batches - step.outcome_micro_batches
     waits = traced.breakdown.waits.repeat(begin, begin + period.seconds, count)
     overlaps = [(factor, overlap_seconds(outcome.trace, traced.rank)) for factor, outcome in step.terms]
-    hidden, total = (sum(factor * parts[place] for factor, parts in overlaps) for place in (0, 1))
+    hidden, total = (sum(factor * seconds[index] for factor, seconds in overlaps) for index in (0, 1))
     return replace(
         traced,
         breakdown=replace(breakdown, waits=waits),
