@@ -59,8 +59,8 @@ class MicroBatchLoop(NamedTuple):
 
 
 def find_period(prepared: PreparedJob, ranks: Sequence[SimulatedRank]) -> Period | None:
-    """The part of the step that `ranks` have run which a further micro-batch repeats. None where none is known
-    to. See [Note: micro-batches that repeat].
+    """The part of the step of `ranks` that a further micro-batch repeats. None where there may be none. See
+    [Note: micro-batches that repeat].
     """
     plan, periods, begins = prepared.plan, [], {}
     origin = begin_seconds(ranks[0], len(plan.program_on(ranks[0].number).ops))
@@ -91,7 +91,7 @@ def _find_loop(program: Program) -> MicroBatchLoop | None:
     `Program.memoize`. Only backwards of the very last reduce gradients that the others accumulate.
     """
     firsts = [op for op, action in program.actions if action.kind == "F"]
-    if len(firsts) < 5 or {action.kind for _, action in program.actions} != {"F", "B"}:
+    if len(firsts) < 5 or not {action.kind for _, action in program.actions} <= {"F", "B"}:
         return None
     loop, columns = MicroBatchLoop(*firsts[-4:]), program.memoize(op_columns)
     bounds = list(pairwise(loop))

@@ -163,10 +163,9 @@ def full_variants(step: SimulatedStep, *, has_range: bool = True) -> Variants:
     simulated = weighted[0][1]
 
     def total(value: Callable[[Variants], float | None]) -> float | None:
-        values = [(factor, value(variants)) for factor, variants in weighted]
-        return (
-            None if None in dict(values).values() else sum(factor * (part or 0.0) for factor, part in values)
-        )
+        values = [value(variants) for _, variants in weighted]
+        seconds = [factor * number for (factor, _), number in zip(weighted, values, strict=True) if number]
+        return sum(seconds) if len(seconds) == len(weighted) else None
 
     def end_of(name: str, end: int) -> Callable[[Variants], float | None]:
         return lambda variants: (getattr(variants, name) or (None, None))[end]
