@@ -87,6 +87,25 @@ def test_a_typo_is_refused_with_the_nearest_right_word(changes: dict[str, Any], 
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
+        ("fsdp2", r'strategy: found \'fsdp2\', expected a table; write kind = "fsdp2"$'),
+        ("ZeRO-3", r'expected a table; write kind = "deepspeed" and stage = 3$'),
+        (
+            {"kind": "zero_2"},
+            r'found \'zero_2\', expected one of .*; write kind = "deepspeed" and stage = 2$',
+        ),
+        ({"kind": "fsdp"}, r'write kind = "fsdp1" for FullyShardedDataParallel, or kind = "fsdp2" for fully'),
+        ({"kind": "HSDP"}, r'write kind = "fsdp2" and replicate = the number of replicas'),
+    ],
+)
+def test_what_people_call_a_strategy_is_refused_with_the_keys_that_say_it(
+    strategy: object, words: str
+) -> None:
+    refused(words, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
         (
             {"kind": "fsdp2", "limit_all_gathers": True},
             r"strategy\.limit_all_gathers does not belong to kind 'fsdp2'; it is a key of fsdp1",

@@ -90,6 +90,9 @@ def test_topologies_and_gpus_are_found_by_name() -> None:
         ("dgx-h200", "hgx-h200"),
         ("MI250", "mi300x-x8"),
         ("gaudi", "gaudi2-x8"),
+        ("p5.48xlarge", "aws-p5"),
+        ("a3-highgpu-8g", "dgx-h100"),
+        ("Standard_ND96isr_H100_v5", "azure-ndv5"),
     ],
 )
 def test_a_name_that_people_use_proposes_a_machine_of_its_kind(name: str, near: str) -> None:

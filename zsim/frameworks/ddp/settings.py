@@ -44,6 +44,7 @@ class Ddp(Framework[DdpTable, DdpConfig]):
     table = DdpTable
     title = "DDP"
     order = 1
+    other_names = dict.fromkeys(("dp", "dataparallel", "distributeddataparallel"), 'kind = "ddp"')
     unread_keys = MODEL_PARALLEL_KEYS | {"training.autocast"}
 
 

@@ -79,6 +79,9 @@ class Fsdp1(Framework[Fsdp1Table, Fsdp1Config]):
     table = Fsdp1Table
     title = "FSDP"
     order = 2
+    other_names = dict.fromkeys(
+        ("fsdp", "fullyshardeddataparallel"), 'kind = "fsdp1" for FullyShardedDataParallel'
+    )
     unread_keys = MODEL_PARALLEL_KEYS | PIPELINE_KEYS | {"training.lora.preparation"}
 
 

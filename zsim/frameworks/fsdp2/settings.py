@@ -85,6 +85,9 @@ class Fsdp2(Framework[Fsdp2Table, Fsdp2Config]):
     table = Fsdp2Table
     title = "FSDP"
     order = 3
+    other_names = dict.fromkeys(
+        ("fsdp", "fullyshard", "torchtitan"), 'kind = "fsdp2" for fully_shard, the newer of torch'
+    ) | dict.fromkeys(("hsdp", "hybridshard"), 'kind = "fsdp2" and replicate = the number of replicas')
     unread_keys = frozenset({"training.lora.preparation", "training.autocast", "parallelism.capacity_factor"})
 
 

@@ -38,7 +38,7 @@ from zsim.specs.names import unreadable_names
 from zsim.specs.strategy.choices import default_kind
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.registry import STRATEGIES, is_strategy
+from zsim.specs.strategy.registry import STRATEGIES, is_strategy, meant_strategies
 from zsim.specs.strategy.table import Count, StrategyTable, StrictTable
 from zsim.specs.user_code import UserCode, load_user_models
 
@@ -227,6 +227,9 @@ def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[d
     is the model of the experiment's file.
     """
     table = data.get("strategy")
+    if isinstance(table, str):
+        problem = f"strategy: found '{table}', expected a table{_keys_meant(table)}"
+        return {**data, "strategy": {"kind": default_kind()}}, [problem]
     if not isinstance(table, Mapping):
         return data, []
     keys = {str(key) for key in table} - {"kind"}
@@ -236,8 +239,7 @@ def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[d
     problems = []
     if kind is not None and not is_strategy(kind):
         problems.append(
-            f"strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
-            f"{did_you_mean(str(kind), STRATEGIES)}"
+            f"strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}{_keys_meant(str(kind))}"
         )
         return {**data, "strategy": {"kind": default_kind()}}, problems
     known_keys = set(STRATEGIES[kind].model_fields) if kind else set()
@@ -258,6 +260,12 @@ def _infer_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[d
         return {**data, "strategy": {"kind": default_kind()}}, problems
     kept_table = {key: value for key, value in table.items() if str(key) in known_keys}
     return {**data, "strategy": {**kept_table, "kind": kind}}, problems
+
+
+def _keys_meant(name: str) -> str:
+    """The end of an error message on a strategy's name: the keys of `[strategy]` that say what it means."""
+    keys = (f'kind = "{name}"',) if is_strategy(name) else meant_strategies(name)
+    return f"; write {', or '.join(keys)}" if keys else did_you_mean(name, STRATEGIES)
 
 
 def _infer_kind(keys: set[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from zsim.specs.strategy.table import StrategyConfig, StrategyTable
@@ -40,6 +41,8 @@ class Framework(Generic[Table, Config]):
     """The name that validated runs and sentences have for it."""
     order: int
     """Its place where frameworks are listed by how they build on each other."""
+    other_names: Mapping[str, str] = {}
+    """What people call it and its settings, in small letters and digits alone, with the keys that say it."""
     unread_keys: frozenset[str] = frozenset()
     """Dotted keys of an experiment beside `[strategy]` that it refuses, or tables of which it refuses all
     keys.

@@ -8,6 +8,7 @@ by its kind and names none.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,13 @@ def workflow_names() -> tuple[str, ...]:
 def kinds_in_order() -> tuple[str, ...]:
     """The values of `strategy.kind`, in the order of `Framework.order`."""
     return tuple(sorted(kinds(), key=lambda kind: framework_of(kind).order))
+
+
+def meant_strategies(name: str) -> tuple[str, ...]:
+    """The keys of `[strategy]` that say what people call "ZeRO-3" or the like, by `Framework.order`."""
+    letters = re.sub("[^a-z0-9]", "", name.lower())
+    names = [framework_of(kind).other_names for kind in kinds_in_order()]
+    return tuple(keys[letters] for keys in names if letters in keys)
 
 
 def is_strategy(kind: object) -> bool:

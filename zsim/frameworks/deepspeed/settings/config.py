@@ -244,6 +244,19 @@ class DeepSpeed(Framework[DeepSpeedTable, DeepSpeedConfig]):
     table = DeepSpeedTable
     title = "DeepSpeed"
     order = 4
+    other_names = {
+        f"{name}{stage}": f'kind = "deepspeed" and stage = {stage}'
+        for name in (
+            "zero",
+            "zerostage",
+            "deepspeedzero",
+            "deepspeedstage",
+            "deepspeedzerostage",
+            "stage",
+            "ds",
+        )
+        for stage in range(4)
+    } | dict.fromkeys(("zero", "ds", "zeropp"), 'kind = "deepspeed"')
     unread_keys = frozenset(
         {
             "training.lora.preparation", "training.autocast", "training.stored_dtype",

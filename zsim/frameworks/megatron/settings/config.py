@@ -374,6 +374,9 @@ class Megatron(Framework[MegatronTable, MegatronConfig]):
     table = MegatronTable
     title = "Megatron"
     order = 5
+    other_names = dict.fromkeys(
+        ("megatronlm", "mcore", "megatroncore", "nemo", "megatronbridge"), 'kind = "megatron"'
+    )
     unread_keys = frozenset(
         {
             "training.lora.preparation", "training.autocast", "training.stored_dtype",
