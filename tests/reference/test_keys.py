@@ -163,6 +163,11 @@ def test_quantities_are_strings_with_a_unit() -> None:
 def test_a_concept_reads_the_keys_of_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many keys a word means: `qlora` means three."""
     read: list[str] = []
-    monkeypatch.setattr(keys, "keys_of", lambda file: read.append(file) or keys_of(file))
+
+    def read_keys(file: str) -> tuple[keys.FileKey, ...]:
+        read.append(file)
+        return keys_of(file)
+
+    monkeypatch.setattr(keys, "keys_of", read_keys)
     assert len(keys.explained_keys("qlora", concept_of("qlora"))) > 1
     assert read == list(FILES)
