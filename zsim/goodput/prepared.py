@@ -404,7 +404,7 @@ def _simulate_step(experiment: Experiment, simulator: Simulator) -> Result:
     job = simulator.job(experiment)
     step = simulator.step(job)
     report = report_of_step(step, time.perf_counter() - start_seconds)
-    return Result(job, step.outcome.plan, step.outcome.trace, report)
+    return Result(job, step, report)
 
 
 def _simulate_phase(

@@ -18,7 +18,7 @@ _COLORS: Mapping[str, str] = {
     "training": "#D55E00", "weight_sync": "#F88805", "offload": "#D8A1B7", "reward": "#922862",
     "other": "#8A8F98",
 }  # fmt: skip
-_VERDICTS = Column("verdict", is_left=True), Column("what a GPU has", is_left=True)
+_MEMORY = "a GPU", "a node's host", Column("verdict", is_left=True), Column("what a GPU has", is_left=True)
 _MICROSECONDS = 1e6
 _TRAINING, _ROLLOUT = 1, 2  # processes of the trace
 
@@ -52,7 +52,7 @@ def step_page(result: RlResult) -> str:
                 ("cache", "Caches of these replicas: GB in use on a GPU.", _caches(result)),
             ],
         ),
-        Section("Memory", table=ResultTable("", columns_of("phase", "a GPU", "a node's host", *_VERDICTS), memory)),
+        Section("Memory", table=ResultTable("", columns_of("phase", *_MEMORY), memory)),
     ]  # fmt: skip
     low, high = map(format_seconds, result.step_seconds_range)
     summary = f"A step takes {format_seconds(result.step.seconds)}, {low} to {high} in 80 %."
