@@ -96,16 +96,18 @@ def _weighted_sums(terms: Sequence[tuple[float, Mapping[str, float]]]) -> dict[s
 def scale_variants(variants: Variants, step: SimulatedStep) -> Variants:
     """The variants of the simulated micro-batches, scaled to the complete step."""
     factor = step.length_ratio
-    offload_range = variants.offload_range
     return replace(
         variants,
         without_overlap=None if variants.without_overlap is None else variants.without_overlap * factor,
         unshared_queues=None if variants.unshared_queues is None else variants.unshared_queues * factor,
-        offload_range=None
-        if offload_range is None
-        else (offload_range[0] * factor, offload_range[1] * factor),
+        offload_range=_scaled(variants.offload_range, factor),
         hosts=None if variants.hosts is None else variants.hosts.scale(factor),
+        routing=_scaled(variants.routing, factor),
     )
+
+
+def _scaled(ends: tuple[float, float] | None, factor: float) -> tuple[float, float] | None:
+    return None if ends is None else (ends[0] * factor, ends[1] * factor)
 
 
 def add_memory_peak(report: Report, step: SimulatedStep) -> Report:
