@@ -8,7 +8,7 @@ import pytest
 
 from zsim.engine.micro_batches import simulate_step
 from zsim.explain.report_of import report_of_step
-from zsim.explain.variants import step_variants
+from zsim.explain.sampled_micro_batches import full_variants
 from zsim.report.report import Report
 from zsim.report.views.html.pipeline import schedule_caption
 from zsim.specs.experiment.resolve import resolve
@@ -68,7 +68,7 @@ def routing_ends(**simulation: Any) -> tuple[float, float]:
         )
     )  # fmt: skip
     step = simulate_step(job)
-    validation = report_of_step(step, 0.0, step_variants(step.outcome)).validation
+    validation = report_of_step(step, 0.0, full_variants(step)).validation
     assert validation is not None
     (routing,) = [one for one in validation.inputs if one.what == "how even the router is"]
     return routing.fast, routing.slow
