@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zsim import garbage_collection
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.sampled_micro_batches import full_variants
@@ -77,7 +76,6 @@ class Answer:
     step: SimulatedStep | None
 
 
-@garbage_collection.pause()
 def answer(experiment: Experiment) -> Answer:
     """Simulate and explain the experiment.
 

@@ -46,7 +46,7 @@ class Prediction:
         fit = fit_of(report)
         return cls(
             title=headline(report),
-            verdict=f"{fit.label} ({fit.verdict.odds})",
+            verdict=f"{fit.label} ({fit.verdict.chance})",
             tone=fit.tone,
             step_seconds=report.step_seconds,
             step_seconds_range=report.step_seconds_range,
