@@ -10,7 +10,6 @@ from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict
 
-from zsim import garbage_collection
 from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
@@ -399,14 +398,13 @@ def run_length(experiment: Experiment) -> tuple[TrainingRunTable, CostTable | No
     return table, cost
 
 
-@garbage_collection.pause()
 def _simulate_step(experiment: Experiment, simulator: Simulator) -> Result:
     """The step as `zsim.simulate` has it, but for what its report says of other assumptions."""
     start_seconds = time.perf_counter()
     job = simulator.job(experiment)
     step = simulator.step(job)
     report = report_of_step(step, time.perf_counter() - start_seconds)
-    return Result(job, step.outcome.plan, step.outcome.trace, report)
+    return Result(job, step, report)
 
 
 def _simulate_phase(

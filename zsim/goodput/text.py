@@ -85,7 +85,7 @@ def verdict_sentence(run: SimulatedRun) -> str:
     if run.prepared.first.full_step is not None:
         tightest = min(range(len(phases)), key=lambda index: phases[index].verdict.probability)
         suffix = f" (part {tightest + 1})" if len(phases) > 1 and run.verdict.word != "fits" else ""
-        return f"{run.verdict.word.upper()}{suffix}  {run.verdict.odds}"
+        return f"{run.verdict.word.upper()}{suffix}  {run.verdict.chance}"
     fit = fit_of(run.tightest_report)
     reports = [phase.result.report for phase in run.prepared.phases]
     number = next(n for n, report in enumerate(reports, 1) if report is run.tightest_report)

@@ -63,7 +63,6 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     file.settings |= {"nodes": keys.count("trainer.nnodes", 1), "gpus": gpus}
     keys.read_model(f"{MODEL}.path")
     keys.read(f"{MODEL}.use_liger", f"{ACTOR}.grad_clip")
-    keys.refuse(f"{MODEL}.enable_activation_offload", "checkpoints on the host")
     file.settings["training.precision"] = "bf16"
     group = keys.get("model_engine", "dp")
     strategy = keys.get(f"{ACTOR}.strategy", "fsdp" if group == "dp" else group)
@@ -73,9 +72,11 @@ def read_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
             f"{', '.join(_STRATEGIES)}"
         )
     if strategy == "megatron":
+        keys.refuse(f"{MODEL}.enable_activation_offload", "checkpoints of Megatron's on the host")
         _read_megatron(keys)
     else:
         _read_fsdp(keys, strategy, gpus)
+        _read_activation_offload(keys)
     update = _read_batch(keys, gpus)
     _read_adapters(keys)
     is_fused = keys.get(f"{MODEL}.use_fused_kernels", False)
@@ -279,6 +280,15 @@ def _read_fsdp(keys: NestedKeys, strategy: str, gpus: int) -> None:
     _note_offloads(keys, FSDP)
 
 
+def _read_activation_offload(keys: NestedKeys) -> None:
+    """Groups of layers' checkpoints, on a stream of their own (utils/activation_offload.py)."""
+    if not keys.get(f"{MODEL}.enable_activation_offload", False):
+        return
+    if not keys.get(f"{MODEL}.enable_gradient_checkpointing", True):
+        keys.refuse(f"{MODEL}.enable_activation_offload", "all activations on the host until backward")
+    keys.file.settings["training.checkpoint_offload"] = "stream"
+
+
 def _note_offloads(keys: NestedKeys, section: str) -> None:
     """Name what verl keeps on the host between the phases, and has on the GPU during an update."""
     offloads = [name for name in _OFFLOADS if keys.values.get(f"{section}.{name}") is True]
@@ -364,7 +374,9 @@ def read_sft_values(name: str, data: Mapping[str, Any]) -> TrainingFile:
     offloads = keys.get("model.fsdp_config.offload_params", False)
     if keys.get("model.fsdp_config.cpu_offload", False) and offloads:
         settings["strategy.cpu_offload"] = True
-    keys.refuse("ulysses_sequence_parallel_size", "Ulysses of verl's under FSDP", 1)
+    context = keys.count("ulysses_sequence_parallel_size", 1)
+    if context > 1:
+        settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
     rank = keys.get("model.lora_rank", 0)
     if rank > 0:
         targets = keys.get("model.target_modules", "all-linear")

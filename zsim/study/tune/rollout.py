@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim import garbage_collection
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.report.views.displayable import Displayable
@@ -161,9 +160,8 @@ def tune_rollout(
                 f"--keep {name}: expected one of {', '.join(AXES)} for an experiment with [rl]"
                 f"{did_you_mean(name, AXES)}"
             )
-    with garbage_collection.pause():
-        search = _Search(experiment, keep, simulator or Simulator())
-        search.run()
+    search = _Search(experiment, keep, simulator or Simulator())
+    search.run()
     if not any(candidate.result.fits for candidate in search.candidates):
         sentences = [f"{name}: {reason}" for name, reason in search.refused.items()]
         sentences += [remedy for candidate in search.candidates[:1] for remedy in candidate.result.remedies]

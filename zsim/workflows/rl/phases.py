@@ -59,7 +59,7 @@ def phase_times(job: RlJob, simulator: Simulator) -> PhaseTimes:
     """Simulate the trainer's update and passes, and price the rest."""
     step = simulate_step(job.update_job, simulate=simulator.outcome)
     report = report_of_step(step, 0.0)
-    update = Result(job.update_job, step.outcome.plan, step.outcome.trace, report)
+    update = Result(job.update_job, step, report)
     forward = 0.0
     if job.passes:
         forward = _seconds(job, job.update_job, simulator)

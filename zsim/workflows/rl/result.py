@@ -11,9 +11,9 @@ import numpy as np
 
 from zsim.engine.simulator import Simulator
 from zsim.plan.memory.capacity import usable_bytes
+from zsim.report.energy import bill
 from zsim.report.views.displayable import Displayable
 from zsim.report.views.text.plain import named_columns, paragraph, table
-from zsim.report.views.text.run_cost import bill
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.tables import Experiment
@@ -306,7 +306,7 @@ class RlResult(Displayable):
         verdict = self.verdict
         yield from paragraph(
             f"{verdict.word.upper()}: a GPU has {format_bytes(self.capacity_bytes)} that can be used, "
-            f"{verdict.odds}."
+            f"{verdict.chance}."
         )
         report = self.times.update.report
         if report.out_of_memory is not None and self.memory["training"].total <= self.capacity_bytes:
