@@ -16,6 +16,7 @@ from zsim.specs.presets import (
     gpu_preset_path,
     model_preset_names,
     model_preset_path,
+    server_of_gpu,
     topology_preset_names,
     topology_preset_path,
 )
@@ -83,11 +84,8 @@ def test_topologies_and_gpus_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("h100", "dgx-h100"),
-        ("H100-SXM", "dgx-h100"),
-        ("a6000", "rtx-a6000-x8"),
-        ("3090", "rtx-3090-x8"),
-        ("p3dn", "aws-p3dn"),
+        ("a100", "dgx-a100-40gb"),
+        ("v100", "dgx-1"),
         ("dgx-h200", "hgx-h200"),
         ("MI250", "mi300x-x8"),
         ("gaudi", "gaudi2-x8"),
@@ -105,3 +103,30 @@ def test_every_machine_that_is_proposed_for_an_absent_processor_exists() -> None
     content = tomllib.loads((PRESETS / "near_machines.toml").read_text())
     assert {name for names in content.values() for name in names} <= set(topology_preset_names())
     assert all(name.isalnum() and name == name.lower() for name in content)
+
+
+@pytest.mark.parametrize(
+    ("name", "server"),
+    [
+        ("h100", "dgx-h100"),
+        ("H100-SXM", "dgx-h100"),
+        ("H200", "hgx-h200"),
+        ("a100-80gb", "dgx-a100-80gb"),
+        ("a6000", "rtx-a6000-x8"),
+        ("RTX 4090", "rtx-4090-x8"),
+        ("3090", "rtx-3090-x8"),
+        ("gb200", "gb200-nvl72"),
+        ("mi300x", "mi300x-x8"),
+        ("T4", "aws-g4dn"),
+        ("a100", None),
+        ("v100", None),
+        ("mi250", None),
+        ("dgx-h200", None),
+        ("x8", None),
+    ],
+)
+def test_a_gpu_stands_for_its_usual_server(name: str, server: str | None) -> None:
+    """An A100 has 40 or 80 GB, and V100s are in six presets."""
+    assert server_of_gpu(name) == server
+    if server is not None:
+        assert topology_preset_path(name).stem == server
