@@ -154,6 +154,7 @@ def state_space_layer(
     taps: int = 4,
     conv_bias: bool = True,
     bias: bool = False,
+    out_bias: bool | None = None,
     has_norm: bool = True,
 ) -> list[Module]:
     """Mamba-2: one product for gate, inputs, B, C and time steps, the scan, its norm, and a product."""
@@ -165,7 +166,7 @@ def state_space_layer(
         convolution(f"{root}.conv1d", width + 2 * groups, taps, bias=conv_bias, is_recomputed=True),
         Module(root, work, states),
         *norm,
-        linear(f"{root}.out_proj", width, hidden, bias=bias),
+        linear(f"{root}.out_proj", width, hidden, bias=bias if out_bias is None else out_bias),
     ]
 
 
