@@ -285,13 +285,10 @@ def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
 
 def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
-    report = run.prepared.first.result.report
-    weakest = ", ".join(f"{part} {grade}" for part, grade in report.evidence.items())
     first = run.prepared.first
-    seconds = report.step_seconds if first.full_step is None else first.step_seconds
-    step_text = f"a step of {format_seconds(seconds)}"
+    weakest = ", ".join(f"{part} {grade}" for part, grade in first.result.report.evidence.items())
     yield (
-        step_text,
+        f"a step of {format_seconds(first.inner_seconds)}",
         weakest,
         f"{step_trust(run)}{proportional_days(run)}",
         "a measured step: zsim calibrate, zsim compare",

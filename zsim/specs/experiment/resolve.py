@@ -37,6 +37,7 @@ from zsim.specs.experiment.training.framework_training import training_of
 from zsim.specs.experiment.training.quantisation import is_prepared
 from zsim.specs.experiment.training.reference_model import check_reference, reference_notes
 from zsim.specs.experiment.training.resolve import check_size, layer_kernels_of, resolve_training
+from zsim.specs.experiment.training.software import apply_software
 from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.experiment.training.trained_model import apply_training
 from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
@@ -117,9 +118,10 @@ def _resolve_job(experiment: Experiment, library: Library, cluster: Cluster, pla
     model = library.model(experiment.model)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
+    experiment, software_notes = apply_software(experiment, cluster)
     table = experiment.strategy
     layout = resolve_layout(experiment, model, cluster, placement)
-    notes = [*experiment.notes, *captured_notes(model), *layout.notes]
+    notes = [*experiment.notes, *captured_notes(model), *software_notes, *layout.notes]
     parallelism = layout.parallelism
     micro_batch_sizes = micro_batch_sizes_of(
         experiment.training.micro_batch_sizes,
@@ -196,7 +198,7 @@ def _resolve_trained_model(
     )
     check_reference(requested, table, config, parallelism)
     expert_split = _split_experts(model, table, layout.requested_parallelism)
-    is_unstacked, expert_notes = runs_experts_one_by_one(model, requested.transformers, table, expert_split)
+    is_unstacked, expert_notes = runs_experts_one_by_one(model, requested, table, expert_split)
     if is_unstacked:
         model = unstack_experts(model)
     training = replace(training, has_fp32_stream=is_prepared(requested, table.kind, model))

@@ -35,7 +35,7 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
         report = report_of_step(step, time.perf_counter() - start_seconds)
         row = report_row(report, job)
         if experiment.run is not None:
-            row |= run_columns(experiment, Result(job, step.outcome.plan, step.outcome.trace, report))
+            row |= run_columns(experiment, Result(job, step, report))
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
     except Exception as error:  # a bug in zsim must cost one row, not the whole study

@@ -76,7 +76,7 @@ class RolloutTuning(Displayable):
     refused: Mapping[str, str]
     """Reasons of layouts that are no step, by their options."""
     count: int = 5
-    """Layouts that the text shows of each placement."""
+    """Splits and engines that the text shows of each placement."""
 
     @property
     def best(self) -> RolloutCandidate:
@@ -88,6 +88,14 @@ class RolloutTuning(Displayable):
 
     def _of(self, placement: str) -> list[RolloutCandidate]:
         return [candidate for candidate in self.candidates if candidate.placement == placement]
+
+    def _distinct(self, placement: str) -> list[RolloutCandidate]:
+        """The best layout of each split and engine, whatever its part of the memory."""
+        layouts: dict[tuple[int, int], RolloutCandidate] = {}
+        for candidate in self._of(placement):
+            job = candidate.result.job
+            layouts.setdefault((job.rollout_gpus, job.model.layout.gpus), candidate)
+        return list(layouts.values())
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `zsim tune` with `[rl]`."""
@@ -107,7 +115,7 @@ class RolloutTuning(Displayable):
         yield from paragraph(f"{self.headline()}.")
         yield ""
         placements = dict.fromkeys(candidate.placement for candidate in self.candidates)
-        shown = [candidate for placement in placements for candidate in self._of(placement)[: self.count]]
+        shown = [row for placement in placements for row in self._distinct(placement)[: self.count]]
         yield from table(
             named_columns(
                 "Placement",

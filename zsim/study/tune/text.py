@@ -98,7 +98,7 @@ def given_words(tuning: Tuning) -> str:
     verdict = tuning.given_verdict
     if verdict is None:
         return "is refused" if tuning.given_memory is None else "does not fit"
-    return f"{verdict.word}, {verdict.odds}" if verdict.leaning else verdict.word
+    return verdict.word if verdict.is_sure else f"{verdict.word}, {verdict.chance}"
 
 
 NEEDS_SCRIPT = "needs a change of the script"
@@ -107,7 +107,7 @@ NEEDS_SCRIPT = "needs a change of the script"
 def verdict_notes(measured: CandidateResult) -> list[str]:
     """The verdict on a configuration and its odds, unless it fits."""
     verdict = verdict_of_row(measured.row)
-    return [] if verdict is None or verdict.word == "fits" else [f"{verdict.word}, {verdict.odds}"]
+    return [] if verdict is None or verdict.word == "fits" else [f"{verdict.word}, {verdict.chance}"]
 
 
 _SHARES = {f"{name}_seconds": meaning.label for name, meaning in BREAKDOWN.items()}

@@ -35,7 +35,7 @@ def profile_lines(
     because torch's allocator can only be judged by a simulation.
     """
     peak = profile.peak
-    yield f"{verdict.word.upper()}  {verdict.odds}"
+    yield f"{verdict.word.upper()}  {verdict.chance}"
     yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)}, {peak.phase}"
     yield f"      at '{_truncate(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
     if has_allocator and verdict.word != "does not fit":

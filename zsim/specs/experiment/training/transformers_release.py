@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from zsim.errors import InputError
 from zsim.specs.experiment.training.framework_training import training_of
+from zsim.specs.experiment.training.table import TrainingTable
 from zsim.specs.model.expert_layer import stacked_experts
 from zsim.specs.model.expert_loop import has_looped_form
 from zsim.specs.model.spec import ModelSpec
@@ -22,16 +23,20 @@ NEWEST, LAST_OF_MODULES = "5.23", "4.57"
 
 
 def runs_experts_one_by_one(
-    model: ModelSpec, release: str | None, strategy: StrategyTable, split: ExpertSplit
+    model: ModelSpec, requested: TrainingTable, strategy: StrategyTable, split: ExpertSplit
 ) -> tuple[bool, Sequence[str]]:
     """Whether every routed expert has modules of its own, as up to transformers 4.57, and notes on what is
     assumed of it.
 
-    `release` is `training.transformers`. If it is None, the framework's release decides, else 5 is assumed.
+    If `training.transformers` is left out, the framework's release decides, else 5 is assumed.
 
     Raises InputError for a release that does not exist, and together with code that is not transformers'.
     """
+    release = requested.transformers
     number = None if release is None else _major_release(release)
+    has_transformers = stacked_experts(model) is not None and split.library == TRANSFORMERS
+    if "transformers" not in requested.model_fields_set and not has_transformers:
+        release = None  # that of `training.software`, which runs other parts of the job
     if stacked_experts(model) is None:
         notes = [f"{_KEY} is without effect: '{model.name}' has no routed experts"] if release else []
         return False, notes
