@@ -44,12 +44,8 @@ class Ddp(Framework[DdpTable, DdpConfig]):
     table = DdpTable
     title = "DDP"
     order = 1
-<<<<<<< HEAD
-    unread_keys = (MODEL_PARALLEL_KEYS | {"training.autocast"}) - {"parallelism.context"}
-=======
     other_names = dict.fromkeys(("dp", "dataparallel", "distributeddataparallel"), 'kind = "ddp"')
-    unread_keys = MODEL_PARALLEL_KEYS | {"training.autocast"}
->>>>>>> main
+    unread_keys = (MODEL_PARALLEL_KEYS | {"training.autocast"}) - {"parallelism.context"}
 
 
 FRAMEWORK = Ddp()
