@@ -178,7 +178,7 @@ def _vocabulary(arguments: Arguments) -> int | None:
         owner, size = _VOCABULARIES[tokenizer]
         arguments.notes.append(f"no --vocab-size: {owner}'s {size:,} entries are assumed")
         return size
-    named = arguments.text("tokenizer-model", "")
+    named = arguments.text("tokenizer-model") or ""
     if preset := preset_of(named) or preset_of_folder(named):
         size = load_model(preset).vocab_size
         arguments.notes.append(f"no --vocab-size: the {size:,} entries of {named}'s config.json are taken")

@@ -81,8 +81,8 @@ def _refuse_others(keys: NestedKeys) -> None:
     algorithm = keys.get("orchestrator.algo.type", "grpo")
     if algorithm in _DISTILLATIONS:
         raise NotSimulatedError(
-            f"{keys.file.name}: orchestrator.algo.type: zsim does not simulate '{algorithm}', whose responses "
-            "or scores are another model's; expected grpo"
+            f"{keys.file.name}: orchestrator.algo.type: zsim does not simulate '{algorithm}', whose "
+            "responses or scores are another model's; expected grpo"
         )
     if keys.has(f"{_MODEL}.vlm"):
         raise NotSimulatedError(
