@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 done, 1 the job is likelier not to fit, 2 the input is wrong."""
+"""The command line. Exit codes: 0 done, 1 the job likely does not fit, 2 the input is wrong."""
 
 from __future__ import annotations
 

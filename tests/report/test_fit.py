@@ -40,7 +40,10 @@ def test_what_only_some_scripts_do_breaks_nothing(make_step_report: Callable[...
     assert breaking_sentence(found) == ""
     assert found.verdict.word == "fits"
     (note,) = moment_notes(found)
-    assert note.startswith("no room, where the script does it: saving, 1.20 TB on a node's host (`moments`")
+    assert note == (
+        "a script that also does this runs out of memory: saving, 1.20 TB on a node's host (`zsim memory` "
+        "says why)"
+    )
 
 
 def test_the_verdict_is_that_of_the_moment_that_needs_most(make_step_report: Callable[..., Report]) -> None:

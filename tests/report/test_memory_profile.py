@@ -10,7 +10,7 @@ from zsim.report.memory_profile import Holder, holders, memory_profile
 from zsim.report.views.text.memory import profile_lines
 from zsim.validated.verdict import Verdict
 
-TOO_LARGE, BARELY = Verdict("does not fit", 0.05), Verdict("fits barely", 0.45)
+TOO_LARGE, BARELY = Verdict("does not fit", 0.05), Verdict("likely does not fit", 0.45)
 
 
 def made() -> Plan:
@@ -120,7 +120,7 @@ def test_the_text_judges_tensors_and_leaves_the_allocator_to_a_run() -> None:
     """On a CPU there is no allocator that could run short."""
     profile = memory_profile(made())
     lines = list(profile_lines(profile, BARELY, capacity_bytes=190))
-    assert lines[0] == "FITS BARELY  likelier to run out of memory: probability that it fits 45 %"
+    assert lines[0] == "LIKELY DOES NOT FIT  probability that it fits 45 %"
     assert lines[3] == "      Whether torch's allocator runs short, `zsim run` says."
     on_cpu = list(profile_lines(profile, BARELY, capacity_bytes=190, has_allocator=False))
     assert not any("allocator" in line for line in on_cpu)

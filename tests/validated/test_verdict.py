@@ -1,4 +1,4 @@
-"""One word of four and its probability."""
+"""One word of five and its probability."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ERRORS = MemoryErrors(np.linspace(-0.1, 0.1, 21), np.full(21, 1 / 21), 21, 5, 0.
     [
         (exp(-0.09), "fits", 0),
         (exp(-0.02), "fits barely", 0),
-        (exp(0.02), "fits barely", 1),
+        (exp(0.02), "likely does not fit", 1),
         (exp(0.09), "does not fit", 1),
     ],
 )
@@ -33,20 +33,28 @@ def test_a_job_that_runs_short_is_judged_by_published_jobs_that_did() -> None:
     """Of jobs that run short 30 % ran, so it is likelier to run out of memory, however much room its tensors
     have; one that has none does not fit."""
     found = verdict_of(0.8, "FSDP", is_short=True, errors=ERRORS)
-    assert (found.word, found.probability, found.exit_code, found.rows_short) == ("runs short", 0.3, 1, 7)
+    assert (found.word, found.probability, found.exit_code, found.rows_short) == (
+        "likely does not fit",
+        0.3,
+        1,
+        7,
+    )
     assert verdict_of(1.2, "FSDP", is_short=True, errors=ERRORS).word == "does not fit"
 
 
-def test_a_verdict_in_doubt_says_which_way_is_likelier() -> None:
-    assert Verdict("fits barely", 0.64).odds == "likelier to fit: probability that it fits 64 %"
-    short = Verdict("runs short", 0.38)
-    assert short.odds == "likelier to run out of memory: probability that it fits 38 %"
-    assert Verdict("fits", 0.99).odds == "probability that it fits 99 %"
+def test_a_job_that_runs_short_and_likely_fits_has_a_word_of_its_own() -> None:
+    errors = MemoryErrors(np.linspace(-0.1, 0.1, 21), np.full(21, 1 / 21), 21, 5, 0.6, 7)
+    found = verdict_of(0.8, "FSDP", is_short=True, errors=errors)
+    assert (found.word, found.probability, found.exit_code) == ("runs short", 0.6, 0)
+    assert (found.is_sure, found.chance) == (False, "probability that it fits 60 %")
 
 
 def test_a_verdict_is_broken_where_it_is_likelier_not_to_fit() -> None:
     assert [Verdict("fits", 0.95).tone, Verdict("fits barely", 0.6).tone] == ["fits", "tight"]
-    assert [Verdict("fits barely", 0.4).tone, Verdict("does not fit", 0.05).tone] == ["broken", "broken"]
+    assert [Verdict("likely does not fit", 0.4).tone, Verdict("does not fit", 0.05).tone] == [
+        "broken",
+        "broken",
+    ]
 
 
 def test_marks_and_words_in_tables() -> None:

@@ -175,7 +175,7 @@ def calibration_lines(runs: Sequence[MemoryRun]) -> list[str]:
         "| word | jobs | ran | out of memory | likelier way right |",
         "|---|---:|---:|---:|---:|",
     ]
-    words = ("fits", "fits barely", "runs short", "does not fit")
+    words = ("fits", "fits barely", "runs short", "likely does not fit", "does not fit")
     lines += [
         *(_counts(word, [pair for pair in found if pair[1].word == word]) for word in words),
         _counts("all", found),

@@ -63,6 +63,7 @@ Jobs = Annotated[
 ]
 
 
+_MOST_SERVERS = 3  # that a note on a GPU names
 _TRAINING_FILES = ", ".join(
     " or ".join(program.file_nouns) for program in listed_programs() if program.file_nouns
 )
@@ -93,6 +94,10 @@ class ExperimentOptions:
         typer.Option(
             help="Cluster preset, or path to a topology TOML.", autocompletion=completion_of("clusters")
         ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="GPU (h100, a100-80gb, 4090): the server that it is usual in, as the cluster."),
     ] = None
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None
@@ -130,9 +135,16 @@ class ExperimentOptions:
         It may also be another program's training file. A model and cluster that such a file does not name
         must then be on the command line.
         """
+        from zsim.specs.presets import is_topology, near_topologies, server_of_gpu
         from zsim.study.experiment_source import experiment_of
 
         overrides = settings(self.set_)
+        if self.gpu is not None:
+            if self.cluster is not None:
+                raise InputError(
+                    f"--gpu {self.gpu} and --cluster {self.cluster} both name a cluster; expected one"
+                )
+            return replace(self, gpu=None, cluster=self.gpu).load()
         for key in ("model", "cluster", "nodes", "gpus"):
             value = getattr(self, key)
             if value is None:
@@ -142,9 +154,16 @@ class ExperimentOptions:
             overrides[key] = value
         if self.model is not None:
             overrides["model"] = named_model(self.model)
-        return experiment_of(
+        experiment = experiment_of(
             self.experiment, overrides, origin="command line", code=permission(self.allow_code)
         )
+        server = None if self.cluster is None or is_topology(self.cluster) else server_of_gpu(self.cluster)
+        if server is None:
+            return experiment
+        others = [name for name in near_topologies(self.cluster or "") if name != server][:_MOST_SERVERS]
+        note = f"--gpu {self.cluster} is --cluster {server}"
+        note += f"; also in {', '.join(others)}" if others else ""
+        return experiment.model_copy(update={"cluster": server, "notes": (*experiment.notes, note)})
 
 
 def named_model(text: str) -> str | ModelSpec:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
 
 
-@takes_experiment(without=("cluster", "nodes", "gpus"))
+@takes_experiment(without=("cluster", "gpu", "nodes", "gpus"))
 def rent(
     options: ExperimentOptions,
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on in all (20M, 1T).")] = None,

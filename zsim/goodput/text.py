@@ -85,7 +85,7 @@ def verdict_sentence(run: SimulatedRun) -> str:
     if run.prepared.first.full_step is not None:
         tightest = min(range(len(phases)), key=lambda index: phases[index].verdict.probability)
         suffix = f" (part {tightest + 1})" if len(phases) > 1 and run.verdict.word != "fits" else ""
-        return f"{run.verdict.word.upper()}{suffix}  {run.verdict.odds}"
+        return f"{run.verdict.word.upper()}{suffix}  {run.verdict.chance}"
     fit = fit_of(run.tightest_report)
     reports = [phase.result.report for phase in run.prepared.phases]
     number = next(n for n, report in enumerate(reports, 1) if report is run.tightest_report)
@@ -163,14 +163,12 @@ def step_trust(run: SimulatedRun) -> str:
 
 def proportional_days(run: SimulatedRun) -> str:
     """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
-    report, days = run.prepared.first.result.report, run.expected_days
-    first = run.prepared.first
+    first, days = run.prepared.first, run.expected_days
     interval = first.step_seconds_range
-    step = report.step_seconds if first.full_step is None else first.full_step.seconds
     if interval is None or days is None or run.prepared.table.days is not None:
         return ""
     unit, seconds = time_unit(run)
-    ends = (days * _DAY / seconds * end / step for end in interval)
+    ends = (days * _DAY / seconds * end / first.inner_seconds for end in interval)
     return f" {unit.capitalize()} in proportion: {' to '.join(f'{end:.3g}' for end in ends)}."
 
 

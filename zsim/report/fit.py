@@ -40,7 +40,7 @@ class Fit:
 def fit_of(report: Report) -> Fit:
     """The verdict on a report, with the bytes in use, and those that torch allocates and reserves."""
     verdict = report.verdict
-    sentences = (verdict.leaning, _usage_sentence(report), breaking_sentence(report), verdict.chance)
+    sentences = (_usage_sentence(report), breaking_sentence(report), verdict.chance)
     return Fit(
         verdict, " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences if sentence)
     )
@@ -164,9 +164,8 @@ def moment_notes(report: Report) -> Iterator[str]:
     ]
     if uncertain:
         yield (
-            f"no room, where the script does it: {'; '.join(map(format_moment, uncertain))} (`moments` of "
-            "--json "
-            "has the cause of each)"
+            f"a script that also does this runs out of memory: {'; '.join(map(format_moment, uncertain))} "
+            "(`zsim memory` says why)"
         )
 
 

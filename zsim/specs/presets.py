@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from zsim.errors import InputError, did_you_mean, nearest
 from zsim.reading import read_text
-from zsim.resources import PRESETS, topologies_folder
+from zsim.resources import PRESETS, preset_table, topologies_folder
 
 _SERVERS = ("dgx", "hgx")
+_SERVER = re.compile(r"^(dgx|hgx|rtx)-|-(x\d+|nvl72)$")  # what a preset's name has beside its GPU's
 _LEAST_LETTERS = 2
 _MOST_NEAR = 6
 
@@ -37,9 +38,31 @@ def topology_preset_names() -> tuple[str, ...]:
 
 
 def topology_preset_path(name: str) -> Path:
-    """The TOML file of a cluster preset. Raises InputError for an unknown name."""
-    near = near_topologies(name)
-    return _locate(topologies_folder(), ".toml", name, "cluster", "a path to a topology TOML", near)
+    """The TOML file of a cluster preset, or of the usual server of a GPU. Raises InputError for a name that
+    is neither, and for a GPU with several servers.
+    """
+    if not os.path.isfile(topologies_folder() / f"{name}.toml"):
+        name = server_of_gpu(name) or name
+    alternative = "a path to a topology TOML"
+    return _locate(topologies_folder(), ".toml", name, "cluster", alternative, near_topologies)
+
+
+def is_topology(name: str) -> bool:
+    """Whether a name is that of a cluster preset, or the path of a file."""
+    return name in topology_preset_names() or name.endswith(".toml") or "/" in name
+
+
+def server_of_gpu(name: str) -> str | None:
+    """The cluster preset that a GPU's name means: its vendor's server ("h100": dgx-h100), or the only preset
+    with it. None for a name that is no GPU's, and for one that several presets are equally near to.
+    """
+    spelling = re.sub(r"sxm\d?|rtx", "", _spell(name))
+    if len(spelling) < _LEAST_LETTERS or name.lower().startswith(_SERVERS):
+        return None
+    servers = [preset for preset in topology_preset_names() if _spell(_SERVER.sub("", preset)) == spelling]
+    if not servers and _spell(name) not in _near_machines():
+        servers = [preset for preset in near_topologies(name) if spelling in _spell(_gpu_of(preset))]
+    return servers[0] if len(servers) == 1 else None
 
 
 def near_topologies(name: str) -> tuple[str, ...]:
@@ -50,7 +73,7 @@ def near_topologies(name: str) -> tuple[str, ...]:
     GPU's vendor, with its fastest links, come first.
     """
     spelling = re.sub("|".join(_SERVERS), "", _spell(name))
-    near: list[str] = tomllib.loads(read_text(PRESETS / "near_machines.toml")).get(spelling, [])
+    near = _near_machines().get(spelling, [])
     if near or len(spelling) < _LEAST_LETTERS:
         return tuple(near)
     names = {preset: f"{preset}-{_gpu_of(preset)}" for preset in topology_preset_names()}
@@ -59,6 +82,11 @@ def near_topologies(name: str) -> tuple[str, ...]:
     if not matches and nearest(name, names) is None:
         matches = [preset for preset, text in names.items() if spelling in _spell(text)]
     return tuple(sorted(matches, key=lambda preset: (not preset.startswith(_SERVERS), preset)))
+
+
+def _near_machines() -> Mapping[str, list[str]]:
+    machines: Mapping[str, list[str]] = preset_table("near_machines")
+    return machines
 
 
 def _spell(name: str) -> str:
@@ -91,12 +119,17 @@ def _stems(folder: Path, suffix: str) -> tuple[str, ...]:
 
 
 def _locate(
-    folder: Path, suffix: str, name: str, kind: str, alternative: str | None, near: Sequence[str] = ()
+    folder: Path,
+    suffix: str,
+    name: str,
+    kind: str,
+    alternative: str | None,
+    near_names: Callable[[str], Sequence[str]] = lambda name: (),
 ) -> Path:
     path = folder / f"{name}{suffix}"
     if name and Path(name).name == name and os.path.isfile(path):
         return path
-    names = _stems(folder, suffix)
+    names, near = _stems(folder, suffix), near_names(name)
     examples = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     if near:
         others = f" ({', '.join(near[1:_MOST_NEAR])})" if len(near) > 1 else ""

@@ -1,4 +1,4 @@
-"""The verdict on whether a job fits: one word of four, and its probability by zsim's errors on published
+"""The verdict on whether a job fits: one word of five, and its probability by zsim's errors on published
 runs.
 
 Every command and page takes its word, its exit code and its probability from here.
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from zsim.validated.memory import MemoryErrors, shipped_errors
 
-Word = Literal["fits", "fits barely", "runs short", "does not fit"]
+Word = Literal["fits", "fits barely", "runs short", "likely does not fit", "does not fit"]
 Tone = Literal["fits", "tight", "broken"]  # how a verdict is shown
 
 LEVEL = 0.9  # from this probability on a job fits, and below its opposite it does not
@@ -22,9 +22,9 @@ LIKELY = 0.5  # below it the exit code is that of a job that does not fit
 class Verdict:
     """The word and the probability that the job fits.
 
-    A job "fits" or "does not fit" with a probability of at least `LEVEL`. It "fits barely" if the limit lies
-    inside the band of zsim's errors, and the probability says which way is likelier. It "runs short" if all
-    tensors have room, but torch's allocator must give its cache back and ask again, or finds no room even
+    A job "fits" or "does not fit" with a probability of at least `LEVEL`. In between it "fits barely" or
+    "likely does not fit", by whether it is likelier to fit than not. It "runs short" if it likely fits and
+    all tensors have room, but torch's allocator must give its cache back and ask again, or finds no room even
     then.
     """
 
@@ -37,6 +37,11 @@ class Verdict:
     def is_likely(self) -> bool:
         """Whether the job is likelier to fit than not."""
         return self.probability >= LIKELY
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it fits, or does not, with a probability of at least `LEVEL`."""
+        return self.word in ("fits", "does not fit")
 
     @property
     def exit_code(self) -> int:
@@ -55,39 +60,30 @@ class Verdict:
 
     @property
     def mark(self) -> str:
-        """One letter for a figure in a table. Empty for a job that fits."""
+        """One or two letters for a figure in a table. Empty for a job that fits."""
         return _MARKS[self.word]
-
-    @property
-    def leaning(self) -> str:
-        """The likelier way, where that is in doubt. Empty where it is not."""
-        if self.word in ("fits", "does not fit"):
-            return ""
-        return f"likelier to {'fit' if self.is_likely else 'run out of memory'}"
 
     @property
     def chance(self) -> str:
         """E.g. "probability that it fits 99 %"."""
         return f"probability that it fits {100 * self.probability:.0f} %"
 
-    @property
-    def odds(self) -> str:
-        """The probability, after which way is likelier where that is in doubt."""
-        return ": ".join(part for part in (self.leaning, self.chance) if part)
 
-
-_MARKS: dict[Word, str] = {"fits": "", "fits barely": "?", "runs short": "~", "does not fit": "!"}
+_MARKS: dict[Word, str] = {
+    "fits": "", "fits barely": "?", "runs short": "~", "likely does not fit": "!?", "does not fit": "!",
+}  # fmt: skip
 
 
 def mark_meanings(words: set[Word]) -> list[str]:
     """The meaning of the marks of these words, a line each."""
-    return [f"{_MARKS[word]}  {_MEANINGS[word]}" for word in _MARKS if word in words and _MARKS[word]]
+    return [f"{_MARKS[word]:<2} {_MEANINGS[word]}" for word in _MARKS if word in words and _MARKS[word]]
 
 
 _MEANINGS: dict[Word, str] = {
     "fits": "",
-    "fits barely": "fits barely: the limit lies inside the band of zsim's errors",
+    "fits barely": "fits barely: likelier to fit than not, by zsim's errors",
     "runs short": "runs short: torch's allocator must give its cache back, or finds no room",
+    "likely does not fit": "likely does not fit: likelier to run out of memory, by zsim's errors",
     "does not fit": "does not fit",
 }
 
@@ -124,6 +120,11 @@ def verdict_of(
     probability = errors.probability(load)
     if probability <= 1 - LEVEL + 1e-9:
         return Verdict("does not fit", probability)
+    rows_short = errors.rows_short if is_short else 0
     if is_short:
-        return Verdict("runs short", errors.probability_short(load), errors.rows_short)
+        probability = errors.probability_short(load)
+    if probability < LIKELY:
+        return Verdict("likely does not fit", probability, rows_short)
+    if is_short:
+        return Verdict("runs short", probability, rows_short)
     return Verdict("fits" if probability >= LEVEL - 1e-9 else "fits barely", probability)

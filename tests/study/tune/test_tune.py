@@ -112,20 +112,20 @@ def test_what_does_not_fit_is_made_to_fit_first(make_tiny: Tiny) -> None:
 
 
 def test_what_may_fit_is_called_as_a_run_of_it_is(make_tiny: Tiny) -> None:
-    """A hundredth of the bytes is missing, which is inside the band of errors. A twentieth of the GPU is the
-    allocator's."""
+    """A hundredth of the bytes is missing, which is inside the band of errors and likelier not to fit. A
+    twentieth of the GPU is the allocator's."""
     training = {"micro_batch_size": 8, "gradient_accumulation_steps": 1}
     memory = memory_of(make_tiny({"kind": "fsdp2"}, **training))
     assert not isinstance(memory, str)
     capacity = memory.peaks["gpu"] * 0.99 * 1.05
     given = make_tiny({"kind": "fsdp2"}, memory=f"{capacity:.0f} B", **training)
     verdict = zsim.simulate(given).report.verdict
-    assert verdict.word == "fits barely"
+    assert verdict.word == "likely does not fit"
     result = tune(given, count=1)
     assert result.given is None
     text = " ".join(" ".join(tuning_lines(result)).split())
-    assert f"what was given fits barely, {verdict.odds}" in text
-    assert tuning_to_dict(result)["given_verdict"]["verdict"] == "fits barely"
+    assert f"what was given likely does not fit, {verdict.chance}" in text
+    assert tuning_to_dict(result)["given_verdict"]["verdict"] == "likely does not fit"
 
 
 def test_the_smallest_cluster_is_the_smallest(make_tiny: Tiny) -> None:

@@ -24,7 +24,7 @@ vocabulary. Backward stores without waiting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -144,6 +144,12 @@ EAGER = LossKernelSet(
     kept=LossTensors((4,), (4,)),
 )
 
+# The same from transformers 4.49 on, which shifts the labels: no copy of the fp32 logits
+# (loss/loss_utils.py of 4.49.0 to 5.0.0; 4.48.3 still copies).
+EAGER_SHIFTED_LABELS = replace(
+    EAGER, name="eager-shifted-labels", forward=replace(EAGER.forward, temporaries=LossTensors((4,), ()))
+)
+
 # `F.cross_entropy` of 16-bit logits under torch.autocast. It requests log-softmax in the type of the logits,
 # which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h). Only nll_loss is on autocast's fp32 list.
 # Forward: log-softmax in 16 bits, its output cast, pick the labels. Backward: fp32 zeros, set labels, cast,
@@ -203,4 +209,7 @@ FUSED_LINEAR = LossKernelSet(
 # The same in tiles of about 1 GiB of fp32 logits, each of `EAGER`'s kernels.
 TILED = LossKernelSet("tiled", EAGER.forward, EAGER.backward, kept=EAGER.kept, includes_head=True)
 
-LOSSES = {loss.name: loss for loss in (EAGER, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)}
+LOSSES = {
+    loss.name: loss
+    for loss in (EAGER, EAGER_SHIFTED_LABELS, AUTOCAST, UNSLOTH, LIGER, FUSED, FUSED_LINEAR, TILED)
+}

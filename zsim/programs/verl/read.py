@@ -7,7 +7,6 @@ Read in verl b178a3cd: `workers/fsdp_workers.py` (`_build_model_optimizer`, the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -182,16 +181,9 @@ def _read_apart(keys: NestedKeys, mini_prompts: int) -> tuple[int, dict[str, Any
     threshold = keys.get("async_training.staleness_threshold", 0.1)
     syncs = keys.count("async_training.trigger_parameter_sync_step", 4)
     batches = keys.count("async_training.require_batches", 1)
-    file.note(
-        f"a step is what is trained on between two syncs: {syncs} times {batches} mini-batches"
-        + (
-            f"; staleness_threshold {threshold:g}: a whole step of prompts may be stale"
-            if threshold not in (0, 1)
-            else ""
-        )
-    )
+    file.note(f"a step is what is trained on between two syncs: {syncs} times {batches} mini-batches")
     separate |= {
-        "max_staleness": ceil(threshold),
+        "max_staleness": threshold,
         "partial_rollout": keys.get("async_training.partial_rollout", True) if threshold else None,
     }
     return syncs * batches * mini_prompts, separate

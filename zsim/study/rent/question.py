@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.run_cost import CostTable
@@ -42,15 +43,17 @@ class RentQuestion:
     max_money: float | None = None
     max_gpus: int = 1024
 
-    def base(self, cluster: str, gpus: int, kind: str) -> Base:
+    def base(self, cluster: str, gpus: int, kind: str, simulator: Simulator) -> Base:
         """The training on so many GPUs of a cluster, as the start of a search, with micro-batches of one
-        sequence. Raises InputError and NotSimulatedError as `resolve` does.
+        sequence. `simulator` reads the cluster's files.
+
+        Raises InputError and NotSimulatedError as `resolve` does.
         """
         steps = self.batch // (gpus // self.model_ranks)
         training = {**self.data.get("training", {}), "micro_batch_size": 1}
         training["gradient_accumulation_steps"] = steps
         data = {**self.data, "cluster": cluster, "gpus": gpus, "training": training}
-        return change_kind(base_of(build_experiment(data, {}, origin="rent")), kind)
+        return change_kind(base_of(build_experiment(data, {}, origin="rent"), simulator), kind, simulator)
 
     def steps(self, base: Base) -> float:
         """Steps of the run, at least one."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from heapq import heappop, heappush
+from math import inf
+from typing import Literal
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
@@ -12,8 +14,15 @@ from zsim.specs.presets import topology_preset_names
 from zsim.specs.prices import PriceList
 from zsim.study.rent.offer import Offer
 from zsim.study.rent.question import RentQuestion
-from zsim.study.rent.search import ClusterSearch, search_cluster
+from zsim.study.rent.search import ClusterQuestion, ClusterSearch
 from zsim.study.tune.evaluate import Evaluator
+
+# A cluster on which a run costs so many times the cheapest by a lower bound is not looked at any closer: the
+# ranges of 80 % of two offers overlap where one costs up to about 1.4 times the other, and steps take up to
+# a quarter longer than their bounds.
+_DEARER = 1.25
+
+_Stage = Literal["kernels", "plans", "simulation"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,14 @@ class Rents:
     @property
     def refused(self) -> list[ClusterSearch]:
         """The clusters on which nothing fits, or that cannot run it."""
-        return [search for search in self.searches if search.offer is None]
+        return [search for search in self.searches if search.offer is None and search.least_outlay is None]
+
+    @property
+    def dearer(self) -> list[ClusterSearch]:
+        """The clusters that were not simulated, since a run costs much more there, the cheapest first."""
+        bounds = {search.cluster: search.least_outlay or 0.0 for search in self.searches}
+        skipped = [search for search in self.searches if search.least_outlay is not None]
+        return sorted(skipped, key=lambda search: bounds[search.cluster])
 
     def _is_dear(self, offer: Offer) -> bool:
         limit = self.question.max_money
@@ -73,8 +89,8 @@ def search_rents(
     jobs: int = 1,
     on_done: Callable[[str, int], None] | None = None,
 ) -> Rents:
-    """Search each of the clusters, or by default every preset that has a price. `jobs` is the number of
-    processes, on which the result does not depend.
+    """Search each of the clusters, or by default the presets with a price that may be among the cheapest.
+    `jobs` is the number of processes, on which the result does not depend.
 
     Raises InputError where a cluster is unknown, and where no cluster can run the training at all.
     """
@@ -83,44 +99,53 @@ def search_rents(
     left_out = () if clusters else [name for name in topology_preset_names() if name not in names]
     if not names:
         raise InputError("rent: no cluster has a price; expected --price CLUSTER=PRICE or --cluster NAME")
-    start = _model_of(question, names[0])
-    chunks = [names[first::jobs] for first in range(min(jobs, len(names)))]
-    if len(chunks) == 1:
-        results = [_search_clusters(question, prices, chunks[0], on_done)]
-    else:
-        import joblib
-
-        run: Any = joblib.Parallel(n_jobs=len(chunks))
-        results = run(joblib.delayed(_search_clusters)(question, prices, chunk) for chunk in chunks)
-    by_name = {search.cluster: search for searches, _, _ in results for search in searches}
+    # Plans hold no hardware, so that clusters share them.
+    evaluator = Evaluator(jobs, on_done=on_done, simulator=Simulator())
+    start = question.base(names[0], question.model_ranks, question.kinds[0], evaluator.simulator).job
+    by_name = _search_clusters(question, prices, names, evaluator, inf if clusters else _DEARER)
     searches = [by_name[name] for name in names]
     if all(search.offer is None and not search.counts for search in searches):
         raise InputError(f"rent: {searches[0].cluster}: {searches[0].reason}")
-    checked, simulated = sum(result[1] for result in results), sum(result[2] for result in results)
-    return Rents(question, *start, prices, searches, left_out, checked, simulated)
-
-
-def _model_of(question: RentQuestion, cluster: str) -> tuple[str, int]:
-    """(the model's name, tokens of a sequence)."""
-    job = question.base(cluster, question.model_ranks, question.kinds[0]).job
-    return job.model.name, job.training.sequence_length
+    return Rents(
+        question, start.model.name, start.training.sequence_length, prices, searches, left_out,
+        evaluator.num_checked, evaluator.num_simulated,
+    )  # fmt: skip
 
 
 def _search_clusters(
-    question: RentQuestion,
-    prices: PriceList,
-    names: Sequence[str],
-    on_done: Callable[[str, int], None] | None = None,
-) -> tuple[list[ClusterSearch], int, int]:
-    """(the outcome on each cluster, configurations checked, configurations simulated). Plans hold no
-    hardware, so that clusters share them.
+    question: RentQuestion, prices: PriceList, names: Sequence[str], evaluator: Evaluator, dearer: float
+) -> dict[str, ClusterSearch]:
+    """The outcome on each cluster, best first: the cluster that may be the cheapest by what is known of it is
+    looked at more closely, until no other can cost less than `dearer` times the cheapest.
     """
-    evaluator = Evaluator(on_done=on_done, simulator=Simulator())
-    searches = []
-    for name in names:
+    searches: dict[str, ClusterSearch] = {}
+    queue: list[tuple[float, int, _Stage]] = []
+    questions: dict[int, ClusterQuestion] = {}
+
+    def look(number: int, stage: _Stage) -> None:
+        name = names[number]
         try:
-            search = search_cluster(question, name, prices.cluster.get(name), prices.currency, evaluator)
+            if stage == "kernels":
+                price = prices.cluster.get(name)
+                questions[number] = ClusterQuestion(question, name, price, prices.currency, evaluator)
+                heappush(queue, (questions[number].kernel_outlay(), number, "plans"))
+            elif stage == "plans":
+                heappush(queue, (questions[number].plan_outlay(), number, "simulation"))
+            else:
+                searches[name] = questions[number].simulate()
         except ZsimError as error:
-            search = ClusterSearch(name, None, False, (), str(error))
-        searches.append(search)
-    return searches, evaluator.num_checked, evaluator.num_simulated
+            searches[name] = ClusterSearch(name, None, False, (), str(error))
+
+    for number in range(len(names)):
+        look(number, "kernels")
+    cheapest = inf
+    while queue:
+        outlay, number, stage = heappop(queue)
+        if outlay < inf and outlay > cheapest * dearer:
+            searches[names[number]] = questions[number].skip(outlay)
+            continue
+        look(number, stage)
+        search = searches.get(names[number])
+        if search is not None and search.offer is not None and search.is_in_time:
+            cheapest = min(cheapest, search.offer.outlay)
+    return searches

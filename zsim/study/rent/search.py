@@ -9,7 +9,7 @@ the cheapest by their lower bounds are simulated, until no other can be much che
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -39,12 +39,16 @@ class ClusterSearch:
 
     cluster: str
     offer: Offer | None
-    """The cheapest that finishes in time, or else the fastest that fits. None where nothing fits."""
+    """The cheapest that finishes in time, or else the fastest that fits. None where nothing fits, or where
+    nothing was simulated.
+    """
     is_in_time: bool
     counts: tuple[int, ...]
     """The numbers of GPUs that were tried."""
     reason: str = ""
     """Why there is no offer."""
+    least_outlay: float | None = None
+    """The least that a run costs, where the search ended before a simulation because of it."""
 
 
 @dataclass(frozen=True)
@@ -63,73 +67,130 @@ class _Planned:
         return self.seconds * self.candidate.base.world_size
 
 
-def search_cluster(
-    question: RentQuestion, cluster: str, price: Price | None, currency: str, evaluator: Evaluator
-) -> ClusterSearch:
-    """The cheapest number of GPUs of a cluster with its configuration.
-
-    Raises InputError and NotSimulatedError for a training that the cluster cannot run in any number.
+class ClusterQuestion:
+    """The question on one cluster, answered in three stages, each of which costs more time: by its kernels,
+    by the plans of the configurations that fit, and by simulation.
     """
-    counts = _counts(question, evaluator.simulator.cluster(cluster).gpus_per_node, price)
-    if not counts:
-        return ClusterSearch(
-            cluster, None, False, (), f"no number of GPUs divides {question.batch} sequences"
-        )
-    start = _first_count(question, cluster, counts, evaluator)
-    plans: list[_Planned] = []
-    tried: list[int] = []
-    for count in counts[start : start + _MAX_COUNTS]:
-        tried.append(count)
-        planned = _best_planned(question, cluster, count, evaluator)
-        if planned is None:
-            continue
-        rivals = [rival for rival in plans if not _is_offloaded(rival.candidate)]
-        plans.append(planned)
-        if rivals and planned.outlay > min(rival.outlay for rival in rivals) * (1 - _WORTH):
-            break
-    offers = _simulated_offers(question, cluster, price, currency, evaluator, plans)
-    in_time = [offer for offer in offers if offer.hours <= question.max_hours]
-    if not offers:
-        reason = f"does not fit on {tried[-1]:,} GPU{'s' if tried[-1] > 1 else ''}"
-        return ClusterSearch(cluster, None, False, tuple(tried), reason)
-    if in_time:
-        return ClusterSearch(cluster, min(in_time, key=lambda offer: offer.outlay), True, tuple(tried))
-    return ClusterSearch(cluster, min(offers, key=lambda offer: offer.hours), False, tuple(tried))
 
+    def __init__(
+        self, question: RentQuestion, cluster: str, price: Price | None, currency: str, evaluator: Evaluator
+    ) -> None:
+        self.cluster = cluster
+        self._question, self._evaluator = question, evaluator
+        self._price, self._currency = price, currency
+        self._counts = _counts(question, evaluator.simulator.cluster(cluster).gpus_per_node, price)
+        self._plans: list[_Planned] = []
+        self._tried: list[int] = []
 
-def _simulated_offers(
-    question: RentQuestion,
-    cluster: str,
-    price: Price | None,
-    currency: str,
-    evaluator: Evaluator,
-    plans: Sequence[_Planned],
-) -> list[Offer]:
-    """The offers of the plans, simulated from the lowest bound on the money on, until no bound is much below
-    the cheapest of those in time. Plans that offload come after the others, since they are further from their
-    bounds. Of those too slow by their bounds the largest is simulated, if there are no others.
-    """
-    offers: list[Offer] = []
-    cheapest, budget = inf, _MAX_SIMULATED
+    def kernel_outlay(self) -> float:
+        """The least outlay of a run by its kernels alone, on the first number of GPUs. 0 if it is not known.
 
-    def hours(planned: _Planned) -> float:
-        return planned.seconds * question.steps(planned.candidate.base) / 3600.0
+        Raises InputError and NotSimulatedError for a training that the cluster cannot run in any number.
+        """
+        if not self._counts:
+            return 0.0
+        start = self._base(self._counts[0])
+        bound = self._evaluator.bound(_candidates(start)[0])
+        return 0.0 if bound is None else self._outlay(start, bound.seconds)
 
-    slow = [planned for planned in plans if hours(planned) > question.max_hours]
-    quick = [planned for planned in plans if planned not in slow]
-    for planned in sorted(quick, key=lambda plan: (_is_offloaded(plan.candidate), plan.outlay)) or slow[-1:]:
-        rate = 1.0 if price is None else price.gpu_hour_price
-        if hours(planned) * planned.candidate.base.world_size * rate >= cheapest * _NEAR or budget <= 0:
-            continue
-        result, simulated = _first_safe_result(evaluator, planned.candidate, budget)
-        budget -= simulated
-        if result is None:
-            continue
-        offer = offer_of(result, cluster, question.length, price, currency)
-        offers.append(offer)
-        if offer.hours <= question.max_hours:
-            cheapest = min(cheapest, offer.outlay)
-    return offers
+    def plan_outlay(self) -> float:
+        """The least outlay of the configurations that fit and may end in time, by the traffic of their plans.
+        Infinite without one.
+        """
+        start = self._first_count() if self._counts else 0
+        for count in self._counts[start : start + _MAX_COUNTS]:
+            self._tried.append(count)
+            planned = self._best_planned(count)
+            if planned is None:
+                continue
+            rivals = [rival for rival in self._plans if not _is_offloaded(rival.candidate)]
+            self._plans.append(planned)
+            if rivals and planned.outlay > min(rival.outlay for rival in rivals) * (1 - _WORTH):
+                break
+        quick = [planned for planned in self._plans if not self._is_slow(planned)]
+        return min(map(self._planned_outlay, quick), default=inf)
+
+    def simulate(self) -> ClusterSearch:
+        """The cheapest number of GPUs with its configuration."""
+        offers, tried = self._simulated_offers(), tuple(self._tried)
+        in_time = [offer for offer in offers if offer.hours <= self._question.max_hours]
+        if in_time:
+            return ClusterSearch(self.cluster, min(in_time, key=lambda offer: offer.outlay), True, tried)
+        if offers:
+            return ClusterSearch(self.cluster, min(offers, key=lambda offer: offer.hours), False, tried)
+        reason = f"no number of GPUs divides {self._question.batch} sequences"
+        if tried:
+            reason = f"does not fit on {tried[-1]:,} GPU{'s' if tried[-1] > 1 else ''}"
+        return ClusterSearch(self.cluster, None, False, tried, reason)
+
+    def skip(self, least_outlay: float) -> ClusterSearch:
+        """The outcome where a run costs at least so much, which is too much."""
+        return ClusterSearch(self.cluster, None, False, tuple(self._tried), "dearer", least_outlay)
+
+    def _base(self, count: int, kind: str | None = None) -> Base:
+        kind = kind or self._question.kinds[0]
+        return self._question.base(self.cluster, count, kind, self._evaluator.simulator)
+
+    def _outlay(self, base: Base, seconds: float) -> float:
+        rate = 1.0 if self._price is None else self._price.gpu_hour_price
+        return seconds * base.world_size * self._question.steps(base) / 3600.0 * rate
+
+    def _planned_outlay(self, planned: _Planned) -> float:
+        return self._outlay(planned.candidate.base, planned.seconds)
+
+    def _is_slow(self, planned: _Planned) -> bool:
+        hours = planned.seconds * self._question.steps(planned.candidate.base) / 3600.0
+        return hours > self._question.max_hours
+
+    def _first_count(self) -> int:
+        """The index of the least number of GPUs on which the kernels of a run, without any communication, end
+        in time."""
+        counts, base = self._counts, self._base(self._counts[0])
+        bound = self._evaluator.bound(_candidates(base)[0])
+        if bound is None:
+            return 0
+        hours = self._question.steps(base) * bound.seconds / 3600.0
+        least = counts[0] * hours / self._question.max_hours
+        return next((index for index, count in enumerate(counts) if count >= least), len(counts) - 1)
+
+    def _best_planned(self, count: int) -> _Planned | None:
+        """The fastest by their bounds of the first configurations of each strategy that fit. None where none
+        fits.
+        """
+        best: _Planned | None = None
+        for kind in self._question.kinds:
+            base = self._base(count, kind)
+            limit = inf if best is None else best.seconds
+            plans = (_planned(self._evaluator, candidate, limit) for candidate in _candidates(base))
+            first = next((planned for planned in plans if planned is not None), None)
+            if first is not None:
+                first = _enlarge_micro_batches(self._evaluator, first)
+            if first is not None and (best is None or first.seconds < best.seconds):
+                best = first
+        return best
+
+    def _simulated_offers(self) -> list[Offer]:
+        """The offers of the plans, simulated from the lowest bound on the money on, until no bound is much
+        below the cheapest of those in time. Plans that offload come after the others, since they are further
+        from their bounds. Of those too slow by their bounds the largest is simulated, if there are no others.
+        """
+        offers: list[Offer] = []
+        cheapest, budget = inf, _MAX_SIMULATED
+        slow = [planned for planned in self._plans if self._is_slow(planned)]
+        quick = [planned for planned in self._plans if planned not in slow]
+        order = sorted(quick, key=lambda plan: (_is_offloaded(plan.candidate), plan.outlay)) or slow[-1:]
+        for planned in order:
+            if self._planned_outlay(planned) >= cheapest * _NEAR or budget <= 0:
+                continue
+            result, simulated = _first_safe_result(self._evaluator, planned.candidate, budget)
+            budget -= simulated
+            if result is None:
+                continue
+            offer = offer_of(result, self.cluster, self._question.length, self._price, self._currency)
+            offers.append(offer)
+            if offer.hours <= self._question.max_hours:
+                cheapest = min(cheapest, offer.outlay)
+        return offers
 
 
 def _first_safe_result(
@@ -171,34 +232,6 @@ def _counts(question: RentQuestion, per_node: int, price: Price | None) -> list[
     counts = [count for count in divisors(per_node) if count % least == 0]
     counts += [per_node << power for power in range(1, question.max_gpus.bit_length())]
     return [count for count in counts if count <= most and question.allows(count)]
-
-
-def _first_count(question: RentQuestion, cluster: str, counts: list[int], evaluator: Evaluator) -> int:
-    """The index of the least number of GPUs on which the kernels of a run, without any communication, end in
-    time."""
-    base = question.base(cluster, counts[0], question.kinds[0])
-    bound = evaluator.bound(_candidates(base)[0])
-    if bound is None:
-        return 0
-    least = counts[0] * question.steps(base) * bound.seconds / (3600.0 * question.max_hours)
-    return next((index for index, count in enumerate(counts) if count >= least), len(counts) - 1)
-
-
-def _best_planned(question: RentQuestion, cluster: str, count: int, evaluator: Evaluator) -> _Planned | None:
-    """The fastest by their bounds of the first configurations of each strategy that fit. None where none
-    fits.
-    """
-    best: _Planned | None = None
-    for kind in question.kinds:
-        base = question.base(cluster, count, kind)
-        limit = inf if best is None else best.seconds
-        plans = (_planned(evaluator, candidate, limit) for candidate in _candidates(base))
-        first = next((planned for planned in plans if planned is not None), None)
-        if first is not None:
-            first = _enlarge_micro_batches(evaluator, first)
-        if first is not None and (best is None or first.seconds < best.seconds):
-            best = first
-    return best
 
 
 def _planned(evaluator: Evaluator, candidate: Candidate, limit: float) -> _Planned | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.report.views.result import Column
+from zsim.report.views.text.plain import paragraph, table
 from zsim.specs.prices import PRICES
 from zsim.study.rent.offer import Offer
 from zsim.study.rent.rent import Rents
@@ -123,8 +124,10 @@ def _left_out(rents: Rents) -> Iterator[str]:
         if search.offer is not None
     ]
     dear = [f"{offer.cluster} ({format_amount(offer.money)})" for offer in rents.dear]
+    dearer = [f"{search.cluster} (from {format_amount(search.least_outlay)})" for search in rents.dearer]
     too_small = [search.cluster for search in rents.refused if search.counts]
     for label, names in (
+        (f"dearer by a lower bound, in {rents.prices.currency}", dearer),
         ("too slow", late), ("too dear", dear), ("does not fit on any number that was tried", too_small),
         ("no price", list(rents.without_price)),
     ):  # fmt: skip
@@ -159,6 +162,7 @@ def rents_to_dict(rents: Rents) -> dict[str, Any]:
     """The object that `zsim rent --json` writes."""
     question = rents.question
     reasons = {
+        **{search.cluster: search.reason for search in rents.dearer},
         **{search.cluster: "too slow" for search in rents.late},
         **{offer.cluster: "too dear" for offer in rents.dear},
         **{search.cluster: search.reason for search in rents.refused},

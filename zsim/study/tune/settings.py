@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import build_experiment
@@ -26,12 +27,12 @@ _UNRESOLVED = (*RECOMPUTED, RECIPE)  # keys of [training] that a job has in anot
 _RESOLVED = ("virtual_stages", "schedule", "sequence_parallel")
 
 
-def base_of(experiment: Experiment) -> Base:
-    """The experiment as a base, its batch sizes moved to [training].
+def base_of(experiment: Experiment, simulator: Simulator | None = None) -> Base:
+    """The experiment as a base, its batch sizes moved to [training]. `simulator` has read some files already.
 
     Raises InputError and NotSimulatedError as `resolve` does.
     """
-    job = resolve(experiment)
+    job = resolve(experiment) if simulator is None else simulator.job(experiment)
     data = _open_settings(experiment, job)
     steps = job.training.gradient_accumulation_steps
     return Base(data, job, job.training.micro_batch_size * steps)
@@ -50,15 +51,17 @@ def resize_base(base: Base, nodes: int, gpus: int) -> Base:
     return Base(data, resolve(build_experiment(data, {}, origin="tune")), per_rank)
 
 
-def change_kind(base: Base, kind: str) -> Base:
-    """The base with another kind of strategy, at its defaults, for the same training."""
+def change_kind(base: Base, kind: str, simulator: Simulator | None = None) -> Base:
+    """The base with another kind of strategy, at its defaults, for the same training. `simulator` is as in
+    `base_of`.
+    """
     if kind == base.kind:
         return base
     strategy = {"kind": kind, **tuning_of(kind).start}
     training = base.job.training
     training_keys = {"precision": training.precision, "gradient_clipping": training.gradient_clipping}
     data = {**base.data, "training": {**base.data["training"], **training_keys}, "strategy": strategy}
-    return base_of(build_experiment(data, {}, origin="tune"))
+    return base_of(build_experiment(data, {}, origin="tune"), simulator)
 
 
 def _open_settings(experiment: Experiment, job: Job) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.report.energy import bill
 from zsim.report.fit import breaking_sentence, fit_of
 from zsim.report.report import Report
 from zsim.report.views.text.plain import paragraph
-from zsim.report.views.text.run_cost import bill
 from zsim.units import format_bytes, format_seconds, format_tokens
 
 _BILLION = 1e9
@@ -31,8 +31,7 @@ def _fit_text(report: Report) -> str:
     verdict = fit_of(report).verdict
     used = format_bytes(peak) + (f" of {format_bytes(capacity)}" if capacity else "")
     breaking = breaking_sentence(report)
-    percent = f"{verdict.probability * 100:.0f} %"
-    odds = f"{verdict.leaning} ({percent} that it fits)" if verdict.leaning else f"{percent} likely"
+    odds = f"{verdict.probability * 100:.0f} % {'likely' if verdict.word == 'fits' else 'that it fits'}"
     phrases = (f"{used}, {odds}", breaking[:1].lower() + breaking[1:])
     labels = (report.labels.get(name) for name in ("model", "strategy", "cluster", "gpus"))
     job = ", ".join(label for label in labels if label)

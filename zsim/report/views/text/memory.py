@@ -9,7 +9,8 @@ from zsim.plan.memory.peaks import MemoryKey
 from zsim.plan.moments import JobMoment
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
 from zsim.report.views.meanings import MEMORY
-from zsim.report.views.text.plain import Column, named_columns, table
+from zsim.report.views.result import Column
+from zsim.report.views.text.plain import named_columns, table
 from zsim.units import GIGABYTES, format_bytes, format_seconds
 from zsim.validated.verdict import Verdict
 
@@ -34,7 +35,7 @@ def profile_lines(
     because torch's allocator can only be judged by a simulation.
     """
     peak = profile.peak
-    yield f"{verdict.word.upper()}  {verdict.odds}"
+    yield f"{verdict.word.upper()}  {verdict.chance}"
     yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)}, {peak.phase}"
     yield f"      at '{_truncate(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
     if has_allocator and verdict.word != "does not fit":

@@ -63,6 +63,14 @@ class TrainingTable(StrictTable):
             )
         return self
 
+    @field_validator("software", mode="before")
+    @classmethod
+    def _joins_software(cls, value: object) -> object:
+        """Several are a list, or one text with commas. A year may lack its quotes."""
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return ", ".join(value)
+        return str(value) if type(value) is int else value
+
     @field_validator("transformers", mode="before")
     @classmethod
     def _reads_numbers(cls, value: object) -> object:
@@ -128,6 +136,12 @@ class TrainingTable(StrictTable):
     "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out. On Hopper it is
     "cudnn-deterministic".
     """
+    software: str | None = Field(
+        default=None,
+        description="what ran the job, whose defaults hold for keys that are left out: "
+        f"{phrase('training.software')}; left out: today's, and each key says what that is",
+    )
+    """The defaults are those of `presets/software.toml`."""
     transformers: str | None = Field(
         default=None,
         description="the release of Hugging Face's transformers that runs routed experts: up to 4.57 one by "

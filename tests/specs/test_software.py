@@ -1,0 +1,175 @@
+"""`training.software`: releases and years as defaults of other keys."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.errors import InputError
+from zsim.resources import preset_table
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import load_experiment
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.key_index import first_unknown_segment
+from zsim.specs.strategy.registry import STRATEGIES
+
+CASE = """
+model = "{model}"
+cluster = "dgx-{gpu}"
+gpus = 8
+[training]
+sequence_length = 512
+{training}
+[strategy]
+kind = "{kind}"
+{strategy}
+"""
+
+
+def job_of(
+    tmp_path: Path,
+    software: str,
+    *,
+    kind: str = "fsdp2",
+    training: str = "",
+    strategy: str = "",
+    model: str = "llama-3-8b",
+    gpu: str = "a100-80gb",
+) -> Job:
+    path = tmp_path / "job.toml"
+    text = f'software = "{software}"\n{training}' if software else training
+    path.write_text(CASE.format(model=model, gpu=gpu, training=text, kind=kind, strategy=strategy))
+    return resolve(load_experiment(path))
+
+
+def setting(job: Job, key: str) -> object:
+    return getattr(job.experiment.strategy, key)
+
+
+def software_note(job: Job) -> str:
+    (note,) = [note for note in job.notes if note.startswith("training.software")]
+    return note
+
+
+def test_transformers_4_44_checkpoints_with_two_outputs_and_updates_by_foreach(tmp_path: Path) -> None:
+    training = job_of(tmp_path, "transformers 4.44").training
+    assert (training.checkpoint_is_reentrant, training.optimizer_implementation) == (True, "foreach")
+    assert (training.cross_entropy, training.attention) == ("eager", "flash")
+
+
+def test_transformers_5_shifts_labels_and_has_one_fp32_copy_less(tmp_path: Path) -> None:
+    """512 tokens of 128,256 logits in fp32 are 262,668,288 bytes."""
+    from zsim.cost.kernels.losses import LOSSES
+
+    training = job_of(tmp_path, "transformers 5.0").training
+    assert (training.cross_entropy, training.checkpoint_is_reentrant) == ("eager-shifted-labels", False)
+    logits = 512 * 128256
+    old, new = (
+        LOSSES[name].temporary_sizes(logits, 2, is_backward=False)
+        for name in ("eager", "eager-shifted-labels")
+    )
+    assert sum(old) - sum(new) == 262_668_288
+
+
+@pytest.mark.parametrize(
+    ("software", "attention"),
+    [
+        ("transformers 4.35", "math"),
+        ("transformers 4.36", "flash"),
+        ("torch 1.13", "math"),
+        ("torch 2.1", "flash"),
+    ],
+)
+def test_the_release_chooses_attention(tmp_path: Path, software: str, attention: str) -> None:
+    assert job_of(tmp_path, software).training.attention == attention
+
+
+def test_torch_2_1_has_the_first_flash_attention_where_the_gpu_file_knows_it(tmp_path: Path) -> None:
+    """A100-80GB's file has a curve of it, H100's has none of its CUDA kernel."""
+    on_a100, on_h100 = (job_of(tmp_path, "torch 2.1", gpu=gpu) for gpu in ("a100-80gb", "h100"))
+    assert 'training.attention = "flash1"' in software_note(on_a100)
+    assert 'training.attention = "flash"' in software_note(on_h100)
+
+
+def test_what_the_user_writes_wins(tmp_path: Path) -> None:
+    training = job_of(
+        tmp_path,
+        "transformers 4.35",
+        training='attention = "flash"\ncheckpoint_is_reentrant = false\ncross_entropy = "fused"',
+    ).training
+    assert (training.attention, training.checkpoint_is_reentrant) == ("flash", False)
+    assert training.cross_entropy == "fused"
+
+
+def test_a_year_is_the_last_release_of_what_the_job_runs(tmp_path: Path) -> None:
+    megatron = job_of(tmp_path, "2021", kind="megatron")
+    assert 'strategy.version = "2.6"' in software_note(megatron)
+    assert megatron.training.layer_kernels == "megatron-2"
+    deepspeed = job_of(tmp_path, "2023", kind="deepspeed", strategy="stage = 3")
+    assert setting(deepspeed, "version") == "0.12.6"
+    assert "transformers 4.36" in software_note(deepspeed)
+    torchtitan = job_of(tmp_path, "2024")
+    assert "torchtitan 0.0.2" in software_note(torchtitan)
+    assert "transformers" not in software_note(torchtitan)
+
+
+def test_a_deepspeed_before_the_oldest_that_was_read_is_taken_for_it(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "deepspeed 0.5.8", kind="deepspeed", strategy="stage = 3")
+    assert (setting(job, "version"), setting(job, "fetches_one_by_one")) == ("0.10.3", True)
+
+
+def test_transformers_wraps_fsdp2_and_runs_experts_one_by_one_before_5(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "transformers 4.57", model="qwen3-30b-a3b", gpu="h100")
+    assert setting(job, "wrapping") == "huggingface"
+    assert 'training.transformers = "4.57"' in software_note(job)
+    dense = job_of(tmp_path, "transformers 4.57")
+    assert not any("without effect" in note for note in dense.notes)
+
+
+def test_filled_in_defaults_are_not_exported_as_choices(tmp_path: Path) -> None:
+    training = job_of(tmp_path, "transformers 4.44").experiment.training
+    assert training.model_fields_set == {"software", "sequence_length"}
+
+
+def test_several_are_a_list_or_one_text() -> None:
+    data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8}
+    jobs = [
+        resolve(Experiment(**data, training={"software": software}))
+        for software in (["torch 2.0", "transformers 4.30"], "torch 2.0, transformers 4.30")
+    ]
+    assert jobs[0].training == jobs[1].training
+    assert jobs[0].training.optimizer_implementation == "for_loop"
+
+
+@pytest.mark.parametrize(
+    ("software", "message"),
+    [
+        ("transfomers 4.44", "did you mean 'transformers'"),
+        (
+            "megatron 0.8",
+            "found 'megatron 0.8' with strategy 'fsdp2'; expected a strategy that runs megatron",
+        ),
+        ("torch", "without a release, expected one as in 'torch 2.15'"),
+        ("1999", "expected a year from 2019 to 2026"),
+        ("jax 0.4", "expected a year, or a release of transformers, torchtitan, torch, deepspeed, megatron"),
+    ],
+)
+def test_bad_names_get_the_nearest_right_one(tmp_path: Path, software: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job_of(tmp_path, software)
+
+
+def test_every_default_is_a_key_of_some_strategy_with_a_source() -> None:
+    preset = preset_table("software")
+    tables = [*STRATEGIES.values()]
+    for entry in preset["default"]:
+        assert entry["source"]
+        assert entry["software"] in preset["software"]
+        for key in (entry["key"], *entry.get("when", {})):
+            table, _, name = key.partition(".")
+            if table == "strategy":
+                assert any(name in strategy.model_fields for strategy in tables), key
+            else:
+                assert first_unknown_segment(key.split("."), zsim.Experiment) is None, key

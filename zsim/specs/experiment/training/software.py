@@ -1,0 +1,173 @@
+"""`training.software`: the releases that a job runs, as defaults of other keys.
+
+`presets/software.toml` says which key has which value by default in which release. A key that the experiment
+says keeps its value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from zsim.errors import InputError, did_you_mean
+from zsim.resources import preset_table
+from zsim.specs.cluster.cluster import Cluster
+
+if TYPE_CHECKING:
+    from zsim.specs.experiment.tables import Experiment
+
+_KEY = "training.software"
+_PRESET = "software"
+_ATTENTION = "training.attention"
+
+
+def apply_software(experiment: Experiment, cluster: Cluster) -> tuple[Experiment, Sequence[str]]:
+    """The experiment with the defaults of the releases that it names, and notes that list them.
+
+    Keys that are filled in do not count as set. Raises InputError for software that does not exist, for a
+    year before or after all releases, and for software beside a strategy that does not run it.
+    """
+    requested = experiment.training.software
+    if requested is None:
+        return experiment, ()
+    releases = _releases_of(requested, experiment)
+    values: dict[str, Any] = {}
+    for entry in preset_table(_PRESET)["default"]:
+        key, release = entry["key"], releases.get(entry["software"])
+        if release is None or key in values or not _holds(entry, release, experiment):
+            continue
+        value = _value(entry, release, experiment, cluster)
+        if value is not None:
+            values[key] = value
+    changed = [
+        f"{key} = {_toml(value)}" for key, value in values.items() if _setting(experiment, key) != value
+    ]
+    titles = ", ".join(f"{name} {release}" for name, release in releases.items())
+    note = (
+        f"{_KEY}: {titles}, whose defaults are taken for what is left out: {', '.join(changed)}"
+        if changed
+        else f"{_KEY}: {titles}; nothing that this job leaves out has another default there"
+    )
+    return _fill(experiment, values), (note,)
+
+
+def _releases_of(requested: str, experiment: Experiment) -> dict[str, str]:
+    """The release of each software that is named, or that a year means for the job."""
+    software: Mapping[str, Mapping[str, Any]] = preset_table(_PRESET)["software"]
+    releases: dict[str, str] = {}
+    for part in (part.strip() for part in requested.split(",")):
+        if re.fullmatch(r"\d{4}", part):
+            releases |= dict(_releases_in(part, software, experiment))
+            continue
+        match = re.fullmatch(r"(.*?)[ =]*v?(\d+(?:\.\d+){0,3})", part)
+        name = (match[1] if match else part).strip().lower()
+        names = {alias: key for key, entry in software.items() for alias in (key, *entry.get("words", ()))}
+        if name not in names:
+            raise InputError(
+                f"{_KEY}: found '{part}', expected a year, or a release of {', '.join(software)}"
+                f"{did_you_mean(name, names)}"
+            )
+        name = names[name]
+        if match is None:
+            newest = list(software[name]["years"].values())[-1]
+            raise InputError(
+                f"{_KEY}: found '{part}' without a release, expected one as in '{name} {newest}'"
+            )
+        kind = experiment.strategy.kind
+        if kind not in software[name]["kinds"]:
+            raise InputError(
+                f"{_KEY}: found '{part}' with strategy '{kind}'; expected a strategy that runs {name}: "
+                f"{', '.join(software[name]['kinds'])}"
+            )
+        releases[name] = match[2]
+    return releases
+
+
+def _releases_in(
+    year: str, software: Mapping[str, Mapping[str, Any]], experiment: Experiment
+) -> Iterator[tuple[str, str]]:
+    """The last releases of a year, of the software that the job runs."""
+    run_by_job = {
+        name: entry["years"]
+        for name, entry in software.items()
+        if any(_matches(values, experiment) for values in entry["in_years"])
+    }
+    years = sorted({number for releases in run_by_job.values() for number in releases})
+    if not years or not years[0] <= year <= years[-1]:
+        expected = f"a year from {years[0]} to {years[-1]}" if years else "software with its release"
+        raise InputError(f"{_KEY}: found '{year}', expected {expected}")
+    for name, releases in run_by_job.items():
+        earlier = [number for number in sorted(releases) if number <= year]
+        if earlier:
+            yield name, releases[earlier[-1]]
+
+
+def _holds(entry: Mapping[str, Any], release: str, experiment: Experiment) -> bool:
+    number, when = _number(release), entry.get("when", {})
+    is_in_range = _number(entry.get("since", "0")) <= number and (
+        "before" not in entry or number < _number(entry["before"])
+    )
+    return is_in_range and not _is_set(experiment, entry["key"]) and _matches(when, experiment)
+
+
+def _matches(values: Mapping[str, Sequence[Any]], experiment: Experiment) -> bool:
+    return all(_setting(experiment, key) in allowed for key, allowed in values.items())
+
+
+def _value(entry: Mapping[str, Any], release: str, experiment: Experiment, cluster: Cluster) -> Any:
+    """The value of an entry for the job's GPUs. None if they know none of its values."""
+    value = entry["value"]
+    if isinstance(value, str):
+        return value.format(release=release)
+    if not isinstance(value, list):
+        return value
+    assert entry["key"] == _ATTENTION
+    if experiment.training.precision == "fp32":
+        return None
+    is_fused = all(gpu.supports_flash_attention for gpu in cluster.gpus)
+    return next(
+        (
+            name
+            for name in value
+            if is_fused and (name == "flash" or all(name in gpu.attention.variants for gpu in cluster.gpus))
+        ),
+        None,
+    )
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def _table(experiment: Experiment, key: str) -> tuple[BaseModel, str]:
+    table, _, name = key.partition(".")
+    model: BaseModel = getattr(experiment, table)
+    return model, name
+
+
+def _is_set(experiment: Experiment, key: str) -> bool:
+    model, name = _table(experiment, key)
+    return name in model.model_fields_set
+
+
+def _setting(experiment: Experiment, key: str) -> Any:
+    model, name = _table(experiment, key)
+    return getattr(model, name, None)
+
+
+def _fill(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment with values of keys, which still count as left out."""
+    tables: dict[str, BaseModel] = {}
+    for key, value in values.items():
+        table, _, name = key.partition(".")
+        model = tables.get(table, getattr(experiment, table))
+        fields = {**dict(model), name: value}
+        tables[table] = type(model).model_construct(_fields_set=set(model.model_fields_set), **fields)
+    return experiment.model_copy(update=tables)
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"'
