@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.expect import of_kind, there
 from zsim.engine.simulator import Simulator
 from zsim.errors import NotSimulatedError
+from zsim.frameworks.megatron.settings.table import MegatronTable
 from zsim.specs.experiment.load import build_experiment
 from zsim.specs.experiment.rl.table import RlTable
 from zsim.specs.experiment.tables import Experiment
@@ -164,6 +166,28 @@ def test_verls_engine_is_a_group_of_files() -> None:
     assert (found.strategy.kind, found.parallelism.tensor) == ("megatron", 2)
     with pytest.raises(NotSimulatedError, match="does not simulate 'veomni' of verl's"):
         read(f"{command} model_engine=veomni")
+
+
+def test_verls_optimizer_may_update_on_the_host(tmp_path: Path) -> None:
+    """Megatron's actor takes `override_optimizer_config` as Megatron's own fields, and its reference may wait
+    on the host by a key of its own.
+    """
+    text = VERL.replace("strategy: fsdp\n", "strategy: megatron\n")
+    text = text.replace("ref: {fsdp_config", "ref: {megatron")
+    text = text.replace(
+        "    fsdp_config: {param_offload: true, optimizer_offload: true}\n",
+        "    optim: {override_optimizer_config: {optimizer_cpu_offload: true, "
+        "optimizer_offload_fraction: 0.5, use_precision_aware_optimizer: true}}\n",
+    )
+    path = tmp_path / "ppo.yaml"
+    path.write_text(text)
+    found = read(str(path))
+    table = of_kind(found.strategy, MegatronTable)
+    assert (table.optimizer_offload_fraction, table.precision_aware_optimizer) == (0.5, True)
+    assert there(found.rl).reference == "host"
+    path.write_text(VERL.replace("strategy: fsdp\n", "strategy: fsdp\n    optim: {optimizer: AdamW8bit}\n"))
+    with pytest.raises(NotSimulatedError, match=r"'AdamW8bit' of torch\.optim under verl; expected AdamW"):
+        read(str(path))
 
 
 @pytest.mark.parametrize(

@@ -541,3 +541,14 @@ def test_old_checkpointing_needs_no_granularity() -> None:
     """Megatron-LM 2.6: the method alone asks for full recomputation, of one layer by default."""
     job = resolve(read("--activations-checkpoint-method uniform"))
     assert job.training.activation_checkpointing == "full"
+
+
+def test_a_program_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    """A server has the flags of the network. Of two commands the one that trains counts."""
+    server = f"torchrun --nproc-per-node 8 tools/run_text_generation_server.py {NETWORK} {BATCH}"
+    script = tmp_path / "serve.sh"
+    script.write_text(server + "\n")
+    with pytest.raises(InputError, match=r"run_text_generation_server.py trains nothing"):
+        read_arguments(str(script))
+    script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {NETWORK} {BATCH}\n{server}\n")
+    assert read_arguments(str(script)).integer("seq-length") == 4096

@@ -128,6 +128,7 @@ def test_ranks_share_sequences(tmp_path: Path, style: str, method: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('ep = 1\n[orchestrator.algo]\ntype = "opd"\n', "'opd', whose responses or scores"),
         ("full_offload = true\n", r"full_offload: .* does not simulate masters"),
         ('quantization = {type = "fp8"}\n', "does not simulate fp8 of prime-rl's"),
         ('ac = {mode = "selective"}\n', "selective checkpointing; expected full"),

@@ -43,6 +43,10 @@ _EXACT, _MAX_LIST = 3, 10_000
 _SHELL_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _SCRIPTS = (*_SHELL_SCRIPTS, ".args", ".txt")
 _SHELLS = ("bash", "sh", "source", ".", "sbatch")
+# Of Megatron-LM's tools/ and examples/ besides training.
+_IDLE_PROGRAM = re.compile(
+    r"generat|inference|text_gen|server|convert|export|quantize|preprocess|evaluate|validate|merge|prune|mmlu"
+)
 _POSITIONAL = re.compile(r"\$\{?([1-9])\b")
 
 
@@ -140,6 +144,20 @@ def is_command_line(words: Sequence[str]) -> bool:
     return num_megatron_flags > 0 and 2 * num_megatron_flags >= len(flags)
 
 
+def _idle_program(words: Sequence[str]) -> str | None:
+    """The program that the words start and that trains nothing, by its name."""
+    programs = [Path(word).name for word in words if word.endswith(".py")]
+    names = (name for name in programs if not name.startswith("pretrain_"))
+    return next((name for name in names if _IDLE_PROGRAM.search(name)), None)
+
+
+def _refuse_idle(where: str, words: Sequence[str]) -> None:
+    if name := _idle_program(words):
+        raise InputError(
+            f"{where}: {name} trains nothing; expected a command that trains, as pretrain_gpt.py"
+        )
+
+
 def names_script(words: Sequence[str]) -> bool:
     """Whether the words name a shell script, with variables for it before and flags after it."""
     return _script_index(words) is not None
@@ -166,6 +184,7 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     words = _words(config)
     script_index = _script_index(words)
     if script_index is None:
+        _refuse_idle("command line", words)
         return _parse(words, "command line")
     path, parameters = words[script_index], words[script_index + 1 :]
     environment = dict(word.partition("=")[::2] for word in words[:script_index] if "=" in word)
@@ -181,6 +200,11 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     megatron_commands = [command for command in script.commands if is_command_line(command)]
+    megatron_commands = [command for command in megatron_commands if not _idle_program(command)] or (
+        megatron_commands
+    )
+    if megatron_commands:
+        _refuse_idle(path, megatron_commands[-1])
     words = megatron_commands[-1] if megatron_commands else _flags_in_variables(script.variables.values)
     if not words:
         raise InputError(f"{path}: starts no Megatron: {_reason(script, text)}")

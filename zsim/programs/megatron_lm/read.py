@@ -315,7 +315,7 @@ def _note_ignored_flags(arguments: Arguments, file: TrainingFile) -> None:
         file.note(f"{', '.join(flags)}: {reason}")
     unread_flags = [flag for flag in arguments.values if flag not in arguments.read_flags]
     experts = [flag for flag in unread_flags if flag.startswith(IDLE_WITHOUT_EXPERTS)]
-    if experts:
+    if experts and arguments.has("num-layers"):
         file.note(f"no effect without experts: {', '.join(f'--{flag}' for flag in experts)}")
     idle = [f"--{flag}" for flag in unread_flags if flag not in experts]
     if idle:

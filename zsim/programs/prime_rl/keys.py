@@ -20,6 +20,11 @@ _KEYS = (
     ),
     ProgramKey("orchestrator.batch_size", int, "rollouts of a step, of RL", "rl.prompts_per_step"),
     ProgramKey("orchestrator.group_size", int, "rollouts of a prompt", "rl.samples_per_prompt"),
+    ProgramKey("orchestrator.algo.type", str, "grpo, or one of its kin; distillation is refused"),
+    ProgramKey(
+        "orchestrator.train.sampling.max_completion_tokens", int, "the cap of a response",
+        "rl.lengths.max_response",
+    ),
     ProgramKey(
         "orchestrator.max_off_policy_steps", int, "steps that a rollout may be old", "rl.max_staleness",
     ),

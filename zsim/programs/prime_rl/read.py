@@ -32,6 +32,7 @@ _EXPERT_RANKS = 8  # at most, with ep = "auto"
 # Adapters' targets by default, of which these are in no dense model.
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _EXPERT_TARGETS = ("experts", "fc1_latent_proj", "fc2_latent_proj")
+_DISTILLATIONS = ("opd", "opsd", "sft")  # packages/prime-rl-configs algorithm.py
 
 
 def read_prime_rl(source: ProgramSource) -> TrainingFile:
@@ -77,6 +78,12 @@ def _refuse_others(keys: NestedKeys) -> None:
     keys.refuse(f"{_MODEL}.full_offload", "masters and the update on the host, beside backward")
     keys.refuse(f"{_MODEL}.quantization.type", "fp8 of prime-rl's")
     keys.refuse(f"{_MODEL}.debug.num_layers", "a model that is cut off; change model.num_hidden_layers")
+    algorithm = keys.get("orchestrator.algo.type", "grpo")
+    if algorithm in _DISTILLATIONS:
+        raise NotSimulatedError(
+            f"{keys.file.name}: orchestrator.algo.type: zsim does not simulate '{algorithm}', whose "
+            "responses or scores are another model's; expected grpo"
+        )
     if keys.has(f"{_MODEL}.vlm"):
         raise NotSimulatedError(
             f"{keys.file.name}: {_MODEL}.vlm: zsim does not simulate prime-rl's towers yet"
@@ -203,6 +210,7 @@ def _read_rollout(keys: NestedKeys) -> None:
     length, samples = file.settings["training.sequence_length"], keys.count("orchestrator.group_size", 1)
     rollouts = file.global_batch_size or _ROLLOUTS
     update = _update_of(file)
+    response_cap = keys.get("orchestrator.train.sampling.max_completion_tokens")
     if keys.get("orchestrator.token_batch_size") is not None:
         skip_rollout(file, "a batch of tokens, not of rollouts, is not simulated", update)
         return
@@ -225,7 +233,7 @@ def _read_rollout(keys: NestedKeys) -> None:
         samples=samples,
         mini_batch=rollouts,
         prompt_cap=prompt_cap,
-        response_cap=length - prompt_cap,
+        response_cap=min(length - prompt_cap, response_cap or length),
         update=update,
         others={
             "algorithm": "grpo",

@@ -10,7 +10,8 @@ from zsim.specs.formats.program_key import ProgramKey, tuned_mappings
 _VERL = "verl b178a3cd, verl/trainer/config/"
 _ACTOR_SOURCE, _ENGINE_SOURCE = _VERL + "actor/", _VERL + "engine/"
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
-FSDP, MEGATRON = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
+FSDP, MEGATRON, OPTIM = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron", f"{ACTOR}.optim"
+REFERENCE = "actor_rollout_ref.ref"
 
 _KEYS = (
     ProgramKey("data.train_batch_size", int, "prompts of a step"),
@@ -53,6 +54,8 @@ _KEYS = (
         f"{ACTOR}.grad_clip", float, "norm that gradients are clipped to", "training.gradient_clipping",
         is_plain=True, default=1.0, is_default_stated=True,
     ),
+    ProgramKey(f"{OPTIM}.optimizer", str, "AdamW; others are refused", "training.optimizer"),
+    ProgramKey(f"{OPTIM}.optimizer_impl", str, "whose it is: torch.optim; others are refused"),
     ProgramKey(f"{FSDP}.fsdp_size", int, "ranks that shard the model, -1 for all", "strategy.replicate"),
     ProgramKey(
         f"{FSDP}.model_dtype", str, "the type that parameters are kept in", "training.stored_dtype",

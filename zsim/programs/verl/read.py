@@ -13,7 +13,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.programs.megatron_lm.recipe import read_fields
 from zsim.programs.rollout import set_rollout, skip_rollout
-from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, ROLLOUT
+from zsim.programs.verl.keys import ACTOR, FSDP, IDLE, KEYS, MEGATRON, MODEL, OPTIM, REFERENCE, ROLLOUT
 from zsim.specs.formats.nested_keys import NestedKeys
 from zsim.specs.formats.program import ProgramSource
 from zsim.specs.formats.safe_yaml import resolve_references
@@ -40,6 +40,8 @@ _IDLE_FIELDS = (
     "dist_checkpointing_prefix",
     "use_remove_padding",
 )
+
+_HOST_UPDATE = ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 
 _SFT_KINDS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _SFT_IDLE = (
@@ -99,8 +101,8 @@ def _read_rollout(keys: NestedKeys, update: str) -> None:
     groups = keys.count(f"{ROLLOUT}.data_parallel_size", 1)
     expert = keys.count(f"{ROLLOUT}.expert_parallel_size", 1)
     has_reference = keys.get(f"{ACTOR}.use_kl_loss", False) or keys.get("algorithm.use_kl_in_reward", False)
-    is_host = keys.get("actor_rollout_ref.ref.fsdp_config.param_offload", False)
     section = MEGATRON if file.settings["strategy.kind"] == "megatron" else FSDP
+    is_host = keys.values.get(section.replace(ACTOR, REFERENCE) + ".param_offload") is True
     offloads = {name: keys.values.get(f"{section}.{name}") is True for name in _OFFLOADS}
     sleeps = keys.get(f"{ROLLOUT}.free_cache_engine", True)
     is_bypassed = keys.get("algorithm.rollout_correction.bypass_mode", keys.has("async_training"))
@@ -274,6 +276,7 @@ def _read_fsdp(keys: NestedKeys, strategy: str, gpus: int) -> None:
         settings["strategy.sharding_strategy"] = sharding[reshards, replicas > 1]
         settings["strategy.forward_prefetch"] = keys.get(f"{FSDP}.forward_prefetch", False)
         keys.ignore(f"{FSDP}.offload_policy")
+    _check_optimizer(keys, "AdamW")
     context = keys.count(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if context > 1:
         settings |= {"parallelism.context": context, "parallelism.context_method": "all-to-all"}
@@ -319,7 +322,22 @@ def _read_megatron(keys: NestedKeys) -> None:
             "vanilla_mbridge",
         ):
             fields[field] = value
+    fields |= keys.table(f"{OPTIM}.override_optimizer_config")
+    if fields.get("optimizer_cpu_offload") is not True:
+        fields = {name: value for name, value in fields.items() if name not in _HOST_UPDATE}
+    _check_optimizer(keys, "adam")
     read_fields(keys.file, {**fields, "bf16": True})
+
+
+def _check_optimizer(keys: NestedKeys, usual: str) -> None:
+    """Refuse other optimizers than the engine's usual one (workers/config/optimizer.py)."""
+    name = keys.get(f"{OPTIM}.optimizer", usual)
+    library = keys.get(f"{OPTIM}.optimizer_impl", "torch.optim")
+    if name.lower() != usual.lower() or library != "torch.optim":
+        raise NotSimulatedError(
+            f"{keys.file.name}: {OPTIM}.optimizer: zsim does not simulate '{name}' of {library} under verl; "
+            f"expected {usual}"
+        )
 
 
 def _read_adapters(keys: NestedKeys) -> None:
